@@ -1,0 +1,323 @@
+//! Every byte that Caliburn puts on a medium, once: docs/format.md is the same table in prose.
+//!
+//! All integers are little-endian. Every structure carries a magic or kind, a version, and a CRC-32C over
+//! everything but the checksum itself. Addresses of memory are never stored in the log; the catalog
+//! stores the address that the segment loader promised, and nothing else does.
+
+use caliburn_os::host::Id;
+use std::fmt;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Version of all formats below. A store with another one is refused.
+pub const VERSION: u32 = 1;
+
+/// Position in the endless log: a byte count that never goes back. Its place on the medium is
+/// `LOG_DATA + lsn % capacity`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Lsn(pub u64);
+
+/// Number of a segment within its store; never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u32);
+
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Everything in the log starts on a multiple of this many bytes.
+pub const ALIGN: usize = 8;
+/// Size of a block that is written whole: status pages and headers.
+pub const BLOCK: usize = 4096;
+/// Where the ring begins on the log's medium; the status pages stand before it.
+pub const LOG_DATA: u64 = 64 * 1024;
+/// Offsets of the twin status pages.
+pub const STATUS_AT: [u64; 2] = [0, BLOCK as u64];
+/// Smallest ring.
+pub const LOG_BYTES_MIN: u64 = 64 * 1024;
+/// Offset of a segment's first data byte on its medium; the header stands before it.
+pub const SEGMENT_DATA: u64 = 64 * 1024;
+/// Bytes of segment data under one checksum.
+pub const SUM_UNIT: usize = 4096;
+/// Offset of the first checksum in a sums file.
+pub const SUMS_DATA: u64 = BLOCK as u64;
+
+/// Magic of a log's status page.
+pub const LOG_MAGIC: [u8; 8] = *b"CALI-LOG";
+/// Magic of a segment's header.
+pub const SEGMENT_MAGIC: [u8; 8] = *b"CALI-SEG";
+/// Magic of a sums file.
+pub const SUMS_MAGIC: [u8; 8] = *b"CALI-SUM";
+/// Magic of a catalog.
+pub const CATALOG_MAGIC: [u8; 8] = *b"CALI-CAT";
+/// Magic of a stage.
+pub const STAGE_MAGIC: [u8; 8] = *b"CALI-STG";
+
+/// What every block begins with.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Preamble {
+    /// Which structure this is.
+    pub magic: [u8; 8],
+    /// [`VERSION`].
+    pub version: U32,
+    /// CRC-32C of the whole structure with this field zero.
+    pub crc: U32,
+    /// The store that it belongs to.
+    pub store: Id,
+}
+
+/// A log's status page; two of them, written in turn. The one with the greater generation counts.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Status {
+    /// Common beginning.
+    pub preamble: Preamble,
+    /// Counts the writes of status pages.
+    pub generation: U64,
+    /// Bytes of the ring.
+    pub capacity: U64,
+    /// Oldest record still needed.
+    pub head: U64,
+    /// At least this much of the log had been forced when this page was written.
+    pub forced: U64,
+    /// Counts the openings for writing: records of an earlier one, beyond a torn tail, are never taken up.
+    pub incarnation: U32,
+    /// 1 after an orderly close, when the log is empty.
+    pub clean: U32,
+}
+
+/// Head of a log record. Range headers with their bytes follow, then a [`Trailer`].
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// CRC-32C of the record from `kind` to the end of the trailer.
+    pub crc: U32,
+    /// A [`crate::record::Kind`].
+    pub kind: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+    /// Length of the record from header to trailer, in units of [`ALIGN`] bytes.
+    pub units: U32,
+    /// [`Status::incarnation`] at the time of writing.
+    pub incarnation: U32,
+    /// Where this record is: a record of an earlier lap is never mistaken for a new one.
+    pub lsn: U64,
+    /// Nanoseconds since 1970 when the record was put into the log.
+    pub time: U64,
+}
+
+/// Head of a modification range in a record; its bytes follow, padded with zeros to [`ALIGN`].
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RangeHeader {
+    /// The segment.
+    pub segment: U32,
+    /// Bytes.
+    pub len: U32,
+    /// Offset in the segment's data.
+    pub offset: U64,
+}
+
+/// End of a record, for reading backwards.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Trailer {
+    /// As in the header.
+    pub units: U32,
+    /// How far before this record's LSN the log was certainly forced when this record was written, in
+    /// units of [`ALIGN`]. A gap in front of that point is damage, not a torn tail.
+    pub unforced: U32,
+}
+
+/// Head of a segment's medium. Never changes after creation.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SegmentHeader {
+    /// Common beginning.
+    pub preamble: Preamble,
+    /// Number in the store.
+    pub id: U32,
+    /// Zero.
+    pub reserved: U32,
+    /// Offset of the first data byte.
+    pub data: U64,
+}
+
+/// Head of a sums file. A little-endian `u32` per [`SUM_UNIT`] bytes of the segment follows at
+/// [`SUMS_DATA`]: 0 for a unit never written (all zeros), else its CRC-32C (1 where that is 0).
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SumsHeader {
+    /// Common beginning.
+    pub preamble: Preamble,
+    /// Number of the segment.
+    pub id: U32,
+    /// [`SUM_UNIT`].
+    pub unit: U32,
+}
+
+/// Head of the catalog file; `count` [`CatalogEntry`]s follow, each with its name and path.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CatalogHeader {
+    /// Common beginning; the checksum covers the whole file.
+    pub preamble: Preamble,
+    /// Bytes of the file.
+    pub len: U64,
+    /// Segments.
+    pub count: U32,
+    /// Number for the next segment.
+    pub next: U32,
+    /// Bytes of the path of the log, which follows this header. Relative to the store.
+    pub log_path: U16,
+    /// Zero.
+    pub reserved: [u8; 6],
+}
+
+/// One segment in the catalog.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CatalogEntry {
+    /// Number.
+    pub id: U32,
+    /// Bytes of the name, which follows this structure.
+    pub name: U16,
+    /// Bytes of the path, which follows the name. Relative to the store.
+    pub path: U16,
+    /// Bytes of data.
+    pub len: U64,
+    /// Address at which the segment loader maps the segment; 0 if it never did.
+    pub address: U64,
+}
+
+/// Head of the stage. Lives in memory that survives the process, not a reboot; chunks follow at
+/// [`BLOCK`]. Integers that change while the store is open are native atomics beyond this structure.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StageHeader {
+    /// Common beginning.
+    pub preamble: Preamble,
+    /// The boot whose processes wrote this stage.
+    pub boot: Id,
+    /// Bytes of a chunk.
+    pub chunk_bytes: U64,
+    /// Number of chunks.
+    pub chunks: U64,
+}
+
+/// Offset of the stage's folded stamp, a native atomic.
+pub const STAGE_FOLDED: usize = 256;
+/// Bytes of a chunk's head: the count of published bytes (a native atomic) and nothing else.
+pub const CHUNK_HEAD: usize = 64;
+
+/// Head of a record in the stage; the same ranges follow as in the log.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StagedHeader {
+    /// The commit's place in time.
+    pub stamp: U64,
+    /// Bytes of the ranges that follow.
+    pub len: U64,
+}
+
+const _: () = {
+    assert!(size_of::<Preamble>() == 32);
+    assert!(size_of::<Status>() == 72);
+    assert!(size_of::<RecordHeader>() == 32 && size_of::<RecordHeader>() % ALIGN == 0);
+    assert!(size_of::<RangeHeader>() == 16 && size_of::<RangeHeader>() % ALIGN == 0);
+    assert!(size_of::<Trailer>() == 8);
+    assert!(size_of::<SegmentHeader>() == 48);
+    assert!(size_of::<SumsHeader>() == 40);
+    assert!(size_of::<CatalogHeader>() == 56);
+    assert!(size_of::<CatalogEntry>() == 24);
+    assert!(size_of::<StageHeader>() == 64 && STAGE_FOLDED >= 64);
+    assert!(size_of::<StagedHeader>() == 16);
+};
+
+/// `len` rounded up to [`ALIGN`].
+#[inline(always)]
+pub const fn padded(len: usize) -> usize {
+    (len + ALIGN - 1) & !(ALIGN - 1)
+}
+
+/// Bytes that a range of `len` bytes takes in a record.
+#[inline(always)]
+pub const fn range_bytes(len: usize) -> usize {
+    size_of::<RangeHeader>() + padded(len)
+}
+
+/// What is wrong with a block.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Defect {
+    /// Not the structure that was looked for.
+    #[error("it does not begin with {expected:?}: not a Caliburn {what}, or overwritten")]
+    Magic {
+        /// The magic expected.
+        expected: String,
+        /// The structure expected.
+        what: &'static str,
+    },
+    /// Written by another version.
+    #[error("its format version is {found}, this program knows version {VERSION}: use the program that wrote it")]
+    Version {
+        /// The version found.
+        found: u32,
+    },
+    /// The checksum does not match.
+    #[error("its checksum does not match: the medium was damaged or overwritten")]
+    Checksum,
+    /// It belongs to another store.
+    #[error("it belongs to another store ({found}), not to this one ({expected})")]
+    Foreign {
+        /// Identity found.
+        found: String,
+        /// Identity expected.
+        expected: String,
+    },
+    /// A value is out of its bounds.
+    #[error("{0}")]
+    Value(String),
+}
+
+/// An identity in hexadecimal.
+pub fn hex(id: &Id) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Fills in a preamble and the checksum over `bytes`, which begin with it.
+pub fn seal(bytes: &mut [u8], magic: [u8; 8], store: Id) {
+    let preamble = Preamble { magic, version: VERSION.into(), crc: 0.into(), store };
+    bytes[..size_of::<Preamble>()].copy_from_slice(preamble.as_bytes());
+    let crc = crc32c::crc32c(bytes);
+    bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Verifies what [`seal`] wrote. `store` is compared if known.
+pub fn unseal(bytes: &[u8], magic: [u8; 8], what: &'static str, store: Option<&Id>) -> Result<Preamble, Defect> {
+    let bad_magic = || Defect::Magic { expected: String::from_utf8_lossy(&magic).into_owned(), what };
+    let (preamble, _) = Preamble::read_from_prefix(bytes).map_err(|_| bad_magic())?;
+    if preamble.magic != magic {
+        return Err(bad_magic());
+    }
+    if preamble.version != VERSION {
+        return Err(Defect::Version { found: preamble.version.get() });
+    }
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &[0; 4]);
+    if crc32c::crc32c_append(crc, &bytes[16..]) != preamble.crc.get() {
+        return Err(Defect::Checksum);
+    }
+    match store {
+        Some(store) if *store != preamble.store => {
+            Err(Defect::Foreign { found: hex(&preamble.store), expected: hex(store) })
+        }
+        _ => Ok(preamble),
+    }
+}
+
+/// The entry of a sums file for one unit of data.
+pub fn unit_sum(unit: &[u8]) -> u32 {
+    crc32c::crc32c(unit).max(1)
+}

@@ -1,0 +1,196 @@
+//! The live part of a log, read back: verified record by record from the head to the first place that
+//! holds no valid record, which is the tail - or damage, if anything beyond it proves that it was forced.
+
+use crate::format::{ALIGN, LOG_DATA, Lsn, RecordHeader, Status, Trailer};
+use crate::log::MediaError;
+use crate::record::{Decoded, FRAME, Record, decode};
+use caliburn_os::medium::Medium;
+use std::path::PathBuf;
+use zerocopy::FromBytes;
+
+/// How much is read at a time.
+const STEP: u64 = 4 << 20;
+
+/// A gap in the part of a log that had been forced.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "log {}, offset {offset}: no valid record at LSN {at}, though the log was forced up to LSN {forced}: \
+     records are lost from there on; open read-only for salvage to get what precedes it",
+    path.display()
+)]
+pub struct Damage {
+    /// The log.
+    pub path: PathBuf,
+    /// Where on the medium.
+    pub offset: u64,
+    /// Where in the log.
+    pub at: Lsn,
+    /// What proves it: the log was forced up to here at least.
+    pub forced: Lsn,
+}
+
+/// The bytes from the head to the tail of a log, all of whose records are valid.
+#[derive(Debug, Default)]
+pub struct Image {
+    head: Lsn,
+    bytes: Vec<u8>,
+    incarnation: u32,
+}
+
+impl Image {
+    /// Reads `[from, to)`, which the caller knows to hold whole valid records.
+    pub fn read(medium: &dyn Medium, capacity: u64, from: Lsn, to: Lsn) -> Result<Image, MediaError> {
+        let mut bytes = vec![0; (to.0 - from.0) as usize];
+        read_ring(medium, capacity, from, &mut bytes)?;
+        Ok(Image { head: from, bytes, incarnation: 0 })
+    }
+
+    /// Reads from the head of a log until its tail, calling `each` with every valid record. Damage is
+    /// returned beside the part that precedes it.
+    pub fn scan(
+        medium: &dyn Medium,
+        status: &Status,
+        mut each: impl FnMut(&Record<'_>),
+    ) -> Result<(Image, Option<Damage>), MediaError> {
+        let (head, capacity) = (Lsn(status.head.get()), status.capacity.get());
+        // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
+        let mut bytes = vec![0; capacity as usize];
+        let (mut have, mut at, mut incarnation) = (0u64, 0u64, 0u32);
+        loop {
+            let window = &bytes[at as usize..have as usize];
+            match decode(window, Lsn(head.0 + at), incarnation, capacity - at) {
+                Decoded::Valid(record) => {
+                    each(&record);
+                    incarnation = record.incarnation;
+                    at += record.len();
+                }
+                Decoded::Longer(needed) if have < capacity && at + needed <= capacity => {
+                    let more = needed.max(STEP).min(capacity - have);
+                    let target = &mut bytes[have as usize..(have + more) as usize];
+                    read_ring(medium, capacity, Lsn(head.0 + have), target)?;
+                    have += more;
+                }
+                _ => break,
+            }
+        }
+        let damage = find_damage(medium, status, &mut bytes, have, at, incarnation)?;
+        bytes.truncate(at as usize);
+        Ok((Image { head, bytes, incarnation }, damage))
+    }
+
+    /// First position.
+    pub fn head(&self) -> Lsn {
+        self.head
+    }
+
+    /// Position after the last record.
+    pub fn tail(&self) -> Lsn {
+        Lsn(self.head.0 + self.bytes.len() as u64)
+    }
+
+    /// Opening that wrote the last record.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    /// The bytes at and after a position.
+    pub fn bytes_at(&self, position: usize) -> &[u8] {
+        &self.bytes[position..]
+    }
+
+    /// Where in this image a slice borrowed from it begins.
+    pub fn position_of(&self, part: &[u8]) -> usize {
+        let at = part.as_ptr().addr() - self.bytes.as_ptr().addr();
+        assert!(at + part.len() <= self.bytes.len(), "the slice was borrowed from this image");
+        at
+    }
+
+    /// The records, oldest first.
+    pub fn records(&self) -> impl Iterator<Item = Record<'_>> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let lsn = Lsn(self.head.0 + at as u64);
+            let Decoded::Valid(record) = decode(self.bytes.get(at..)?, lsn, 0, u64::MAX) else { return None };
+            at += record.len() as usize;
+            Some(record)
+        })
+    }
+
+    /// The records, newest first, found by their trailers.
+    pub fn records_back(&self) -> impl Iterator<Item = Record<'_>> {
+        let mut end = self.bytes.len();
+        std::iter::from_fn(move || {
+            let (_, trailer) = Trailer::ref_from_suffix(&self.bytes[..end]).ok()?;
+            let start = end.checked_sub(trailer.units.get() as usize * ALIGN)?;
+            let lsn = Lsn(self.head.0 + start as u64);
+            let Decoded::Valid(record) = decode(&self.bytes[start..end], lsn, 0, u64::MAX) else { return None };
+            end = start;
+            Some(record)
+        })
+    }
+}
+
+/// Reads part of the ring, in two parts where it wraps.
+fn read_ring(medium: &dyn Medium, capacity: u64, lsn: Lsn, target: &mut [u8]) -> Result<(), MediaError> {
+    let at = lsn.0 % capacity;
+    let (first, second) = {
+        let middle = target.len().min((capacity - at) as usize);
+        target.split_at_mut(middle)
+    };
+    for (part, at) in [(first, at), (second, 0)] {
+        let offset = LOG_DATA + at;
+        medium.read_at(part, offset).map_err(|e| MediaError::new("read the log", medium, offset, e))?;
+    }
+    Ok(())
+}
+
+/// Whether the scan ended before what is known to have been forced: by the status page, or by a valid
+/// record further on that was written when the log was forced beyond the end of the scan.
+fn find_damage(
+    medium: &dyn Medium,
+    status: &Status,
+    bytes: &mut [u8],
+    mut have: u64,
+    end: u64,
+    incarnation: u32,
+) -> Result<Option<Damage>, MediaError> {
+    let (head, capacity) = (status.head.get(), status.capacity.get());
+    let tail = head + end;
+    let damage = |forced: u64| Damage {
+        path: medium.path().to_owned(),
+        offset: LOG_DATA + tail % capacity,
+        at: Lsn(tail),
+        forced: Lsn(forced),
+    };
+    if status.forced.get() > tail {
+        return Ok(Some(damage(status.forced.get())));
+    }
+    if status.clean == 1 {
+        return Ok(None);
+    }
+    let mut at = end;
+    while at + FRAME as u64 <= capacity {
+        if at + size_of::<RecordHeader>() as u64 > have {
+            let more = STEP.min(capacity - have);
+            if more == 0 {
+                break;
+            }
+            read_ring(medium, capacity, Lsn(head + have), &mut bytes[have as usize..(have + more) as usize])?;
+            have += more;
+            continue;
+        }
+        let lsn = Lsn(head + at);
+        match decode(&bytes[at as usize..have as usize], lsn, incarnation, capacity - at) {
+            Decoded::Valid(record) if record.forced.0 > tail => return Ok(Some(damage(record.forced.0))),
+            Decoded::Longer(needed) if have < capacity && at + needed <= capacity => {
+                let more = needed.max(STEP).min(capacity - have);
+                read_ring(medium, capacity, Lsn(head + have), &mut bytes[have as usize..(have + more) as usize])?;
+                have += more;
+                continue;
+            }
+            _ => {}
+        }
+        at += ALIGN as u64;
+    }
+    Ok(None)
+}

@@ -1,0 +1,22 @@
+//! Caliburn's formats, its log, and the stage in front of it. Knows segments as numbers and offsets
+//! only: no mappings of recoverable memory, no transactions in progress.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`format`] | every byte that reaches a medium: structures, offsets, magics, checksums |
+//! | [`record`] | one log record: encoded, decoded, read in either direction |
+//! | [`log`] | the ring on its medium: append, force, head and status pages |
+//! | [`image`] | the live part of a log, read back and verified |
+//! | [`stage`] | records of committed transactions in memory that survives the process |
+//! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
+//! | [`pagemap`] | a sparse array indexed by segment and page |
+
+pub mod format;
+pub mod image;
+pub mod log;
+pub mod merge;
+pub mod pagemap;
+pub mod record;
+pub mod stage;
+
+pub use format::{Lsn, SegmentId};

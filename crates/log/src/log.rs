@@ -1,0 +1,264 @@
+//! The log on its medium: a ring of records behind twin status pages (RVM, section 5.1).
+//!
+//! ```text
+//! | status A | status B | ...64 KiB | ring: capacity bytes, record at LOG_DATA + lsn % capacity |
+//!
+//!   head <= forced <= appended <= head + capacity
+//!   [head, forced)     survives a power cut
+//!   [forced, appended) survives the process, not a power cut
+//! ```
+//!
+//! One thread at a time appends (the holder of the engine's flush lock); one at a time moves the head
+//! (the holder of its truncation lock). The three positions are atomics that anybody may read.
+
+use crate::format::{self, BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, STATUS_AT, Status};
+use caliburn_os::host::Id;
+use caliburn_os::medium::Medium;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// A medium refused or failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{action} {} at offset {offset}: {source}", path.display())]
+pub struct MediaError {
+    /// What was being done.
+    pub action: &'static str,
+    /// To which file or device.
+    pub path: PathBuf,
+    /// Where.
+    pub offset: u64,
+    /// Why not.
+    pub source: Arc<io::Error>,
+}
+
+impl MediaError {
+    /// Wraps an error of `medium`.
+    pub fn new(action: &'static str, medium: &dyn Medium, offset: u64, source: io::Error) -> MediaError {
+        MediaError { action, path: medium.path().to_owned(), offset, source: Arc::new(source) }
+    }
+}
+
+/// Why a log cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The medium failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// Both status pages are unusable; what the better one says.
+    #[error("log {}, offset 0: {defect}", path.display())]
+    Status {
+        /// The log.
+        path: PathBuf,
+        /// What is wrong.
+        defect: Defect,
+    },
+}
+
+/// An open log.
+#[derive(Debug)]
+pub struct Log {
+    medium: Arc<dyn Medium>,
+    store: Id,
+    capacity: u64,
+    incarnation: u32,
+    head: AtomicU64,
+    forced: AtomicU64,
+    appended: AtomicU64,
+    status: Mutex<Status>,
+}
+
+/// Writes a new, empty log: the ring filled with zeros, so that later forces change no metadata of the
+/// file system, then both status pages.
+pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), MediaError> {
+    assert!(capacity >= LOG_BYTES_MIN && capacity.is_multiple_of(BLOCK as u64), "checked by the caller");
+    let fail = |action, offset, error| MediaError::new(action, medium, offset, error);
+    medium.set_len(LOG_DATA + capacity).map_err(|e| fail("allocate the log", LOG_DATA + capacity, e))?;
+    let zeros = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < LOG_DATA + capacity {
+        let len = (LOG_DATA + capacity - at).min(zeros.len() as u64);
+        medium.write_at(&zeros[..len as usize], at).map_err(|e| fail("write the log", at, e))?;
+        at += len;
+    }
+    let status = Status { capacity: capacity.into(), clean: 1.into(), ..Status::new_zeroed() };
+    for at in STATUS_AT {
+        medium.write_at(&status_page(&status, store), at).map_err(|e| fail("write the log's status", at, e))?;
+    }
+    medium.sync().map_err(|e| fail("force the log", 0, e))
+}
+
+fn status_page(status: &Status, store: Id) -> Vec<u8> {
+    let mut page = vec![0; BLOCK];
+    page[..size_of::<Status>()].copy_from_slice(status.as_bytes());
+    format::seal(&mut page, LOG_MAGIC, store);
+    page
+}
+
+/// Reads the status that counts. `store` is compared if known.
+pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, LogError> {
+    let mut best: Option<Status> = None;
+    let mut defects = Vec::new();
+    for at in STATUS_AT {
+        let mut page = vec![0; BLOCK];
+        if let Err(error) = medium.read_at(&mut page, at) {
+            if error.kind() != io::ErrorKind::UnexpectedEof {
+                return Err(MediaError::new("read the log's status", medium, at, error).into());
+            }
+            defects.push(Defect::Value("the file is too short for a status page: it was cut off".into()));
+            continue;
+        }
+        match format::unseal(&page, LOG_MAGIC, "log", store) {
+            Ok(_) => {
+                let (status, _) = Status::read_from_prefix(&page).expect("a page holds a status");
+                if best.is_none_or(|b| status.generation.get() > b.generation.get()) {
+                    best = Some(status);
+                }
+            }
+            Err(defect) => defects.push(defect),
+        }
+    }
+    let bad = |defect| LogError::Status { path: medium.path().to_owned(), defect };
+    // A page with a known magic says more than one without.
+    defects.sort_by_key(|d| matches!(d, Defect::Magic { .. } | Defect::Checksum));
+    let Some(status) = best else { return Err(bad(defects.swap_remove(0))) };
+    let capacity = status.capacity.get();
+    let needed = LOG_DATA + capacity;
+    let held = medium.len().map_err(|e| MediaError::new("measure the log", medium, 0, e))?;
+    if capacity < LOG_BYTES_MIN || status.forced.get() < status.head.get() {
+        return Err(bad(Defect::Value("its status page holds impossible values".into())));
+    }
+    if held < needed {
+        let text = format!("it is {held} bytes long and must be {needed}: the file was cut off");
+        return Err(bad(Defect::Value(text)));
+    }
+    Ok(status)
+}
+
+impl Log {
+    /// Takes the log up for appending at `tail`, in a new incarnation that is made durable before this
+    /// returns. `forced` says how much of the log is known to be forced.
+    pub fn open(medium: Arc<dyn Medium>, store: Id, status: Status, tail: Lsn, forced: Lsn) -> Result<Log, MediaError> {
+        let incarnation = status.incarnation.get() + 1;
+        let log = Log {
+            medium,
+            store,
+            capacity: status.capacity.get(),
+            incarnation,
+            head: AtomicU64::new(status.head.get()),
+            forced: AtomicU64::new(forced.0),
+            appended: AtomicU64::new(tail.0),
+            status: Mutex::new(Status { incarnation: incarnation.into(), clean: 0.into(), ..status }),
+        };
+        log.write_status(|_| {})?;
+        Ok(log)
+    }
+
+    /// The medium, for reading back.
+    pub fn medium(&self) -> &Arc<dyn Medium> {
+        &self.medium
+    }
+
+    /// Bytes of the ring.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// This opening's number.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
+    /// Oldest record still needed.
+    pub fn head(&self) -> Lsn {
+        Lsn(self.head.load(Ordering::Acquire))
+    }
+
+    /// End of what survives a power cut.
+    pub fn forced(&self) -> Lsn {
+        Lsn(self.forced.load(Ordering::Acquire))
+    }
+
+    /// End of the log; the next record goes here.
+    pub fn appended(&self) -> Lsn {
+        Lsn(self.appended.load(Ordering::Acquire))
+    }
+
+    /// Bytes that can be appended before the head must move.
+    pub fn free(&self) -> u64 {
+        self.capacity - (self.appended().0 - self.head().0)
+    }
+
+    /// Bytes between head and tail.
+    pub fn used(&self) -> u64 {
+        self.appended().0 - self.head().0
+    }
+
+    /// Writes bytes at a position in the ring, in two parts where it wraps. Publishes nothing.
+    pub fn write(&self, lsn: Lsn, bytes: &[u8]) -> Result<(), MediaError> {
+        assert!(lsn.0 + bytes.len() as u64 <= self.head().0 + self.capacity, "the log's head would be overwritten");
+        let at = lsn.0 % self.capacity;
+        let (first, second) = bytes.split_at(bytes.len().min((self.capacity - at) as usize));
+        for (part, at) in [(first, at), (second, 0)] {
+            if !part.is_empty() {
+                let offset = LOG_DATA + at;
+                let fail = |e| MediaError::new("write the log", &*self.medium, offset, e);
+                self.medium.write_at(part, offset).map_err(fail)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends whole records.
+    pub fn append(&self, records: &[u8]) -> Result<(), MediaError> {
+        let at = self.appended();
+        self.write(at, records)?;
+        self.publish(Lsn(at.0 + records.len() as u64));
+        Ok(())
+    }
+
+    /// Makes `end` the end of the log after its records were written.
+    pub fn publish(&self, end: Lsn) {
+        self.appended.store(end.0, Ordering::Release);
+    }
+
+    /// Forces everything appended before this call.
+    pub fn force(&self) -> Result<(), MediaError> {
+        let appended = self.appended();
+        if self.forced() < appended {
+            self.medium.sync().map_err(|e| MediaError::new("force the log", &*self.medium, LOG_DATA, e))?;
+            self.forced.fetch_max(appended.0, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Moves the head: everything before `head` is in its segment, forced. The space is reusable when
+    /// this returns, because the status page that says so is durable.
+    pub fn advance_head(&self, head: Lsn) -> Result<(), MediaError> {
+        assert!(head >= self.head() && head <= self.forced(), "the head moves forward within the forced log");
+        self.write_status(|status| status.head = head.0.into())?;
+        self.head.store(head.0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Says in the status that the log is empty and the store in order.
+    pub fn mark_clean(&self) -> Result<(), MediaError> {
+        assert_eq!(self.head(), self.appended(), "a log that is not empty is not clean");
+        self.write_status(|status| status.clean = 1.into())
+    }
+
+    /// Writes the next status page over the older twin and forces it.
+    fn write_status(&self, change: impl FnOnce(&mut Status)) -> Result<(), MediaError> {
+        let mut status = self.status.lock().expect("no thread panics while it holds the status");
+        change(&mut status);
+        status.generation += 1;
+        status.forced = self.forced().0.into();
+        let at = STATUS_AT[(status.generation.get() % 2) as usize];
+        let fail = |action| move |e| MediaError::new(action, &*self.medium, at, e);
+        let page = status_page(&status, self.store);
+        self.medium.write_at(&page, at).map_err(fail("write the log's status"))?;
+        self.medium.sync().map_err(fail("force the log's status"))
+    }
+}

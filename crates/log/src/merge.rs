@@ -1,0 +1,158 @@
+//! The inter-transaction optimisation (RVM, section 5.2): a batch of lazy commits becomes one record in
+//! which bytes that a later commit of the batch overwrote are left out.
+//!
+//! The batch is walked from the newest range to the oldest with a bitmap of the bytes already covered. A
+//! range all of whose bytes are covered is dropped; any other is kept whole. Kept ranges are laid down
+//! from the end of the buffer to its beginning, so that in the record the older precede the newer and
+//! applying them in order gives the newest bytes. The record is all or nothing: half of a merged batch
+//! would show half-done transactions.
+
+use crate::format::{RangeHeader, SegmentId, padded, range_bytes};
+use crate::pagemap::PageMap;
+use crate::record::Ranges;
+use zerocopy::IntoBytes;
+
+const PAGE: u64 = 4096;
+type Bits = [u64; PAGE as usize / 64];
+
+/// Merges batches; keeps its buffers from one to the next.
+#[derive(Debug, Default)]
+pub struct Merger {
+    /// Index into `bits` plus one, of pages touched by the present batch.
+    pages: PageMap<u32>,
+    bits: Vec<Bits>,
+    touched: Vec<(SegmentId, u64)>,
+    out: Vec<u8>,
+}
+
+/// A merged batch.
+#[derive(Debug)]
+pub struct Merged<'a> {
+    /// The ranges that remain, ready for a record.
+    pub body: &'a [u8],
+    /// Log bytes that were dropped: range headers and superseded data.
+    pub dropped: u64,
+}
+
+impl Merger {
+    /// Merges `bodies`, oldest first.
+    pub fn merge<'b>(&mut self, bodies: impl DoubleEndedIterator<Item = &'b [u8]> + Clone) -> Merged<'_> {
+        let total: usize = bodies.clone().map(<[u8]>::len).sum();
+        if self.out.len() < total {
+            self.out = vec![0; total];
+        }
+        let mut at = self.out.len();
+        let mut order = Vec::new();
+        for body in bodies.rev() {
+            order.clear();
+            order.extend(Ranges::of(body));
+            for range in order.iter().rev() {
+                if self.cover(range.segment, range.offset, range.bytes.len() as u64) {
+                    at -= range_bytes(range.bytes.len());
+                    put(&mut self.out[at..], range.segment, range.offset, range.bytes);
+                }
+            }
+        }
+        for (segment, page) in self.touched.drain(..) {
+            *self.pages.entry(segment, page) = 0;
+        }
+        self.bits.clear();
+        let body = &self.out[at..];
+        Merged { body, dropped: (total - body.len()) as u64 }
+    }
+
+    /// Covers a range; whether any byte of it was not covered before.
+    #[inline]
+    fn cover(&mut self, segment: SegmentId, offset: u64, len: u64) -> bool {
+        let mut fresh = false;
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let stop = end.min((at / PAGE + 1) * PAGE);
+            let page = at / PAGE;
+            let slot = self.pages.entry(segment, page);
+            if *slot == 0 {
+                self.bits.push([0; PAGE as usize / 64]);
+                self.touched.push((segment, page));
+                *slot = self.bits.len() as u32;
+            }
+            let bits = &mut self.bits[*slot as usize - 1];
+            fresh |= cover_bits(bits, (at % PAGE) as usize, (stop - at) as usize);
+            at = stop;
+        }
+        fresh
+    }
+}
+
+#[inline]
+fn cover_bits(bits: &mut Bits, from: usize, len: usize) -> bool {
+    let mut fresh = false;
+    let (mut at, end) = (from, from + len);
+    while at < end {
+        let stop = end.min((at / 64 + 1) * 64);
+        let mask = (u64::MAX >> (64 - (stop - at))) << (at % 64);
+        let word = &mut bits[at / 64];
+        fresh |= *word & mask != mask;
+        *word |= mask;
+        at = stop;
+    }
+    fresh
+}
+
+fn put(out: &mut [u8], segment: SegmentId, offset: u64, bytes: &[u8]) {
+    const HEAD: usize = size_of::<RangeHeader>();
+    let header = RangeHeader { segment: segment.0.into(), len: (bytes.len() as u32).into(), offset: offset.into() };
+    out[..HEAD].copy_from_slice(header.as_bytes());
+    out[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
+    out[HEAD + bytes.len()..HEAD + padded(bytes.len())].fill(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::push_range;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn apply(memory: &mut BTreeMap<u64, u8>, body: &[u8]) {
+        for range in Ranges::of(body) {
+            for (i, byte) in range.bytes.iter().enumerate() {
+                memory.insert(range.offset + i as u64, *byte);
+            }
+        }
+    }
+
+    #[test]
+    fn a_superseded_range_is_dropped_and_counted() {
+        let (mut old, mut new) = (Vec::new(), Vec::new());
+        push_range(&mut old, SegmentId(0), 100, &[1; 24]);
+        push_range(&mut new, SegmentId(0), 96, &[2; 32]);
+        let mut merger = Merger::default();
+        let merged = merger.merge([&old[..], &new[..]].into_iter());
+        assert_eq!((merged.body, merged.dropped), (&new[..], old.len() as u64));
+        // The next batch starts with nothing covered.
+        assert_eq!(merger.merge([&old[..]].into_iter()).dropped, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn merging_changes_nothing_but_the_length(batch in prop::collection::vec(
+            prop::collection::vec((8190u64..8230, prop::collection::vec(any::<u8>(), 0..20)), 0..4), 0..12)) {
+            let bodies: Vec<Vec<u8>> = batch.iter().map(|ranges| {
+                let mut body = Vec::new();
+                for (offset, bytes) in ranges {
+                    push_range(&mut body, SegmentId(1), *offset, bytes);
+                }
+                body
+            }).collect();
+            let mut plain = BTreeMap::new();
+            bodies.iter().for_each(|body| apply(&mut plain, body));
+            let mut merger = Merger::default();
+            let merged = merger.merge(bodies.iter().map(|b| &b[..]));
+            let mut found = BTreeMap::new();
+            apply(&mut found, merged.body);
+            prop_assert_eq!(found, plain);
+            let total: usize = bodies.iter().map(Vec::len).sum();
+            prop_assert_eq!(total as u64, merged.body.len() as u64 + merged.dropped);
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The stage: where a commit is safe from the death of the process.
+//!
+//! Memory mapped shared from a file keeps its stores when the process is killed, so a record that was
+//! written and published there is committed in the `Process` class, without a system call. The flusher
+//! moves records from the stage to the log.
+//!
+//! ```text
+//!  | header, folded | chunk 0 | chunk 1 | ... |        chunk: | published | record | record | ... |
+//!
+//!  committer:  lock lane - stamp - write record - publish - unlock      (one lane per thread, as a rule)
+//!  flusher:    horizon H: a stamp such that every record stamped before H is published
+//!              collect records before H, in stamp order - append to the log - fold: folded := H
+//! ```
+//!
+//! Invariant: a record is published only when it is whole; a committer killed before that leaves nothing,
+//! and other lanes do not depend on it. Invariant: records stamped before `folded` are in the log.
+//! Invariant: a stage of another boot is not read; what was forced is in the log.
+
+use crate::format::{self, BLOCK, CHUNK_HEAD, RangeHeader, STAGE_FOLDED, STAGE_MAGIC, SegmentId, StageHeader};
+use crate::format::{Defect, StagedHeader, padded};
+use crate::log::MediaError;
+use crate::record::well_formed;
+use caliburn_os::clock::Clock;
+use caliburn_os::event::Event;
+use caliburn_os::host::Id;
+use caliburn_os::map::Reservation;
+use caliburn_os::medium::Medium;
+use caliburn_os::span;
+use std::cell::UnsafeCell;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Number of chunks that a stage is divided into.
+pub const CHUNKS: usize = 32;
+/// Number of lanes: threads beyond it share.
+const LANES: usize = 16;
+/// Smallest stage in bytes.
+pub const STAGE_BYTES_MIN: u64 = (CHUNKS * 4096) as u64;
+
+/// Why a stage cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// The medium failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The stage is not what it must be.
+    #[error("stage {}, offset {offset}: {defect}", path.display())]
+    Bad {
+        /// The stage's file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
+}
+
+/// A record found in the stage.
+#[derive(Debug, Clone)]
+pub struct Staged<'a> {
+    /// The commit's stamp.
+    pub stamp: u64,
+    /// Its ranges.
+    pub body: &'a [u8],
+}
+
+/// The stage of an open store.
+#[derive(Debug)]
+pub struct Stage {
+    map: Reservation,
+    chunk_bytes: usize,
+    clock: Clock,
+    lanes: Box<[Lane]>,
+    chunks: Box<[Chunk]>,
+    free: Mutex<Vec<u32>>,
+    freed: Event,
+}
+
+/// A committer's place. `turn` is odd while a thread is in it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Lane {
+    turn: AtomicU64,
+    work: UnsafeCell<LaneWork>,
+}
+
+#[derive(Debug, Default)]
+struct LaneWork {
+    chunk: Option<u32>,
+    filled: usize,
+}
+
+// SAFETY: `work` is only touched by the thread that made `turn` odd (see `Stage::enter`).
+unsafe impl Sync for Lane {}
+
+/// What the flusher knows of a chunk. `consumed` belongs to the holder of the flush lock.
+#[derive(Debug, Default)]
+struct Chunk {
+    consumed: AtomicU64,
+    retired: AtomicBool,
+}
+
+/// Where a committer writes its ranges: exactly as many bytes as it announced.
+#[derive(Debug)]
+pub struct Body {
+    at: *mut u8,
+    left: usize,
+}
+
+impl Body {
+    /// Appends a range with `len` bytes copied from `source`.
+    ///
+    /// # Safety
+    /// `source` must be readable for `len` bytes; other threads may be storing there.
+    #[inline(always)]
+    pub unsafe fn range(&mut self, segment: SegmentId, offset: u64, source: *const u8, len: usize) {
+        let total = format::range_bytes(len);
+        assert!(total <= self.left, "a commit writes what it announced");
+        let header = RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
+        // SAFETY: `left` bytes at `at` belong to this commit (Stage::append); `source` is the caller's word.
+        unsafe {
+            self.at.cast::<RangeHeader>().write_unaligned(header);
+            if len % format::ALIGN != 0 {
+                self.at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
+            }
+            span::copy(source, self.at.add(size_of::<RangeHeader>()), len);
+            self.at = self.at.add(total);
+        }
+        self.left -= total;
+    }
+}
+
+/// Reads what a stage holds beyond the log: records of this boot not folded yet, oldest first. Empty
+/// for a stage of another boot.
+pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Vec<(u64, Vec<u8>)>, StageError> {
+    let bad = |offset, defect| StageError::Bad { path: medium.path().to_owned(), offset, defect };
+    let read = |offset, len| {
+        let mut bytes = vec![0; len];
+        match medium.read_at(&mut bytes, offset) {
+            Ok(()) => Ok(bytes),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(bad(offset, Defect::Value("the file was cut off".into())))
+            }
+            Err(error) => Err(MediaError::new("read the stage", medium, offset, error).into()),
+        }
+    };
+    if medium.len().map_err(|e| MediaError::new("measure the stage", medium, 0, e))? == 0 {
+        return Ok(Vec::new());
+    }
+    let block = read(0, BLOCK)?;
+    if block.iter().all(|byte| *byte == 0) {
+        return Ok(Vec::new());
+    }
+    format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store)).map_err(|d| bad(0, d))?;
+    let (header, _) = StageHeader::read_from_prefix(&block).expect("a block holds a header");
+    if header.boot != *boot {
+        return Ok(Vec::new());
+    }
+    let folded = u64::from_ne_bytes(block[STAGE_FOLDED..STAGE_FOLDED + 8].try_into().expect("eight bytes"));
+    let chunk_bytes = header.chunk_bytes.get();
+    let mut found = Vec::new();
+    for chunk in 0..header.chunks.get() {
+        let start = BLOCK as u64 + chunk * chunk_bytes;
+        let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));
+        if published > chunk_bytes - CHUNK_HEAD as u64 {
+            return Err(bad(start, Defect::Value("a chunk claims more bytes than it has".into())));
+        }
+        let bytes = read(start + CHUNK_HEAD as u64, published as usize)?;
+        let mut at = 0;
+        while let Some((staged, next)) = staged_at(&bytes, at) {
+            if !well_formed(staged.body) {
+                let offset = start + (CHUNK_HEAD + at) as u64;
+                return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
+            }
+            if staged.stamp >= folded {
+                found.push((staged.stamp, staged.body.to_vec()));
+            }
+            at = next;
+        }
+        if at != bytes.len() {
+            let offset = start + (CHUNK_HEAD + at) as u64;
+            return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
+        }
+    }
+    found.sort_by_key(|(stamp, _)| *stamp);
+    Ok(found)
+}
+
+fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
+    let (header, rest) = StagedHeader::ref_from_prefix(&bytes[at..]).ok()?;
+    let len = usize::try_from(header.len.get()).ok()?;
+    let body = rest.get(..len)?;
+    Some((Staged { stamp: header.stamp.get(), body }, at + size_of::<StagedHeader>() + len))
+}
+
+impl Stage {
+    /// Takes a medium for a new, empty stage of `bytes`, forgetting what it held: to be called when the
+    /// leftovers are in the log. `floor` is a stamp that all new ones must exceed.
+    pub fn open(medium: &dyn Medium, store: Id, boot: Id, bytes: u64, floor: u64) -> Result<Stage, MediaError> {
+        let fail = |action| move |e| MediaError::new(action, medium, 0, e);
+        let page = caliburn_os::page_size();
+        let chunk_bytes = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
+        let total = (BLOCK.max(page) + CHUNKS * chunk_bytes).next_multiple_of(page);
+        // Killed anywhere in here, the stage counts as empty: first "all folded", last the true value.
+        medium.set_len(total as u64).map_err(fail("allocate the stage"))?;
+        medium.write_at(&u64::MAX.to_ne_bytes(), STAGE_FOLDED as u64).map_err(fail("write the stage"))?;
+        let header = StageHeader {
+            boot,
+            chunk_bytes: (chunk_bytes as u64).into(),
+            chunks: (CHUNKS as u64).into(),
+            ..StageHeader::new_zeroed()
+        };
+        let mut block = header.as_bytes().to_vec();
+        format::seal(&mut block, STAGE_MAGIC, store);
+        let mut bare = [0u8; STAGE_FOLDED];
+        bare[..block.len()].copy_from_slice(&block);
+        for chunk in 0..CHUNKS {
+            let at = (BLOCK + chunk * chunk_bytes) as u64;
+            medium.write_at(&[0; 8], at).map_err(fail("write the stage"))?;
+        }
+        medium.write_at(&bare, 0).map_err(fail("write the stage"))?;
+
+        let map = Reservation::new(total, None).map_err(fail("reserve memory for the stage"))?;
+        // SAFETY: the reservation is new, nobody refers into it; the file was just made long enough and
+        // belongs to this store, whose lock this process holds.
+        unsafe { map.map_shared(0, total, medium.descriptor(), 0) }.map_err(fail("map the stage"))?;
+        let stage = Stage {
+            map,
+            chunk_bytes,
+            clock: Clock::after(floor),
+            lanes: (0..LANES).map(|_| Lane::default()).collect(),
+            chunks: (0..CHUNKS).map(|_| Chunk::default()).collect(),
+            free: Mutex::new((0..CHUNKS as u32).rev().collect()),
+            freed: Event::default(),
+        };
+        stage.folded().store(stage.clock.now(), Ordering::Release);
+        Ok(stage)
+    }
+
+    /// Longest body that the stage takes; a longer commit goes to the log directly.
+    pub fn body_max(&self) -> usize {
+        self.chunk_bytes - CHUNK_HEAD - size_of::<StagedHeader>()
+    }
+
+    /// Bytes that all chunks hold together.
+    pub fn bytes(&self) -> usize {
+        CHUNKS * self.chunk_bytes
+    }
+
+    /// A stamp of now.
+    pub fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    fn folded(&self) -> &AtomicU64 {
+        // SAFETY: the first block of the map is the header, alive as long as `self`; the offset is aligned.
+        unsafe { &*self.map.base().as_ptr().add(STAGE_FOLDED).cast::<AtomicU64>() }
+    }
+
+    fn chunk(&self, chunk: u32) -> *mut u8 {
+        assert!((chunk as usize) < CHUNKS);
+        // SAFETY: chunks lie one after the other behind the header, within the map.
+        unsafe { self.map.base().as_ptr().add(BLOCK + chunk as usize * self.chunk_bytes) }
+    }
+
+    fn published(&self, chunk: u32) -> &AtomicU64 {
+        // SAFETY: a chunk begins with its count, aligned, alive as long as `self`.
+        unsafe { &*self.chunk(chunk).cast::<AtomicU64>() }
+    }
+
+    /// Takes a lane, preferably the thread's own. Returns the lane and its turn.
+    #[inline]
+    fn enter(&self, hint: usize) -> (&Lane, u64) {
+        for attempt in 0.. {
+            let lane = &self.lanes[(hint + attempt) % LANES];
+            let turn = lane.turn.load(Ordering::Relaxed);
+            let taken =
+                turn % 2 == 0 && lane.turn.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+            if taken {
+                return (lane, turn + 1);
+            }
+            if attempt % LANES == LANES - 1 {
+                std::thread::yield_now();
+            }
+        }
+        unreachable!("the loop ends by returning")
+    }
+
+    /// Commits one record of `len` body bytes, which `fill` must write in full. Returns the stamp, and
+    /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::wait_free`]).
+    #[inline]
+    pub fn append(&self, hint: usize, len: usize, fill: impl FnOnce(&mut Body)) -> Option<(u64, bool)> {
+        debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
+        let (lane, turn) = self.enter(hint);
+        // SAFETY: `enter` made `turn` odd for us; nobody else touches `work` until we make it even.
+        let work = unsafe { &mut *lane.work.get() };
+        let needed = size_of::<StagedHeader>() + len;
+        let mut opened = false;
+        if work.chunk.is_none() || CHUNK_HEAD + work.filled + needed > self.chunk_bytes {
+            if !self.rotate(work) {
+                lane.turn.store(turn + 1, Ordering::Release);
+                return None;
+            }
+            opened = true;
+        }
+        let chunk = work.chunk.expect("rotate left a chunk");
+        let stamp = self.clock.now();
+        // SAFETY: the chunk belongs to this lane until it is retired and freed; `filled + needed` fits.
+        unsafe {
+            let at = self.chunk(chunk).add(CHUNK_HEAD + work.filled);
+            let header = StagedHeader { stamp: stamp.into(), len: (len as u64).into() };
+            at.cast::<StagedHeader>().write_unaligned(header);
+            let mut body = Body { at: at.add(size_of::<StagedHeader>()), left: len };
+            fill(&mut body);
+            assert_eq!(body.left, 0, "a commit writes what it announced");
+        }
+        work.filled += needed;
+        // Publishing: whatever kills this process after the next store, the record is there.
+        self.published(chunk).store(work.filled as u64, Ordering::Release);
+        lane.turn.store(turn + 1, Ordering::Release);
+        Some((stamp, opened))
+    }
+
+    #[cold]
+    fn rotate(&self, work: &mut LaneWork) -> bool {
+        let Some(next) = self.free.lock().expect("no panic under this lock").pop() else { return false };
+        if let Some(full) = work.chunk.replace(next) {
+            self.chunks[full as usize].retired.store(true, Ordering::Release);
+        }
+        work.filled = 0;
+        true
+    }
+
+    /// Chunks that nobody uses.
+    pub fn free_chunks(&self) -> usize {
+        self.free.lock().expect("no panic under this lock").len()
+    }
+
+    /// What to wait on when no chunk is free: signalled at each fold.
+    pub fn freed(&self) -> &Event {
+        &self.freed
+    }
+
+    /// A stamp H such that every record stamped before H is published when this returns.
+    pub fn horizon(&self) -> u64 {
+        let horizon = self.clock.now();
+        caliburn_os::clock::settle();
+        for lane in &self.lanes {
+            let turn = lane.turn.load(Ordering::SeqCst);
+            let mut spins = 0u32;
+            // Whoever is in the lane took it before we looked and leaves without waiting for anybody;
+            // whoever enters later takes a later stamp.
+            while turn % 2 == 1 && lane.turn.load(Ordering::SeqCst) == turn {
+                spins += 1;
+                if spins > 200 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        }
+        horizon
+    }
+
+    /// The records stamped before `horizon` that were not folded yet, in stamp order. Only for the
+    /// holder of the flush lock: what is returned stays in place until [`Stage::fold`].
+    pub fn collect<'a>(&'a self, horizon: u64, found: &mut Vec<Staged<'a>>) {
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let published = self.published(number as u32).load(Ordering::Acquire) as usize;
+            let consumed = chunk.consumed.load(Ordering::Relaxed) as usize;
+            // SAFETY: published bytes are not written again before the chunk is freed, which only the
+            // holder of the flush lock does, in `fold`.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(self.chunk(number as u32).add(CHUNK_HEAD).cast_const(), published)
+            };
+            let mut at = consumed;
+            while at < published {
+                let (staged, next) = staged_at(bytes, at).expect("this process wrote the record whole");
+                if staged.stamp >= horizon {
+                    break;
+                }
+                found.push(staged);
+                at = next;
+            }
+            chunk.consumed.store(at as u64, Ordering::Relaxed);
+        }
+        found.sort_by_key(|staged| staged.stamp);
+    }
+
+    /// Says that every record stamped before `horizon` is in the log, and frees the chunks that held
+    /// nothing else. Only for the holder of the flush lock, after [`Stage::collect`].
+    pub fn fold(&self, horizon: u64) {
+        self.folded().store(horizon, Ordering::Release);
+        let mut freed = false;
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let published = self.published(number as u32);
+            let done = chunk.consumed.load(Ordering::Relaxed) == published.load(Ordering::Acquire);
+            if chunk.retired.load(Ordering::Acquire) && done {
+                published.store(0, Ordering::Release);
+                chunk.consumed.store(0, Ordering::Relaxed);
+                chunk.retired.store(false, Ordering::Relaxed);
+                self.free.lock().expect("no panic under this lock").push(number as u32);
+                freed = true;
+            }
+        }
+        if freed {
+            self.freed.signal();
+        }
+    }
+}
+
+/// Bytes that a body takes in the stage or the log, given the lengths of its ranges.
+pub fn body_len(ranges: impl Iterator<Item = usize>) -> usize {
+    ranges.map(|len| size_of::<RangeHeader>() + padded(len)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use caliburn_os::medium::{Files, Media};
+    use std::sync::Arc;
+
+    const STORE: Id = [7; 16];
+    const BOOT: Id = [1; 16];
+
+    fn medium(dir: &tempfile::TempDir) -> Arc<dyn Medium> {
+        Files.create(&dir.path().join("stage")).unwrap()
+    }
+
+    fn put(stage: &Stage, lane: usize, value: u64) -> Option<u64> {
+        let bytes = value.to_ne_bytes();
+        let fill = |body: &mut Body| {
+            // SAFETY: `bytes` lives through the call.
+            unsafe { body.range(SegmentId(1), value * 8, bytes.as_ptr(), 8) }
+        };
+        stage.append(lane, 24, fill).map(|(stamp, _)| stamp)
+    }
+
+    fn values(found: &[(u64, Vec<u8>)]) -> Vec<u64> {
+        found.iter().map(|(_, body)| u64::from_ne_bytes(body[16..24].try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn what_was_published_and_not_folded_is_left_over_in_commit_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = medium(&dir);
+        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
+        for value in 0..10 {
+            put(&stage, value as usize % 3, value).unwrap();
+        }
+        let horizon = stage.horizon();
+        stage.collect(horizon, &mut Vec::new());
+        stage.fold(horizon);
+        for value in 10..20 {
+            put(&stage, value as usize % 3, value).unwrap();
+        }
+        drop(stage);
+        let found = leftovers(&*medium, &STORE, &BOOT).unwrap();
+        assert_eq!(values(&found), (10..20).collect::<Vec<_>>());
+        assert!(leftovers(&*medium, &STORE, &[2; 16]).unwrap().is_empty(), "another boot's stage was read");
+        let error = leftovers(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
+        assert!(error.contains("another store"), "{error}");
+    }
+
+    #[test]
+    fn a_committer_that_dies_before_publishing_hides_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = medium(&dir);
+        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
+        put(&stage, 0, 1).unwrap();
+        let dead = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            stage.append(0, 24, |_| panic!("killed between stamp and publish"))
+        }));
+        assert!(dead.is_err());
+        put(&stage, 0, 2).unwrap();
+        assert_eq!(values(&leftovers(&*medium, &STORE, &BOOT).unwrap()), [1, 2]);
+    }
+
+    #[test]
+    fn a_full_stage_says_so_and_goes_on_after_a_fold() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
+        let mut count = 0;
+        while put(&stage, 0, count).is_some() {
+            count += 1;
+        }
+        assert!(count as usize * 40 > stage.bytes() - stage.bytes() / 16, "only {count} records fitted");
+        for _ in 0..3 {
+            let (horizon, mut found) = (stage.horizon(), Vec::new());
+            stage.collect(horizon, &mut found);
+            assert!(!found.is_empty() && found.is_sorted_by_key(|s| s.stamp));
+            drop(found);
+            stage.fold(horizon);
+            while put(&stage, 0, count).is_some() {
+                count += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn the_horizon_misses_no_commit_that_returned() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = &Stage::open(&*medium(&dir), STORE, BOOT, 4 << 20, 0).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for lane in 0..2 {
+                let done = &done;
+                scope.spawn(move || {
+                    let mut value = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        if put(stage, lane, value).is_some() { value += 1 } else { std::thread::yield_now() }
+                    }
+                });
+            }
+            let mut last = 0;
+            for _ in 0..500 {
+                let (horizon, mut found) = (stage.horizon(), Vec::new());
+                stage.collect(horizon, &mut found);
+                if let (Some(first), Some(end)) = (found.first(), found.last()) {
+                    assert!(first.stamp >= last, "a record stamped before the last horizon appeared after it");
+                    assert!(end.stamp < horizon);
+                }
+                last = horizon;
+                stage.fold(horizon);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}

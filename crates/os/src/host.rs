@@ -1,0 +1,82 @@
+//! Identity: of this boot, of a new store, and of the process that holds a store open.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// A 128-bit identifier: of a boot or of a store.
+pub type Id = [u8; 16];
+
+/// The identity of this boot of the kernel: memory that has another one did not survive a reboot.
+pub fn boot_id() -> io::Result<Id> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: Vec<u8> = text.bytes().filter_map(|c| (c as char).to_digit(16).map(|d| d as u8)).collect();
+    let bad = || io::Error::new(io::ErrorKind::InvalidData, "boot_id is not 32 hexadecimal digits");
+    let mut id = [0; 16];
+    if digits.len() != 32 {
+        return Err(bad());
+    }
+    for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Ok(id)
+}
+
+/// A fresh random identifier.
+pub fn random_id() -> io::Result<Id> {
+    let mut id = [0; 16];
+    let mut filled = 0;
+    while filled < id.len() {
+        filled += rustix::rand::getrandom(&mut id[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(id)
+}
+
+/// An exclusive lock on a file, with a text that names the holder. The kernel drops it when the process
+/// ends, however it ends.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Why a lock was not had.
+#[derive(Debug)]
+pub enum LockError {
+    /// Somebody else has it; the text that the holder left.
+    Held(String),
+    /// The file could not be opened or locked.
+    Io(io::Error),
+}
+
+impl Lock {
+    /// Takes the lock at once or says who has it.
+    pub fn exclusive(path: &Path) -> Result<Lock, LockError> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let lock = Lock::take(file.map_err(LockError::Io)?, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        let text = format!("process {} ({})\n", std::process::id(), name.trim());
+        // The text is for people; the lock is the kernel's. Failing to write it is no reason to fail.
+        let _ = lock._file.set_len(0).and_then(|()| lock._file.write_all_at(text.as_bytes(), 0));
+        Ok(lock)
+    }
+
+    /// Takes the lock shared with other readers, writing nothing.
+    pub fn shared(path: &Path) -> Result<Lock, LockError> {
+        let file = File::open(path).map_err(LockError::Io)?;
+        Lock::take(file, rustix::fs::FlockOperation::NonBlockingLockShared)
+    }
+
+    fn take(file: File, operation: rustix::fs::FlockOperation) -> Result<Lock, LockError> {
+        match rustix::fs::flock(&file, operation) {
+            Ok(()) => Ok(Lock { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut text = vec![0; 256];
+                let read = file.read_at(&mut text, 0).unwrap_or(0);
+                let holder = String::from_utf8_lossy(&text[..read]).trim().to_owned();
+                Err(LockError::Held(if holder.is_empty() { "another process".into() } else { holder }))
+            }
+            Err(errno) => Err(LockError::Io(errno.into())),
+        }
+    }
+}

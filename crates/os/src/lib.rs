@@ -1,0 +1,27 @@
+//! What Caliburn asks of the operating system, and nothing else: the only crate that calls the kernel
+//! or touches raw mapped memory. It knows no transactions.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`medium`] | the one seam to storage: `read_at`, `write_at`, `sync`, `set_len`, and directories |
+//! | [`map`] | address space: reservations, private and shared file mappings |
+//! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
+//! | [`clock`] | stamps that order commits, without a shared cache line where the machine allows |
+//! | [`barrier`] | the asymmetric barrier: hot side free, cold side one system call |
+//! | [`memory`] | how much memory this process may use, and whether it is short |
+//! | [`host`] | boot identity, random identifiers, locks with a named holder |
+//! | [`event`] | waiting for a counter to change |
+
+pub mod barrier;
+pub mod clock;
+pub mod event;
+pub mod host;
+pub mod map;
+pub mod medium;
+pub mod memory;
+pub mod span;
+
+/// The system's page size in bytes; a power of two, never assumed.
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}

@@ -1,0 +1,160 @@
+//! Address space: reserve generously, map pieces of media into the reservation, give pages back.
+
+use crate::page_size;
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+
+/// A stretch of address space that belongs to nobody else. Unmapped, with all that was mapped into it,
+/// when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a reservation is an address range; the mappings in it are shared memory whose accesses are
+// governed by those who hand out pointers to it.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// Reserves `len` bytes (a multiple of the page size) anywhere, or exactly at `address`. An address
+    /// whose range is taken is `AddrInUse`; nothing is moved or replaced.
+    pub fn new(len: usize, address: Option<usize>) -> io::Result<Reservation> {
+        assert!(len > 0 && len.is_multiple_of(page_size()), "reservations are whole pages");
+        let mut flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let hint = match address {
+            Some(at) if at == 0 || !at.is_multiple_of(page_size()) => {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "the address is not page-aligned"));
+            }
+            Some(at) => {
+                flags |= MapFlags::FIXED_NOREPLACE;
+                ptr::with_exposed_provenance_mut(at)
+            }
+            None => ptr::null_mut(),
+        };
+        // SAFETY: a new anonymous mapping; with FIXED_NOREPLACE it replaces nothing.
+        let base = match unsafe { mmap_anonymous(hint, len, ProtFlags::empty(), flags) } {
+            Ok(base) => base,
+            Err(rustix::io::Errno::EXIST) => return Err(io::ErrorKind::AddrInUse.into()),
+            Err(errno) => return Err(errno.into()),
+        };
+        let base = NonNull::new(base.cast()).expect("mmap never returns page zero");
+        let reservation = Reservation { base, len };
+        // Kernels before 4.17 take the flag for a hint.
+        if address.is_some_and(|at| at != reservation.base.as_ptr().addr()) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        Ok(reservation)
+    }
+
+    /// First byte.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes reserved.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is reserved; never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Maps `len` bytes of a file from `offset` at `at` bytes into the reservation, copy-on-write:
+    /// stores stay in this process; untouched pages show the file. `write` false maps read-only.
+    ///
+    /// # Safety
+    /// No reference into that part of the reservation may exist; the file must not shrink while mapped.
+    pub unsafe fn map_private(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64, write: bool) -> io::Result<()> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.map(at, len, fd, offset, MapFlags::PRIVATE | MapFlags::NORESERVE, write) }
+    }
+
+    /// Maps a file shared: stores go to the page cache and survive this process.
+    ///
+    /// # Safety
+    /// As for [`Reservation::map_private`].
+    pub unsafe fn map_shared(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.map(at, len, fd, offset, MapFlags::SHARED, true) }
+    }
+
+    unsafe fn map(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64, kind: MapFlags, write: bool) -> io::Result<()> {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "mapping outside its reservation");
+        let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: the target lies within this reservation, which is ours to replace; the caller vouches
+        // that nobody refers to it.
+        unsafe { mmap(self.base.as_ptr().add(at).cast(), len, protection, kind | MapFlags::FIXED, fd, offset)? };
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours; owners of pointers into it keep the reservation alive.
+        unsafe { munmap(self.base.as_ptr().cast(), self.len).expect("unmapping one's own reservation") };
+    }
+}
+
+/// Drops the private copies of whole pages: the next access shows the file again.
+///
+/// # Safety
+/// The range must lie in a private file mapping, page-aligned, and hold nothing that differs from the
+/// file and is still wanted.
+pub unsafe fn discard(start: *mut u8, len: usize) -> io::Result<()> {
+    // SAFETY: passed on from the caller.
+    unsafe { madvise(start.cast(), len, Advice::LinuxDontNeed)? };
+    Ok(())
+}
+
+/// Forbids stores to a range; an attempt faults.
+///
+/// # Safety
+/// The range must be whole pages of a mapping that belongs to the caller.
+pub unsafe fn protect_read_only(start: *mut u8, len: usize) -> io::Result<()> {
+    // SAFETY: passed on from the caller.
+    unsafe { mprotect(start.cast(), len, MprotectFlags::READ)? };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::{Files, Media};
+
+    #[test]
+    fn a_taken_address_is_refused_and_left_alone() {
+        let first = Reservation::new(page_size() * 4, None).unwrap();
+        let at = first.base().as_ptr().addr();
+        let error = Reservation::new(page_size(), Some(at + page_size())).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        assert_eq!(Reservation::new(page_size(), Some(at)).unwrap().base().as_ptr().addr(), at);
+    }
+
+    #[test]
+    fn private_stores_never_reach_the_file_and_discard_shows_it_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = Files.create(&dir.path().join("f")).unwrap();
+        medium.set_len(page_size() as u64).unwrap();
+        medium.write_at(b"old", 0).unwrap();
+        let map = Reservation::new(page_size(), None).unwrap();
+        let p = map.base().as_ptr();
+        // SAFETY: the map is fresh, private, one page, and used by this thread alone.
+        unsafe {
+            map.map_private(0, page_size(), medium.descriptor(), 0, true).unwrap();
+            p.copy_from(b"new".as_ptr(), 3);
+            let mut seen = [0; 3];
+            medium.read_at(&mut seen, 0).unwrap();
+            assert_eq!(&seen, b"old");
+            discard(p, page_size()).unwrap();
+            assert_eq!(std::slice::from_raw_parts(p, 3), b"old");
+        }
+    }
+}

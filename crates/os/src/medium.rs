@@ -1,0 +1,148 @@
+//! The one seam to storage. Every byte that Caliburn reads from or writes to a medium passes through
+//! [`Medium`], and every directory operation through [`Media`], so that a simulated implementation can
+//! drop, reorder, tear and fail all of them.
+//!
+//! What the engine assumes of an implementation (docs/durability.md):
+//!
+//! 1. After `sync` returns, every earlier `write_at` and `set_len` survives a power cut.
+//! 2. A write that was not synced may survive wholly, partly (sector by sector) or not at all, in any order.
+//! 3. After a failed write or sync nothing is known of unsynced writes; the engine never retries.
+//! 4. `Media::replace` is atomic and durable: afterwards the file has the old content or the new one.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// One file or raw device, addressed by byte offset.
+pub trait Medium: Send + Sync + fmt::Debug {
+    /// Fills `buffer` from `offset`; reading past the end is `UnexpectedEof`.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `bytes` at `offset`.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Forces everything written so far.
+    fn sync(&self) -> io::Result<()>;
+    /// Length in bytes; for a device its capacity.
+    fn len(&self) -> io::Result<u64>;
+    /// Grows to `len` bytes with the space allocated, so that later writes cannot meet a full disk.
+    /// A device is left alone, and refused if it is smaller. Never shrinks.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// A descriptor to map. Its page cache must show what `write_at` wrote.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+    /// The name that errors carry.
+    fn path(&self) -> &Path;
+}
+
+/// Where media come from: a directory tree.
+pub trait Media: Send + Sync + fmt::Debug {
+    /// Opens an existing file or device.
+    fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>>;
+    /// Creates a file that must not exist. The name is durable after [`Media::sync_directory`].
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>>;
+    /// Replaces the content of `path` atomically and durably.
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()>;
+    /// Makes the names in a directory durable.
+    fn sync_directory(&self, path: &Path) -> io::Result<()>;
+}
+
+/// Files and block devices of the running system.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Files;
+
+/// An open file or block device.
+#[derive(Debug)]
+pub struct FileMedium {
+    file: File,
+    path: PathBuf,
+    device: bool,
+}
+
+impl Media for Files {
+    fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
+        FileMedium::from_file(OpenOptions::new().read(true).write(write).open(path)?, path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        FileMedium::from_file(OpenOptions::new().read(true).write(true).create_new(true).open(path)?, path)
+    }
+
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        let staged = path.with_extension("new");
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&staged)?;
+        file.write_all_at(content, 0)?;
+        file.sync_all()?;
+        fs::rename(&staged, path)?;
+        self.sync_directory(path.parent().unwrap_or(Path::new(".")))
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        File::open(path)?.sync_all()
+    }
+}
+
+impl FileMedium {
+    fn from_file(file: File, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let text = "neither a regular file nor a block device";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(Arc::new(FileMedium { file, path: path.to_owned(), device: kind.is_block_device() }))
+    }
+}
+
+impl Medium for FileMedium {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        if self.device {
+            Ok(rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0))?)
+        } else {
+            Ok(self.file.metadata()?.len())
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let now = self.len()?;
+        if len <= now {
+            return Ok(());
+        }
+        if self.device {
+            let text = format!("the device holds {now} bytes and {len} are needed");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
+        use rustix::fs::FallocateFlags;
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), now, len - now) {
+            Ok(()) => Ok(()),
+            // File systems without allocation get a sparse file; a full disk then shows at truncation.
+            Err(rustix::io::Errno::OPNOTSUPP) => self.file.set_len(len),
+            Err(errno) => {
+                // A failed allocation may have extended the file part of the way.
+                let _ = self.file.set_len(now);
+                Err(errno.into())
+            }
+        }
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}

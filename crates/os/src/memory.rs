@@ -1,0 +1,115 @@
+//! How much memory this process may use, and whether it is short of it: control groups of both
+//! versions, physical memory, and pressure stall information.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The memory limits and usage of the control group that this process is in.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    /// The group's folder with the files that follow, if a limit is set there.
+    group: Option<Group>,
+    physical_bytes: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Group {
+    limit_bytes: u64,
+    usage: PathBuf,
+    pressure: Option<PathBuf>,
+    stat: PathBuf,
+}
+
+impl Limits {
+    /// Reads the limits that hold for this process now.
+    pub fn read() -> Limits {
+        let physical_bytes = rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit);
+        Limits { group: group().filter(|g| g.limit_bytes < physical_bytes), physical_bytes }
+    }
+
+    /// The bytes that this process and its group may use: the group's limit or physical memory.
+    pub fn bytes(&self) -> u64 {
+        self.group.as_ref().map_or(self.physical_bytes, |g| g.limit_bytes)
+    }
+
+    /// Whether memory is short: the group's unreclaimable use is near its limit, or tasks have lately
+    /// been stalled for want of memory.
+    pub fn short(&self) -> bool {
+        let near = |group: &Group| {
+            let used = number(&group.usage).unwrap_or(0);
+            used.saturating_sub(reclaimable(&group.stat)) > group.limit_bytes / 10 * 8
+        };
+        let stalled = |path: &Path| stalled_share(path).is_some_and(|share| share > 10.0);
+        match &self.group {
+            Some(group) => near(group) || group.pressure.as_deref().is_some_and(stalled),
+            None => stalled(Path::new("/proc/pressure/memory")),
+        }
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Clean file pages: the kernel takes them back by itself.
+fn reclaimable(stat: &Path) -> u64 {
+    let text = fs::read_to_string(stat).unwrap_or_default();
+    let field = |name: &str| {
+        text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    (field("active_file") + field("inactive_file")).saturating_sub(field("file_dirty").max(field("dirty")))
+}
+
+/// The share of the last ten seconds, in percent, in which some task waited for memory.
+fn stalled_share(path: &Path) -> Option<f64> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().find(|l| l.starts_with("some"))?.split("avg10=").nth(1)?.split(' ').next()?.parse().ok()
+}
+
+/// The tightest limit on the way from this process's group to the root, in version 2 or version 1.
+fn group() -> Option<Group> {
+    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mount = |kind: &str, option: &str| {
+        mounts.lines().map(|l| l.split(' ').collect::<Vec<_>>()).find_map(|f| {
+            let hit = f.len() > 3 && f[2] == kind && (option.is_empty() || f[3].split(',').any(|o| o == option));
+            hit.then(|| PathBuf::from(f[1]))
+        })
+    };
+    let place = |controller: &str| {
+        membership.lines().map(|l| l.splitn(3, ':').collect::<Vec<_>>()).find_map(|f| {
+            let hit = f.len() == 3 && f[1].split(',').any(|c| c == controller);
+            hit.then(|| f[2].trim_start_matches('/').to_owned())
+        })
+    };
+    let mut found: Option<Group> = None;
+    let mut consider = |root: PathBuf, inside: String, limit: &str, usage: &str, pressure: Option<&str>| {
+        // In a container the path may be that of the host, absent here: the mount's root then stands for it.
+        let folder = if root.join(&inside).is_dir() { root.join(&inside) } else { root.clone() };
+        for at in folder.ancestors().take_while(|at| at.starts_with(&root)) {
+            let Some(limit_bytes) = number(&at.join(limit)) else { continue };
+            if found.as_ref().is_none_or(|g| limit_bytes < g.limit_bytes) {
+                let pressure = pressure.map(|name| at.join(name)).filter(|p| p.exists());
+                found = Some(Group { limit_bytes, usage: at.join(usage), pressure, stat: at.join("memory.stat") });
+            }
+        }
+    };
+    if let (Some(root), Some(inside)) = (mount("cgroup2", ""), place("")) {
+        consider(root, inside, "memory.max", "memory.current", Some("memory.pressure"));
+    }
+    if let (Some(root), Some(inside)) = (mount("cgroup", "memory"), place("memory")) {
+        consider(root, inside, "memory.limit_in_bytes", "memory.usage_in_bytes", None);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_always_a_finite_limit() {
+        let limits = Limits::read();
+        assert!(limits.bytes() > 1 << 20 && limits.bytes() <= limits.physical_bytes);
+    }
+}

@@ -1,0 +1,154 @@
+//! Copies between ordinary memory and memory that other threads may be storing to at the same moment.
+//!
+//! Recoverable memory is shared by all threads of a program, and the engine copies from it (old values,
+//! new values, pages for truncation) while the program runs. A plain `memcpy` that races with a store is
+//! undefined behaviour; these copies go through inline assembly, which the compiler must treat as an
+//! access by the machine: a race yields old or new bytes, word by word, and nothing worse. On
+//! architectures without an assembly body here, volatile word accesses stand in.
+
+/// Longest copy done in 8-byte words; beyond it the string instruction of the machine is faster.
+const WORDS_MAX: usize = 512;
+
+#[inline(always)]
+unsafe fn peek64(source: *const u8) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller vouches for 8 readable bytes; `mov` needs no alignment.
+    unsafe {
+        let word: u64;
+        std::arch::asm!("mov {}, qword ptr [{}]", out(reg) word, in(reg) source,
+            options(nostack, preserves_flags, readonly));
+        word
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller vouches for 8 readable bytes; ordinary memory takes unaligned `ldr`.
+    unsafe {
+        let word: u64;
+        std::arch::asm!("ldr {}, [{}]", out(reg) word, in(reg) source,
+            options(nostack, preserves_flags, readonly));
+        word
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    // SAFETY: the caller vouches for 8 readable bytes.
+    unsafe {
+        u64::from_ne_bytes(std::array::from_fn(|i| source.add(i).read_volatile()))
+    }
+}
+
+#[inline(always)]
+unsafe fn poke64(target: *mut u8, word: u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller vouches for 8 writable bytes; `mov` needs no alignment.
+    unsafe {
+        std::arch::asm!("mov qword ptr [{}], {}", in(reg) target, in(reg) word,
+            options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller vouches for 8 writable bytes; ordinary memory takes unaligned `str`.
+    unsafe {
+        std::arch::asm!("str {}, [{}]", in(reg) word, in(reg) target, options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    // SAFETY: the caller vouches for 8 writable bytes.
+    unsafe {
+        for (i, byte) in word.to_ne_bytes().into_iter().enumerate() {
+            target.add(i).write_volatile(byte);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn bulk(source: *const u8, target: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller vouches for `len` readable and writable bytes; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!("rep movsb", inout("rcx") len => _, inout("rsi") source => _,
+            inout("rdi") target => _, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: passed on from the caller.
+    unsafe {
+        words(source, target, len)
+    }
+}
+
+#[inline(always)]
+unsafe fn words(source: *const u8, target: *mut u8, len: usize) {
+    // SAFETY: every access below lies within `len` bytes of both pointers, which the caller vouches for.
+    unsafe {
+        if len < 8 {
+            for i in 0..len {
+                target.add(i).write_volatile(source.add(i).read_volatile());
+            }
+            return;
+        }
+        let mut at = 0;
+        while at + 8 <= len {
+            poke64(target.add(at), peek64(source.add(at)));
+            at += 8;
+        }
+        if at < len {
+            poke64(target.add(len - 8), peek64(source.add(len - 8)));
+        }
+    }
+}
+
+/// Copies `len` bytes where either side may be recoverable memory in use by other threads.
+///
+/// Racing stores may be seen in part, in units of at most eight bytes.
+///
+/// # Safety
+/// `source` must be readable and `target` writable for `len` bytes, and the two must not overlap.
+#[inline(always)]
+pub unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        if len <= WORDS_MAX { words(source, target, len) } else { bulk(source, target, len) }
+    }
+}
+
+/// Whether `len` bytes at `source`, possibly in use by other threads, equal `bytes` at the moment of reading.
+///
+/// # Safety
+/// `source` must be readable for `bytes.len()` bytes.
+pub unsafe fn equals(source: *const u8, bytes: &[u8]) -> bool {
+    let mut chunk = [0u8; 512];
+    bytes.chunks(chunk.len()).enumerate().all(|(i, part)| {
+        // SAFETY: part `i` lies within the caller's `bytes.len()` readable bytes.
+        unsafe { copy(source.add(i * 512), chunk.as_mut_ptr(), part.len()) };
+        &chunk[..part.len()] == part
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_every_length_and_alignment_exactly() {
+        let source: Vec<u8> = (0..2048u32).map(|i| (i * 7 + 3) as u8).collect();
+        for len in (0..80).chain([511, 512, 513, 520, 1000]) {
+            for shift in 0..9 {
+                let mut target = vec![0xAAu8; len + 32];
+                // SAFETY: both sides have room for `len` bytes at their offsets.
+                unsafe { copy(source.as_ptr().add(shift), target.as_mut_ptr().add(8 + shift), len) };
+                assert_eq!(&target[8 + shift..8 + shift + len], &source[shift..shift + len]);
+                assert!(target[..8 + shift].iter().all(|&b| b == 0xAA));
+                assert!(target[8 + shift + len..].iter().all(|&b| b == 0xAA));
+            }
+        }
+    }
+
+    #[test]
+    fn equality_sees_a_difference_in_any_byte() {
+        let mut bytes = vec![5u8; 1500];
+        let copy_of = bytes.clone();
+        for at in [0, 7, 511, 512, 1024, 1499] {
+            bytes[at] ^= 1;
+            // SAFETY: `bytes` is readable for its own length.
+            assert!(!unsafe { equals(bytes.as_ptr(), &copy_of) });
+            bytes[at] ^= 1;
+        }
+        // SAFETY: as above.
+        assert!(unsafe { equals(bytes.as_ptr(), &copy_of) });
+    }
+}
