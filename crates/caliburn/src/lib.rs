@@ -1,1 +1,2 @@
 //! x
+pub use caliburn_engine::*;

@@ -1,1 +1,50 @@
-//! x
+//! Caliburn's engine: recoverable memory with the `redo` policy and declared ranges, after RVM
+//! (Satyanarayanan et al., SOSP 1993).
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`options`], `store`, `catalog` | a store: its directory, locks, options, life |
+//! | `recovery` | opening: what a crash left is found and served |
+//! | `segment`, `sums` | named backing storage, and the checksums beside it |
+//! | `region`, `mapping` | parts of segments in memory |
+//! | `transaction`, `slot` | groups of changes, and what each has announced |
+//! | `flush` | from the stage to the log; group commit |
+//! | `pages`, `truncation`, `patches` | from the log to the segments |
+//! | `prepared` | undecided transactions |
+//! | `check`, `history`, `query` | looking at a store |
+
+mod catalog;
+mod check;
+mod error;
+mod flush;
+mod history;
+mod mapping;
+pub mod options;
+mod pages;
+mod patches;
+mod prepared;
+mod query;
+mod recovery;
+mod region;
+mod segment;
+mod slot;
+mod store;
+mod sums;
+mod transaction;
+mod truncation;
+
+pub use caliburn_log::image::Damage;
+pub use caliburn_log::log::MediaError;
+pub use caliburn_log::SegmentId;
+pub use caliburn_os::medium;
+pub use check::{Problem, Report, check};
+pub use error::{CloseError, CommitError, Failure, MapError, OpenError, RangeError, SegmentError};
+pub use history::{Change, Event, Filter, History};
+pub use options::{Options, Tuning};
+pub use prepared::Prepared;
+pub use query::{Query, RegionQuery, Statistics};
+pub use region::{Region, UnmapError};
+pub use segment::Segment;
+pub use store::{BeginError, Store};
+pub use transaction::{Class, Mode, OldValue, Ticket, Transaction, TransactionId};
+pub use zerocopy;

@@ -34,15 +34,14 @@ pub struct Damage {
 pub struct Image {
     head: Lsn,
     bytes: Vec<u8>,
-    incarnation: u32,
-}
+    }
 
 impl Image {
     /// Reads `[from, to)`, which the caller knows to hold whole valid records.
     pub fn read(medium: &dyn Medium, capacity: u64, from: Lsn, to: Lsn) -> Result<Image, MediaError> {
         let mut bytes = vec![0; (to.0 - from.0) as usize];
         read_ring(medium, capacity, from, &mut bytes)?;
-        Ok(Image { head: from, bytes, incarnation: 0 })
+        Ok(Image { head: from, bytes })
     }
 
     /// Reads from the head of a log until its tail, calling `each` with every valid record. Damage is
@@ -75,7 +74,7 @@ impl Image {
         }
         let damage = find_damage(medium, status, &mut bytes, have, at, incarnation)?;
         bytes.truncate(at as usize);
-        Ok((Image { head, bytes, incarnation }, damage))
+        Ok((Image { head, bytes }, damage))
     }
 
     /// First position.
@@ -88,21 +87,9 @@ impl Image {
         Lsn(self.head.0 + self.bytes.len() as u64)
     }
 
-    /// Opening that wrote the last record.
-    pub fn incarnation(&self) -> u32 {
-        self.incarnation
-    }
-
-    /// The bytes at and after a position.
-    pub fn bytes_at(&self, position: usize) -> &[u8] {
-        &self.bytes[position..]
-    }
-
-    /// Where in this image a slice borrowed from it begins.
-    pub fn position_of(&self, part: &[u8]) -> usize {
-        let at = part.as_ptr().addr() - self.bytes.as_ptr().addr();
-        assert!(at + part.len() <= self.bytes.len(), "the slice was borrowed from this image");
-        at
+    /// The bytes themselves.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
     }
 
     /// The records, oldest first.

@@ -99,6 +99,13 @@ impl<'a> Record<'a> {
         Ranges { rest: self.ranges }
     }
 
+    /// Where in the record a part of its body begins.
+    #[inline]
+    pub fn offset_of(&self, part: &[u8]) -> usize {
+        let before = self.len as usize - size_of::<Trailer>() - self.ranges.len();
+        before + (part.as_ptr().addr() - self.ranges.as_ptr().addr())
+    }
+
     /// The ranges as stored, to be put into another record.
     pub fn body(&self) -> &'a [u8] {
         self.ranges
@@ -208,6 +215,21 @@ pub fn encode(out: &mut Vec<u8>, kind: Kind, place: Place, prefix: &[u8], ranges
     out.extend_from_slice(frame.trailer.as_bytes());
     let crc = crc32c::crc32c(&out[start + 4..]);
     out[start..start + 4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// The CRC-32C that [`Frame::finish`] wants of a body.
+pub fn body_crc(body: &[u8]) -> u32 {
+    crc32c::crc32c(body)
+}
+
+/// Kind, length and ranges of the first of several records that this process encoded.
+#[inline]
+pub fn peel(bytes: &[u8]) -> Option<(Kind, usize, &[u8])> {
+    let (header, rest) = RecordHeader::ref_from_prefix(bytes).ok()?;
+    let len = header.units.get() as usize * ALIGN;
+    let kind = Kind::from_byte(header.kind)?;
+    let (_, _, ranges) = split_prefix(kind, rest.get(..len - FRAME)?)?;
+    Some((kind, len, ranges))
 }
 
 /// What [`decode`] made of the bytes at a position.

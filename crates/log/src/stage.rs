@@ -96,9 +96,11 @@ struct LaneWork {
 // SAFETY: `work` is only touched by the thread that made `turn` odd (see `Stage::enter`).
 unsafe impl Sync for Lane {}
 
-/// What the flusher knows of a chunk. `consumed` belongs to the holder of the flush lock.
+/// What the flusher knows of a chunk: how far it was collected, and how far that is in the log. Both
+/// belong to the holder of the flush lock.
 #[derive(Debug, Default)]
 struct Chunk {
+    collected: AtomicU64,
     consumed: AtomicU64,
     retired: AtomicBool,
 }
@@ -133,9 +135,17 @@ impl Body {
     }
 }
 
-/// Reads what a stage holds beyond the log: records of this boot not folded yet, oldest first. Empty
-/// for a stage of another boot.
-pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Vec<(u64, Vec<u8>)>, StageError> {
+/// What a stage holds beyond the log.
+#[derive(Debug, Default)]
+pub struct Leftovers {
+    /// Stamps and bodies of the records that were not folded, oldest first.
+    pub records: Vec<(u64, Vec<u8>)>,
+    /// No stamp in the stage is greater.
+    pub last: u64,
+}
+
+/// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
+pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers, StageError> {
     let bad = |offset, defect| StageError::Bad { path: medium.path().to_owned(), offset, defect };
     let read = |offset, len| {
         let mut bytes = vec![0; len];
@@ -148,20 +158,21 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Vec<(u64,
         }
     };
     if medium.len().map_err(|e| MediaError::new("measure the stage", medium, 0, e))? == 0 {
-        return Ok(Vec::new());
+        return Ok(Leftovers::default());
     }
     let block = read(0, BLOCK)?;
     if block.iter().all(|byte| *byte == 0) {
-        return Ok(Vec::new());
+        return Ok(Leftovers::default());
     }
     format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store)).map_err(|d| bad(0, d))?;
     let (header, _) = StageHeader::read_from_prefix(&block).expect("a block holds a header");
     if header.boot != *boot {
-        return Ok(Vec::new());
+        return Ok(Leftovers::default());
     }
     let folded = u64::from_ne_bytes(block[STAGE_FOLDED..STAGE_FOLDED + 8].try_into().expect("eight bytes"));
     let chunk_bytes = header.chunk_bytes.get();
     let mut found = Vec::new();
+    let mut last = if folded == u64::MAX { 0 } else { folded };
     for chunk in 0..header.chunks.get() {
         let start = BLOCK as u64 + chunk * chunk_bytes;
         let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));
@@ -176,6 +187,7 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Vec<(u64,
                 return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
             }
             if staged.stamp >= folded {
+                last = last.max(staged.stamp);
                 found.push((staged.stamp, staged.body.to_vec()));
             }
             at = next;
@@ -186,7 +198,7 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Vec<(u64,
         }
     }
     found.sort_by_key(|(stamp, _)| *stamp);
-    Ok(found)
+    Ok(Leftovers { records: found, last })
 }
 
 fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
@@ -334,6 +346,13 @@ impl Stage {
         true
     }
 
+    /// Whether every published record was collected.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.iter().enumerate().all(|(number, chunk)| {
+            chunk.consumed.load(Ordering::Acquire) == self.published(number as u32).load(Ordering::Acquire)
+        })
+    }
+
     /// Chunks that nobody uses.
     pub fn free_chunks(&self) -> usize {
         self.free.lock().expect("no panic under this lock").len()
@@ -362,7 +381,8 @@ impl Stage {
     }
 
     /// The records stamped before `horizon` that were not folded yet, in stamp order. Only for the
-    /// holder of the flush lock: what is returned stays in place until [`Stage::fold`].
+    /// holder of the flush lock: what is returned stays in place until [`Stage::fold`], and is returned
+    /// again if that is not called.
     pub fn collect<'a>(&'a self, horizon: u64, found: &mut Vec<Staged<'a>>) {
         for (number, chunk) in self.chunks.iter().enumerate() {
             let published = self.published(number as u32).load(Ordering::Acquire) as usize;
@@ -381,7 +401,7 @@ impl Stage {
                 found.push(staged);
                 at = next;
             }
-            chunk.consumed.store(at as u64, Ordering::Relaxed);
+            chunk.collected.store(at as u64, Ordering::Relaxed);
         }
         found.sort_by_key(|staged| staged.stamp);
     }
@@ -393,9 +413,12 @@ impl Stage {
         let mut freed = false;
         for (number, chunk) in self.chunks.iter().enumerate() {
             let published = self.published(number as u32);
-            let done = chunk.consumed.load(Ordering::Relaxed) == published.load(Ordering::Acquire);
+            let collected = chunk.collected.load(Ordering::Relaxed);
+            chunk.consumed.store(collected, Ordering::Release);
+            let done = collected == published.load(Ordering::Acquire);
             if chunk.retired.load(Ordering::Acquire) && done {
                 published.store(0, Ordering::Release);
+                chunk.collected.store(0, Ordering::Relaxed);
                 chunk.consumed.store(0, Ordering::Relaxed);
                 chunk.retired.store(false, Ordering::Relaxed);
                 self.free.lock().expect("no panic under this lock").push(number as u32);
@@ -454,9 +477,9 @@ mod tests {
             put(&stage, value as usize % 3, value).unwrap();
         }
         drop(stage);
-        let found = leftovers(&*medium, &STORE, &BOOT).unwrap();
+        let found = leftovers(&*medium, &STORE, &BOOT).unwrap().records;
         assert_eq!(values(&found), (10..20).collect::<Vec<_>>());
-        assert!(leftovers(&*medium, &STORE, &[2; 16]).unwrap().is_empty(), "another boot's stage was read");
+        assert!(leftovers(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(), "another boot's stage was read");
         let error = leftovers(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
         assert!(error.contains("another store"), "{error}");
     }
@@ -472,7 +495,7 @@ mod tests {
         }));
         assert!(dead.is_err());
         put(&stage, 0, 2).unwrap();
-        assert_eq!(values(&leftovers(&*medium, &STORE, &BOOT).unwrap()), [1, 2]);
+        assert_eq!(values(&leftovers(&*medium, &STORE, &BOOT).unwrap().records), [1, 2]);
     }
 
     #[test]

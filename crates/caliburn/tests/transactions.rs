@@ -1,0 +1,364 @@
+//! What transactions promise while nothing crashes, and across orderly and disorderly ends.
+
+use caliburn::{Class, Mode, Options, RangeError, Region, Store, Tuning};
+use std::path::Path;
+use std::time::Duration;
+
+fn options() -> Options {
+    let mut options = Store::options();
+    options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
+    options
+}
+
+fn open(path: &Path) -> Store {
+    options().open(path).unwrap()
+}
+
+fn region(store: &Store) -> Region {
+    store.segment_or_create("data", 1 << 20).unwrap().map_all().unwrap()
+}
+
+fn clean(path: &Path) {
+    let report = caliburn::check(path).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
+#[test]
+fn a_committed_change_is_there_after_reopening_and_an_aborted_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path);
+    let memory = region(&store);
+    for (class, at) in [(Class::Process, 0), (Class::Power, 8), (Class::Os, 16)] {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, at, &(at as u64 + 1)).unwrap();
+        tx.commit(class).unwrap();
+    }
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&memory, 0, &99u64).unwrap();
+    tx.store(&memory, 4096, &99u64).unwrap();
+    assert_eq!(memory.load::<u64>(0), 99);
+    tx.abort();
+    assert_eq!((memory.load::<u64>(0), memory.load::<u64>(4096)), (1, 0));
+    memory.unmap().unwrap();
+    store.close().unwrap();
+    clean(&path);
+    let store = open(&path);
+    let memory = region(&store);
+    assert_eq!([0, 8, 16, 4096].map(|at| memory.load::<u64>(at)), [1, 9, 17, 0]);
+    drop((memory, store));
+    clean(&path);
+}
+
+#[test]
+fn a_store_left_without_closing_is_recovered() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    for round in 0..5u64 {
+        let store = open(&path);
+        let memory = region(&store);
+        assert_eq!(memory.load::<u64>(0), round);
+        assert_eq!(memory.load::<u64>(8192), round * 10);
+        let mut tx = store.begin(Mode::NoRestore).unwrap();
+        tx.store(&memory, 0, &(round + 1)).unwrap();
+        tx.store(&memory, 8192, &((round + 1) * 10)).unwrap();
+        tx.commit(if round % 2 == 0 { Class::Process } else { Class::Power }).unwrap();
+        // As a killed process leaves it: nothing is flushed, truncated or marked.
+        leave(store, memory);
+    }
+}
+
+/// Copies the store's files as they are now, which is what a killed process leaves, and goes on there.
+fn leave(store: Store, memory: Region) {
+    let path = store.path().to_owned();
+    let copy = path.with_extension("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for entry in std::fs::read_dir(&path).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    drop((memory, store));
+    std::fs::remove_dir_all(&path).unwrap();
+    clean(&copy);
+    std::fs::rename(&copy, &path).unwrap();
+}
+
+#[test]
+fn ranges_declared_twice_overlapping_or_adjacent_are_logged_once_and_restored_exactly() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"));
+    let memory = region(&store);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    let first: Vec<u8> = (0..200).collect();
+    tx.write(&memory, 100, &first).unwrap();
+    tx.commit(Class::Process).unwrap();
+
+    // Order and shape: after, before, inside, bridging, identical.
+    for ranges in [vec![120..140, 140..150, 110..120, 125..130, 100..160, 100..160], vec![100..110, 130..140, 105..135]] {
+        let before = store.statistics();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        for range in &ranges {
+            tx.write(&memory, range.start, &vec![0xEE; range.len()]).unwrap();
+        }
+        tx.abort();
+        let mut now = vec![0; 200];
+        memory.read(100, &mut now);
+        assert_eq!(now, first);
+
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        for range in &ranges {
+            tx.set_range(&memory, range.clone()).unwrap();
+        }
+        tx.commit(Class::Process).unwrap();
+        let after = store.statistics();
+        let hull = ranges.iter().map(|r| r.end).max().unwrap() - ranges.iter().map(|r| r.start).min().unwrap();
+        let logged = after.committed_log_bytes - before.committed_log_bytes;
+        assert_eq!(logged, 16 + (hull as u64).next_multiple_of(8), "one range of {hull} bytes");
+        assert!(after.duplicate_bytes > before.duplicate_bytes);
+    }
+}
+
+#[test]
+fn many_ranges_many_transactions_many_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path);
+    let memory = region(&store);
+    // Each thread owns every fourth 64-byte cell; each transaction changes 100 of them, far beyond the
+    // slot's own list; every other one aborts. Truncation runs all the while: the log is 1 MiB.
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let (store, memory) = (&store, &memory);
+            scope.spawn(move || {
+                for round in 1..=600u64 {
+                    let mut tx = store.begin(Mode::Restore).unwrap();
+                    for i in 0..100 {
+                        let cell = (i * 37 + round as usize * 11) % 4096 * 4 + thread;
+                        tx.store(memory, cell * 64, &round).unwrap();
+                    }
+                    if round % 2 == 0 {
+                        tx.abort();
+                    } else {
+                        tx.commit(if round % 15 == 0 { Class::Power } else { Class::Process }).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let mut expected = vec![0u64; 16384];
+    for thread in 0..4 {
+        for round in (1..=600u64).filter(|r| r % 2 == 1) {
+            for i in 0..100 {
+                expected[(i * 37 + round as usize * 11) % 4096 * 4 + thread] = round;
+            }
+        }
+    }
+    let found = |memory: &Region| (0..16384).map(|cell| memory.load::<u64>(cell * 64)).collect::<Vec<_>>();
+    assert_eq!(found(&memory), expected);
+    let statistics = store.statistics();
+    assert_eq!((statistics.committed, statistics.aborted), (1200, 1200));
+    assert!(statistics.truncations + statistics.epochs > 0, "{statistics:?}");
+    drop((memory, store));
+    clean(&path);
+    let store = open(&path);
+    assert_eq!(found(&region(&store)), expected);
+}
+
+#[test]
+fn a_transaction_over_several_regions_and_segments_is_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path);
+    let a = store.create_segment("a", 1 << 20).unwrap();
+    let b = store.create_segment("b", 1 << 20).unwrap();
+    let (a1, a2, b1) = (a.map(0..65536).unwrap(), a.map(131072..196608).unwrap(), b.map_all().unwrap());
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    for region in [&a1, &a2, &b1] {
+        tx.store(region, 65528, &7u64).unwrap();
+    }
+    tx.commit(Class::Power).unwrap();
+    drop((a1, a2, b1));
+    store.close().unwrap();
+    let store = open(&path);
+    let a = store.segment("a").unwrap().map_all().unwrap();
+    assert_eq!((a.load::<u64>(65528), a.load::<u64>(196600), a.load::<u64>(0)), (7, 7, 0));
+    assert_eq!(store.segment("b").unwrap().map_all().unwrap().load::<u64>(65528), 7);
+}
+
+#[test]
+fn sizes_around_every_limit_commit_and_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    // Stage chunks of 32 KiB and a log of 1 MiB: around each, one byte less, exact, one more.
+    let sizes = [1, 7, 8, 9, 4095, 4096, 4097, 32600, 32688, 32689, 32700, 32768, 65536, 500_000, 1_000_000];
+    for (i, size) in sizes.into_iter().enumerate() {
+        let store = open(&path);
+        let memory = region(&store);
+        let value = vec![i as u8 + 1; size];
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&memory, 3, &value).unwrap();
+        tx.commit(Class::Process).unwrap();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&memory, 3, &vec![0xFF; size]).unwrap();
+        tx.abort();
+        leave(store, memory);
+        let store = open(&path);
+        let memory = region(&store);
+        let mut found = vec![0; size];
+        memory.read(3, &mut found);
+        assert_eq!(found, value, "{size} bytes");
+    }
+}
+
+#[test]
+fn numbers_of_ranges_around_every_limit_commit_and_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    for count in [1usize, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 256, 2051, 2052, 2053, 5000] {
+        let store = open(&path);
+        let memory = region(&store);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        for i in 0..count {
+            tx.store(&memory, i * 200, &(count as u64 + i as u64)).unwrap();
+        }
+        tx.commit(Class::Process).unwrap();
+        leave(store, memory);
+        let store = open(&path);
+        let memory = region(&store);
+        assert!((0..count).all(|i| memory.load::<u64>(i * 200) == (count + i) as u64), "{count} ranges");
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_log_is_refused_before_anything_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path);
+    let memory = store.create_segment("big", 8 << 20).unwrap().map_all().unwrap();
+    for mode in [Mode::Restore, Mode::NoRestore] {
+        let mut tx = store.begin(mode).unwrap();
+        tx.store(&memory, 0, &5u64).unwrap();
+        let error = tx.write(&memory, 4096, &vec![1; 2 << 20]).unwrap_err();
+        let RangeError::LogTooSmall { needed, capacity } = error else { panic!("{error}") };
+        assert!(needed > 2 << 20 && capacity == 1 << 20, "{needed} {capacity}");
+        assert_eq!(memory.load::<u64>(4096), 0);
+        // The transaction goes on.
+        tx.commit(Class::Power).unwrap();
+        assert_eq!(memory.load::<u64>(0), 5);
+    }
+    // Declaring the same bytes again and again takes no space.
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    for _ in 0..100 {
+        tx.set_range(&memory, 0..500_000).unwrap();
+    }
+    tx.commit(Class::Process).unwrap();
+}
+
+#[test]
+fn lazy_commits_are_forced_within_the_interval_and_by_flush() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options();
+    let store = options
+        .tuning(Tuning { flush_interval: Duration::from_millis(20), ..Tuning::default() })
+        .open(dir.path().join("s"))
+        .unwrap();
+    let memory = region(&store);
+    for round in 0..3u64 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, 0, &round).unwrap();
+        let ticket = tx.commit_async().unwrap();
+        if round == 1 {
+            store.flush().unwrap();
+            assert!(ticket.is_durable());
+        }
+        ticket.wait().unwrap();
+    }
+    // Without anybody asking.
+    let forces = store.statistics().forces;
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&memory, 0, &9u64).unwrap();
+    tx.commit(Class::Process).unwrap();
+    let start = std::time::Instant::now();
+    while store.statistics().forces == forces {
+        assert!(start.elapsed() < Duration::from_secs(20), "the interval passed without a force");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn superseded_bytes_of_lazy_commits_are_dropped_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut options = options();
+    options.tuning(Tuning { flush_interval: Duration::from_secs(3600), ..Tuning::default() });
+    let store = options.open(&path).unwrap();
+    let memory = region(&store);
+    for round in 0..100u64 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, 0, &round).unwrap();
+        tx.store(&memory, 800 + round as usize * 8, &round).unwrap();
+        tx.commit(Class::Process).unwrap();
+    }
+    store.flush().unwrap();
+    let statistics = store.statistics();
+    assert_eq!(statistics.merged_transactions, 100);
+    // 99 of the 100 stores to offset 0, with their headers, and the frames of 99 records.
+    assert_eq!(statistics.merged_bytes, 99 * 24 + 99 * 40);
+    leave(store, memory);
+    let store = options.open(&path).unwrap();
+    let memory = region(&store);
+    assert_eq!(memory.load::<u64>(0), 99);
+    assert!((0..100u64).all(|i| memory.load::<u64>(800 + i as usize * 8) == i));
+}
+
+#[test]
+fn a_commit_hands_back_the_old_values_it_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"));
+    let memory = region(&store);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, 10, b"before").unwrap();
+    tx.commit(Class::Process).unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, 10, b"after!").unwrap();
+    let old = tx.commit_returning_old(Class::Process).unwrap();
+    assert_eq!(old.len(), 1);
+    assert_eq!((old[0].offset, &old[0].bytes[..]), (10, &b"before"[..]));
+}
+
+#[test]
+fn query_tells_who_is_uncommitted_where() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"));
+    let memory = region(&store);
+    let mut one = store.begin(Mode::Restore).unwrap();
+    one.store(&memory, 0, &1u64).unwrap();
+    let two = store.begin(Mode::Restore).unwrap();
+    assert_eq!(memory.query().uncommitted, [one.id()]);
+    assert_eq!(store.query().uncommitted, 2);
+    two.commit(Class::Process).unwrap();
+    one.commit(Class::Power).unwrap();
+    assert_eq!((memory.query().uncommitted.len(), memory.query().dirty_pages), (0, 1));
+    assert!(store.query().log_used > 0);
+    store.truncate().unwrap();
+    assert_eq!((memory.query().dirty_pages, store.query().log_used, store.query().dirty_pages), (0, 0, 0));
+}
+
+#[test]
+fn hundreds_of_transactions_of_one_thread_may_be_open_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"));
+    let memory = region(&store);
+    let mut open: Vec<_> = (0..1000usize)
+        .map(|i| {
+            let mut tx = store.begin(Mode::Restore).unwrap();
+            tx.store(&memory, i * 8, &(i as u64 + 1)).unwrap();
+            tx
+        })
+        .collect();
+    assert_eq!(memory.query().uncommitted.len(), 1000);
+    for (i, tx) in open.drain(..).enumerate() {
+        if i % 3 == 0 { tx.abort() } else { tx.commit(Class::Process).unwrap() }
+    }
+    assert!((0..1000usize).all(|i| memory.load::<u64>(i * 8) == if i % 3 == 0 { 0 } else { i as u64 + 1 }));
+}

@@ -1,0 +1,191 @@
+//! `check`: verifies a whole store without writing to it.
+//!
+//! 1. catalog, segment headers, sums headers, both status pages, the stage
+//! 2. every record of the live log, and that nothing forced is missing behind its tail
+//! 3. that each range lies within a segment of the catalog
+//! 4. the checksum of every 4 KiB of every segment, except where the live log is to write anyway
+
+use crate::catalog::Catalog;
+use crate::error::OpenError;
+use crate::patches::Patches;
+use crate::prepared::{self, PreparedTable};
+use crate::recovery;
+use crate::segment::SegmentState;
+use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
+use caliburn_log::image::Image;
+use caliburn_log::log;
+use caliburn_log::stage;
+use caliburn_os::host;
+use caliburn_os::medium::{Files, Media};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Something wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The file or device.
+    pub path: PathBuf,
+    /// Where in it, bytes.
+    pub offset: u64,
+    /// What.
+    pub text: String,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Damage. Empty for a sound store.
+    pub problems: Vec<Problem>,
+    /// Worth knowing, not damage.
+    pub notes: Vec<String>,
+    /// Segments looked at.
+    pub segments: u64,
+    /// Bytes of segment data verified.
+    pub data_bytes: u64,
+    /// Records of the live log verified.
+    pub records: u64,
+    /// Transactions in them.
+    pub transactions: u64,
+    /// Undecided prepared transactions.
+    pub prepared: u64,
+}
+
+impl Report {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn problem(&mut self, path: &Path, offset: u64, text: impl ToString) {
+        self.problems.push(Problem { path: path.to_owned(), offset, text: text.to_string() });
+    }
+}
+
+/// Verifies the store in a directory, which nobody may have open for writing.
+///
+/// # Errors
+/// When it cannot be looked at: not a store, in use, a file that cannot be read. Damage is in the report.
+pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
+    let dir = dir.as_ref();
+    let mut report = Report::default();
+    if !dir.join(recovery::CATALOG).exists() {
+        return Err(OpenError::NotAStore { path: dir.to_owned() });
+    }
+    let _lock = recovery::lock(dir, true)?;
+    let catalog = match recovery::read_catalog(dir) {
+        Ok(catalog) => catalog,
+        Err(OpenError::Catalog { path, offset, defect }) => {
+            report.problem(&path, offset, defect);
+            return Ok(report);
+        }
+        Err(other) => return Err(other),
+    };
+    let mut segments = Vec::new();
+    for entry in &catalog.segments {
+        match SegmentState::open(&Files, dir, &catalog.store, entry, false) {
+            Ok(segment) => segments.push(Arc::new(segment)),
+            Err(error) => {
+                let path = Catalog::resolve(dir, &entry.path);
+                report.problem(&path, 0, error);
+            }
+        }
+    }
+    report.segments = catalog.segments.len() as u64;
+    if let Some(patches) = check_log(dir, &catalog, &segments, &mut report)? {
+        for segment in &segments {
+            check_sums(segment, &patches, &mut report)?;
+        }
+    }
+    Ok(report)
+}
+
+/// Verifies log and stage; what they would write to the segments, if they are sound.
+fn check_log(dir: &Path, catalog: &Catalog, segments: &[Arc<SegmentState>], report: &mut Report) -> Result<Option<Patches>, OpenError> {
+    let path = Catalog::resolve(dir, &catalog.log_path);
+    let medium = match Files.open(&path, false) {
+        Ok(medium) => medium,
+        Err(error) => {
+            report.problem(&path, 0, format!("cannot be opened: {error}"));
+            return Ok(None);
+        }
+    };
+    for at in STATUS_AT {
+        let mut page = vec![0; BLOCK];
+        let bad = medium.read_at(&mut page, at).is_err()
+            || format::unseal(&page, LOG_MAGIC, "log", Some(&catalog.store)).is_err();
+        if bad {
+            let text = "status page is not valid; its twin serves. A crash while it was written leaves it so";
+            report.notes.push(format!("log {}, offset {at}: {text}", path.display()));
+        }
+    }
+    let status = match log::read_status(&*medium, Some(&catalog.store)) {
+        Ok(status) => status,
+        Err(error) => {
+            report.problem(&path, 0, error);
+            return Ok(None);
+        }
+    };
+    let mut patches = Patches::new(Lsn(status.head.get()));
+    let mut prepared = PreparedTable::new();
+    let mut stray = Vec::new();
+    let capacity = status.capacity.get();
+    let (image, damage) = Image::scan(&*medium, &status, |record| {
+        report.records += 1;
+        report.transactions += record.transactions;
+        let known = |r: caliburn_log::record::Range<'_>| {
+            let end = r.offset.checked_add(r.bytes.len() as u64);
+            segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
+        };
+        if let Some(range) = record.ranges().find(|r| !known(*r)) {
+            let text = format!("the record at LSN {} has a range at {} of segment {}, which has no such bytes", record.lsn, range.offset, range.segment.0);
+            stray.push((recovery::log_offset(record.lsn, capacity), text));
+        } else {
+            patches.note(record);
+        }
+        prepared::recover(&mut prepared, record);
+    })?;
+    patches.fill(image);
+    for (offset, text) in stray {
+        report.problem(&path, offset, text);
+    }
+    if let Some(damage) = damage {
+        report.problem(&path, damage.offset, &damage);
+    }
+    report.prepared = prepared.len() as u64;
+    let stage_path = dir.join("stage");
+    match Files.open(&stage_path, false) {
+        Ok(medium) => {
+            let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+            match stage::leftovers(&*medium, &catalog.store, &boot) {
+                Ok(left) if left.records.is_empty() => {}
+                Ok(left) => report.notes.push(format!("{} commits of a killed process await recovery in the stage", left.records.len())),
+                Err(stage::StageError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
+                Err(error) => report.problem(&stage_path, 0, error),
+            }
+        }
+        Err(error) => report.notes.push(format!("stage {}: {error}; it is made anew at opening", stage_path.display())),
+    }
+    Ok(Some(patches))
+}
+
+fn check_sums(segment: &SegmentState, patches: &Patches, report: &mut Report) -> Result<(), OpenError> {
+    // Truncation writes whole pages of the machine it runs on.
+    let page = (caliburn_os::page_size() / SUM_UNIT) as u64;
+    let mut excused = BTreeSet::new();
+    for range in patches.of_segment(segment.id) {
+        let last = (range.offset + range.bytes.len().max(1) as u64 - 1) / SUM_UNIT as u64;
+        excused.extend(range.offset / SUM_UNIT as u64 / page..=last / page);
+    }
+    let damaged = segment.damaged_units(|unit| excused.contains(&(unit / page)))?;
+    for run in damaged.chunk_by(|a, b| a + 1 == *b) {
+        let offset = SEGMENT_DATA + run[0] * SUM_UNIT as u64;
+        let text = format!(
+            "{} bytes of segment {:?} from its byte {} do not match their checksums: the file was damaged or changed by another program",
+            run.len() * SUM_UNIT, segment.name, run[0] * SUM_UNIT as u64
+        );
+        report.problem(segment.medium.path(), offset, text);
+    }
+    report.data_bytes += segment.len();
+    Ok(())
+}

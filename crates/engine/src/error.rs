@@ -1,0 +1,322 @@
+//! What can go wrong, one enum per operation. Every message says what, where, and what to do.
+
+use caliburn_log::format::Defect;
+use caliburn_log::image::Damage;
+use caliburn_log::log::{LogError, MediaError};
+use caliburn_log::stage::StageError;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The store has failed: a write or a force went wrong, and nothing after it can be trusted. Every later
+/// operation reports the same failure. What was acknowledged is in the log; reopen the store to recover.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the store has failed and takes no more changes; close it, mend the cause and reopen it: {cause}")]
+pub struct Failure {
+    /// The first thing that went wrong.
+    #[source]
+    pub cause: Arc<MediaError>,
+}
+
+/// Why a store could not be created, opened or checked.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// An operation on the directory or one of its files failed.
+    #[error("{action} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Reading, writing or forcing a medium failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// Another process, or another place in this one, has the store open.
+    #[error("store {} is in use by {holder}: one process at a time opens a store", path.display())]
+    InUse {
+        /// The store.
+        path: PathBuf,
+        /// Who has it.
+        holder: String,
+    },
+    /// There is no store in that directory.
+    #[error("{} is not a store: it has no file named \"catalog\" (create one with `caliburn create`, or Options::create)", path.display())]
+    NotAStore {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A store is already there.
+    #[error("{} already holds a store or other files: choose another directory", path.display())]
+    Exists {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// An option has a value that cannot work.
+    #[error("option {name} = {value}: {why}")]
+    Option {
+        /// The option.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is wrong and which values work.
+        why: String,
+    },
+    /// The catalog is unusable.
+    #[error("catalog {}, offset {offset}: {defect}", path.display())]
+    Catalog {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
+    /// The log is unusable.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The stage is unusable.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// Records that were forced are missing from the log.
+    #[error(transparent)]
+    Damaged(#[from] Damage),
+    /// A segment is unusable.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+}
+
+impl OpenError {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+        let path = path.to_owned();
+        move |source| OpenError::Io { action, path, source }
+    }
+}
+
+/// Why a segment could not be created, found, grown or read.
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    /// There is a segment of that name.
+    #[error("the store already has a segment named {name:?}")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// There is no segment of that name.
+    #[error("the store has no segment named {name:?}; `caliburn info` lists those it has")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// The name cannot be used.
+    #[error("a segment's name is 1 to 255 bytes of letters, digits, '.', '_' and '-', not beginning with '.': {name:?}")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The length cannot be used.
+    #[error("segment {name:?}: {len} bytes: {why}")]
+    Length {
+        /// The segment.
+        name: String,
+        /// The length asked for.
+        len: u64,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// The medium is not this segment.
+    #[error("segment {}, offset {offset}: {defect}", path.display())]
+    Bad {
+        /// The file or device.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
+    /// A file could not be opened or made.
+    #[error("{action} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Reading, writing or forcing failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The store has failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The store was opened read-only.
+    #[error("the store was opened read-only")]
+    ReadOnly,
+}
+
+/// Why a region could not be mapped, grown or unmapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// Start, end or address is not a multiple of the page size.
+    #[error("segment {segment:?}, bytes {start}..{end}: regions are whole pages of {page} bytes, and at least one")]
+    Alignment {
+        /// The segment.
+        segment: String,
+        /// First byte.
+        start: u64,
+        /// End.
+        end: u64,
+        /// Page size.
+        page: usize,
+    },
+    /// The region lies outside the segment.
+    #[error("segment {segment:?}, bytes {start}..{end}: the segment has {len} bytes; grow it first")]
+    OutOfBounds {
+        /// The segment.
+        segment: String,
+        /// First byte.
+        start: u64,
+        /// End.
+        end: u64,
+        /// Bytes of the segment.
+        len: u64,
+    },
+    /// Part of it is mapped already.
+    #[error("segment {segment:?}, bytes {start}..{end}: bytes {mapped_start}..{mapped_end} are mapped already; each part of a segment is mapped once")]
+    Mapped {
+        /// The segment.
+        segment: String,
+        /// First byte.
+        start: u64,
+        /// End.
+        end: u64,
+        /// First byte of the region in the way.
+        mapped_start: u64,
+        /// Its end.
+        mapped_end: u64,
+    },
+    /// The address range is in use.
+    #[error("segment {segment:?}: {len} bytes at address {address:#x} are not free in this process; nothing was mapped or moved")]
+    AddressTaken {
+        /// The segment.
+        segment: String,
+        /// The address.
+        address: usize,
+        /// Bytes wanted.
+        len: usize,
+    },
+    /// The region cannot become that long.
+    #[error("segment {segment:?}: the region has address space for {reserved} bytes and {wanted} were asked for; map it anew with Options::reserve_bytes or unmap and map again")]
+    Reserved {
+        /// The segment.
+        segment: String,
+        /// Bytes reserved.
+        reserved: usize,
+        /// Bytes wanted.
+        wanted: u64,
+    },
+    /// Uncommitted transactions have declared ranges in the region.
+    #[error("segment {segment:?}: {transactions} uncommitted transaction(s) have ranges in the region; commit or abort them first")]
+    Uncommitted {
+        /// The segment.
+        segment: String,
+        /// How many.
+        transactions: usize,
+    },
+    /// The system refused the mapping.
+    #[error("map {len} bytes of segment {segment:?}: {source}")]
+    Io {
+        /// The segment.
+        segment: String,
+        /// Bytes wanted.
+        len: u64,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The segment's address could not be remembered, or the segment could not be read.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    /// The store has failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+/// Why a range could not be declared. Nothing was declared and the transaction goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum RangeError {
+    /// The range leaves the region.
+    #[error("range of {len} bytes at {start} of segment {segment:?}: the region there holds bytes {region_start}..{region_end}")]
+    OutOfBounds {
+        /// The segment.
+        segment: String,
+        /// First byte, as an offset in the segment.
+        start: u64,
+        /// Bytes.
+        len: u64,
+        /// First byte of the region.
+        region_start: u64,
+        /// Its end.
+        region_end: u64,
+    },
+    /// No region is mapped at the address.
+    #[error("range of {len} bytes at address {address:#x}: no single region of this store is mapped there")]
+    NotMapped {
+        /// The address.
+        address: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// The transaction would not fit the log.
+    #[error("the transaction's changes need a log of at least {needed} bytes and this one has {capacity}: commit in smaller pieces, or make a store with a larger log (Options::log_bytes)")]
+    LogTooSmall {
+        /// Bytes that the log must have.
+        needed: u64,
+        /// Bytes it has.
+        capacity: u64,
+    },
+    /// The transaction's pages and old values would not fit the memory budget.
+    #[error("the transaction's pages and old values need {needed} bytes of memory and the budget is {budget}: commit in smaller pieces, or raise Options::memory_budget")]
+    MemoryTooSmall {
+        /// Bytes that it needs.
+        needed: u64,
+        /// The budget.
+        budget: u64,
+    },
+}
+
+/// Why a commit, flush or truncation did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// The store has failed. Whether the transaction is durable is found out by reopening; it is never
+    /// durable in part.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// A global identifier is too long or already in use.
+    #[error("global identifier of {len} bytes: {why}")]
+    GlobalId {
+        /// Its length.
+        len: usize,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// No prepared transaction has that identifier.
+    #[error("no prepared transaction has the global identifier {0:?}; Store::prepared lists them")]
+    NotPrepared(String),
+    /// A prepared transaction's range is not within its segment.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+}
+
+/// Why a store did not close in good order. What was acknowledged is in the log.
+#[derive(Debug, thiserror::Error)]
+pub enum CloseError {
+    /// The store has failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// Forgotten transactions are still open.
+    #[error("{0} transaction(s) are still open; the store is recovered at the next opening")]
+    Uncommitted(usize),
+}

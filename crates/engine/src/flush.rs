@@ -1,0 +1,421 @@
+//! From the stage to the log: the flusher, group commit, and commits too large for the stage.
+//!
+//! Whoever holds the flush lock moves staged records to the log, in stamp order. A thread that waits for
+//! `Power` takes the lock itself and forces at once if nobody else does; the others wait, and one force
+//! covers all that arrived before it (group commit). The background flusher does the same for lazy
+//! commits at the end of their interval, or when the stage fills, and merges them on the way.
+//!
+//! ```text
+//!   1 horizon H                       every commit that returned before now is stamped before H
+//!   2 collect records stamped < H     in stamp order
+//!   3 encode, merge if all are lazy
+//!   4 wait for log space, append      survives the process
+//!   5 mark pages                      truncation knows what the records changed
+//!   6 fold the stage to H             its space is free
+//!   7 force the log, durable := H     survives a power cut
+//! ```
+
+use crate::error::{CommitError, Failure};
+use crate::pages::Pages;
+use crate::slot::Held;
+use crate::store::{Shared, gate};
+use crate::transaction::Transaction;
+use caliburn_log::format::Lsn;
+use caliburn_log::merge::Merger;
+use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
+use caliburn_log::stage::Staged;
+use caliburn_os::barrier;
+use caliburn_os::event::Event;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// What flushing needs besides the stage and the log.
+#[derive(Default)]
+pub(crate) struct Flush {
+    lock: Mutex<Work>,
+    /// Every commit stamped before it survives a power cut.
+    durable: AtomicU64,
+    /// Signalled when `durable` moves, the flush lock is let go, or the store fails.
+    moved: Event,
+    /// Wakes the background flusher.
+    nudge: Event,
+    /// The background flusher sleeps until something is staged.
+    idle: AtomicBool,
+    /// What the background flusher was asked for: [`SPACE`] in the stage, a [`FORCE`].
+    wanted: AtomicU32,
+    /// Bytes that somebody holding the flush lock waits for.
+    pub starved: AtomicU64,
+    pub forces: AtomicU64,
+    pub flushes: AtomicU64,
+    pub records: AtomicU64,
+    pub merged_transactions: AtomicU64,
+    pub merged_bytes: AtomicU64,
+    pub log_bytes: AtomicU64,
+}
+
+/// The stage is filling: move records to the log.
+const SPACE: u32 = 1;
+/// Somebody holds a ticket: force the log.
+const FORCE: u32 = 2;
+
+/// Buffers of the flush lock's holder.
+#[derive(Default)]
+pub(crate) struct Work {
+    merger: Merger,
+    buffer: Vec<u8>,
+}
+
+pub(crate) fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
+}
+
+impl Shared {
+    pub(crate) fn lock_flush(&self) -> MutexGuard<'_, Work> {
+        self.flush.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn try_lock_flush(&self) -> Option<MutexGuard<'_, Work>> {
+        match self.flush.lock.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Lets the flush lock go and wakes those who wait for it or for what was done under it.
+    pub(crate) fn unlock_flush(&self, work: MutexGuard<'_, Work>) {
+        drop(work);
+        self.flush.moved.signal();
+    }
+
+    pub(crate) fn is_durable(&self, stamp: u64) -> bool {
+        self.flush.durable.load(Ordering::Acquire) > stamp
+    }
+
+    /// Steps 1 to 6. Returns the horizon: everything stamped before it is in the log.
+    pub(crate) fn flush_staged(&self, work: &mut Work, merge: bool) -> Result<u64, Failure> {
+        let live = self.live();
+        let horizon = live.stage.horizon();
+        let mut found = Vec::new();
+        live.stage.collect(horizon, &mut found);
+        self.flush_found(work, &found, horizon, merge)
+    }
+
+    /// The same for truncation, which must not wait for log space, since it is the one to make it: `None`
+    /// if what is staged might not fit.
+    pub(crate) fn flush_if_room(&self, work: &mut Work) -> Result<Option<u64>, Failure> {
+        let live = self.live();
+        let horizon = live.stage.horizon();
+        let mut found = Vec::new();
+        live.stage.collect(horizon, &mut found);
+        let bytes: usize = found.iter().map(|s| s.body.len() + FRAME).sum();
+        if live.log.free() < bytes as u64 + self.prepared_bytes() {
+            return Ok(None);
+        }
+        self.flush_found(work, &found, horizon, false).map(Some)
+    }
+
+    fn flush_found(&self, work: &mut Work, found: &[Staged<'_>], horizon: u64, merge: bool) -> Result<u64, Failure> {
+        let live = self.live();
+        let mut rest = found;
+        while !rest.is_empty() {
+            // A merged record must fit the free part of the log whole.
+            let most = live.log.capacity() / 4;
+            let mut bytes = 0;
+            let piece = rest.iter().take_while(|s| {
+                bytes += (s.body.len() + FRAME) as u64;
+                bytes <= most
+            });
+            let (batch, later) = rest.split_at(piece.count().max(1));
+            self.append_batch(work, batch.iter().map(|s| s.body), merge && batch.len() > 1)?;
+            rest = later;
+        }
+        live.stage.fold(horizon);
+        self.flush.flushes.fetch_add(1, Ordering::Relaxed);
+        Ok(horizon)
+    }
+
+    fn append_batch<'b>(
+        &self,
+        work: &mut Work,
+        bodies: impl ExactSizeIterator<Item = &'b [u8]> + DoubleEndedIterator + Clone,
+        merge: bool,
+    ) -> Result<(), Failure> {
+        let Work { merger, buffer } = work;
+        let count = bodies.len() as u64;
+        if merge {
+            let merged = merger.merge(bodies);
+            let prefix = record::prefix(Kind::Group, count, &[]);
+            // Room first: waiting for it may append records, and each record names its place.
+            self.wait_log(buffer, (FRAME + prefix.len() + merged.body.len()) as u64)?;
+            buffer.clear();
+            record::encode(buffer, Kind::Group, self.place(), &prefix, merged.body);
+            self.flush.merged_transactions.fetch_add(count, Ordering::Relaxed);
+            self.flush.merged_bytes.fetch_add(merged.dropped + (count - 1) * FRAME as u64, Ordering::Relaxed);
+        } else {
+            let bytes: usize = bodies.clone().map(|body| body.len() + FRAME).sum();
+            self.wait_log(buffer, bytes as u64)?;
+            buffer.clear();
+            let first = self.place();
+            for body in bodies {
+                let place = Place { lsn: Lsn(first.lsn.0 + buffer.len() as u64), ..first };
+                record::encode(buffer, Kind::Commit, place, &[], body);
+            }
+        }
+        self.append_encoded(buffer, if merge { 1 } else { count })
+    }
+
+    /// The place of the next record. Only for the holder of the flush lock.
+    fn place(&self) -> Place {
+        let log = &self.live().log;
+        Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: now_ns() }
+    }
+
+    /// Steps 4 and 5, for records encoded for the end of the log, where there is room for them.
+    fn append_encoded(&self, records: &[u8], count: u64) -> Result<(), Failure> {
+        let log = &self.live().log;
+        let mut lsn = log.appended();
+        log.append(records).map_err(|e| self.fail(e))?;
+        self.flush.records.fetch_add(count, Ordering::Relaxed);
+        self.flush.log_bytes.fetch_add(records.len() as u64, Ordering::Relaxed);
+        let mut pages = self.lock_pages();
+        let mut bytes = records;
+        while let Some((kind, len, body)) = record::peel(bytes) {
+            for range in Ranges::of(body).take_while(|_| kind != Kind::Prepare) {
+                pages.mark(range.segment, range.offset, range.bytes.len() as u64, lsn);
+            }
+            bytes = &bytes[len..];
+            lsn.0 += len as u64;
+        }
+        self.appended(pages, lsn);
+        Ok(())
+    }
+
+    /// All records before `end` were appended and marked: truncation may have to do something.
+    fn appended(&self, mut pages: MutexGuard<'_, Pages>, end: Lsn) {
+        pages.marked_to(end);
+        let private = pages.private();
+        drop(pages);
+        self.regard_memory(private);
+        if self.live().log.used() > self.truncation_threshold() {
+            self.wake_truncation();
+        }
+    }
+
+    /// Waits until `bytes` can be appended. Truncation makes the room; only a failure ends the wait.
+    /// Only for the holder of the flush lock.
+    fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
+        let live = self.live();
+        let needed = bytes + self.prepared_bytes();
+        while live.log.free() < needed {
+            let seen = self.space.count();
+            self.flush.starved.store(needed, Ordering::SeqCst);
+            self.relocate_prepared(buffer)?;
+            if live.log.free() >= needed {
+                break;
+            }
+            self.failure()?;
+            self.wake_truncation();
+            self.space.wait(seen, Some(Duration::from_millis(100)));
+        }
+        self.flush.starved.store(0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Step 7 after the others, by whoever holds the flush lock. Forces even if nothing was staged, since
+    /// an earlier flush may not have forced.
+    pub(crate) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
+        self.live().log.force().map_err(|e| self.fail(e))?;
+        self.flush.forces.fetch_add(1, Ordering::Relaxed);
+        self.flush.durable.fetch_max(horizon, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Waits until everything stamped up to `stamp` survives a power cut, forcing it if nobody else does.
+    pub(crate) fn wait_durable(&self, stamp: u64) -> Result<(), Failure> {
+        self.wait_forced(stamp, false)
+    }
+
+    /// Forces all that was committed before the call, merging what is lazy.
+    pub(crate) fn flush_all(&self) -> Result<(), Failure> {
+        self.wait_forced(self.live().stage.now(), self.tuning().merge_lazy)
+    }
+
+    fn wait_forced(&self, stamp: u64, merge: bool) -> Result<(), Failure> {
+        loop {
+            let seen = self.flush.moved.count();
+            if self.is_durable(stamp) {
+                return Ok(());
+            }
+            self.failure()?;
+            let Some(mut work) = self.try_lock_flush() else {
+                self.flush.moved.wait(seen, None);
+                continue;
+            };
+            if self.is_durable(stamp) {
+                self.unlock_flush(work);
+                return Ok(());
+            }
+            let done = self.flush_staged(&mut work, merge).and_then(|horizon| self.force_flushed(horizon));
+            self.unlock_flush(work);
+            done?;
+        }
+    }
+
+    /// A commit was staged: the flusher must know, for the bound on its laziness and for the stage's space.
+    #[inline(always)]
+    pub(crate) fn staged(&self, opened: bool) {
+        barrier::light();
+        if self.flush.idle.load(Ordering::Relaxed) {
+            self.nudge_flusher();
+        } else if opened {
+            self.regard_stage();
+        }
+    }
+
+    #[cold]
+    fn regard_stage(&self) {
+        if self.live().stage.free_chunks() <= caliburn_log::stage::CHUNKS / 2 {
+            self.want(SPACE);
+        }
+    }
+
+    fn want(&self, what: u32) {
+        if self.flush.wanted.fetch_or(what, Ordering::SeqCst) & what == 0 {
+            self.nudge_flusher();
+        }
+    }
+
+    #[cold]
+    pub(crate) fn nudge_flusher(&self) {
+        self.flush.idle.store(false, Ordering::SeqCst);
+        self.flush.nudge.signal();
+    }
+
+    /// A ticket was given out.
+    pub(crate) fn want_force(&self) {
+        self.want(FORCE);
+    }
+
+    /// Waits for room in the stage.
+    #[cold]
+    pub(crate) fn wait_stage(&self) -> Result<(), Failure> {
+        let seen = self.live().stage.freed().count();
+        self.failure()?;
+        self.want(SPACE);
+        if self.live().stage.free_chunks() == 0 {
+            self.live().stage.freed().wait(seen, Some(Duration::from_millis(100)));
+        }
+        Ok(())
+    }
+
+    /// The background flusher's life.
+    pub(crate) fn run_flusher(&self) {
+        let mut deadline = None;
+        loop {
+            let seen = self.flush.nudge.count();
+            if self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0 {
+                return;
+            }
+            let interval = self.tuning().flush_interval;
+            let wanted = self.flush.wanted.swap(0, Ordering::SeqCst);
+            let due = deadline.is_some_and(|at| at <= Instant::now());
+            // Failures below are remembered by the store; whoever waits is told.
+            if wanted & FORCE != 0 || due {
+                let _ = self.flush_all();
+                deadline = None;
+                continue;
+            }
+            if wanted & SPACE != 0 {
+                let mut work = self.lock_flush();
+                let _ = self.flush_staged(&mut work, self.tuning().merge_lazy);
+                self.unlock_flush(work);
+                deadline = deadline.or(Some(Instant::now() + interval));
+                continue;
+            }
+            match deadline {
+                Some(at) => {
+                    let left = at.saturating_duration_since(Instant::now());
+                    self.flush.nudge.wait(seen, Some(left.max(Duration::from_micros(50))));
+                }
+                None => {
+                    // Sleep without a timer; the first commit staged from now on wakes us and starts the
+                    // interval. What was staged before is seen by the horizon taken after the barrier.
+                    self.flush.idle.store(true, Ordering::SeqCst);
+                    barrier::heavy();
+                    if !self.live().stage.is_empty() {
+                        self.flush.idle.store(false, Ordering::SeqCst);
+                    } else if self.flush.idle.load(Ordering::SeqCst) && self.flush.wanted.load(Ordering::SeqCst) == 0 {
+                        self.flush.nudge.wait(seen, None);
+                        self.flush.idle.store(false, Ordering::SeqCst);
+                    }
+                    deadline = Some(Instant::now() + interval);
+                }
+            }
+        }
+    }
+
+    /// Wakes everybody who waits for a flush, a force or log space, after a failure or at closing.
+    pub(crate) fn wake_flush_waiters(&self) {
+        self.flush.moved.signal();
+        self.flush.nudge.signal();
+        self.space.signal();
+        if let Some(live) = self.live.as_ref() {
+            live.stage.freed().signal();
+        }
+    }
+
+    /// Commits a record that is too large for the stage: straight into the log, body first, header last,
+    /// so that it is valid only when it is whole. Returns its stamp.
+    #[cold]
+    pub(crate) fn append_large(&self, held: &Held<'_>, len: usize) -> Result<u64, CommitError> {
+        let live = self.live();
+        let body = Transaction::body(held);
+        assert_eq!(body.len(), len, "the record was sized for these ranges");
+        let mut work = self.lock_flush();
+        let done = self.flush_staged(&mut work, false).and_then(|_| {
+            self.wait_log(&mut work.buffer, (len + FRAME) as u64)?;
+            let place = self.place();
+            let (header, trailer) = Frame::new(Kind::Commit, place, len).finish(record::body_crc(&body), len);
+            let at = |offset: usize| Lsn(place.lsn.0 + offset as u64);
+            let end = at(len + FRAME);
+            let writes = [(header.len(), &body[..]), (header.len() + len, &trailer[..]), (0, &header[..])];
+            for (offset, bytes) in writes {
+                live.log.write(at(offset), bytes).map_err(|e| self.fail(e))?;
+            }
+            live.log.publish(end);
+            self.flush.records.fetch_add(1, Ordering::Relaxed);
+            self.flush.log_bytes.fetch_add((len + FRAME) as u64, Ordering::Relaxed);
+            let mut pages = self.lock_pages();
+            for range in Ranges::of(&body) {
+                pages.mark(range.segment, range.offset, range.bytes.len() as u64, place.lsn);
+            }
+            self.appended(pages, end);
+            Ok(live.stage.now())
+        });
+        self.unlock_flush(work);
+        let stamp = done?;
+        self.staged(false);
+        Ok(stamp)
+    }
+
+    /// Appends one record of a prepared transaction and forces the log. Returns its position.
+    pub(crate) fn append_forced(&self, work: &mut Work, kind: Kind, global_id: &[u8], body: &[u8]) -> Result<Lsn, Failure> {
+        let horizon = self.flush_staged(work, false)?;
+        let prefix = record::prefix(kind, 1, global_id);
+        self.wait_log(&mut work.buffer, (prefix.len() + body.len() + FRAME) as u64)?;
+        let lsn = self.append_one(&mut work.buffer, kind, &prefix, body)?;
+        self.force_flushed(horizon)?;
+        Ok(lsn)
+    }
+
+    /// Appends one record without waiting for room: the caller knows that there is some.
+    pub(crate) fn append_one(&self, buffer: &mut Vec<u8>, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, Failure> {
+        let place = self.place();
+        buffer.clear();
+        record::encode(buffer, kind, place, prefix, body);
+        self.append_encoded(buffer, 1)?;
+        Ok(place.lsn)
+    }
+}

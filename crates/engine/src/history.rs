@@ -1,0 +1,176 @@
+//! The history of modifications that a log holds: RVM's post-mortem tool (section 6), as a library.
+//!
+//! Reads a store without locking it, also while a program is using it, and sees what is in the log. What
+//! was truncated is gone until it is overwritten: [`History::all`] finds it too.
+
+use crate::catalog::Catalog;
+use crate::error::OpenError;
+use crate::recovery;
+use caliburn_log::format::{ALIGN, LOG_DATA, Lsn, SegmentId};
+use caliburn_log::image::Image;
+use caliburn_log::log::{self, MediaError};
+use caliburn_log::record::{Decoded, Kind, decode};
+use caliburn_os::medium::{Files, Media, Medium};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// One modification range of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Name of the segment, or its number if the catalog does not know it.
+    pub segment: String,
+    /// First byte in the segment.
+    pub offset: u64,
+    /// The new bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// One record of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its position, which also identifies the transaction.
+    pub lsn: u64,
+    /// `commit`, `group`, `prepare`, `resolve` or `forget`.
+    pub kind: &'static str,
+    /// When it came to the log, nanoseconds since 1970.
+    pub time: u64,
+    /// Which opening of the store wrote it.
+    pub incarnation: u32,
+    /// Transactions in it.
+    pub transactions: u64,
+    /// Identifier of a prepared transaction.
+    pub global_id: Vec<u8>,
+    /// Bytes in the log.
+    pub log_bytes: u64,
+    /// What it changes.
+    pub changes: Vec<Change>,
+}
+
+/// Which records are wanted; all that is set must hold.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// The record at this position.
+    pub lsn: Option<u64>,
+    /// Records that change this segment.
+    pub segment: Option<String>,
+    /// Records that change any of these bytes of it.
+    pub range: Option<Range<u64>>,
+    /// Records of this time, nanoseconds since 1970.
+    pub time: Option<Range<u64>>,
+    /// Records of the prepared transaction with this identifier.
+    pub global_id: Option<Vec<u8>>,
+}
+
+impl Filter {
+    fn accepts(&self, event: &Event) -> bool {
+        let touches = |change: &Change| {
+            let end = change.offset + change.bytes.len() as u64;
+            self.segment.as_ref().is_none_or(|s| *s == change.segment)
+                && self.range.as_ref().is_none_or(|r| change.offset < r.end && end > r.start)
+        };
+        let by_change = self.segment.is_none() && self.range.is_none();
+        self.lsn.is_none_or(|lsn| lsn == event.lsn)
+            && self.time.as_ref().is_none_or(|t| t.contains(&event.time))
+            && self.global_id.as_ref().is_none_or(|id| *id == event.global_id)
+            && (by_change || event.changes.iter().any(touches))
+    }
+}
+
+/// A log opened for reading its history.
+#[derive(Debug)]
+pub struct History {
+    medium: Arc<dyn Medium>,
+    catalog: Catalog,
+}
+
+impl History {
+    /// Opens the log of a store, which may be in use.
+    ///
+    /// # Errors
+    /// When there is no store or its log cannot be read.
+    pub fn open(dir: impl AsRef<Path>) -> Result<History, OpenError> {
+        let dir = dir.as_ref();
+        let catalog = recovery::read_catalog(dir)?;
+        let path = Catalog::resolve(dir, &catalog.log_path);
+        let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
+        Ok(History { medium, catalog })
+    }
+
+    /// The live records that a filter accepts, oldest first, or newest first.
+    ///
+    /// # Errors
+    /// When the log cannot be read or is damaged.
+    pub fn live(&self, filter: &Filter, newest_first: bool) -> Result<Vec<Event>, OpenError> {
+        let status = log::read_status(&*self.medium, Some(&self.catalog.store))?;
+        let (image, damage) = Image::scan(&*self.medium, &status, |_| {})?;
+        let mut found: Vec<Event> = if newest_first {
+            image.records_back().map(|r| self.event(&r)).filter(|e| filter.accepts(e)).collect()
+        } else {
+            image.records().map(|r| self.event(&r)).filter(|e| filter.accepts(e)).collect()
+        };
+        match damage {
+            Some(damage) if found.is_empty() => Err(damage.into()),
+            _ => {
+                found.shrink_to_fit();
+                Ok(found)
+            }
+        }
+    }
+
+    /// Every valid record that still stands in the ring, truncated ones too, by position.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub fn all(&self, filter: &Filter) -> Result<Vec<Event>, OpenError> {
+        let status = log::read_status(&*self.medium, Some(&self.catalog.store))?;
+        let capacity = status.capacity.get() as usize;
+        let mut ring = vec![0; capacity * 2];
+        let fail = |e| MediaError::new("read the log", &*self.medium, LOG_DATA, e);
+        self.medium.read_at(&mut ring[..capacity], LOG_DATA).map_err(fail)?;
+        // Twice in a row, a record that wraps stands in one piece.
+        ring.copy_within(..capacity, capacity);
+        let mut found = Vec::new();
+        let mut at = 0;
+        while at < capacity {
+            let window = &ring[at..at + capacity];
+            let lsn = Lsn(u64::from_le_bytes(window[16..24].try_into().expect("eight bytes")));
+            let here = lsn.0 as usize % capacity == at;
+            match decode(window, lsn, 0, capacity as u64) {
+                Decoded::Valid(record) if here => {
+                    found.push(self.event(&record));
+                    at += record.len() as usize;
+                }
+                _ => at += ALIGN,
+            }
+        }
+        found.sort_by_key(|event| event.lsn);
+        found.dedup_by_key(|event| event.lsn);
+        found.retain(|event| filter.accepts(event));
+        Ok(found)
+    }
+
+    fn event(&self, record: &caliburn_log::record::Record<'_>) -> Event {
+        Event {
+            lsn: record.lsn.0,
+            kind: match record.kind {
+                Kind::Commit => "commit",
+                Kind::Group => "group",
+                Kind::Prepare => "prepare",
+                Kind::Resolve => "resolve",
+                Kind::Forget => "forget",
+            },
+            time: record.time,
+            incarnation: record.incarnation,
+            transactions: record.transactions,
+            global_id: record.global_id.to_vec(),
+            log_bytes: record.len(),
+            changes: record.ranges().map(|r| self.change(r.segment, r.offset, r.bytes)).collect(),
+        }
+    }
+
+    fn change(&self, id: SegmentId, offset: u64, bytes: &[u8]) -> Change {
+        let entry = self.catalog.segments.iter().find(|e| e.id == id);
+        Change { segment: entry.map_or_else(|| id.0.to_string(), |e| e.name.clone()), offset, bytes: bytes.to_vec() }
+    }
+}

@@ -1,0 +1,209 @@
+//! Mapping and unmapping regions: the part of the store that deals in addresses.
+
+use crate::error::{MapError, SegmentError};
+use crate::region::{Region, RegionState};
+use crate::segment::SegmentState;
+use crate::store::{Shared, entry_of, gate};
+use caliburn_log::SegmentId;
+use caliburn_log::format::SEGMENT_DATA;
+use caliburn_os::host;
+use caliburn_os::map::Reservation;
+use caliburn_os::span;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put.
+const LOADER_BASE: usize = 0x1000_0000_0000;
+/// Distance between the loader's places.
+const LOADER_STEP: usize = 64 << 30;
+/// Number of its places.
+const LOADER_PLACES: usize = 1024;
+
+impl Shared {
+    pub fn lock_mapping(&self) -> MutexGuard<'_, ()> {
+        self.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Maps part of a segment and registers the region.
+    pub fn map(self: &Arc<Self>, segment: &Arc<SegmentState>, range: Range<u64>, address: Option<usize>) -> Result<Region, MapError> {
+        self.failure()?;
+        let (name, page) = (|| segment.name.clone(), self.page_size as u64);
+        let Range { start, end } = range;
+        if start >= end || !start.is_multiple_of(page) || !end.is_multiple_of(page) {
+            return Err(MapError::Alignment { segment: name(), start, end, page: self.page_size });
+        }
+        if end > segment.len() {
+            return Err(MapError::OutOfBounds { segment: name(), start, end, len: segment.len() });
+        }
+        let _mapping = self.lock_mapping();
+        let mut regions = self.regions.write().expect("no panic under this lock");
+        if let Some(other) = regions.iter().find(|r| r.segment.id == segment.id && r.start < end && r.end() > start) {
+            let (mapped_start, mapped_end) = (other.start, other.end());
+            return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
+        }
+        let len = (end - start) as usize;
+        let reservation = self.reserve_space(segment, len, end == segment.len(), address)?;
+        let region = Arc::new(RegionState {
+            segment: segment.clone(),
+            start,
+            base: reservation.base().as_ptr().expose_provenance(),
+            len: AtomicUsize::new(0),
+            reservation,
+        });
+        self.map_part(&region, 0, len)?;
+        regions.push(region.clone());
+        Ok(Region { state: region, store: self.clone(), mapped: true })
+    }
+
+    fn reserve_space(&self, segment: &SegmentState, len: usize, open_ended: bool, address: Option<usize>) -> Result<Reservation, MapError> {
+        let spare = if open_ended { (self.reserve_bytes as usize).next_multiple_of(self.page_size) } else { 0 };
+        // Address space may be limited (`ulimit -v`) or, at a given address, partly taken: growth room is
+        // a wish, the length a must.
+        let mut wishes = [len.saturating_add(spare).max(len), len.saturating_add(spare / 64), len].into_iter().peekable();
+        loop {
+            let wish = wishes.next().expect("the last wish returns").next_multiple_of(self.page_size);
+            match Reservation::new(wish, address) {
+                Ok(reservation) => return Ok(reservation),
+                Err(_) if wishes.peek().is_some() => {}
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                    let address = address.unwrap_or(0);
+                    return Err(MapError::AddressTaken { segment: segment.name.clone(), address, len });
+                }
+                Err(source) => return Err(MapError::Io { segment: segment.name.clone(), len: len as u64, source }),
+            }
+        }
+    }
+
+    /// Maps bytes `[from, to)` of the region and lays over them what the log has beyond the segment.
+    fn map_part(&self, region: &RegionState, from: usize, to: usize) -> Result<(), MapError> {
+        let write = self.live.is_some();
+        let fail = |source| MapError::Io { segment: region.segment.name.clone(), len: (to - from) as u64, source };
+        let offset = SEGMENT_DATA + region.start + from as u64;
+        let (medium, map) = (&region.segment.medium, &region.reservation);
+        let pending = self.pending.read().expect("no panic under this lock");
+        let patches = pending.as_ref().filter(|p| p.of_segment(region.segment.id).next().is_some());
+        // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never
+        // shrink, and the store's lock keeps other programs of ours away from the file.
+        unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write || patches.is_some()) }.map_err(fail)?;
+        if let Some(patches) = patches {
+            let (low, high) = (region.start + from as u64, region.start + to as u64);
+            let mut pages = self.lock_pages();
+            for range in patches.of_segment(region.segment.id) {
+                let start = range.offset.max(low);
+                let end = (range.offset + range.bytes.len() as u64).min(high);
+                if start < end {
+                    let source = &range.bytes[(start - range.offset) as usize..(end - range.offset) as usize];
+                    let target = region.pointer(region.base + (start - region.start) as usize);
+                    // SAFETY: `[start, end)` lies in the part mapped above, which nobody else knows yet.
+                    unsafe { span::copy(source.as_ptr(), target, source.len()) };
+                    pages.note_private(range.segment, start, end - start);
+                }
+            }
+            drop(pages);
+            if !write {
+                let start = region.pointer(region.base + from);
+                // SAFETY: the part was mapped above and is whole pages.
+                unsafe { caliburn_os::map::protect_read_only(start, to - from) }.map_err(fail)?;
+            }
+        }
+        region.len.store(to, Ordering::Release);
+        Ok(())
+    }
+
+    pub fn grow_region(&self, region: &RegionState, len: usize) -> Result<(), MapError> {
+        let segment = &region.segment;
+        let (start, end) = (region.start, region.start.saturating_add(len as u64));
+        let name = || segment.name.clone();
+        if !len.is_multiple_of(self.page_size) {
+            return Err(MapError::Alignment { segment: name(), start, end, page: self.page_size });
+        }
+        if end > segment.len() {
+            return Err(MapError::OutOfBounds { segment: name(), start, end, len: segment.len() });
+        }
+        let _mapping = self.lock_mapping();
+        let regions = self.regions.write().expect("no panic under this lock");
+        let now = region.len();
+        if len <= now {
+            return Ok(());
+        }
+        if len > region.reservation.len() {
+            return Err(MapError::Reserved { segment: name(), reserved: region.reservation.len(), wanted: len as u64 });
+        }
+        if let Some(other) = regions.iter().find(|r| r.segment.id == segment.id && r.start >= region.end() && r.start < end) {
+            let (mapped_start, mapped_end) = (other.start, other.end());
+            return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
+        }
+        self.map_part(region, now, len)
+    }
+
+    /// The segment loader: see [`crate::Segment::load`].
+    pub fn load(self: &Arc<Self>, segment: &Arc<SegmentState>) -> Result<Region, MapError> {
+        let remembered = {
+            let mut catalog = self.catalog.lock().expect("no panic under this lock");
+            entry_of(&mut catalog, segment.id).address as usize
+        };
+        if remembered != 0 {
+            return self.map(segment, 0..segment.len(), Some(remembered));
+        }
+        self.writable().map_err(MapError::Segment)?;
+        let region = self.map_somewhere(segment)?;
+        let mut catalog = self.catalog.lock().expect("no panic under this lock");
+        let address = region.as_ptr().addr() as u64;
+        self.change_catalog(&mut catalog, |catalog| entry_of(catalog, segment.id).address = address)?;
+        Ok(region)
+    }
+
+    /// Maps at one of the loader's places, or where the system likes if its address space has none.
+    fn map_somewhere(self: &Arc<Self>, segment: &Arc<SegmentState>) -> Result<Region, MapError> {
+        let fail = |source| MapError::Io { segment: segment.name.clone(), len: segment.len(), source };
+        let random = u32::from_le_bytes(host::random_id().map_err(fail)?[..4].try_into().expect("four bytes"));
+        for attempt in 0..16 {
+            let place = (random as usize + attempt * 61) % LOADER_PLACES;
+            match self.map(segment, 0..segment.len(), Some(LOADER_BASE + place * LOADER_STEP)) {
+                Err(MapError::AddressTaken { .. } | MapError::Io { .. }) => {}
+                other => return other,
+            }
+        }
+        self.map(segment, 0..segment.len(), None)
+    }
+
+    /// Writes the region's changes to the segment and takes the region off the books. The memory goes
+    /// when the last reference to the state does.
+    pub fn unmap(&self, region: &Arc<RegionState>) -> Result<(), MapError> {
+        let transactions = self.slots.touching(region.base, region.base + region.len()).len();
+        if transactions > 0 {
+            return Err(MapError::Uncommitted { segment: region.segment.name.clone(), transactions });
+        }
+        let closed = self.gate.load(Ordering::SeqCst) & (gate::CLOSED | gate::READ_ONLY) != 0;
+        if !closed {
+            self.write_region(region)?;
+        }
+        self.regions.write().expect("no panic under this lock").retain(|r| !Arc::ptr_eq(r, region));
+        if closed {
+            self.unlock_if_done();
+        } else {
+            let mut pages = self.lock_pages();
+            pages.dropped_all(region.segment.id, region.start / self.page_size as u64..region.end() / self.page_size as u64);
+        }
+        Ok(())
+    }
+
+    /// The region that holds an address.
+    pub fn region_at(&self, address: usize) -> Option<Arc<RegionState>> {
+        let regions = self.regions.read().expect("no panic under this lock");
+        regions.iter().find(|r| address >= r.base && address - r.base < r.len()).cloned()
+    }
+
+    /// The region that maps a byte of a segment.
+    pub fn region_of(&self, segment: SegmentId, offset: u64) -> Option<Arc<RegionState>> {
+        let regions = self.regions.read().expect("no panic under this lock");
+        regions.iter().find(|r| r.segment.id == segment && r.start <= offset && offset < r.end()).cloned()
+    }
+
+    /// The segment of a record, which must be one of the store's.
+    pub fn segment_of(&self, id: SegmentId) -> Result<Arc<SegmentState>, SegmentError> {
+        self.segment_state(id).ok_or_else(|| SegmentError::Unknown { name: format!("number {}", id.0) })
+    }
+}

@@ -1,0 +1,174 @@
+//! How a store is created and opened (RVM's options and `set_options`).
+
+use crate::error::OpenError;
+use crate::store::Store;
+use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
+use caliburn_log::stage::STAGE_BYTES_MIN;
+use caliburn_os::medium::{Files, Media};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a store is created and opened. Like [`std::fs::OpenOptions`]: set, then [`Options::open`].
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) read_only: bool,
+    pub(crate) salvage: bool,
+    pub(crate) log_bytes: u64,
+    pub(crate) log_path: Option<PathBuf>,
+    pub(crate) stage_bytes: u64,
+    pub(crate) reserve_bytes: u64,
+    pub(crate) media: Arc<dyn Media>,
+    pub(crate) tuning: Tuning,
+}
+
+/// What can be changed while a store is open: [`Store::set_options`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tuning {
+    /// Truncation begins when this share of the log is in use, in percent. Default 50.
+    pub truncate_percent: u8,
+    /// A lazy commit is forced within this time. Default 100 ms.
+    pub flush_interval: Duration,
+    /// Bytes of private copies of pages that may be kept; beyond it pages are truncated and given back,
+    /// and committers are slowed. `None`, the default: a third of what the process may use.
+    pub memory_budget: Option<u64>,
+    /// Whether superseded bytes of lazy commits are dropped (inter-transaction optimisation). Default yes.
+    pub merge_lazy: bool,
+}
+
+impl Default for Tuning {
+    fn default() -> Tuning {
+        Tuning {
+            truncate_percent: 50,
+            flush_interval: Duration::from_millis(100),
+            memory_budget: None,
+            merge_lazy: true,
+        }
+    }
+}
+
+impl Tuning {
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        let bad = |name, value, why: &str| Err(OpenError::Option { name, value, why: why.into() });
+        if !(1..=90).contains(&self.truncate_percent) {
+            return bad("truncate_percent", self.truncate_percent.into(), "must be 1 to 90");
+        }
+        if self.flush_interval.is_zero() {
+            return bad("flush_interval", 0, "must be longer than nothing; use Class::Power for no delay");
+        }
+        match self.memory_budget {
+            Some(bytes) if bytes < 1 << 20 => bad("memory_budget", bytes, "must be at least 1048576"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            create: false,
+            create_new: false,
+            read_only: false,
+            salvage: false,
+            log_bytes: 64 << 20,
+            log_path: None,
+            stage_bytes: 32 << 20,
+            reserve_bytes: 64 << 30,
+            media: Arc::new(Files),
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Defaults: open an existing store for writing.
+    pub fn new() -> Options {
+        Options::default()
+    }
+
+    /// Creates the store if the directory holds none.
+    pub fn create(&mut self, yes: bool) -> &mut Options {
+        self.create = yes;
+        self
+    }
+
+    /// Creates the store; fails if one is there.
+    pub fn create_new(&mut self, yes: bool) -> &mut Options {
+        self.create_new = yes;
+        self
+    }
+
+    /// Opens for reading: nothing is written, regions cannot be stored to, several readers may share.
+    pub fn read_only(&mut self, yes: bool) -> &mut Options {
+        self.read_only = yes;
+        self
+    }
+
+    /// With a damaged log, opens read-only and shows what precedes the damage.
+    pub fn salvage(&mut self, yes: bool) -> &mut Options {
+        self.salvage = yes;
+        self.read_only |= yes;
+        self
+    }
+
+    /// Bytes of a new store's log, a multiple of 4096. Default 64 MiB. The log bounds a transaction's size.
+    pub fn log_bytes(&mut self, bytes: u64) -> &mut Options {
+        self.log_bytes = bytes;
+        self
+    }
+
+    /// File or block device for a new store's log. Default: `log` in the store.
+    pub fn log_path(&mut self, path: impl AsRef<Path>) -> &mut Options {
+        self.log_path = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Bytes of the stage, which holds commits until they are in the log. Default 32 MiB.
+    pub fn stage_bytes(&mut self, bytes: u64) -> &mut Options {
+        self.stage_bytes = bytes;
+        self
+    }
+
+    /// Address space kept free behind each region that reaches its segment's end, for growth. Default 64 GiB.
+    pub fn reserve_bytes(&mut self, bytes: u64) -> &mut Options {
+        self.reserve_bytes = bytes;
+        self
+    }
+
+    /// Where files come from; for simulated media.
+    pub fn media(&mut self, media: Arc<dyn Media>) -> &mut Options {
+        self.media = media;
+        self
+    }
+
+    /// What can also be changed later.
+    pub fn tuning(&mut self, tuning: Tuning) -> &mut Options {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Opens, or creates as the options say, the store in directory `path`. Recovery is part of it.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. A failed creation leaves nothing behind that a second attempt would trip over.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Store, OpenError> {
+        self.check()?;
+        Store::open_with(path.as_ref(), self)
+    }
+
+    fn check(&self) -> Result<(), OpenError> {
+        let bad = |name, value, why: String| Err(OpenError::Option { name, value, why });
+        if self.log_bytes < LOG_BYTES_MIN || !self.log_bytes.is_multiple_of(BLOCK as u64) {
+            return bad("log_bytes", self.log_bytes, format!("must be a multiple of {BLOCK}, at least {LOG_BYTES_MIN}"));
+        }
+        if self.stage_bytes < STAGE_BYTES_MIN || self.stage_bytes > 64 << 30 {
+            return bad("stage_bytes", self.stage_bytes, format!("must be {STAGE_BYTES_MIN} to {}", 64u64 << 30));
+        }
+        if self.create_new && self.read_only {
+            return bad("read_only", 1, "a store is not created read-only".into());
+        }
+        self.tuning.check()
+    }
+}

@@ -1,0 +1,246 @@
+//! Which pages hold committed changes that their segment lacks, and in which order they must be written
+//! to move the log's head (RVM, Figure 7): the page vector and the page queue.
+//!
+//! Fed by the flusher as records enter the log, drained by truncation; the hot path never comes here.
+
+use caliburn_log::pagemap::PageMap;
+use caliburn_log::{Lsn, SegmentId};
+use std::collections::VecDeque;
+
+/// Committed changes are in the log and in memory, not in the segment; the page stands in the queue.
+const DIRTY: u8 = 1;
+/// The process has a private copy of the page.
+const PRIVATE: u8 = 2;
+/// The page stands in the list of clean private pages.
+const LISTED: u8 = 4;
+
+/// A page of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PageId {
+    pub segment: SegmentId,
+    pub number: u64,
+}
+
+/// A page modification descriptor: the page and the first record that the log must keep for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Descriptor {
+    pub page: PageId,
+    pub lsn: Lsn,
+}
+
+/// The page vector and its queues.
+#[derive(Debug, Default)]
+pub(crate) struct Pages {
+    shift: u32,
+    vector: PageMap<u8>,
+    queue: VecDeque<Descriptor>,
+    /// Private pages without unwritten changes, in the order in which they became so.
+    clean: VecDeque<PageId>,
+    private: u64,
+    dirty: u64,
+    marked: Lsn,
+}
+
+impl Pages {
+    /// The log up to `marked` needs no marks: it was empty, or its epoch is still to be truncated.
+    pub fn new(page_size: usize, marked: Lsn) -> Pages {
+        Pages { shift: page_size.trailing_zeros(), marked, ..Pages::default() }
+    }
+
+    /// Every record before `end` was marked.
+    pub fn marked_to(&mut self, end: Lsn) {
+        self.marked = end;
+    }
+
+    fn span(&self, offset: u64, len: u64) -> std::ops::RangeInclusive<u64> {
+        offset >> self.shift..=(offset + len.max(1) - 1) >> self.shift
+    }
+
+    /// A record at `lsn` changed these bytes.
+    #[inline]
+    pub fn mark(&mut self, segment: SegmentId, offset: u64, len: u64, lsn: Lsn) {
+        for number in self.span(offset, len) {
+            let state = self.vector.entry(segment, number);
+            if *state & DIRTY == 0 {
+                self.private += u64::from(*state & PRIVATE == 0);
+                self.dirty += 1;
+                *state |= DIRTY | PRIVATE;
+                self.queue.push_back(Descriptor { page: PageId { segment, number }, lsn });
+            }
+        }
+    }
+
+    /// These bytes were touched in memory without a record that says so.
+    pub fn note_private(&mut self, segment: SegmentId, offset: u64, len: u64) {
+        for number in self.span(offset, len) {
+            let state = self.vector.entry(segment, number);
+            if *state & PRIVATE == 0 {
+                *state |= PRIVATE;
+                self.private += 1;
+            }
+            if *state & (DIRTY | LISTED) == 0 {
+                *state |= LISTED;
+                self.clean.push_back(PageId { segment, number });
+            }
+        }
+    }
+
+    /// Takes descriptors from the front of the queue, at most `most`, of records before `goal`, that
+    /// `wanted` accepts. The taken pages are clean from now on: a later record queues them again.
+    pub fn take(&mut self, most: usize, goal: Lsn, mut wanted: impl FnMut(PageId) -> bool) -> Vec<Descriptor> {
+        let mut taken = Vec::new();
+        let mut passed = Vec::new();
+        while taken.len() < most {
+            let Some(descriptor) = self.queue.pop_front_if(|d| d.lsn < goal) else { break };
+            if wanted(descriptor.page) { taken.push(descriptor) } else { passed.push(descriptor) }
+        }
+        for descriptor in passed.into_iter().rev() {
+            self.queue.push_front(descriptor);
+        }
+        for descriptor in &taken {
+            *self.vector.entry(descriptor.page.segment, descriptor.page.number) &= !DIRTY;
+            self.dirty -= 1;
+        }
+        taken
+    }
+
+    /// Puts back descriptors that could not be written; they are older than any in the queue, or as old.
+    pub fn put_back(&mut self, descriptors: &[Descriptor]) {
+        let mut merged: VecDeque<Descriptor> = VecDeque::with_capacity(self.queue.len() + descriptors.len());
+        for descriptor in descriptors {
+            let PageId { segment, number } = descriptor.page;
+            let state = self.vector.entry(segment, number);
+            if *state & DIRTY != 0 {
+                // Queued again meanwhile by a later record: the earlier descriptor takes its place.
+                self.queue.retain(|d| d.page != descriptor.page);
+            } else {
+                *state |= DIRTY;
+                self.dirty += 1;
+            }
+            merged.push_back(*descriptor);
+        }
+        merged.append(&mut self.queue);
+        merged.make_contiguous().sort_by_key(|d| d.lsn);
+        self.queue = merged;
+    }
+
+    /// The pages were written to their segment and are still private.
+    pub fn cleaned(&mut self, page: PageId) {
+        let state = self.vector.entry(page.segment, page.number);
+        if *state & (DIRTY | LISTED) == 0 && *state & PRIVATE != 0 {
+            *state |= LISTED;
+            self.clean.push_back(page);
+        }
+    }
+
+    /// Takes clean private pages, the longest clean first.
+    pub fn take_clean(&mut self, most: usize) -> Vec<PageId> {
+        let mut taken = Vec::new();
+        while taken.len() < most {
+            let Some(page) = self.clean.pop_front() else { break };
+            let state = self.vector.entry(page.segment, page.number);
+            *state &= !LISTED;
+            if *state & DIRTY == 0 && *state & PRIVATE != 0 {
+                taken.push(page);
+            }
+        }
+        taken
+    }
+
+    /// The private copy is gone.
+    pub fn dropped(&mut self, page: PageId) {
+        let state = self.vector.entry(page.segment, page.number);
+        if *state & PRIVATE != 0 {
+            *state &= !PRIVATE;
+            self.private -= 1;
+        }
+    }
+
+    /// Those private copies are gone, with the region that held them.
+    pub fn dropped_all(&mut self, segment: SegmentId, numbers: std::ops::Range<u64>) {
+        numbers.for_each(|number| {
+            if self.vector.get(segment, number) & PRIVATE != 0 {
+                self.dropped(PageId { segment, number });
+            }
+        });
+    }
+
+    /// Every record before `end` is in its segment: the queue needs none of them.
+    pub fn forget_before(&mut self, end: Lsn) {
+        while let Some(descriptor) = self.queue.pop_front_if(|d| d.lsn < end) {
+            let page = descriptor.page;
+            *self.vector.entry(page.segment, page.number) &= !DIRTY;
+            self.dirty -= 1;
+            self.cleaned(page);
+        }
+    }
+
+    /// First record that the queue needs; with an empty queue the first that may still be marked.
+    pub fn oldest(&self) -> Lsn {
+        self.queue.front().map_or(self.marked, |d| d.lsn)
+    }
+
+    /// Pages with private copies.
+    pub fn private(&self) -> u64 {
+        self.private
+    }
+
+    /// Pages with committed changes not in their segment.
+    pub fn dirty(&self) -> u64 {
+        self.dirty
+    }
+
+    /// Dirty pages of part of a segment.
+    pub fn dirty_in(&self, segment: SegmentId, numbers: std::ops::Range<u64>) -> u64 {
+        self.queue.iter().filter(|d| d.page.segment == segment && numbers.contains(&d.page.number)).count() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: SegmentId = SegmentId(2);
+
+    #[test]
+    fn a_page_is_queued_once_by_its_first_record() {
+        let mut pages = Pages::new(4096, Lsn(0));
+        pages.mark(S, 0, 10, Lsn(100));
+        pages.mark(S, 4090, 10, Lsn(200));
+        pages.mark(S, 8192, 1, Lsn(300));
+        assert_eq!((pages.dirty(), pages.private(), pages.oldest()), (3, 3, Lsn(100)));
+        let taken = pages.take(9, Lsn(300), |_| true);
+        assert_eq!(taken.iter().map(|d| (d.page.number, d.lsn.0)).collect::<Vec<_>>(), [(0, 100), (1, 200)]);
+        assert_eq!((pages.dirty(), pages.oldest()), (1, Lsn(300)));
+    }
+
+    #[test]
+    fn a_blocked_page_keeps_its_place_even_if_changed_meanwhile() {
+        let mut pages = Pages::new(4096, Lsn(0));
+        pages.mark(S, 0, 1, Lsn(100));
+        pages.mark(S, 4096, 1, Lsn(200));
+        let taken = pages.take(1, Lsn(1000), |_| true);
+        pages.mark(S, 0, 1, Lsn(300));
+        pages.put_back(&taken);
+        let again = pages.take(9, Lsn(1000), |_| true);
+        assert_eq!(again.iter().map(|d| (d.page.number, d.lsn.0)).collect::<Vec<_>>(), [(0, 100), (1, 200)]);
+        assert_eq!((pages.dirty(), pages.oldest()), (0, Lsn(0)));
+    }
+
+    #[test]
+    fn a_clean_page_is_listed_once_and_not_while_dirty() {
+        let mut pages = Pages::new(4096, Lsn(0));
+        pages.mark(S, 0, 1, Lsn(1));
+        let page = pages.take(1, Lsn(9), |_| true)[0].page;
+        pages.cleaned(page);
+        pages.cleaned(page);
+        assert_eq!(pages.take_clean(9), [page]);
+        pages.cleaned(page);
+        pages.mark(S, 0, 1, Lsn(2));
+        assert_eq!(pages.take_clean(9), []);
+        pages.forget_before(Lsn(3));
+        assert_eq!(pages.take_clean(9), [page]);
+        pages.dropped(page);
+        assert_eq!(pages.private(), 0);
+    }
+}

@@ -1,0 +1,250 @@
+//! Prepared transactions: durable but undecided, for coordinators of distributed commitment (RVM, section 8).
+//!
+//! ```text
+//!   prepare: Prepare record forced ---> undecided ---> commit_prepared: Resolve record with the ranges, forced
+//!                                        |   ^    \--> abort_prepared:  Forget record, forced
+//!                                        v   |
+//!                                      crash, recovery
+//! ```
+//!
+//! While undecided in the process that prepared it, the new values are in memory and the ranges stay
+//! declared, so no truncation writes them. After a crash the old values are in memory; deciding to commit
+//! brings the new ones. The log keeps the Prepare record; when its space is needed, it is written anew at
+//! the tail, for which room is always kept.
+
+use crate::error::{CommitError, Failure};
+use crate::store::{Shared, Store};
+use crate::transaction::restore;
+use caliburn_log::format::Lsn;
+use caliburn_log::record::{FRAME, GLOBAL_ID_MAX, Kind, Ranges, Record, prefix};
+use caliburn_log::SegmentId;
+use caliburn_os::span;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The undecided transactions by their global identifiers.
+pub(crate) type PreparedTable = BTreeMap<Vec<u8>, Entry>;
+
+/// One undecided transaction.
+pub(crate) struct Entry {
+    body: Vec<u8>,
+    lsn: Lsn,
+    time: u64,
+    /// Its slot, if this process prepared it.
+    slot: Option<usize>,
+}
+
+/// An undecided transaction, as [`Store::prepared`] lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prepared {
+    /// The identifier that it was prepared under.
+    pub global_id: Vec<u8>,
+    /// The bytes it changes: segment and offsets. To be kept from other transactions until it is decided.
+    pub ranges: Vec<(SegmentId, Range<u64>)>,
+    /// When it was prepared, nanoseconds since 1970.
+    pub time: u64,
+    /// Whether it was found by recovery: the memory then shows the old values.
+    pub recovered: bool,
+}
+
+/// What recovery does with a record of a prepared transaction.
+pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
+    match record.kind {
+        Kind::Prepare => {
+            let entry = Entry { body: record.body().to_vec(), lsn: record.lsn, time: record.time, slot: None };
+            table.insert(record.global_id.to_vec(), entry);
+        }
+        Kind::Resolve | Kind::Forget => {
+            table.remove(record.global_id);
+        }
+        Kind::Commit | Kind::Group => {}
+    }
+}
+
+/// First record of an undecided transaction.
+pub(crate) fn oldest(table: &PreparedTable) -> Lsn {
+    table.values().map(|entry| entry.lsn).min().unwrap_or(Lsn(u64::MAX))
+}
+
+/// Bytes that their records take together.
+pub(crate) fn bytes(table: &PreparedTable) -> u64 {
+    table.iter().map(|(id, entry)| record_bytes(id, &entry.body)).sum()
+}
+
+fn record_bytes(global_id: &[u8], body: &[u8]) -> u64 {
+    (FRAME + prefix(Kind::Prepare, 1, global_id).len() + body.len()) as u64
+}
+
+/// Every entry with its body, to be written anew; the position is filled in afterwards.
+pub(crate) fn entries(table: &mut PreparedTable) -> impl Iterator<Item = (&[u8], &[u8], &mut Lsn)> {
+    table.iter_mut().map(|(id, entry)| (&id[..], &entry.body[..], &mut entry.lsn))
+}
+
+impl Shared {
+    fn lock_prepared(&self) -> std::sync::MutexGuard<'_, PreparedTable> {
+        self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn prepared_bytes(&self) -> u64 {
+        bytes(&self.lock_prepared())
+    }
+
+    pub(crate) fn oldest_prepared(&self) -> Lsn {
+        oldest(&self.lock_prepared())
+    }
+
+    pub(crate) fn check_global_id(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        let why = match global_id.len() {
+            1..=GLOBAL_ID_MAX if !self.lock_prepared().contains_key(global_id) => return Ok(()),
+            1..=GLOBAL_ID_MAX => "a prepared transaction with this identifier is undecided",
+            _ => "an identifier has 1 to 1024 bytes",
+        };
+        Err(CommitError::GlobalId { len: global_id.len(), why })
+    }
+
+    /// Forces the Prepare record, then takes the transaction's slot from it.
+    pub(crate) fn prepare(&self, body: &[u8], global_id: &[u8], suspend: impl FnOnce() -> usize) -> Result<(), CommitError> {
+        let mut work = self.lock_flush();
+        let done = self.append_forced(&mut work, Kind::Prepare, global_id, body).map(|lsn| {
+            let entry = Entry { body: body.to_vec(), lsn, time: crate::flush::now_ns(), slot: Some(suspend()) };
+            self.lock_prepared().insert(global_id.to_vec(), entry);
+        });
+        self.unlock_flush(work);
+        Ok(done?)
+    }
+
+    /// Writes old Prepare records anew at the tail, so that the head can pass them. Only for the holder
+    /// of the flush lock, who is about to wait for space.
+    pub(crate) fn relocate_prepared(&self, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+        let log = &self.live().log;
+        let middle = Lsn(log.head().0 + log.used() / 2);
+        let due: Vec<(Vec<u8>, Vec<u8>)> = {
+            let table = self.lock_prepared();
+            table.iter().filter(|(_, e)| e.lsn < middle).map(|(id, e)| (id.clone(), e.body.clone())).collect()
+        };
+        for (id, body) in due {
+            if log.free() < record_bytes(&id, &body) {
+                break;
+            }
+            let lsn = self.append_one(buffer, Kind::Prepare, &prefix(Kind::Prepare, 1, &id), &body)?;
+            log.force().map_err(|e| self.fail(e))?;
+            if let Some(entry) = self.lock_prepared().get_mut(&id) {
+                entry.lsn = lsn;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_prepared(&self, global_id: &[u8]) -> Result<(Vec<u8>, Option<usize>), CommitError> {
+        let table = self.lock_prepared();
+        let entry = table.get(global_id);
+        let missing = || CommitError::NotPrepared(String::from_utf8_lossy(global_id).into_owned());
+        entry.map(|e| (e.body.clone(), e.slot)).ok_or_else(missing)
+    }
+
+    fn decide(&self, kind: Kind, global_id: &[u8], body: &[u8]) -> Result<Lsn, Failure> {
+        let mut work = self.lock_flush();
+        let done = self.append_forced(&mut work, kind, global_id, body).inspect(|_| {
+            self.lock_prepared().remove(global_id);
+        });
+        let end = self.live().log.appended();
+        self.unlock_flush(work);
+        done.map(|_| end)
+    }
+
+    fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        let (body, slot) = self.take_prepared(global_id)?;
+        if let Some(number) = slot {
+            self.decide(Kind::Resolve, global_id, &body)?;
+            self.slots.resume(number).release();
+            return Ok(());
+        }
+        // Found by recovery: bring the new values into the regions that are mapped, under announcements
+        // as any transaction; for the rest they are what later mappings must lay over the segments.
+        for range in Ranges::of(&body) {
+            self.segment_of(range.segment)?;
+        }
+        let _mapping = self.lock_mapping();
+        let mut held = self.slots.hold();
+        let mut gaps = Vec::new();
+        for range in Ranges::of(&body) {
+            let mut done = 0;
+            while done < range.bytes.len() {
+                let offset = range.offset + done as u64;
+                let Some(region) = self.region_of(range.segment, offset) else {
+                    done += 1;
+                    continue;
+                };
+                let len = (range.bytes.len() - done).min((region.end() - offset) as usize);
+                let address = region.base + (offset - region.start) as usize;
+                held.announce(&region, address, address + len, &mut gaps);
+                self.reserve.pass(address, address + len, self.page_size);
+                // SAFETY: the range lies in the region, which an announced range keeps mapped.
+                unsafe { span::copy(range.bytes.as_ptr().add(done), region.pointer(address), len) };
+                done += len;
+            }
+        }
+        let decided = self.decide(Kind::Resolve, global_id, &body);
+        if let Ok(end) = decided {
+            let base = self.live().log.head();
+            let mut pending = self.pending.write().expect("no panic under this lock");
+            pending.get_or_insert_with(|| crate::patches::Patches::new(base)).push(&body, end);
+            drop(pending);
+            self.wake_truncation();
+        }
+        held.release();
+        decided?;
+        Ok(())
+    }
+
+    fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        let (_, slot) = self.take_prepared(global_id)?;
+        self.decide(Kind::Forget, global_id, &[])?;
+        if let Some(number) = slot {
+            let mut held = self.slots.resume(number);
+            restore(self, &mut held);
+            held.tally().aborted.add(1);
+            held.release();
+        }
+        Ok(())
+    }
+
+    /// The pages that an aborted transaction has copied count as private.
+    pub(crate) fn note_aborted(&self, held: &crate::slot::Held<'_>) {
+        let mut pages = None;
+        held.each(|region, start, end| {
+            let pages = pages.get_or_insert_with(|| self.lock_pages());
+            pages.note_private(region.segment.id, region.offset_of(start), (end - start) as u64);
+        });
+    }
+}
+
+impl Store {
+    /// The undecided prepared transactions: those of this process and those that recovery found.
+    pub fn prepared(&self) -> Vec<Prepared> {
+        let table = self.shared.lock_prepared();
+        let list = table.iter().map(|(id, entry)| Prepared {
+            global_id: id.clone(),
+            ranges: Ranges::of(&entry.body).map(|r| (r.segment, r.offset..r.offset + r.bytes.len() as u64)).collect(),
+            time: entry.time,
+            recovered: entry.slot.is_none(),
+        });
+        list.collect()
+    }
+
+    /// Commits a prepared transaction, in the `Power` class.
+    ///
+    /// # Errors
+    /// [`CommitError::NotPrepared`], or when the store has failed; undecided then.
+    pub fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        self.shared.commit_prepared(global_id)
+    }
+
+    /// Aborts a prepared transaction, in the `Power` class: the old values are back.
+    ///
+    /// # Errors
+    /// As [`Store::commit_prepared`].
+    pub fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        self.shared.abort_prepared(global_id)
+    }
+}

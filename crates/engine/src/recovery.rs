@@ -1,0 +1,238 @@
+//! Opening a store: recovery (RVM, section 5.1.2), and creation.
+//!
+//! ```text
+//!   1 lock the directory, read the catalog, open the segments and the log
+//!   2 scan the log from head to tail: every record verified, its ranges noted
+//!   3 damage in the forced part: refuse, or for salvage go on read-only with what precedes it
+//!   4 begin a new incarnation, durably: what lies beyond a torn tail is never taken up
+//!   5 append what a stage of this boot holds beyond the log, in commit order
+//!   6 empty the stage; serve
+//! ```
+//!
+//! Nothing is written to a segment here: regions are mapped with the noted ranges laid over them, and the
+//! truncation thread applies them as an epoch while the program runs. So recovery can be killed anywhere
+//! and run again: steps 1 to 3 only read; 4 and 5 append to the log, where records that are repeated
+//! change nothing, because the whole suffix is repeated in order.
+
+use crate::catalog::Catalog;
+use crate::error::OpenError;
+use crate::options::Options;
+use crate::patches::Patches;
+use crate::prepared::{self, PreparedTable};
+use crate::segment::SegmentState;
+use crate::store::{Live, Parts};
+use caliburn_log::format::{LOG_DATA, Lsn};
+use caliburn_log::image::Image;
+use caliburn_log::log::{self, Log, MediaError};
+use caliburn_log::record::{self, FRAME, Kind, Place, Ranges};
+use caliburn_log::stage::{self, Stage};
+use caliburn_os::host::{self, Lock, LockError};
+use caliburn_os::medium::Media;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Names in a store's directory.
+pub(crate) const CATALOG: &str = "catalog";
+const LOCK: &str = "lock";
+const LOG: &str = "log";
+const STAGE: &str = "stage";
+
+/// Opens or creates the store as the options say.
+pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
+    let there = dir.join(CATALOG).exists();
+    if there && options.create_new {
+        return Err(OpenError::Exists { path: dir.to_owned() });
+    }
+    if !there && (options.create_new || options.create) && !options.read_only {
+        let lock = create(dir, options)?;
+        return recover(dir, options, lock);
+    }
+    if !there {
+        return Err(OpenError::NotAStore { path: dir.to_owned() });
+    }
+    let lock = lock(dir, options.read_only)?;
+    recover(dir, options, lock)
+}
+
+pub(crate) fn lock(dir: &Path, shared: bool) -> Result<Lock, OpenError> {
+    let path = dir.join(LOCK);
+    let taken = if shared { Lock::shared(&path) } else { Lock::exclusive(&path) };
+    taken.map_err(|error| match error {
+        LockError::Held(holder) => OpenError::InUse { path: dir.to_owned(), holder },
+        LockError::Io(source) => OpenError::Io { action: "lock", path, source },
+    })
+}
+
+/// Makes a store. The catalog comes last: without it the directory holds no store, and the files of an
+/// attempt that failed are made anew.
+fn create(dir: &Path, options: &Options) -> Result<Lock, OpenError> {
+    let made_dir = !dir.exists();
+    fs::create_dir_all(dir).map_err(OpenError::io("create directory", dir))?;
+    for entry in fs::read_dir(dir).map_err(OpenError::io("list directory", dir))? {
+        let name = entry.map_err(OpenError::io("list directory", dir))?.file_name();
+        if ![LOCK, LOG, STAGE, "catalog.new"].iter().any(|ours| name == *ours) {
+            return Err(OpenError::Exists { path: dir.to_owned() });
+        }
+    }
+    let lock = lock(dir, false)?;
+    let done = create_files(dir, options);
+    if done.is_err() {
+        let _ = fs::remove_file(dir.join(LOG));
+        let _ = fs::remove_file(dir.join(STAGE));
+        if made_dir {
+            let _ = fs::remove_file(dir.join(LOCK));
+            let _ = fs::remove_dir(dir);
+        }
+    }
+    done.map(|()| lock)
+}
+
+fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
+    let media = &*options.media;
+    let log_path = match &options.log_path {
+        Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
+        None => {
+            let _ = fs::remove_file(dir.join(LOG));
+            PathBuf::from(LOG)
+        }
+    };
+    let catalog = Catalog {
+        store: host::random_id().map_err(OpenError::io("draw a random identity for", dir))?,
+        log_path,
+        next: 0,
+        segments: Vec::new(),
+    };
+    let path = Catalog::resolve(dir, &catalog.log_path);
+    let medium = match media.create(&path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => media.open(&path, true),
+        other => other,
+    }
+    .map_err(OpenError::io("create log", &path))?;
+    log::create(&*medium, catalog.store, options.log_bytes)?;
+    let _ = fs::remove_file(dir.join(STAGE));
+    let stage_path = dir.join(STAGE);
+    let stage = media.create(&stage_path).map_err(OpenError::io("create stage", &stage_path))?;
+    stage.set_len(options.stage_bytes).map_err(|e| MediaError::new("allocate the stage", &*stage, options.stage_bytes, e))?;
+    media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
+    let catalog_path = dir.join(CATALOG);
+    media.replace(&catalog_path, &catalog.encode()).map_err(OpenError::io("write catalog", &catalog_path))?;
+    // The directory's own name.
+    let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    media.sync_directory(parent).map_err(OpenError::io("force directory", parent))
+}
+
+pub(crate) fn read_catalog(dir: &Path) -> Result<Catalog, OpenError> {
+    let path = dir.join(CATALOG);
+    let bytes = match fs::read(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(OpenError::NotAStore { path: dir.to_owned() }),
+        other => other.map_err(OpenError::io("read catalog", &path))?,
+    };
+    Catalog::decode(&bytes).map_err(|(offset, defect)| OpenError::Catalog { path, offset, defect })
+}
+
+pub(crate) fn open_segments(media: &dyn Media, dir: &Path, catalog: &Catalog, write: bool) -> Result<Vec<Arc<SegmentState>>, OpenError> {
+    let open = |entry| Ok(Arc::new(SegmentState::open(media, dir, &catalog.store, entry, write)?));
+    catalog.segments.iter().map(open).collect()
+}
+
+fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError> {
+    let (media, write) = (&*options.media, !options.read_only);
+    // 1
+    let catalog = read_catalog(dir)?;
+    let segments = open_segments(media, dir, &catalog, write)?;
+    let log_path = Catalog::resolve(dir, &catalog.log_path);
+    let medium = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
+    let status = log::read_status(&*medium, Some(&catalog.store))?;
+    // 2
+    let mut prepared = PreparedTable::new();
+    let mut patches = Patches::new(Lsn(status.head.get()));
+    let (image, damage) = Image::scan(&*medium, &status, |record| {
+        patches.note(record);
+        prepared::recover(&mut prepared, record);
+    })?;
+    patches.fill(image);
+    // 3
+    let damage = match damage {
+        Some(damage) if !options.salvage => return Err(damage.into()),
+        other => other,
+    };
+    let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    let stage_path = dir.join(STAGE);
+    let stage_medium = match media.open(&stage_path, write) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && write => media.create(&stage_path),
+        other => other,
+    }
+    .map_err(OpenError::io("open stage", &stage_path))?;
+    let leftovers = stage::leftovers(&*stage_medium, &catalog.store, &boot)?;
+    let mut parts = Parts { catalog, segments, live: None, pending: None, prepared, damage, lock };
+    if !write {
+        // With damage in between, what is later than the damage would be out of order.
+        for (_, body) in leftovers.records.iter().filter(|_| parts.damage.is_none()) {
+            let tail = patches.tail();
+            patches.push(body, tail);
+        }
+        parts.pending = Some(patches);
+        return Ok(parts);
+    }
+    // 4
+    let log = Log::open(medium, parts.catalog.store, status, patches.tail(), Lsn(status.forced.get()))?;
+    // 5
+    for (_, body) in &leftovers.records {
+        append_leftover(&log, &mut parts, &mut patches, body)?;
+    }
+    // 6
+    let stage = Stage::open(&*stage_medium, parts.catalog.store, boot, options.stage_bytes, leftovers.last)?;
+    parts.pending = (!patches.is_empty()).then_some(patches);
+    parts.live = Some(Live { stage, log });
+    Ok(parts)
+}
+
+fn append_leftover(log: &Log, parts: &mut Parts, patches: &mut Patches, body: &[u8]) -> Result<(), OpenError> {
+    if Ranges::of(body).any(|r| parts.segments.iter().all(|s| s.id != r.segment)) {
+        let path = log.medium().path().with_file_name(STAGE);
+        let defect = caliburn_log::format::Defect::Value("a staged record names an unknown segment".into());
+        return Err(stage::StageError::Bad { path, offset: 0, defect }.into());
+    }
+    if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&parts.prepared) {
+        make_room(log, parts, patches)?;
+    }
+    append(log, Kind::Commit, &[], body)?;
+    patches.push(body, log.appended());
+    Ok(())
+}
+
+fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, MediaError> {
+    let place = Place {
+        lsn: log.appended(),
+        forced: log.forced(),
+        incarnation: log.incarnation(),
+        time: crate::flush::now_ns(),
+    };
+    let mut bytes = Vec::new();
+    record::encode(&mut bytes, kind, place, prefix, body);
+    log.append(&bytes)?;
+    Ok(place.lsn)
+}
+
+/// The log has no room for what the stage left over: truncate it as an epoch before going on.
+fn make_room(log: &Log, parts: &mut Parts, patches: &mut Patches) -> Result<(), OpenError> {
+    // Room for these is always kept.
+    for (id, body, lsn) in prepared::entries(&mut parts.prepared) {
+        *lsn = append(log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
+    }
+    log.force()?;
+    for segment in &parts.segments {
+        patches.apply(segment, caliburn_os::page_size())?;
+        segment.sync()?;
+    }
+    log.advance_head(prepared::oldest(&parts.prepared).min(log.appended()))?;
+    *patches = Patches::new(log.appended());
+    Ok(())
+}
+
+/// Where a byte of the ring stands on the medium.
+pub(crate) fn log_offset(lsn: Lsn, capacity: u64) -> u64 {
+    LOG_DATA + lsn.0 % capacity
+}

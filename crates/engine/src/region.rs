@@ -1,0 +1,196 @@
+//! Regions: page-aligned parts of segments, mapped copy-on-write.
+//!
+//! ```text
+//!   reservation:  | mapped: len bytes of the segment, private | kept free for growth |
+//! ```
+//!
+//! A page nobody has stored to shows the page cache of the segment's file and can be evicted; a page that
+//! was stored to is a private copy. Invariant: nothing but truncation writes to the segment.
+
+use crate::error::{MapError, RangeError};
+use crate::segment::SegmentState;
+use crate::store::Shared;
+use caliburn_os::map::Reservation;
+use caliburn_os::span;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use zerocopy::FromBytes;
+
+/// What the engine keeps of a mapped region.
+#[derive(Debug)]
+pub(crate) struct RegionState {
+    pub segment: Arc<SegmentState>,
+    /// First byte's offset in the segment.
+    pub start: u64,
+    pub base: usize,
+    pub len: AtomicUsize,
+    pub reservation: Reservation,
+}
+
+impl RegionState {
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    pub fn end(&self) -> u64 {
+        self.start + self.len() as u64
+    }
+
+    /// Offset in the segment of an address within the region.
+    #[inline(always)]
+    pub fn offset_of(&self, address: usize) -> u64 {
+        self.start + (address - self.base) as u64
+    }
+
+    /// A pointer to an address within the region, with the mapping's provenance.
+    #[inline(always)]
+    pub fn pointer(&self, address: usize) -> *mut u8 {
+        debug_assert!(address >= self.base && address <= self.base + self.reservation.len());
+        self.reservation.base().as_ptr().wrapping_add(address - self.base)
+    }
+
+    #[cold]
+    pub fn out_of_bounds(&self, at: usize, len: usize) -> RangeError {
+        RangeError::OutOfBounds {
+            segment: self.segment.name.clone(),
+            start: self.start.saturating_add(at as u64),
+            len: len as u64,
+            region_start: self.start,
+            region_end: self.end(),
+        }
+    }
+}
+
+/// A mapped region: ordinary memory that shows the committed image of part of a segment.
+///
+/// Reads need nothing but the memory; changes go through a [`Transaction`](crate::Transaction). The safe
+/// methods here and there may be used from any number of threads; readers and writers of the same bytes
+/// see old or new bytes, in words of eight, unless the program keeps them apart (serializability is the
+/// program's or a layer's). Dropping a region unmaps it, after its changes were written to the segment.
+pub struct Region {
+    pub(crate) state: Arc<RegionState>,
+    pub(crate) store: Arc<Shared>,
+    pub(crate) mapped: bool,
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("segment", &self.state.segment.name)
+            .field("range", &(self.state.start..self.state.end()))
+            .field("address", &(self.state.base as *const u8))
+            .finish()
+    }
+}
+
+/// A region could not be unmapped; it comes back with the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+pub struct UnmapError {
+    /// The region, still mapped.
+    pub region: Region,
+    /// Why.
+    #[source]
+    pub cause: MapError,
+}
+
+impl Region {
+    /// Bytes mapped.
+    pub fn len(&self) -> usize {
+        self.state.len()
+    }
+
+    /// Regions are never empty.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Which bytes of the segment are mapped.
+    pub fn range(&self) -> Range<u64> {
+        self.state.start..self.state.end()
+    }
+
+    /// Name of the segment.
+    pub fn segment(&self) -> &str {
+        &self.state.segment.name
+    }
+
+    /// The first byte. Stays where it is while the region is mapped, also when it grows.
+    ///
+    /// Storing through the pointer is for `unsafe` code, which must (1) declare the range in a
+    /// transaction first, (2) not store after the transaction ended, and (3) not let stores race with
+    /// other accesses to the same bytes, `set_range`, `commit` and `abort` of their transactions included.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.state.reservation.base().as_ptr()
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    #[inline]
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        self.check(offset, target.len());
+        // SAFETY: checked above; the mapping lives as long as `self`, and `target` is not in it.
+        unsafe { span::copy(self.as_ptr().add(offset), target.as_mut_ptr(), target.len()) }
+    }
+
+    /// Copies a value out.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    #[inline]
+    pub fn load<T: FromBytes>(&self, offset: usize) -> T {
+        self.check(offset, size_of::<T>());
+        let mut value = std::mem::MaybeUninit::<T>::uninit();
+        // SAFETY: checked above; any bytes make a `T: FromBytes`, and all of them are written.
+        unsafe {
+            span::copy(self.as_ptr().add(offset), value.as_mut_ptr().cast(), size_of::<T>());
+            value.assume_init()
+        }
+    }
+
+    #[inline(always)]
+    fn check(&self, offset: usize, len: usize) {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        assert!(fits, "{}", self.state.out_of_bounds(offset, len));
+    }
+
+    /// Extends the mapping over a segment that has grown, in place. `len` is the new length in bytes.
+    ///
+    /// # Errors
+    /// When the segment is shorter, or the address space kept free is used up.
+    pub fn grow(&self, len: usize) -> Result<(), MapError> {
+        self.store.grow_region(&self.state, len)
+    }
+
+    /// Unmaps the region after its committed changes were written to the segment.
+    ///
+    /// # Errors
+    /// While an uncommitted transaction has ranges in it, or when the store has failed: the region
+    /// comes back in the error.
+    pub fn unmap(mut self) -> Result<(), UnmapError> {
+        match self.store.unmap(&self.state) {
+            Ok(()) => {
+                self.mapped = false;
+                Ok(())
+            }
+            Err(cause) => Err(UnmapError { region: self, cause }),
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.mapped {
+            if let Err(error) = self.store.unmap(&self.state) {
+                // Whoever still refers to the memory keeps it: the mapping stays until the process ends.
+                tracing::error!(%error, "a region could not be unmapped and stays");
+                std::mem::forget(self.state.clone());
+            }
+        }
+    }
+}

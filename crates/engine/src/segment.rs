@@ -1,0 +1,307 @@
+//! Segments: named backing storage of recoverable data.
+
+use crate::catalog::{Catalog, Entry};
+use crate::error::{MapError, SegmentError};
+use crate::region::Region;
+use crate::store::Shared;
+use crate::sums::Sums;
+use caliburn_log::SegmentId;
+use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM_UNIT, SegmentHeader};
+use caliburn_log::log::MediaError;
+use caliburn_os::host::Id;
+use caliburn_os::medium::{Media, Medium};
+use caliburn_os::page_size;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Granularity of a segment's length, so that a store moves between machines of all page sizes.
+pub(crate) const LEN_UNIT: u64 = 64 * 1024;
+/// Longest segment: the address space is the limit long before the format is.
+const LEN_MAX: u64 = i64::MAX as u64 - SEGMENT_DATA - LEN_UNIT;
+
+/// What the engine keeps of an open segment.
+#[derive(Debug)]
+pub(crate) struct SegmentState {
+    pub id: SegmentId,
+    pub name: String,
+    pub medium: Arc<dyn Medium>,
+    pub len: AtomicU64,
+    pub sums: Mutex<Sums>,
+}
+
+pub(crate) fn check_name(name: &str) -> Result<(), SegmentError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let fine = (1..=255).contains(&name.len()) && name.chars().all(good) && !name.starts_with('.');
+    if fine { Ok(()) } else { Err(SegmentError::Name { name: name.to_owned() }) }
+}
+
+pub(crate) fn round_len(name: &str, len: u64) -> Result<u64, SegmentError> {
+    let bad = |why| Err(SegmentError::Length { name: name.to_owned(), len, why });
+    match len {
+        0 => bad("a segment has at least one byte"),
+        len if len > LEN_MAX => bad("larger than any file or address space can be"),
+        len => Ok(len.next_multiple_of(LEN_UNIT)),
+    }
+}
+
+pub(crate) fn default_path(name: &str) -> PathBuf {
+    PathBuf::from(format!("{name}.segment"))
+}
+
+fn sums_path(store: &Path, name: &str) -> PathBuf {
+    store.join(format!("{name}.sums"))
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SegmentError {
+    let path = path.to_owned();
+    move |source| SegmentError::Io { action, path, source }
+}
+
+impl SegmentState {
+    /// Makes the segment's medium and sums durable; the catalog entry comes after.
+    pub fn create(media: &dyn Media, dir: &Path, store: Id, entry: &Entry) -> Result<SegmentState, SegmentError> {
+        let path = Catalog::resolve(dir, &entry.path);
+        let sums_path = sums_path(dir, &entry.name);
+        // Left by a creation that never reached the catalog.
+        let _ = std::fs::remove_file(&sums_path);
+        if !entry.path.is_absolute() {
+            let _ = std::fs::remove_file(&path);
+        }
+        let made = Self::create_files(media, dir, store, entry, &path, &sums_path);
+        if made.is_err() {
+            let _ = std::fs::remove_file(&sums_path);
+            if !entry.path.is_absolute() {
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+        made
+    }
+
+    fn create_files(
+        media: &dyn Media,
+        dir: &Path,
+        store: Id,
+        entry: &Entry,
+        path: &Path,
+        sums_path: &Path,
+    ) -> Result<SegmentState, SegmentError> {
+        let medium = match media.create(path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => media.open(path, true),
+            other => other,
+        }
+        .map_err(io_error("create segment", path))?;
+        let fail = |action, offset| { let medium = medium.clone(); move |e| MediaError::new(action, &*medium, offset, e) };
+        refuse_foreign(&*medium)?;
+        medium.set_len(SEGMENT_DATA + entry.len).map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;
+        let header = SegmentHeader { id: entry.id.0.into(), data: SEGMENT_DATA.into(), ..SegmentHeader::new_zeroed() };
+        let mut block = vec![0; BLOCK];
+        block[..size_of::<SegmentHeader>()].copy_from_slice(header.as_bytes());
+        format::seal(&mut block, SEGMENT_MAGIC, store);
+        zero_device(&*medium, entry).map_err(fail("clear segment", SEGMENT_DATA))?;
+        medium.write_at(&block, 0).map_err(fail("write segment header", 0))?;
+        medium.sync().map_err(fail("force segment", 0))?;
+        let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
+        let sums = Sums::create(sums, store, entry.id, entry.len)?;
+        media.sync_directory(dir).map_err(io_error("force directory", dir))?;
+        Ok(SegmentState {
+            id: entry.id,
+            name: entry.name.clone(),
+            medium,
+            len: AtomicU64::new(entry.len),
+            sums: Mutex::new(sums),
+        })
+    }
+
+    /// Takes up a segment of the catalog.
+    pub fn open(media: &dyn Media, dir: &Path, store: &Id, entry: &Entry, write: bool) -> Result<SegmentState, SegmentError> {
+        let path = Catalog::resolve(dir, &entry.path);
+        let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
+        let bad = |offset, defect| SegmentError::Bad { path: path.clone(), offset, defect };
+        let held = medium.len().map_err(|e| MediaError::new("measure segment", &*medium, 0, e))?;
+        let mut block = vec![0; BLOCK];
+        if held < BLOCK as u64 {
+            return Err(bad(held, Defect::Value("the file ends within its header: it was cut off".into())));
+        }
+        medium.read_at(&mut block, 0).map_err(|e| MediaError::new("read segment header", &*medium, 0, e))?;
+        format::unseal(&block, SEGMENT_MAGIC, "segment", Some(store)).map_err(|d| bad(0, d))?;
+        let (header, _) = SegmentHeader::read_from_prefix(&block).expect("a block holds a header");
+        if header.id != entry.id.0 || header.data != SEGMENT_DATA {
+            return Err(bad(0, Defect::Value(format!("it is segment {} and the catalog says {}", header.id, entry.id.0))));
+        }
+        if held < SEGMENT_DATA + entry.len {
+            let text = format!("the file is {held} bytes long and must be {}: it was cut off", SEGMENT_DATA + entry.len);
+            return Err(bad(held, Defect::Value(text)));
+        }
+        let sums_path = sums_path(dir, &entry.name);
+        let sums = media.open(&sums_path, write).map_err(io_error("open sums", &sums_path))?;
+        let sums = Sums::open(sums, store, entry.id, entry.len).map_err(|error| match error {
+            Ok(defect) => SegmentError::Bad { path: sums_path, offset: 0, defect },
+            Err(media) => media.into(),
+        })?;
+        Ok(SegmentState {
+            id: entry.id,
+            name: entry.name.clone(),
+            medium,
+            len: AtomicU64::new(entry.len),
+            sums: Mutex::new(sums),
+        })
+    }
+
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Writes whole units of data at an offset of the segment, and notes their sums.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
+        let at = SEGMENT_DATA + offset;
+        self.medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*self.medium, at, e))?;
+        self.sums.lock().expect("no panic under this lock").note(offset, data)
+    }
+
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MediaError> {
+        let at = SEGMENT_DATA + offset;
+        self.medium.read_at(data, at).map_err(|e| MediaError::new("read segment", &*self.medium, at, e))
+    }
+
+    /// Forces data and sums.
+    pub fn sync(&self) -> Result<(), MediaError> {
+        self.medium.sync().map_err(|e| MediaError::new("force segment", &*self.medium, SEGMENT_DATA, e))?;
+        self.sums.lock().expect("no panic under this lock").write()
+    }
+
+    /// Makes the medium longer and durably so; the catalog says so afterwards.
+    pub fn extend(&self, len: u64) -> Result<(), MediaError> {
+        let end = SEGMENT_DATA + len;
+        self.medium.set_len(end).map_err(|e| MediaError::new("allocate segment", &*self.medium, end, e))?;
+        self.medium.sync().map_err(|e| MediaError::new("force segment", &*self.medium, end, e))?;
+        self.sums.lock().expect("no panic under this lock").grow(len)
+    }
+
+    /// The first unit whose content does not match its sum, among those that `excused` does not name.
+    pub fn damaged_units(&self, mut excused: impl FnMut(u64) -> bool) -> Result<Vec<u64>, MediaError> {
+        const BATCH: u64 = 256;
+        let units = self.len() / SUM_UNIT as u64;
+        let mut damaged = Vec::new();
+        let mut data = vec![0; BATCH as usize * SUM_UNIT];
+        let sums = self.sums.lock().expect("no panic under this lock");
+        for first in (0..units).step_by(BATCH as usize) {
+            let count = BATCH.min(units - first);
+            let data = &mut data[..count as usize * SUM_UNIT];
+            self.read(first * SUM_UNIT as u64, data)?;
+            for (i, (unit, sum)) in data.chunks(SUM_UNIT).zip(sums.read(first, count)?).enumerate() {
+                let sound = if sum == 0 { unit.iter().all(|b| *b == 0) } else { format::unit_sum(unit) == sum };
+                if !sound && !excused(first + i as u64) {
+                    damaged.push(first + i as u64);
+                }
+            }
+        }
+        Ok(damaged)
+    }
+}
+
+/// A file or device that holds something of Caliburn's is not taken for a new segment.
+fn refuse_foreign(medium: &dyn Medium) -> Result<(), SegmentError> {
+    let mut magic = [0; 8];
+    if medium.len().is_ok_and(|len| len >= 8) {
+        medium.read_at(&mut magic, 0).map_err(|e| MediaError::new("read", medium, 0, e))?;
+    }
+    if magic.starts_with(b"CALI-") {
+        let text = "it already holds part of a store; clear its first 4096 bytes to use it anew".to_owned();
+        return Err(SegmentError::Bad { path: medium.path().to_owned(), offset: 0, defect: Defect::Value(text) });
+    }
+    Ok(())
+}
+
+/// A new file is all zeros; a device, or a file that was there, is made so.
+fn zero_device(medium: &dyn Medium, entry: &Entry) -> io::Result<()> {
+    if !entry.path.is_absolute() {
+        return Ok(());
+    }
+    let zeros = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < entry.len {
+        let len = (entry.len - at).min(zeros.len() as u64);
+        medium.write_at(&zeros[..len as usize], SEGMENT_DATA + at)?;
+        at += len;
+    }
+    Ok(())
+}
+
+/// A segment of an open store.
+#[derive(Clone)]
+pub struct Segment {
+    pub(crate) state: Arc<SegmentState>,
+    pub(crate) store: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Segment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Segment").field("name", &self.state.name).field("len", &self.len()).finish()
+    }
+}
+
+impl Segment {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// Its number in the store.
+    pub fn id(&self) -> SegmentId {
+        self.state.id
+    }
+
+    /// Bytes of data.
+    pub fn len(&self) -> u64 {
+        self.state.len()
+    }
+
+    /// Segments are never empty.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Makes the segment at least `len` bytes long, durably, whatever is mapped of it. The new bytes are
+    /// zero. [`Region::grow`] extends a mapping over them.
+    ///
+    /// # Errors
+    /// A full disk leaves the segment as it was.
+    pub fn grow(&self, len: u64) -> Result<(), SegmentError> {
+        let len = round_len(self.name(), len)?;
+        self.store.grow_segment(&self.state, len)
+    }
+
+    /// Maps bytes `range`, whole pages, copy-on-write, wherever the system likes. Reads nothing: pages
+    /// are read when they are touched.
+    pub fn map(&self, range: Range<u64>) -> Result<Region, MapError> {
+        self.store.map(&self.state, range, None)
+    }
+
+    /// Maps the whole segment.
+    pub fn map_all(&self) -> Result<Region, MapError> {
+        self.map(0..self.len())
+    }
+
+    /// Maps bytes `range` at exactly `address`, or fails.
+    pub fn map_at(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
+        self.store.map(&self.state, range, Some(address))
+    }
+
+    /// The segment loader (RVM, section 4.1): maps the whole segment at the address it had when it was
+    /// first loaded, so that native pointers inside it stay valid.
+    ///
+    /// # Errors
+    /// [`MapError::AddressTaken`] when something else is there in this process; the segment is never moved.
+    pub fn load(&self) -> Result<Region, MapError> {
+        self.store.load(&self.state)
+    }
+
+    /// Smallest unit of mapping: the system's page size in bytes.
+    pub fn page_size() -> usize {
+        page_size()
+    }
+}

@@ -1,0 +1,522 @@
+//! Slots: what each uncommitted transaction has announced that it changes (the page vector's uncommitted
+//! counts of RVM, section 5.1.2, turned round).
+//!
+//! Truncation must not write a page that an uncommitted transaction has declared. Counting per page
+//! would cost the hot path two atomic read-modify-writes per range; instead each transaction lists its
+//! ranges in its own slot with plain stores, and truncation, which is rare, reads all slots:
+//!
+//! ```text
+//!   transaction: announce range - light barrier - any page reserved?  - save old value - store
+//!   truncation:  reserve pages  - heavy barrier - any slot has the page? - copy - release
+//! ```
+//!
+//! At least one of the two sees the other (`caliburn_os::barrier`). The announced list is at the same time
+//! the set of ranges that the commit will log: disjoint, adjacent ones joined (the intra-transaction
+//! optimisation, section 5.2). The first [`ANNOUNCED`] stand in the slot itself, more in a tree.
+
+use crate::region::RegionState;
+use caliburn_os::barrier;
+use caliburn_os::event::Event;
+use std::cell::{Cell, UnsafeCell};
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+/// Ranges that a slot holds without a tree.
+pub(crate) const ANNOUNCED: usize = 16;
+/// Pages that truncation reserves at a time.
+pub(crate) const RESERVED: usize = 32;
+
+/// One transaction's announcements and working memory, reused from one transaction to the next.
+#[repr(align(128))]
+pub(crate) struct Slot {
+    held: AtomicBool,
+    spilled: AtomicBool,
+    count: AtomicU32,
+    /// Counts the transactions that had this slot; identifies the present one.
+    turn: AtomicU64,
+    announced: [Announced; ANNOUNCED],
+    spill: Mutex<BTreeMap<usize, Spilled>>,
+    tally: Tally,
+    work: UnsafeCell<Work>,
+}
+
+// SAFETY: `work` is reached only through `Held`, of which there is one per held slot; the region
+// pointers are compared or dereferenced only while their regions cannot be unmapped (see `Held::each`).
+unsafe impl Sync for Slot {}
+// SAFETY: as above.
+unsafe impl Send for Slot {}
+
+/// `start == end` marks an entry that was joined to another.
+#[derive(Default)]
+struct Announced {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+#[derive(Clone, Copy)]
+struct Spilled {
+    end: usize,
+    region: *const RegionState,
+}
+
+/// Counters kept by the slot's holder alone: plain loads and stores.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub committed: Count,
+    pub aborted: Count,
+    pub ranges: Count,
+    pub declared_bytes: Count,
+    pub joined_ranges: Count,
+    pub duplicate_bytes: Count,
+    pub body_bytes: Count,
+}
+
+/// A counter with one writer at a time.
+#[derive(Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    #[inline(always)]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What only the holder touches.
+pub(crate) struct Work {
+    regions: [*const RegionState; ANNOUNCED],
+    /// Old values: where they belong, and the bytes one after the other.
+    pub undo: Vec<Undo>,
+    pub saved: Vec<u8>,
+    /// Upper bound of the record's body in bytes.
+    pub body_bytes: u64,
+    /// Upper bound of the memory for private copies of the pages declared.
+    pub page_bytes: u64,
+}
+
+/// An old value.
+#[derive(Clone, Copy)]
+pub(crate) struct Undo {
+    pub start: usize,
+    pub len: usize,
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot {
+            held: AtomicBool::new(false),
+            spilled: AtomicBool::new(false),
+            count: AtomicU32::new(0),
+            turn: AtomicU64::new(0),
+            announced: Default::default(),
+            spill: Mutex::default(),
+            tally: Tally::default(),
+            work: UnsafeCell::new(Work {
+                regions: [ptr::null(); ANNOUNCED],
+                undo: Vec::new(),
+                saved: Vec::new(),
+                body_bytes: 0,
+                page_bytes: 0,
+            }),
+        }
+    }
+}
+
+impl Slot {
+    /// Whether the transaction in this slot announced any byte of `[start, end)`.
+    pub fn touches(&self, start: usize, end: usize) -> bool {
+        let count = self.count.load(Ordering::Acquire) as usize;
+        let small = self.announced[..count.min(ANNOUNCED)].iter().any(|a| {
+            a.start.load(Ordering::Acquire) < end && a.end.load(Ordering::Acquire) > start
+        });
+        small || (self.spilled.load(Ordering::Acquire) && self.spill_touches(start, end))
+    }
+
+    fn spill_touches(&self, start: usize, end: usize) -> bool {
+        let spill = self.spill.lock().expect("no panic under this lock");
+        spill.range(..end).next_back().is_some_and(|(_, s)| s.end > start)
+    }
+
+    /// The turn of the transaction in this slot, if it is held.
+    pub fn holder(&self) -> Option<u64> {
+        self.held.load(Ordering::Acquire).then(|| self.turn.load(Ordering::Relaxed))
+    }
+
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+}
+
+/// A slot in the hands of one transaction.
+pub(crate) struct Held<'t> {
+    slot: &'t Slot,
+    number: usize,
+}
+
+impl<'t> Held<'t> {
+    /// Leaves the slot held, to be taken up again by [`Slots::resume`].
+    pub fn suspend(self) -> usize {
+        self.number
+    }
+
+    /// Identifies the transaction among all of this opening of the store.
+    pub fn id(&self) -> u64 {
+        self.slot.turn.load(Ordering::Relaxed) << 24 | self.number as u64
+    }
+
+    #[inline(always)]
+    pub fn work(&mut self) -> &mut Work {
+        // SAFETY: one `Held` exists per held slot, and it is borrowed mutably here.
+        unsafe { &mut *self.slot.work.get() }
+    }
+
+    pub fn tally(&self) -> &'t Tally {
+        &self.slot.tally
+    }
+
+    /// Announces `[start, end)` of `region` and calls `gap` for each part not announced before. On
+    /// return truncation sees the range; the caller then looks for reservations before it stores.
+    #[inline]
+    pub fn announce(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) {
+        let slot = self.slot;
+        let count = slot.count.load(Ordering::Relaxed) as usize;
+        if !slot.spilled.load(Ordering::Relaxed) {
+            let meets = |i: usize| {
+                let (s, e) = self.entry(i);
+                start <= e && end >= s && e > s
+            };
+            if (0..count).any(meets) {
+                return self.join(region, start, end, gap);
+            }
+            if count < ANNOUNCED {
+                slot.announced[count].start.store(start, Ordering::Relaxed);
+                slot.announced[count].end.store(end, Ordering::Relaxed);
+                self.work().regions[count] = region;
+                slot.count.store(count as u32 + 1, Ordering::Release);
+                gap.push(Undo { start, len: end - start });
+                return;
+            }
+            self.spill();
+        }
+        self.announce_spilled(region, start, end, gap);
+    }
+
+    #[inline(always)]
+    fn entry(&self, i: usize) -> (usize, usize) {
+        let a = &self.slot.announced[i];
+        (a.start.load(Ordering::Relaxed), a.end.load(Ordering::Relaxed))
+    }
+
+    /// Joins a range to those in the slot that it overlaps or adjoins.
+    fn join(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) {
+        let slot = self.slot;
+        let count = slot.count.load(Ordering::Relaxed) as usize;
+        let mut met: Vec<(usize, usize, usize)> = (0..count)
+            .map(|i| (self.entry(i), i))
+            .map(|((s, e), i)| (s, e, i))
+            .filter(|&(s, e, _)| start <= e && end >= s && e > s)
+            .collect();
+        met.retain(|&(_, _, i)| ptr::eq(self.work().regions[i], region));
+        if met.is_empty() {
+            // Adjoins a range of another region only.
+            if count == ANNOUNCED {
+                self.spill();
+                return self.announce_spilled(region, start, end, gap);
+            }
+            slot.announced[count].start.store(start, Ordering::Relaxed);
+            slot.announced[count].end.store(end, Ordering::Relaxed);
+            self.work().regions[count] = region;
+            slot.count.store(count as u32 + 1, Ordering::Release);
+            gap.push(Undo { start, len: end - start });
+            return;
+        }
+        met.sort_unstable();
+        let (low, high) = uncovered(start, end, met.iter().map(|&(s, e, _)| (s, e)), gap);
+        // First widen one entry over all, then empty the others: a reader never misses a byte.
+        let keep = &slot.announced[met[0].2];
+        keep.start.store(low, Ordering::Release);
+        keep.end.store(high, Ordering::Release);
+        for &(_, _, i) in &met[1..] {
+            slot.announced[i].end.store(0, Ordering::Release);
+            slot.announced[i].start.store(0, Ordering::Release);
+        }
+        self.slot.tally.joined_ranges.add(met.len() as u64);
+    }
+
+    /// Goes over to the tree. The entries in the slot stay announced.
+    #[cold]
+    fn spill(&mut self) {
+        let slot = self.slot;
+        let mut spill = slot.spill.lock().expect("no panic under this lock");
+        for i in 0..slot.count.load(Ordering::Relaxed) as usize {
+            let (start, end) = self.entry(i);
+            if end > start {
+                spill.insert(start, Spilled { end, region: self.work().regions[i] });
+            }
+        }
+        slot.spilled.store(true, Ordering::Release);
+    }
+
+    fn announce_spilled(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) {
+        let mut spill = self.slot.spill.lock().expect("no panic under this lock");
+        let mut met: Vec<(usize, usize)> = spill
+            .range(..=end)
+            .rev()
+            .map(|(s, spilled)| (*s, *spilled))
+            .take_while(|(_, spilled)| spilled.end >= start)
+            .filter(|(_, spilled)| ptr::eq(spilled.region, region))
+            .map(|(s, spilled)| (s, spilled.end))
+            .collect();
+        met.reverse();
+        let (low, high) = uncovered(start, end, met.iter().copied(), gap);
+        for (s, _) in &met {
+            spill.remove(s);
+        }
+        spill.insert(low, Spilled { end: high, region });
+        self.slot.tally.joined_ranges.add(met.len() as u64);
+    }
+
+    /// Whether all of `[start, end)` is announced already.
+    pub fn covers(&self, start: usize, end: usize) -> bool {
+        if self.slot.spilled.load(Ordering::Relaxed) {
+            let spill = self.slot.spill.lock().expect("no panic under this lock");
+            return spill.range(..=start).next_back().is_some_and(|(_, s)| s.end >= end);
+        }
+        (0..self.slot.count.load(Ordering::Relaxed) as usize).map(|i| self.entry(i)).any(|(s, e)| s <= start && end <= e)
+    }
+
+    /// The ranges to log: disjoint, none adjoining another of its region.
+    #[inline]
+    pub fn each(&self, mut visit: impl FnMut(&RegionState, usize, usize)) {
+        // SAFETY (both calls below): an announced region is not unmapped (RegionState::unmap looks at the slots),
+        // so the pointer is good until this slot is released.
+        if self.slot.spilled.load(Ordering::Relaxed) {
+            let spill = self.slot.spill.lock().expect("no panic under this lock");
+            for (start, spilled) in spill.iter() {
+                // SAFETY: see above.
+                visit(unsafe { &*spilled.region }, *start, spilled.end);
+            }
+            return;
+        }
+        // SAFETY: the slot's work is ours while we hold it, and nothing borrows it mutably here.
+        let regions = unsafe { &(*self.slot.work.get()).regions };
+        for (i, region) in regions.iter().enumerate().take(self.slot.count.load(Ordering::Relaxed) as usize) {
+            let (start, end) = self.entry(i);
+            if end > start {
+                // SAFETY: see above.
+                visit(unsafe { &**region }, start, end);
+            }
+        }
+    }
+
+    /// Bytes of whole pages under the announced ranges.
+    pub fn page_bytes(&self, page: usize) -> u64 {
+        let (mut total, mut last) = (0u64, 0);
+        let mut sorted = Vec::new();
+        self.each(|_, start, end| sorted.push((start / page, end.div_ceil(page))));
+        sorted.sort_unstable();
+        for (first, end) in sorted {
+            let first = first.max(last);
+            if end > first {
+                total += ((end - first) * page) as u64;
+                last = end;
+            }
+        }
+        total
+    }
+
+    /// Ends the transaction: nothing is announced any more. All its stores, and its record, come before.
+    #[inline]
+    pub fn release(mut self) {
+        let slot = self.slot;
+        let work = self.work();
+        work.undo.clear();
+        work.saved.clear();
+        if work.saved.capacity() > 1 << 20 || work.undo.capacity() > 1 << 16 {
+            (work.saved, work.undo) = (Vec::new(), Vec::new());
+        }
+        (work.body_bytes, work.page_bytes) = (0, 0);
+        slot.count.store(0, Ordering::Release);
+        if slot.spilled.load(Ordering::Relaxed) {
+            slot.spilled.store(false, Ordering::Release);
+            slot.spill.lock().expect("no panic under this lock").clear();
+        }
+        slot.held.store(false, Ordering::Release);
+    }
+}
+
+/// The parts of `[start, end)` that none of `met` (sorted, disjoint, touching it) covers, and the hull.
+fn uncovered(start: usize, end: usize, met: impl Iterator<Item = (usize, usize)>, gap: &mut Vec<Undo>) -> (usize, usize) {
+    let (mut low, mut high, mut at) = (start, end, start);
+    for (s, e) in met {
+        if s > at {
+            gap.push(Undo { start: at, len: s.min(end) - at });
+        }
+        at = at.max(e);
+        low = low.min(s);
+        high = high.max(e);
+    }
+    if at < end {
+        gap.push(Undo { start: at, len: end - at });
+    }
+    (low, high)
+}
+
+/// All slots of a store. Grows, never shrinks; a slot's address never changes.
+pub(crate) struct Slots {
+    tiers: [OnceLock<Box<[Slot]>>; TIERS],
+}
+
+const TIERS: usize = 16;
+const FIRST_TIER: usize = 64;
+
+thread_local! {
+    static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// A small number that differs between threads: which slot and lane a thread tries first.
+#[inline]
+pub(crate) fn thread_ordinal() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    ORDINAL.with(|ordinal| {
+        if ordinal.get() == usize::MAX {
+            ordinal.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        ordinal.get()
+    })
+}
+
+impl Default for Slots {
+    fn default() -> Slots {
+        barrier::prepare();
+        Slots { tiers: Default::default() }
+    }
+}
+
+impl Slots {
+    /// Takes a free slot.
+    #[inline]
+    pub fn hold(&self) -> Held<'_> {
+        let hint = thread_ordinal() % FIRST_TIER;
+        let first = self.tier(0);
+        if !first[hint].held.swap(true, Ordering::Acquire) {
+            return Slots::held(&first[hint], hint);
+        }
+        self.hold_any()
+    }
+
+    #[cold]
+    fn hold_any(&self) -> Held<'_> {
+        let mut base = 0;
+        for tier in 0..TIERS {
+            let slots = self.tier(tier);
+            for (i, slot) in slots.iter().enumerate() {
+                if !slot.held.load(Ordering::Relaxed) && !slot.held.swap(true, Ordering::Acquire) {
+                    return Slots::held(slot, base + i);
+                }
+            }
+            base += slots.len();
+        }
+        panic!("more than {base} transactions are open at the same time");
+    }
+
+    /// The slot that a prepared transaction left held.
+    pub fn resume(&self, mut number: usize) -> Held<'_> {
+        let wanted = number;
+        let tier = (0..TIERS).find(|tier| {
+            let len = FIRST_TIER << tier;
+            let inside = number < len;
+            number -= if inside { 0 } else { len };
+            inside
+        });
+        let slot = &self.tier(tier.expect("a slot's number is within the tiers"))[number];
+        assert!(slot.holder().is_some(), "a prepared transaction's slot is held");
+        Held { slot, number: wanted }
+    }
+
+    #[inline]
+    fn held(slot: &Slot, number: usize) -> Held<'_> {
+        slot.turn.store(slot.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        Held { slot, number }
+    }
+
+    #[inline]
+    fn tier(&self, tier: usize) -> &[Slot] {
+        self.tiers[tier].get_or_init(|| (0..FIRST_TIER << tier).map(|_| Slot::default()).collect())
+    }
+
+    /// Every slot that was ever used, with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        self.tiers.iter().map_while(OnceLock::get).flat_map(|tier| tier.iter()).enumerate()
+    }
+
+    /// Identities of the uncommitted transactions that announced any byte of `[start, end)`.
+    pub fn touching(&self, start: usize, end: usize) -> Vec<u64> {
+        self.iter()
+            .filter(|(_, slot)| slot.touches(start, end))
+            .filter_map(|(number, slot)| Some(slot.holder()? << 24 | number as u64))
+            .collect()
+    }
+
+    /// Number of transactions that are open.
+    pub fn open(&self) -> usize {
+        self.iter().filter(|(_, slot)| slot.holder().is_some()).count()
+    }
+}
+
+/// The pages that truncation has reserved (RVM's reserved bit): nobody declares a range on them meanwhile.
+#[derive(Default)]
+pub(crate) struct Reserve {
+    active: AtomicU32,
+    pages: [AtomicUsize; RESERVED],
+    released: Event,
+}
+
+impl Reserve {
+    /// Reserves pages by their addresses. Afterwards a transaction either sees them reserved or is seen
+    /// to have announced them. Only for the holder of the truncation lock.
+    pub fn reserve(&self, pages: &[usize]) {
+        for (slot, page) in self.pages.iter().zip(pages) {
+            slot.store(*page, Ordering::Relaxed);
+        }
+        self.active.store(pages.len() as u32, Ordering::Release);
+        barrier::heavy();
+    }
+
+    /// Lets everybody go on.
+    pub fn release(&self) {
+        self.active.store(0, Ordering::Release);
+        self.released.signal();
+    }
+
+    /// Called by a transaction that has announced `[start, end)`, before it reads or stores there.
+    #[inline(always)]
+    pub fn pass(&self, start: usize, end: usize, page: usize) {
+        barrier::light();
+        if self.active.load(Ordering::Acquire) != 0 {
+            self.wait(start, end, page);
+        }
+    }
+
+    #[cold]
+    fn wait(&self, start: usize, end: usize, page: usize) {
+        loop {
+            let seen = self.released.count();
+            let active = self.active.load(Ordering::Acquire) as usize;
+            let hit = |p: &AtomicUsize| {
+                let at = p.load(Ordering::Relaxed);
+                at < end && at + page > start
+            };
+            if !self.pages[..active.min(RESERVED)].iter().any(hit) {
+                return;
+            }
+            self.released.wait(seen, None);
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! Stores: a directory with a log, a stage and segments, opened by one process at a time.
+//!
+//! Who holds what, in the order in which locks are taken:
+//!
+//! ```text
+//!   mapping lock  >  truncation lock  >  flush lock  >  prepared, pages, sums, catalog, regions        (each briefly)
+//! ```
+//!
+//! The hot path (begin, set_range, commit in the `Process` class) takes none of them.
+
+use crate::catalog::{Catalog, Entry};
+use crate::error::{CloseError, CommitError, Failure, OpenError, SegmentError};
+use crate::flush::Flush;
+use crate::options::{Options, Tuning};
+use crate::pages::Pages;
+use crate::patches::Patches;
+use crate::prepared::PreparedTable;
+use crate::recovery;
+use crate::region::RegionState;
+use crate::segment::{self, Segment, SegmentState};
+use crate::slot::{Reserve, Slots};
+use crate::transaction::{Mode, Transaction};
+use crate::truncation::Truncation;
+use caliburn_log::{Lsn, SegmentId};
+use caliburn_log::image::Damage;
+use caliburn_log::log::{Log, MediaError};
+use caliburn_log::record::FRAME;
+use caliburn_log::stage::Stage;
+use caliburn_os::event::Event;
+use caliburn_os::host::{Id, Lock};
+use caliburn_os::medium::Media;
+use caliburn_os::memory::Limits;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
+use std::thread::JoinHandle;
+
+/// Bits of [`Shared::gate`]: why a transaction must not begin without a look.
+pub(crate) mod gate {
+    pub const FAILED: u32 = 1;
+    pub const PRESSED: u32 = 2;
+    pub const CLOSED: u32 = 4;
+    pub const READ_ONLY: u32 = 8;
+}
+
+/// What a store opened for writing has.
+pub(crate) struct Live {
+    pub stage: Stage,
+    pub log: Log,
+}
+
+/// An open store, shared by its handles, regions and background threads.
+pub(crate) struct Shared {
+    pub dir: PathBuf,
+    pub id: Id,
+    pub media: Arc<dyn Media>,
+    pub page_size: usize,
+    pub reserve_bytes: u64,
+    /// Longest body of a record that the log can take.
+    pub body_max: u64,
+    pub live: Option<Live>,
+    pub gate: AtomicU32,
+    pub slots: Slots,
+    pub reserve: Reserve,
+    pub flush: Flush,
+    /// Signalled when the log's head moved.
+    pub space: Event,
+    pub truncation: Truncation,
+    /// Held by whoever maps, so that no mapping misses what becomes pending meanwhile.
+    pub mapping: Mutex<()>,
+    pub regions: RwLock<Vec<Arc<RegionState>>>,
+    pub segments: RwLock<Vec<Arc<SegmentState>>>,
+    pub catalog: Mutex<Catalog>,
+    pub prepared: Mutex<PreparedTable>,
+    /// Committed changes of the log found at opening that the segments may lack.
+    pub pending: RwLock<Option<Patches>>,
+    pub damage: Option<Damage>,
+    pub limits: Limits,
+    pages: Mutex<Pages>,
+    failure: OnceLock<Failure>,
+    tuning: RwLock<Tuning>,
+    budget: AtomicU64,
+    /// Given up when the store is closed and no region of it is mapped any more.
+    lock: Mutex<Option<Lock>>,
+}
+
+/// Parts of a store that opening puts together.
+pub(crate) struct Parts {
+    pub catalog: Catalog,
+    pub segments: Vec<Arc<SegmentState>>,
+    pub live: Option<Live>,
+    pub pending: Option<Patches>,
+    pub prepared: PreparedTable,
+    pub damage: Option<Damage>,
+    pub lock: Lock,
+}
+
+impl Shared {
+    pub fn new(dir: &Path, options: &Options, parts: Parts) -> Shared {
+        let page_size = caliburn_os::page_size();
+        let limits = Limits::read();
+        let body_max = parts.live.as_ref().map_or(0, |live| live.log.capacity() - 2 * FRAME as u64);
+        let marked = parts.live.as_ref().map_or(Lsn(0), |live| live.log.appended());
+        Shared {
+            dir: dir.to_owned(),
+            id: parts.catalog.store,
+            media: options.media.clone(),
+            page_size,
+            reserve_bytes: options.reserve_bytes,
+            body_max,
+            gate: AtomicU32::new(if parts.live.is_some() { 0 } else { gate::READ_ONLY }),
+            live: parts.live,
+            slots: Slots::default(),
+            reserve: Reserve::default(),
+            flush: Flush::default(),
+            space: Event::default(),
+            truncation: Truncation::default(),
+            mapping: Mutex::default(),
+            regions: RwLock::default(),
+            segments: RwLock::new(parts.segments),
+            catalog: Mutex::new(parts.catalog),
+            prepared: Mutex::new(parts.prepared),
+            pending: RwLock::new(parts.pending),
+            damage: parts.damage,
+            pages: Mutex::new(Pages::new(page_size, marked)),
+            failure: OnceLock::new(),
+            budget: AtomicU64::new(options.tuning.memory_budget.unwrap_or(limits.bytes() / 3)),
+            limits,
+            tuning: RwLock::new(options.tuning.clone()),
+            lock: Mutex::new(Some(parts.lock)),
+        }
+    }
+
+    /// Stage and log.
+    ///
+    /// # Panics
+    /// On a read-only store, which has no transactions to call this for.
+    #[inline(always)]
+    pub fn live(&self) -> &Live {
+        self.live.as_ref().expect("a read-only store takes no changes")
+    }
+
+    pub fn lock_pages(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn tuning(&self) -> Tuning {
+        self.tuning.read().expect("no panic under this lock").clone()
+    }
+
+    #[inline(always)]
+    pub fn memory_budget(&self) -> u64 {
+        self.budget.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of log in use at which truncation begins.
+    pub fn truncation_threshold(&self) -> u64 {
+        self.live().log.capacity() / 100 * u64::from(self.tuning.read().expect("no panic under this lock").truncate_percent)
+    }
+
+    /// Fails the store for good and wakes everybody who waits. The first failure is the one reported.
+    pub fn fail(&self, cause: MediaError) -> Failure {
+        tracing::error!(%cause, "the store has failed");
+        let failure = self.failure.get_or_init(|| Failure { cause: Arc::new(cause) }).clone();
+        self.gate.fetch_or(gate::FAILED, Ordering::SeqCst);
+        self.wake_flush_waiters();
+        self.truncation.wake_all();
+        failure
+    }
+
+    /// The failure, if the store has failed.
+    pub fn failure(&self) -> Result<(), Failure> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    pub fn writable(&self) -> Result<(), SegmentError> {
+        match self.gate.load(Ordering::SeqCst) {
+            g if g & (gate::READ_ONLY | gate::CLOSED) != 0 => Err(SegmentError::ReadOnly),
+            _ => Ok(self.failure()?),
+        }
+    }
+
+    /// Gives up the directory if nothing needs it any more.
+    pub fn unlock_if_done(&self) {
+        let closed = self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0;
+        if closed && self.regions.read().expect("no panic under this lock").is_empty() {
+            self.lock.lock().expect("no panic under this lock").take();
+        }
+    }
+
+    pub fn segment_state(&self, id: SegmentId) -> Option<Arc<SegmentState>> {
+        self.segments.read().expect("no panic under this lock").iter().find(|s| s.id == id).cloned()
+    }
+
+    pub fn grow_segment(&self, state: &SegmentState, len: u64) -> Result<(), SegmentError> {
+        self.writable()?;
+        let mut catalog = self.catalog.lock().expect("no panic under this lock");
+        if len <= state.len() {
+            return Ok(());
+        }
+        state.extend(len)?;
+        self.change_catalog(&mut catalog, |catalog| {
+            entry_of(catalog, state.id).len = len;
+        })?;
+        state.len.store(len, Ordering::Release);
+        Ok(())
+    }
+
+    /// Changes the catalog on disk, then in memory.
+    pub fn change_catalog(&self, catalog: &mut Catalog, change: impl FnOnce(&mut Catalog)) -> Result<(), SegmentError> {
+        let mut next = catalog.clone();
+        change(&mut next);
+        let path = self.dir.join(recovery::CATALOG);
+        let fail = |source| SegmentError::Io { action: "replace catalog", path: path.clone(), source };
+        self.media.replace(&path, &next.encode()).map_err(fail)?;
+        *catalog = next;
+        Ok(())
+    }
+}
+
+pub(crate) fn entry_of(catalog: &mut Catalog, id: SegmentId) -> &mut Entry {
+    catalog.segments.iter_mut().find(|e| e.id == id).expect("an open segment is in the catalog")
+}
+
+/// Why a transaction did not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginError {
+    /// The store has failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The store was opened read-only.
+    #[error("the store was opened read-only: it takes no changes")]
+    ReadOnly,
+}
+
+/// An open store of recoverable memory.
+///
+/// Dropping it closes it; [`Store::close`] also reports what went wrong.
+pub struct Store {
+    pub(crate) shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("path", &self.shared.dir).finish()
+    }
+}
+
+impl Store {
+    /// How to create or open a store: `Store::options().create(true).open(path)`.
+    pub fn options() -> Options {
+        Options::new()
+    }
+
+    /// Opens an existing store for writing, recovering what a crash left.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Store, OpenError> {
+        Options::new().open(path)
+    }
+
+    pub(crate) fn open_with(path: &Path, options: &Options) -> Result<Store, OpenError> {
+        let parts = recovery::open(path, options)?;
+        let shared = Arc::new(Shared::new(path, options, parts));
+        let mut threads = Vec::new();
+        if shared.live.is_some() {
+            let start = |name: &str, life: fn(&Shared)| {
+                let shared = shared.clone();
+                std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))
+            };
+            let fail = OpenError::io("start a thread for", path);
+            match (start("caliburn-flush", Shared::run_flusher), start("caliburn-trunc", Shared::run_truncation)) {
+                (Ok(a), Ok(b)) => threads.extend([a, b]),
+                (a, b) => {
+                    shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+                    shared.wake_flush_waiters();
+                    shared.truncation.wake_all();
+                    return Err(fail(a.err().or(b.err()).unwrap_or_else(|| io::ErrorKind::Other.into())));
+                }
+            }
+        }
+        Ok(Store { shared, threads })
+    }
+
+    /// Creates a segment of `len` bytes of zeros, rounded up to 64 KiB, in a file of the store.
+    ///
+    /// # Errors
+    /// When the name is taken or the disk full; nothing is left behind then.
+    pub fn create_segment(&self, name: &str, len: u64) -> Result<Segment, SegmentError> {
+        segment::check_name(name)?;
+        self.create_segment_on(name, len, &segment::default_path(name))
+    }
+
+    /// Creates a segment on a given file or block device. What the device held is lost.
+    ///
+    /// # Errors
+    /// As [`Store::create_segment`]; also when the device is too small or holds another store's data.
+    pub fn create_segment_at(&self, name: &str, len: u64, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
+        segment::check_name(name)?;
+        let path = path.as_ref();
+        let fail = |source| SegmentError::Io { action: "resolve", path: path.to_owned(), source };
+        self.create_segment_on(name, len, &std::path::absolute(path).map_err(fail)?)
+    }
+
+    fn create_segment_on(&self, name: &str, len: u64, path: &Path) -> Result<Segment, SegmentError> {
+        let shared = &self.shared;
+        shared.writable()?;
+        let len = segment::round_len(name, len)?;
+        let mut catalog = shared.catalog.lock().expect("no panic under this lock");
+        if catalog.segments.iter().any(|e| e.name == name) {
+            return Err(SegmentError::Exists { name: name.to_owned() });
+        }
+        let id = SegmentId(catalog.next);
+        let entry = Entry { id, name: name.to_owned(), path: path.to_owned(), len, address: 0 };
+        let state = Arc::new(SegmentState::create(&*shared.media, &shared.dir, shared.id, &entry)?);
+        shared.change_catalog(&mut catalog, |catalog| {
+            catalog.next += 1;
+            catalog.segments.push(entry);
+        })?;
+        shared.segments.write().expect("no panic under this lock").push(state.clone());
+        Ok(Segment { state, store: shared.clone() })
+    }
+
+    /// The segment of that name.
+    ///
+    /// # Errors
+    /// [`SegmentError::Unknown`].
+    pub fn segment(&self, name: &str) -> Result<Segment, SegmentError> {
+        let found = self.segments().into_iter().find(|s| s.name() == name);
+        found.ok_or_else(|| SegmentError::Unknown { name: name.to_owned() })
+    }
+
+    /// The segment of that name, made with `len` bytes if there is none.
+    ///
+    /// # Errors
+    /// As [`Store::create_segment`].
+    pub fn segment_or_create(&self, name: &str, len: u64) -> Result<Segment, SegmentError> {
+        match self.segment(name) {
+            Err(SegmentError::Unknown { .. }) => self.create_segment(name, len),
+            other => other,
+        }
+    }
+
+    /// All segments.
+    pub fn segments(&self) -> Vec<Segment> {
+        let states = self.shared.segments.read().expect("no panic under this lock");
+        states.iter().map(|state| Segment { state: state.clone(), store: self.shared.clone() }).collect()
+    }
+
+    /// Begins a transaction.
+    ///
+    /// Waits while private pages exceed the memory budget and truncation is giving them back.
+    ///
+    /// # Errors
+    /// When the store has failed or was opened read-only.
+    #[inline]
+    pub fn begin(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
+        if self.shared.gate.load(Ordering::Relaxed) != 0 {
+            self.pass_gate()?;
+        }
+        Ok(Transaction::new(&self.shared, mode))
+    }
+
+    #[cold]
+    fn pass_gate(&self) -> Result<(), BeginError> {
+        let shared = &self.shared;
+        if shared.gate.load(Ordering::SeqCst) & gate::READ_ONLY != 0 {
+            return Err(BeginError::ReadOnly);
+        }
+        shared.wait_memory();
+        Ok(shared.failure()?)
+    }
+
+    /// Waits until every commit so far survives a power cut.
+    ///
+    /// # Errors
+    /// When the store has failed.
+    pub fn flush(&self) -> Result<(), CommitError> {
+        Ok(self.shared.flush_all()?)
+    }
+
+    /// Waits until every committed change is in its segment, and the log empty but for what undecided
+    /// prepared transactions need.
+    ///
+    /// # Errors
+    /// When the store has failed.
+    pub fn truncate(&self) -> Result<(), CommitError> {
+        Ok(self.shared.truncate_all()?)
+    }
+
+    /// Changes what can be changed while the store is open.
+    ///
+    /// # Errors
+    /// [`OpenError::Option`]; nothing was changed then.
+    pub fn set_options(&self, tuning: Tuning) -> Result<(), OpenError> {
+        tuning.check()?;
+        let budget = tuning.memory_budget.unwrap_or(self.shared.limits.bytes() / 3);
+        self.shared.budget.store(budget, Ordering::Relaxed);
+        *self.shared.tuning.write().expect("no panic under this lock") = tuning;
+        if self.shared.live.is_some() {
+            self.shared.nudge_flusher();
+            self.shared.wake_truncation();
+        }
+        Ok(())
+    }
+
+    /// The present options.
+    pub fn tuning(&self) -> Tuning {
+        self.shared.tuning()
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.shared.dir
+    }
+
+    /// Damage found in the log, when the store was opened for salvage.
+    pub fn damage(&self) -> Option<&Damage> {
+        self.shared.damage.as_ref()
+    }
+
+    /// Closes the store: flushes, truncates, and says in the log that all is in order. Regions that are
+    /// still mapped stay readable.
+    ///
+    /// # Errors
+    /// When the store has failed, now or before, or transactions were forgotten. The store is closed all
+    /// the same, not marked clean, and the next opening recovers it.
+    pub fn close(mut self) -> Result<(), CloseError> {
+        self.shut()
+    }
+
+    fn shut(&mut self) -> Result<(), CloseError> {
+        let shared = self.shared.clone();
+        if shared.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
+            return Ok(());
+        }
+        let done = if shared.live.is_some() { self.shut_live(&shared) } else { Ok(()) };
+        shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        shared.unlock_if_done();
+        done
+    }
+
+    fn shut_live(&mut self, shared: &Shared) -> Result<(), CloseError> {
+        let done = shared.failure().and_then(|()| shared.truncate_all());
+        shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        shared.wake_flush_waiters();
+        shared.truncation.wake_all();
+        for thread in self.threads.drain(..) {
+            // A panic there was printed; the store was not marked clean.
+            let _ = thread.join();
+        }
+        done?;
+        let open = shared.slots.open();
+        if open > 0 {
+            return Err(CloseError::Uncommitted(open));
+        }
+        let log = &shared.live().log;
+        if log.head() == log.appended() && shared.live().stage.is_empty() {
+            log.mark_clean().map_err(|e| shared.fail(e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Err(error) = self.shut() {
+            tracing::error!(%error, store = %self.shared.dir.display(), "the store did not close in good order");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Checksums of a segment's data, one per 4 KiB, in a file beside it: how `check` tells a damaged
+//! segment from a sound one. Written before the log's head passes the records that changed the data, so
+//! a unit whose sum is out of date is always one that the live log mentions.
+
+use caliburn_log::SegmentId;
+use caliburn_log::format::{self, Defect, SUM_UNIT, SUMS_DATA, SUMS_MAGIC, SumsHeader};
+use caliburn_log::log::MediaError;
+use caliburn_os::host::Id;
+use caliburn_os::medium::Medium;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Sums are written in blocks of this many.
+const PER_BLOCK: u64 = 1024;
+
+/// The sums of one segment. Changes gather in memory until [`Sums::write`].
+#[derive(Debug)]
+pub(crate) struct Sums {
+    medium: Arc<dyn Medium>,
+    changed: BTreeMap<u64, Box<[u32; PER_BLOCK as usize]>>,
+}
+
+/// Bytes of a sums file for a segment of `len` bytes.
+pub(crate) fn file_bytes(len: u64) -> u64 {
+    SUMS_DATA + len.div_ceil(SUM_UNIT as u64).next_multiple_of(PER_BLOCK) * 4
+}
+
+impl Sums {
+    /// Makes the file for a new segment of zeros.
+    pub fn create(medium: Arc<dyn Medium>, store: Id, id: SegmentId, len: u64) -> Result<Sums, MediaError> {
+        let fail = |action| { let medium = medium.clone(); move |e| MediaError::new(action, &*medium, 0, e) };
+        medium.set_len(file_bytes(len)).map_err(fail("allocate the sums"))?;
+        let header = SumsHeader { id: id.0.into(), unit: (SUM_UNIT as u32).into(), ..SumsHeader::new_zeroed() };
+        let mut block = header.as_bytes().to_vec();
+        format::seal(&mut block, SUMS_MAGIC, store);
+        medium.write_at(&block, 0).map_err(fail("write the sums"))?;
+        medium.sync().map_err(fail("force the sums"))?;
+        Ok(Sums { medium, changed: BTreeMap::new() })
+    }
+
+    /// Takes up an existing file.
+    pub fn open(medium: Arc<dyn Medium>, store: &Id, id: SegmentId, len: u64) -> Result<Sums, Result<Defect, MediaError>> {
+        let mut block = [0; size_of::<SumsHeader>()];
+        let cut = || Ok(Defect::Value("the sums file was cut off".into()));
+        match medium.read_at(&mut block, 0) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(cut()),
+            other => other.map_err(|e| Err(MediaError::new("read the sums", &*medium, 0, e)))?,
+        }
+        format::unseal(&block, SUMS_MAGIC, "sums file", Some(store)).map_err(Ok)?;
+        let header = SumsHeader::read_from_bytes(&block).expect("the size is right");
+        if header.id != id.0 || header.unit != SUM_UNIT as u32 {
+            return Err(Ok(Defect::Value("the sums belong to another segment".into())));
+        }
+        let held = medium.len().map_err(|e| Err(MediaError::new("measure the sums", &*medium, 0, e)))?;
+        if held < file_bytes(len) { Err(cut()) } else { Ok(Sums { medium, changed: BTreeMap::new() }) }
+    }
+
+    /// Makes room for a segment of `len` bytes.
+    pub fn grow(&self, len: u64) -> Result<(), MediaError> {
+        let fail = |e| MediaError::new("allocate the sums", &*self.medium, file_bytes(len), e);
+        self.medium.set_len(file_bytes(len)).map_err(fail)?;
+        self.medium.sync().map_err(|e| MediaError::new("force the sums", &*self.medium, 0, e))
+    }
+
+    /// Notes the content of whole units of data from `offset`.
+    pub fn note(&mut self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
+        assert!(offset.is_multiple_of(SUM_UNIT as u64) && data.len().is_multiple_of(SUM_UNIT));
+        for (i, unit) in data.chunks(SUM_UNIT).enumerate() {
+            let number = offset / SUM_UNIT as u64 + i as u64;
+            let block = number / PER_BLOCK;
+            if !self.changed.contains_key(&block) {
+                let sums = self.read_block(block)?;
+                self.changed.insert(block, sums);
+            }
+            let sums = self.changed.get_mut(&block).expect("inserted above");
+            sums[(number % PER_BLOCK) as usize] = format::unit_sum(unit);
+        }
+        Ok(())
+    }
+
+    fn read_block(&self, block: u64) -> Result<Box<[u32; PER_BLOCK as usize]>, MediaError> {
+        let offset = SUMS_DATA + block * PER_BLOCK * 4;
+        let mut bytes = vec![0; PER_BLOCK as usize * 4];
+        self.medium.read_at(&mut bytes, offset).map_err(|e| MediaError::new("read the sums", &*self.medium, offset, e))?;
+        let mut sums = Box::new([0; PER_BLOCK as usize]);
+        for (sum, word) in sums.iter_mut().zip(bytes.chunks_exact(4)) {
+            *sum = u32::from_le_bytes(word.try_into().expect("four bytes"));
+        }
+        Ok(sums)
+    }
+
+    /// The sums of `count` units from unit `first`.
+    pub fn read(&self, first: u64, count: u64) -> Result<Vec<u32>, MediaError> {
+        let offset = SUMS_DATA + first * 4;
+        let mut bytes = vec![0; count as usize * 4];
+        self.medium.read_at(&mut bytes, offset).map_err(|e| MediaError::new("read the sums", &*self.medium, offset, e))?;
+        Ok(bytes.chunks_exact(4).map(|w| u32::from_le_bytes(w.try_into().expect("four bytes"))).collect())
+    }
+
+    /// Writes what changed and forces it.
+    pub fn write(&mut self) -> Result<(), MediaError> {
+        if self.changed.is_empty() {
+            return Ok(());
+        }
+        for (block, sums) in &self.changed {
+            let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+            let offset = SUMS_DATA + block * PER_BLOCK * 4;
+            let fail = |e| MediaError::new("write the sums", &*self.medium, offset, e);
+            self.medium.write_at(&bytes, offset).map_err(fail)?;
+        }
+        self.medium.sync().map_err(|e| MediaError::new("force the sums", &*self.medium, SUMS_DATA, e))?;
+        self.changed.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,447 @@
+//! Transactions: begin, set_range, stores, commit or abort (RVM, Figure 4b).
+//!
+//! ```text
+//!            set_range, write                     prepare
+//!   begin --> UNCOMMITTED -------------------------------> PREPARED --> commit_prepared, abort_prepared
+//!                |    \
+//!          abort |     \ commit:  1 size the record     2 write it to the stage    3 publish
+//!         or drop|      \         4 release the ranges  5 Power: wait for the force
+//!                v       v
+//!             old values  COMMITTED
+//! ```
+//!
+//! A transaction is spent by `commit` and `abort`: using it afterwards does not compile.
+
+use crate::error::{CommitError, Failure, RangeError};
+use crate::region::{Region, RegionState};
+use crate::slot::{Held, Undo, thread_ordinal};
+use crate::store::Shared;
+use caliburn_log::SegmentId;
+use caliburn_log::format::{padded, range_bytes};
+use caliburn_log::record::{FRAME, push_range};
+use caliburn_log::stage::Body;
+use caliburn_os::span;
+use std::ops::Range;
+use zerocopy::{Immutable, IntoBytes};
+
+/// Whether a transaction can be aborted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Old values are kept, so that `abort` can restore them.
+    Restore,
+    /// No old values are kept: faster, and the program promises to commit.
+    NoRestore,
+}
+
+/// What a commit survives, weakest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Class {
+    /// The process may be killed. No system call. The commit is lazy towards the rest: it survives a
+    /// power cut after the flush interval, or the next [`Store::flush`](crate::Store::flush).
+    Process,
+    /// The kernel may crash. On file and disk media only a force gives that, so it is like `Power`.
+    Os,
+    /// The power may fail: the commit waits until the log is forced, together with whoever else waits.
+    Power,
+}
+
+/// The identity of a transaction within one opening of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransactionId(pub u64);
+
+/// Old bytes that a commit replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OldValue {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Offset in the segment.
+    pub offset: u64,
+    /// The bytes that were there before the transaction.
+    pub bytes: Vec<u8>,
+}
+
+/// Largest single range in a record; longer ones are split.
+const PIECE: usize = 1 << 30;
+
+/// A group of changes that happens wholly or not at all. Dropped without commit, it is aborted.
+pub struct Transaction<'t> {
+    store: &'t Shared,
+    held: Option<Held<'t>>,
+    mode: Mode,
+}
+
+// SAFETY: a transaction is a set of announcements in a slot and borrowed store state, none of it tied to
+// the thread that began it.
+unsafe impl Send for Transaction<'_> {}
+
+impl std::fmt::Debug for Transaction<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transaction").field("id", &self.id()).field("mode", &self.mode).finish()
+    }
+}
+
+impl<'t> Transaction<'t> {
+    #[inline]
+    pub(crate) fn new(store: &'t Shared, mode: Mode) -> Transaction<'t> {
+        Transaction { store, held: Some(store.slots.hold()), mode }
+    }
+
+    #[inline(always)]
+    fn held(&mut self) -> &mut Held<'t> {
+        self.held.as_mut().expect("a transaction holds its slot until it is spent")
+    }
+
+    /// Its identity, as [`Query`](crate::Query) reports it.
+    pub fn id(&self) -> TransactionId {
+        TransactionId(self.held.as_ref().map_or(0, Held::id))
+    }
+
+    /// Declares that bytes `range` of `region` are about to be changed. Their old values are saved, in
+    /// `Restore` mode; declaring bytes twice is harmless and costs no log space.
+    ///
+    /// # Errors
+    /// When the range leaves the region, or the transaction becomes too large for the log or the memory
+    /// budget. Nothing is declared then, and the transaction goes on.
+    #[inline]
+    pub fn set_range(&mut self, region: &'t Region, range: Range<usize>) -> Result<(), RangeError> {
+        let state = &*region.state;
+        let len = range.end.wrapping_sub(range.start);
+        if range.start > range.end || range.end > state.len() {
+            return Err(state.out_of_bounds(range.start, len));
+        }
+        self.declare(state, state.base + range.start, len)
+    }
+
+    /// Declares `len` bytes at an address, for programs that work with pointers.
+    ///
+    /// # Errors
+    /// As [`Transaction::set_range`]; [`RangeError::NotMapped`] when no region is there.
+    ///
+    /// # Safety
+    /// The region at the address must not be unmapped or dropped before this transaction ends.
+    pub unsafe fn set_range_at(&mut self, address: *const u8, len: usize) -> Result<(), RangeError> {
+        let address = address.addr();
+        let region = self.store.region_at(address).ok_or(RangeError::NotMapped { address, len })?;
+        if len > region.len() - (address - region.base) {
+            return Err(region.out_of_bounds(address - region.base, len));
+        }
+        self.declare(&region, address, len)
+    }
+
+    /// Declares and stores `bytes` at `offset`.
+    ///
+    /// # Errors
+    /// As [`Transaction::set_range`].
+    #[inline]
+    pub fn write(&mut self, region: &'t Region, offset: usize, bytes: &[u8]) -> Result<(), RangeError> {
+        let end = offset.checked_add(bytes.len()).ok_or_else(|| region.state.out_of_bounds(offset, bytes.len()))?;
+        self.set_range(region, offset..end)?;
+        // SAFETY: `set_range` found the range within the mapped region, which outlives 't.
+        unsafe { span::copy(bytes.as_ptr(), region.as_ptr().add(offset), bytes.len()) };
+        Ok(())
+    }
+
+    /// Declares and stores a value at `offset`.
+    ///
+    /// # Errors
+    /// As [`Transaction::set_range`].
+    #[inline]
+    pub fn store<T: IntoBytes + Immutable>(&mut self, region: &'t Region, offset: usize, value: &T) -> Result<(), RangeError> {
+        self.write(region, offset, value.as_bytes())
+    }
+
+    #[inline]
+    fn declare(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (store, mode) = (self.store, self.mode);
+        let held = self.held();
+        let page = store.page_size;
+        let pages = ((start + len - 1) / page - start / page + 1) * page;
+        let work = held.work();
+        if work.body_bytes + range_bytes(len) as u64 > store.body_max
+            || work.page_bytes + (pages + work.saved.len() + len) as u64 > store.memory_budget()
+        {
+            self.make_room(start, len, pages)?;
+        }
+        let held = self.held();
+        let mut undo = std::mem::take(&mut held.work().undo);
+        let from = undo.len();
+        held.announce(region, start, start + len, &mut undo);
+        store.reserve.pass(start, start + len, page);
+        let tally = held.tally();
+        let work = held.work();
+        let mut fresh = 0;
+        for gap in &undo[from..] {
+            fresh += gap.len;
+            work.body_bytes += range_bytes(gap.len) as u64;
+            if mode == Mode::Restore {
+                save(&mut work.saved, region, *gap);
+            }
+        }
+        work.page_bytes += if fresh > 0 { pages as u64 } else { 0 };
+        if mode == Mode::NoRestore {
+            undo.truncate(from);
+        }
+        work.undo = undo;
+        tally.ranges.add(1);
+        tally.declared_bytes.add(len as u64);
+        tally.duplicate_bytes.add((len - fresh) as u64);
+        Ok(())
+    }
+
+    /// The running bounds count overlapping ranges and pages twice: counts exactly before refusing.
+    #[cold]
+    fn make_room(&mut self, start: usize, len: usize, pages: usize) -> Result<(), RangeError> {
+        let (store, page) = (self.store, self.store.page_size);
+        let held = self.held();
+        if held.covers(start, start + len) {
+            return Ok(());
+        }
+        let (mut body, page_bytes) = (0, held.page_bytes(page));
+        held.each(|_, start, end| body += pieces(end - start).map(range_bytes).sum::<usize>() as u64);
+        let work = held.work();
+        (work.body_bytes, work.page_bytes) = (body, page_bytes);
+        let needed = body + range_bytes(len) as u64;
+        if needed > store.body_max {
+            let capacity = store.live().log.capacity();
+            let needed = (needed + FRAME as u64).next_multiple_of(1 << 20);
+            return Err(RangeError::LogTooSmall { needed, capacity });
+        }
+        let needed = page_bytes + (pages + work.saved.len() + len) as u64;
+        let budget = store.memory_budget();
+        if needed > budget { Err(RangeError::MemoryTooSmall { needed, budget }) } else { Ok(()) }
+    }
+
+    /// Commits in a failure class. When this returns, the changes survive what the class names.
+    ///
+    /// # Errors
+    /// When the store has failed. If it had failed before, the old values are restored; if the force
+    /// failed, the changes stay visible and reopening tells whether they are durable.
+    #[inline]
+    pub fn commit(self, class: Class) -> Result<(), CommitError> {
+        let store = self.store;
+        match self.stage()? {
+            Some(stamp) if class > Class::Process => Ok(store.wait_durable(stamp)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Commits like [`Transaction::commit`] with `Class::Process`, and asks for the force without waiting
+    /// for it: the ticket tells when the commit survives a power cut. One thread can have thousands in
+    /// flight.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`].
+    pub fn commit_async(self) -> Result<Ticket<'t>, CommitError> {
+        let store = self.store;
+        let stamp = self.stage()?;
+        if stamp.is_some() {
+            store.want_force();
+        }
+        Ok(Ticket { store, stamp })
+    }
+
+    /// Commits and hands back the old values that were replaced (RVM, section 8): what a layer needs to
+    /// compensate for this transaction later.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`].
+    ///
+    /// # Panics
+    /// In `NoRestore` mode, which keeps no old values.
+    pub fn commit_returning_old(mut self, class: Class) -> Result<Vec<OldValue>, CommitError> {
+        assert!(self.mode == Mode::Restore, "a no-restore transaction has no old values to return");
+        let old = self.old_values();
+        self.commit(class)?;
+        Ok(old)
+    }
+
+    fn old_values(&mut self) -> Vec<OldValue> {
+        let store = self.store;
+        let work = self.held().work();
+        let mut at = 0;
+        let value = |undo: &Undo| {
+            let region = store.region_at(undo.start).expect("an announced range is mapped");
+            let bytes = work.saved[at..at + undo.len].to_vec();
+            at += undo.len;
+            OldValue { segment: region.segment.id, offset: region.offset_of(undo.start), bytes }
+        };
+        work.undo.iter().map(value).collect()
+    }
+
+    /// Undoes everything: the old values are back when this returns.
+    ///
+    /// # Panics
+    /// In `NoRestore` mode, which promised never to abort.
+    pub fn abort(self) {
+        assert!(self.mode == Mode::Restore, "a no-restore transaction cannot be aborted: it kept no old values");
+        drop(self);
+    }
+
+    /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
+    /// `None` if there was nothing to commit.
+    #[inline]
+    fn stage(mut self) -> Result<Option<u64>, CommitError> {
+        let store = self.store;
+        let held = self.held.as_ref().expect("not spent");
+        let mut len = 0;
+        held.each(|_, start, end| {
+            len += if end - start <= PIECE { range_bytes(end - start) } else { pieces(end - start).map(range_bytes).sum() }
+        });
+        let tally = held.tally();
+        tally.committed.add(1);
+        if len == 0 {
+            self.held.take().expect("not spent").release();
+            return Ok(None);
+        }
+        tally.body_bytes.add(len as u64);
+        let live = store.live();
+        let stamp = loop {
+            if len > live.stage.body_max() {
+                break store.append_large(held, len)?;
+            }
+            let staged = live.stage.append(thread_ordinal(), len, |body| fill(held, body));
+            match staged {
+                Some((stamp, opened)) => {
+                    store.staged(opened);
+                    break stamp;
+                }
+                // Dropping `self` on failure restores the old values: nothing was published.
+                None => store.wait_stage()?,
+            }
+        };
+        self.held.take().expect("not spent").release();
+        Ok(Some(stamp))
+    }
+
+    /// The record's body, copied from memory.
+    pub(crate) fn body(held: &Held<'_>) -> Vec<u8> {
+        let mut body = Vec::new();
+        let mut buffer = Vec::new();
+        held.each(|region, start, end| {
+            let mut at = start;
+            for len in pieces(end - start) {
+                buffer.clear();
+                save(&mut buffer, region, Undo { start: at, len });
+                push_range(&mut body, region.segment.id, region.offset_of(at), &buffer);
+                at += len;
+            }
+        });
+        body
+    }
+
+    /// Makes the transaction durable but undecided, under an identifier that the program's coordinator
+    /// knows: it is listed by [`Store::prepared`](crate::Store::prepared), across crashes too, until
+    /// `commit_prepared` or `abort_prepared`. Its ranges stay declared meanwhile.
+    ///
+    /// # Errors
+    /// When the identifier is too long or in use (the transaction is aborted), or the store has failed.
+    ///
+    /// # Panics
+    /// In `NoRestore` mode: an undecided transaction may have to be undone.
+    pub fn prepare(mut self, global_id: &[u8]) -> Result<(), CommitError> {
+        assert!(self.mode == Mode::Restore, "a no-restore transaction cannot be prepared: it kept no old values");
+        self.store.check_global_id(global_id)?;
+        let body = Transaction::body(self.held());
+        self.store.prepare(&body, global_id, || self.held.take().expect("not spent").suspend())
+    }
+}
+
+/// Copies the old bytes of a range to the end of `saved`.
+#[inline(always)]
+fn save(saved: &mut Vec<u8>, region: &RegionState, gap: Undo) {
+    saved.reserve(gap.len);
+    let at = saved.len();
+    // SAFETY: `gap` lies within the mapped region; `saved` has room for as many bytes, which are all
+    // written before its length says so.
+    unsafe {
+        span::copy(region.pointer(gap.start), saved.as_mut_ptr().add(at), gap.len);
+        saved.set_len(at + gap.len);
+    }
+}
+
+fn pieces(len: usize) -> impl Iterator<Item = usize> {
+    (0..len).step_by(PIECE).map(move |at| PIECE.min(len - at))
+}
+
+#[inline(always)]
+fn fill(held: &Held<'_>, body: &mut Body) {
+    held.each(|region, start, end| {
+        let mut at = start;
+        while at < end {
+            let len = PIECE.min(end - at);
+            debug_assert!(padded(len) >= len);
+            // SAFETY: an announced range lies in a region that stays mapped until the slot is released.
+            unsafe { body.range(region.segment.id, region.offset_of(at), region.pointer(at), len) };
+            at += len;
+        }
+    });
+}
+
+/// Writes old values back into memory.
+pub(crate) fn restore(store: &Shared, held: &mut Held<'_>) {
+    let work = held.work();
+    let mut at = 0;
+    let mut region: Option<std::sync::Arc<RegionState>> = None;
+    for undo in &work.undo {
+        let inside = |r: &RegionState| undo.start >= r.base && undo.start < r.base + r.len();
+        if !region.as_deref().is_some_and(inside) {
+            region = store.region_at(undo.start);
+        }
+        let region = region.as_ref().expect("an announced range is mapped");
+        // SAFETY: the range was within the region when it was announced, and regions never shrink;
+        // `saved` holds as many bytes for it.
+        unsafe { span::copy(work.saved.as_ptr().add(at), region.pointer(undo.start), undo.len) };
+        at += undo.len;
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        let Some(mut held) = self.held.take() else { return };
+        let mut changed = false;
+        held.each(|_, _, _| changed = true);
+        if self.mode == Mode::NoRestore && changed {
+            // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
+            // good, so that no truncation writes those pages from memory; reopening the store clears it.
+            tracing::error!("a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening");
+            std::mem::forget(held);
+            return;
+        }
+        restore(self.store, &mut held);
+        self.store.note_aborted(&held);
+        held.tally().aborted.add(1);
+        held.release();
+    }
+}
+
+/// A commit on its way to the disk.
+#[derive(Clone)]
+pub struct Ticket<'t> {
+    store: &'t Shared,
+    stamp: Option<u64>,
+}
+
+impl std::fmt::Debug for Ticket<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("durable", &self.is_durable()).finish()
+    }
+}
+
+impl Ticket<'_> {
+    /// Whether the commit survives a power cut now.
+    pub fn is_durable(&self) -> bool {
+        self.stamp.is_none_or(|stamp| self.store.is_durable(stamp))
+    }
+
+    /// Waits until it does.
+    ///
+    /// # Errors
+    /// When the store fails before that.
+    pub fn wait(self) -> Result<(), Failure> {
+        self.stamp.map_or(Ok(()), |stamp| self.store.wait_durable(stamp))
+    }
+}
