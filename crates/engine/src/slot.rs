@@ -17,7 +17,8 @@
 use crate::region::RegionState;
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
-use std::cell::{Cell, UnsafeCell};
+use caliburn_os::ordinal;
+use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -376,22 +377,6 @@ pub(crate) struct Slots {
 const TIERS: usize = 16;
 const FIRST_TIER: usize = 64;
 
-thread_local! {
-    static ORDINAL: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-/// A small number that differs between threads: which slot and lane a thread tries first.
-#[inline]
-pub(crate) fn thread_ordinal() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    ORDINAL.with(|ordinal| {
-        if ordinal.get() == usize::MAX {
-            ordinal.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        ordinal.get()
-    })
-}
-
 impl Default for Slots {
     fn default() -> Slots {
         barrier::prepare();
@@ -400,21 +385,24 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Takes a free slot.
+    /// Takes a slot: the thread's own, if its number has one and it is free.
     #[inline]
     pub fn hold(&self) -> Held<'_> {
-        let hint = thread_ordinal() % FIRST_TIER;
-        let first = self.tier(0);
-        if !first[hint].held.swap(true, Ordering::Acquire) {
-            return Slots::held(&first[hint], hint);
+        let number = ordinal::current().number();
+        if let Some(slot) = self.tier(0).get(number) {
+            // Only the thread with this number ever takes the slot, so looking and taking need not be one step.
+            if !slot.held.load(Ordering::Acquire) {
+                slot.held.store(true, Ordering::Relaxed);
+                return Slots::held(slot, number);
+            }
         }
         self.hold_any()
     }
 
     #[cold]
     fn hold_any(&self) -> Held<'_> {
-        let mut base = 0;
-        for tier in 0..TIERS {
+        let mut base = FIRST_TIER;
+        for tier in 1..TIERS {
             let slots = self.tier(tier);
             for (i, slot) in slots.iter().enumerate() {
                 if !slot.held.load(Ordering::Relaxed) && !slot.held.swap(true, Ordering::Acquire) {

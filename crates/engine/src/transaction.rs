@@ -14,13 +14,13 @@
 
 use crate::error::{CommitError, Failure, RangeError};
 use crate::region::{Region, RegionState};
-use crate::slot::{Held, Undo, thread_ordinal};
+use crate::slot::{Held, Undo};
 use crate::store::Shared;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{padded, range_bytes};
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
-use caliburn_os::span;
+use caliburn_os::{ordinal, span};
 use std::ops::Range;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -303,7 +303,7 @@ impl<'t> Transaction<'t> {
             if len > live.stage.body_max() {
                 break store.append_large(held, len)?;
             }
-            let staged = live.stage.append(thread_ordinal(), len, |body| fill(held, body));
+            let staged = live.stage.append(ordinal::current(), len, |body| fill(held, body));
             match staged {
                 Some((stamp, opened)) => {
                     store.staged(opened);

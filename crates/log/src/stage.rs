@@ -7,9 +7,24 @@
 //! ```text
 //!  | header, folded | chunk 0 | chunk 1 | ... |        chunk: | published | record | record | ... |
 //!
-//!  committer:  lock lane - stamp - write record - publish - unlock      (one lane per thread, as a rule)
+//!  committer:  enter lane - stamp - write record - publish - leave      (each thread its own lane)
 //!  flusher:    horizon H: a stamp such that every record stamped before H is published
 //!              collect records before H, in stamp order - append to the log - fold: folded := H
+//! ```
+//!
+//! **Stamps without a locked instruction.** Reading the time-stamp counter in order costs 28 ns and, like any
+//! serialising instruction, keeps the processor from overlapping cache misses of successive commits. So
+//! a lane can hold the *bias*: while it does, its stamps are its last one plus one. That is right as long
+//! as (1) a biased stamp is never greater than the clock, which advances faster than commits, so whoever
+//! commits later by the clock is later, and (2) whoever commits while another lane has the bias ends
+//! it first, so that the former holder goes by the clock again.
+//!
+//! ```text
+//!            takes it, barrier, waits for all lanes, stamps by the clock
+//!     FREE ------------------------------------------------------------> lane number
+//!       ^                                                                    |
+//!       | flusher, after its horizon                another lane commits, or | the flusher wants a horizon
+//!       +----------------------------- SHARED <------------------------------+
 //! ```
 //!
 //! Invariant: a record is published only when it is whole; a committer killed before that leaves nothing,
@@ -20,23 +35,33 @@ use crate::format::{self, BLOCK, CHUNK_HEAD, RangeHeader, STAGE_FOLDED, STAGE_MA
 use crate::format::{Defect, StagedHeader, padded};
 use crate::log::MediaError;
 use crate::record::well_formed;
+use caliburn_os::barrier;
 use caliburn_os::clock::Clock;
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
+use caliburn_os::ordinal::Ordinal;
 use caliburn_os::span;
 use std::cell::UnsafeCell;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Number of chunks that a stage is divided into.
 pub const CHUNKS: usize = 32;
-/// Number of lanes: threads beyond it share.
-const LANES: usize = 16;
+/// Number of lanes.
+const LANES: usize = 24;
+/// Lanes that belong each to the thread with that ordinal; the others are shared by all other threads.
+const OWNED: usize = 16;
+/// Nobody has the bias.
+const FREE: u32 = u32::MAX;
+/// Nobody may have the bias: everybody stamps by the clock.
+const SHARED: u32 = u32::MAX - 1;
+/// Commits of a lane after which it asks for a bias that is free.
+const BIAS_AFTER: u32 = 8;
 /// Smallest stage in bytes.
 pub const STAGE_BYTES_MIN: u64 = (CHUNKS * 4096) as u64;
 
@@ -73,6 +98,7 @@ pub struct Stage {
     map: Reservation,
     chunk_bytes: usize,
     clock: Clock,
+    bias: AtomicU32,
     lanes: Box<[Lane]>,
     chunks: Box<[Chunk]>,
     free: Mutex<Vec<u32>>,
@@ -91,9 +117,12 @@ struct Lane {
 struct LaneWork {
     chunk: Option<u32>,
     filled: usize,
+    last: u64,
+    unbiased: u32,
 }
 
-// SAFETY: `work` is only touched by the thread that made `turn` odd (see `Stage::enter`).
+// SAFETY: `work` is only touched by the thread that made `turn` odd: the owner of the lane, or whoever won
+// it (see `Stage::enter`).
 unsafe impl Sync for Lane {}
 
 /// What the flusher knows of a chunk: how far it was collected, and how far that is in the log. Both
@@ -235,6 +264,7 @@ impl Stage {
         }
         medium.write_at(&bare, 0).map_err(fail("write the stage"))?;
 
+        barrier::prepare();
         let map = Reservation::new(total, None).map_err(fail("reserve memory for the stage"))?;
         // SAFETY: the reservation is new, nobody refers into it; the file was just made long enough and
         // belongs to this store, whose lock this process holds.
@@ -243,11 +273,13 @@ impl Stage {
             map,
             chunk_bytes,
             clock: Clock::after(floor),
+            bias: AtomicU32::new(SHARED),
             lanes: (0..LANES).map(|_| Lane::default()).collect(),
             chunks: (0..CHUNKS).map(|_| Chunk::default()).collect(),
             free: Mutex::new((0..CHUNKS as u32).rev().collect()),
             freed: Event::default(),
         };
+        stage.bias.store(stage.bias_rest(), Ordering::SeqCst);
         stage.folded().store(stage.clock.now(), Ordering::Release);
         Ok(stage)
     }
@@ -283,43 +315,108 @@ impl Stage {
         unsafe { &*self.chunk(chunk).cast::<AtomicU64>() }
     }
 
-    /// Takes a lane, preferably the thread's own. Returns the lane and its turn.
-    #[inline]
-    fn enter(&self, hint: usize) -> (&Lane, u64) {
-        for attempt in 0.. {
-            let lane = &self.lanes[(hint + attempt) % LANES];
+    /// What the bias is when nobody has it: never to be had on a clock that counts commits.
+    fn bias_rest(&self) -> u32 {
+        if self.clock.advances() { FREE } else { SHARED }
+    }
+
+    /// Enters the thread's own lane, or one of those for threads without.
+    #[inline(always)]
+    fn enter(&self, thread: Ordinal) -> (&Lane, u32) {
+        let number = thread.number();
+        if number < OWNED {
+            let lane = &self.lanes[number];
+            lane.turn.store(lane.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            barrier::light();
+            return (lane, number as u32);
+        }
+        self.enter_shared(number)
+    }
+
+    #[cold]
+    fn enter_shared(&self, number: usize) -> (&Lane, u32) {
+        for attempt in 0usize.. {
+            let number = OWNED + number.wrapping_add(attempt) % (LANES - OWNED);
+            let lane = &self.lanes[number];
             let turn = lane.turn.load(Ordering::Relaxed);
-            let taken =
-                turn % 2 == 0 && lane.turn.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
-            if taken {
-                return (lane, turn + 1);
+            let free = turn % 2 == 0;
+            if free && lane.turn.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                return (lane, number as u32);
             }
-            if attempt % LANES == LANES - 1 {
+            if attempt % (LANES - OWNED) == LANES - OWNED - 1 {
                 std::thread::yield_now();
             }
         }
         unreachable!("the loop ends by returning")
     }
 
+    #[inline(always)]
+    fn leave(lane: &Lane) {
+        lane.turn.store(lane.turn.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// The stamp of a commit by the thread in lane `number`.
+    #[inline(always)]
+    fn stamp(&self, number: u32, work: &mut LaneWork) -> u64 {
+        work.last = if self.bias.load(Ordering::Relaxed) == number { work.last + 1 } else { self.stamp_by_clock(number, work) };
+        work.last
+    }
+
+    #[cold]
+    fn stamp_by_clock(&self, number: u32, work: &mut LaneWork) -> u64 {
+        work.unbiased += 1;
+        let bias = self.bias.load(Ordering::SeqCst);
+        if bias == FREE {
+            let wanted = work.unbiased >= BIAS_AFTER;
+            if wanted && self.bias.compare_exchange(FREE, number, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                work.unbiased = 0;
+                // Whoever entered before the barrier and stamps by the clock is waited for; whoever
+                // enters later sees the bias and ends it.
+                barrier::heavy();
+                self.wait_lanes(Some(number));
+            }
+        } else if bias != SHARED {
+            // The holder's later commits see this, if they are later than this one in any order.
+            self.bias.swap(SHARED, Ordering::SeqCst);
+        }
+        self.clock.now()
+    }
+
+    /// Waits until every lane that is entered has been left once.
+    fn wait_lanes(&self, except: Option<u32>) {
+        for (number, lane) in self.lanes.iter().enumerate() {
+            if except == Some(number as u32) {
+                continue;
+            }
+            let turn = lane.turn.load(Ordering::SeqCst);
+            let mut spins = 0u32;
+            // Nobody waits for anything in a lane, but for lanes entered before the bias was taken.
+            while turn % 2 == 1 && lane.turn.load(Ordering::SeqCst) == turn {
+                spins += 1;
+                if spins > 200 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        }
+    }
+
     /// Commits one record of `len` body bytes, which `fill` must write in full. Returns the stamp, and
     /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::wait_free`]).
     #[inline]
-    pub fn append(&self, hint: usize, len: usize, fill: impl FnOnce(&mut Body)) -> Option<(u64, bool)> {
+    pub fn append(&self, thread: Ordinal, len: usize, fill: impl FnOnce(&mut Body)) -> Option<(u64, bool)> {
         debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
-        let (lane, turn) = self.enter(hint);
-        // SAFETY: `enter` made `turn` odd for us; nobody else touches `work` until we make it even.
+        let (lane, number) = self.enter(thread);
+        // SAFETY: `enter` made `turn` odd for us; nobody else touches `work` until `leave` makes it even.
         let work = unsafe { &mut *lane.work.get() };
         let needed = size_of::<StagedHeader>() + len;
         let mut opened = false;
         if work.chunk.is_none() || CHUNK_HEAD + work.filled + needed > self.chunk_bytes {
             if !self.rotate(work) {
-                lane.turn.store(turn + 1, Ordering::Release);
+                Stage::leave(lane);
                 return None;
             }
             opened = true;
         }
         let chunk = work.chunk.expect("rotate left a chunk");
-        let stamp = self.clock.now();
+        let stamp = self.stamp(number, work);
         // SAFETY: the chunk belongs to this lane until it is retired and freed; `filled + needed` fits.
         unsafe {
             let at = self.chunk(chunk).add(CHUNK_HEAD + work.filled);
@@ -332,7 +429,7 @@ impl Stage {
         work.filled += needed;
         // Publishing: whatever kills this process after the next store, the record is there.
         self.published(chunk).store(work.filled as u64, Ordering::Release);
-        lane.turn.store(turn + 1, Ordering::Release);
+        Stage::leave(lane);
         Some((stamp, opened))
     }
 
@@ -363,20 +460,15 @@ impl Stage {
         &self.freed
     }
 
-    /// A stamp H such that every record stamped before H is published when this returns.
+    /// A stamp H such that every record stamped before H is published when this returns, and every later
+    /// one is stamped after H. Only for the holder of the flush lock.
     pub fn horizon(&self) -> u64 {
+        // From here on nobody stamps behind the clock, but for those in a lane; they are waited for.
+        self.bias.swap(SHARED, Ordering::SeqCst);
         let horizon = self.clock.now();
-        caliburn_os::clock::settle();
-        for lane in &self.lanes {
-            let turn = lane.turn.load(Ordering::SeqCst);
-            let mut spins = 0u32;
-            // Whoever is in the lane took it before we looked and leaves without waiting for anybody;
-            // whoever enters later takes a later stamp.
-            while turn % 2 == 1 && lane.turn.load(Ordering::SeqCst) == turn {
-                spins += 1;
-                if spins > 200 { std::thread::yield_now() } else { std::hint::spin_loop() }
-            }
-        }
+        barrier::heavy();
+        self.wait_lanes(None);
+        self.bias.store(self.bias_rest(), Ordering::SeqCst);
         horizon
     }
 
@@ -440,6 +532,7 @@ pub fn body_len(ranges: impl Iterator<Item = usize>) -> usize {
 mod tests {
     use super::*;
     use caliburn_os::medium::{Files, Media};
+    use caliburn_os::ordinal;
     use std::sync::Arc;
 
     const STORE: Id = [7; 16];
@@ -449,13 +542,13 @@ mod tests {
         Files.create(&dir.path().join("stage")).unwrap()
     }
 
-    fn put(stage: &Stage, lane: usize, value: u64) -> Option<u64> {
+    fn put(stage: &Stage, value: u64) -> Option<u64> {
         let bytes = value.to_ne_bytes();
         let fill = |body: &mut Body| {
             // SAFETY: `bytes` lives through the call.
             unsafe { body.range(SegmentId(1), value * 8, bytes.as_ptr(), 8) }
         };
-        stage.append(lane, 24, fill).map(|(stamp, _)| stamp)
+        stage.append(ordinal::current(), 24, fill).map(|(stamp, _)| stamp)
     }
 
     fn values(found: &[(u64, Vec<u8>)]) -> Vec<u64> {
@@ -467,18 +560,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
         let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
+        let put_by_another = |value| std::thread::scope(|scope| scope.spawn(|| put(&stage, value)).join().unwrap());
         for value in 0..10 {
-            put(&stage, value as usize % 3, value).unwrap();
+            put(&stage, value).unwrap();
         }
         let horizon = stage.horizon();
         stage.collect(horizon, &mut Vec::new());
         stage.fold(horizon);
-        for value in 10..20 {
-            put(&stage, value as usize % 3, value).unwrap();
+        // The second lane ends the bias of the first, again and again.
+        for value in 10..100 {
+            if value % 30 < 28 { put(&stage, value) } else { put_by_another(value) }.unwrap();
         }
         drop(stage);
         let found = leftovers(&*medium, &STORE, &BOOT).unwrap().records;
-        assert_eq!(values(&found), (10..20).collect::<Vec<_>>());
+        assert_eq!(values(&found), (10..100).collect::<Vec<_>>());
         assert!(leftovers(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(), "another boot's stage was read");
         let error = leftovers(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
         assert!(error.contains("another store"), "{error}");
@@ -489,12 +584,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
         let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
-        put(&stage, 0, 1).unwrap();
-        let dead = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            stage.append(0, 24, |_| panic!("killed between stamp and publish"))
-        }));
+        put(&stage, 1).unwrap();
+        let die = || stage.append(ordinal::current(), 24, |_| panic!("killed between stamp and publish"));
+        let dead = std::thread::scope(|scope| scope.spawn(die).join());
         assert!(dead.is_err());
-        put(&stage, 0, 2).unwrap();
+        put(&stage, 2).unwrap();
         assert_eq!(values(&leftovers(&*medium, &STORE, &BOOT).unwrap().records), [1, 2]);
     }
 
@@ -503,7 +597,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
         let mut count = 0;
-        while put(&stage, 0, count).is_some() {
+        while put(&stage, count).is_some() {
             count += 1;
         }
         assert!(count as usize * 40 > stage.bytes() - stage.bytes() / 16, "only {count} records fitted");
@@ -513,7 +607,7 @@ mod tests {
             assert!(!found.is_empty() && found.is_sorted_by_key(|s| s.stamp));
             drop(found);
             stage.fold(horizon);
-            while put(&stage, 0, count).is_some() {
+            while put(&stage, count).is_some() {
                 count += 1;
             }
         }
@@ -525,12 +619,12 @@ mod tests {
         let stage = &Stage::open(&*medium(&dir), STORE, BOOT, 4 << 20, 0).unwrap();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            for lane in 0..2 {
+            for _ in 0..2 {
                 let done = &done;
                 scope.spawn(move || {
                     let mut value = 0;
                     while !done.load(Ordering::Relaxed) {
-                        if put(stage, lane, value).is_some() { value += 1 } else { std::thread::yield_now() }
+                        if put(stage, value).is_some() { value += 1 } else { std::thread::yield_now() }
                     }
                 });
             }

@@ -21,6 +21,11 @@ impl Clock {
         Clock { hardware: hardware_usable() && hardware_now() > floor, counter: AtomicU64::new(floor + 1) }
     }
 
+    /// Whether stamps come from the hardware and so advance by themselves, faster than commits can.
+    pub fn advances(&self) -> bool {
+        self.hardware
+    }
+
     /// The next stamp. Greater than every stamp whose taking happened before this call; stamps taken at
     /// the same moment by two threads may be equal, and then belong to commits that no one could order.
     #[inline(always)]
@@ -47,17 +52,6 @@ fn hardware_now() -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 fn hardware_now() -> u64 {
     0
-}
-
-/// Keeps later loads from being executed before an earlier stamp was read: for whoever takes a stamp and
-/// then looks whether others took theirs. `rdtscp` alone orders only what precedes it.
-pub fn settle() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 machine has the instruction.
-    unsafe {
-        std::arch::x86_64::_mm_lfence();
-    }
-    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 /// Whether the kernel keeps time by the processor's counter. `Clock::after` short-circuits on this.

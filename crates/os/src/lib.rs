@@ -10,6 +10,7 @@
 //! | [`barrier`] | the asymmetric barrier: hot side free, cold side one system call |
 //! | [`memory`] | how much memory this process may use, and whether it is short |
 //! | [`host`] | boot identity, random identifiers, locks with a named holder |
+//! | [`ordinal`] | small numbers for threads, and what they own by them |
 //! | [`event`] | waiting for a counter to change |
 
 pub mod barrier;
@@ -19,6 +20,7 @@ pub mod host;
 pub mod map;
 pub mod medium;
 pub mod memory;
+pub mod ordinal;
 pub mod span;
 
 /// The system's page size in bytes; a power of two, never assumed.
