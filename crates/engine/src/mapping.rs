@@ -47,6 +47,7 @@ impl Shared {
         let reservation = self.reserve_space(segment, len, end == segment.len(), address)?;
         let region = Arc::new(RegionState {
             segment: segment.clone(),
+            id: segment.id,
             start,
             base: reservation.base().as_ptr().expose_provenance(),
             len: AtomicUsize::new(0),

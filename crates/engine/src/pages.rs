@@ -165,14 +165,16 @@ impl Pages {
         });
     }
 
-    /// Every record before `end` is in its segment: the queue needs none of them.
-    pub fn forget_before(&mut self, end: Lsn) {
-        while let Some(descriptor) = self.queue.pop_front_if(|d| d.lsn < end) {
-            let page = descriptor.page;
+    /// Empties the queue, for an epoch that will bring every record marked so far to its segment. The
+    /// pages are clean from now on: a record marked later queues its page again, also while the epoch
+    /// is still being applied.
+    pub fn take_all(&mut self) -> Vec<PageId> {
+        let taken: Vec<PageId> = self.queue.drain(..).map(|d| d.page).collect();
+        for page in &taken {
             *self.vector.entry(page.segment, page.number) &= !DIRTY;
-            self.dirty -= 1;
-            self.cleaned(page);
         }
+        self.dirty = 0;
+        taken
     }
 
     /// First record that the queue needs; with an empty queue the first that may still be marked.
@@ -238,7 +240,12 @@ mod tests {
         pages.cleaned(page);
         pages.mark(S, 0, 1, Lsn(2));
         assert_eq!(pages.take_clean(9), []);
-        pages.forget_before(Lsn(3));
+        let taken = pages.take_all();
+        assert_eq!(taken, [page]);
+        pages.mark(S, 0, 1, Lsn(3));
+        assert_eq!(pages.oldest(), Lsn(3), "a record marked during the epoch was forgotten");
+        pages.take_all();
+        pages.cleaned(page);
         assert_eq!(pages.take_clean(9), [page]);
         pages.dropped(page);
         assert_eq!(pages.private(), 0);

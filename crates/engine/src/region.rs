@@ -10,6 +10,7 @@
 use crate::error::{MapError, RangeError};
 use crate::segment::SegmentState;
 use crate::store::Shared;
+use caliburn_log::SegmentId;
 use caliburn_os::map::Reservation;
 use caliburn_os::span;
 use std::fmt;
@@ -22,6 +23,8 @@ use zerocopy::FromBytes;
 #[derive(Debug)]
 pub(crate) struct RegionState {
     pub segment: Arc<SegmentState>,
+    /// The segment's number, at hand for the hot path.
+    pub id: SegmentId,
     /// First byte's offset in the segment.
     pub start: u64,
     pub base: usize,

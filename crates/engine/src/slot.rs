@@ -95,8 +95,10 @@ pub(crate) struct Work {
     /// Old values: where they belong, and the bytes one after the other.
     pub undo: Vec<Undo>,
     pub saved: Vec<u8>,
-    /// Upper bound of the record's body in bytes.
+    /// Upper bound of the record's body in bytes; exact unless ranges were joined.
     pub body_bytes: u64,
+    /// Ranges were joined, or are in the tree.
+    pub joined: bool,
     /// Upper bound of the memory for private copies of the pages declared.
     pub page_bytes: u64,
 }
@@ -123,6 +125,7 @@ impl Default for Slot {
                 undo: Vec::new(),
                 saved: Vec::new(),
                 body_bytes: 0,
+                joined: false,
                 page_bytes: 0,
             }),
         }
@@ -181,26 +184,38 @@ impl<'t> Held<'t> {
         &self.slot.tally
     }
 
-    /// Announces `[start, end)` of `region` and calls `gap` for each part not announced before. On
-    /// return truncation sees the range; the caller then looks for reservations before it stores.
-    #[inline]
-    pub fn announce(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) {
+    /// Announces `[start, end)` of `region` if it touches nothing announced before and the slot has room.
+    #[inline(always)]
+    pub fn announce_new(&mut self, region: &RegionState, start: usize, end: usize) -> bool {
         let slot = self.slot;
         let count = slot.count.load(Ordering::Relaxed) as usize;
-        if !slot.spilled.load(Ordering::Relaxed) {
-            let meets = |i: usize| {
-                let (s, e) = self.entry(i);
-                start <= e && end >= s && e > s
-            };
-            if (0..count).any(meets) {
-                return self.join(region, start, end, gap);
+        if count == ANNOUNCED {
+            return false;
+        }
+        for i in 0..count {
+            // An emptied entry, at address 0, meets nothing.
+            let (s, e) = self.entry(i);
+            if start <= e && end >= s {
+                return false;
             }
-            if count < ANNOUNCED {
-                slot.announced[count].start.store(start, Ordering::Relaxed);
-                slot.announced[count].end.store(end, Ordering::Relaxed);
-                self.work().regions[count] = region;
-                slot.count.store(count as u32 + 1, Ordering::Release);
+        }
+        slot.announced[count].start.store(start, Ordering::Relaxed);
+        slot.announced[count].end.store(end, Ordering::Relaxed);
+        self.work().regions[count] = region;
+        slot.count.store(count as u32 + 1, Ordering::Release);
+        true
+    }
+
+    /// Announces `[start, end)` of `region` and lists the parts not announced before. On return
+    /// truncation sees the range; the caller then looks for reservations before it stores.
+    pub fn announce(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) {
+        if !self.slot.spilled.load(Ordering::Relaxed) {
+            if self.announce_new(region, start, end) {
                 gap.push(Undo { start, len: end - start });
+                return;
+            }
+            self.work().joined = true;
+            if self.join(region, start, end, gap) {
                 return;
             }
             self.spill();
@@ -214,8 +229,8 @@ impl<'t> Held<'t> {
         (a.start.load(Ordering::Relaxed), a.end.load(Ordering::Relaxed))
     }
 
-    /// Joins a range to those in the slot that it overlaps or adjoins.
-    fn join(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) {
+    /// Joins a range to those in the slot that it overlaps or adjoins. False if there are none and no room.
+    fn join(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) -> bool {
         let slot = self.slot;
         let count = slot.count.load(Ordering::Relaxed) as usize;
         let mut met: Vec<(usize, usize, usize)> = (0..count)
@@ -225,17 +240,8 @@ impl<'t> Held<'t> {
             .collect();
         met.retain(|&(_, _, i)| ptr::eq(self.work().regions[i], region));
         if met.is_empty() {
-            // Adjoins a range of another region only.
-            if count == ANNOUNCED {
-                self.spill();
-                return self.announce_spilled(region, start, end, gap);
-            }
-            slot.announced[count].start.store(start, Ordering::Relaxed);
-            slot.announced[count].end.store(end, Ordering::Relaxed);
-            self.work().regions[count] = region;
-            slot.count.store(count as u32 + 1, Ordering::Release);
-            gap.push(Undo { start, len: end - start });
-            return;
+            // Adjoins a range of another region only, or the slot is full: the tree tells them apart.
+            return false;
         }
         met.sort_unstable();
         let (low, high) = uncovered(start, end, met.iter().map(|&(s, e, _)| (s, e)), gap);
@@ -248,6 +254,7 @@ impl<'t> Held<'t> {
             slot.announced[i].start.store(0, Ordering::Release);
         }
         self.slot.tally.joined_ranges.add(met.len() as u64);
+        true
     }
 
     /// Goes over to the tree. The entries in the slot stay announced.
@@ -292,26 +299,33 @@ impl<'t> Held<'t> {
         (0..self.slot.count.load(Ordering::Relaxed) as usize).map(|i| self.entry(i)).any(|(s, e)| s <= start && end <= e)
     }
 
-    /// The ranges to log: disjoint, none adjoining another of its region.
-    #[inline]
-    pub fn each(&self, mut visit: impl FnMut(&RegionState, usize, usize)) {
-        // SAFETY (both calls below): an announced region is not unmapped (RegionState::unmap looks at the slots),
-        // so the pointer is good until this slot is released.
+    /// The ranges to log, if they all stand in the slot: each with its region.
+    #[inline(always)]
+    pub fn small(&self) -> Option<impl Iterator<Item = (&RegionState, usize, usize)>> {
         if self.slot.spilled.load(Ordering::Relaxed) {
-            let spill = self.slot.spill.lock().expect("no panic under this lock");
-            for (start, spilled) in spill.iter() {
-                // SAFETY: see above.
-                visit(unsafe { &*spilled.region }, *start, spilled.end);
-            }
-            return;
+            return None;
         }
-        // SAFETY: the slot's work is ours while we hold it, and nothing borrows it mutably here.
+        let count = (self.slot.count.load(Ordering::Relaxed) as usize).min(ANNOUNCED);
+        // SAFETY: the slot's work is ours while we hold it, and nothing borrows it mutably meanwhile.
         let regions = unsafe { &(*self.slot.work.get()).regions };
-        for (i, region) in regions.iter().enumerate().take(self.slot.count.load(Ordering::Relaxed) as usize) {
+        Some((0..count).filter_map(move |i| {
             let (start, end) = self.entry(i);
-            if end > start {
-                // SAFETY: see above.
-                visit(unsafe { &**region }, start, end);
+            // SAFETY: an announced region is not unmapped (Shared::unmap looks at the slots), so the
+            // pointer is good until this slot is released.
+            (end > start).then(|| (unsafe { &*regions[i] }, start, end))
+        }))
+    }
+
+    /// The ranges to log: disjoint, none adjoining another of its region.
+    pub fn each(&self, mut visit: impl FnMut(&RegionState, usize, usize)) {
+        match self.small() {
+            Some(ranges) => ranges.for_each(|(region, start, end)| visit(region, start, end)),
+            None => {
+                let spill = self.slot.spill.lock().expect("no panic under this lock");
+                for (start, spilled) in spill.iter() {
+                    // SAFETY: as in `small`.
+                    visit(unsafe { &*spilled.region }, *start, spilled.end);
+                }
             }
         }
     }
@@ -342,7 +356,7 @@ impl<'t> Held<'t> {
         if work.saved.capacity() > 1 << 20 || work.undo.capacity() > 1 << 16 {
             (work.saved, work.undo) = (Vec::new(), Vec::new());
         }
-        (work.body_bytes, work.page_bytes) = (0, 0);
+        (work.body_bytes, work.page_bytes, work.joined) = (0, 0, false);
         slot.count.store(0, Ordering::Release);
         if slot.spilled.load(Ordering::Relaxed) {
             slot.spilled.store(false, Ordering::Release);

@@ -56,6 +56,7 @@ pub(crate) struct Shared {
     pub id: Id,
     pub media: Arc<dyn Media>,
     pub page_size: usize,
+    pub page_shift: u32,
     pub reserve_bytes: u64,
     /// Longest body of a record that the log can take.
     pub body_max: u64,
@@ -107,6 +108,7 @@ impl Shared {
             id: parts.catalog.store,
             media: options.media.clone(),
             page_size,
+            page_shift: page_size.trailing_zeros(),
             reserve_bytes: options.reserve_bytes,
             body_max,
             gate: AtomicU32::new(if parts.live.is_some() { 0 } else { gate::READ_ONLY }),

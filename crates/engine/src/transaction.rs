@@ -17,7 +17,7 @@ use crate::region::{Region, RegionState};
 use crate::slot::{Held, Undo};
 use crate::store::Shared;
 use caliburn_log::SegmentId;
-use caliburn_log::format::{padded, range_bytes};
+use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
 use caliburn_os::{ordinal, span};
@@ -157,20 +157,43 @@ impl<'t> Transaction<'t> {
             return Ok(());
         }
         let (store, mode) = (self.store, self.mode);
+        let end = start + len;
+        let pages = ((end - 1 >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
         let held = self.held();
-        let page = store.page_size;
-        let pages = ((start + len - 1) / page - start / page + 1) * page;
         let work = held.work();
-        if work.body_bytes + range_bytes(len) as u64 > store.body_max
-            || work.page_bytes + (pages + work.saved.len() + len) as u64 > store.memory_budget()
-        {
+        let (body_bytes, page_bytes) = (work.body_bytes + range_bytes(len) as u64, work.page_bytes + pages as u64);
+        let memory = page_bytes + (work.saved.len() + len) as u64;
+        if body_bytes > store.body_max || memory > store.memory_budget() {
             self.make_room(start, len, pages)?;
+            return self.declare_met(region, start, len, pages);
         }
+        if !held.announce_new(region, start, end) {
+            return self.declare_met(region, start, len, pages);
+        }
+        store.reserve.pass(start, end, store.page_size);
+        let work = held.work();
+        (work.body_bytes, work.page_bytes) = (body_bytes, page_bytes);
+        if mode == Mode::Restore {
+            let old = Undo { start, len };
+            work.undo.push(old);
+            save(&mut work.saved, region, old);
+        }
+        let tally = held.tally();
+        tally.ranges.add(1);
+        tally.declared_bytes.add(len as u64);
+        Ok(())
+    }
+
+    /// Declares a range that touches others, or one of very many.
+    #[cold]
+    #[inline(never)]
+    fn declare_met(&mut self, region: &RegionState, start: usize, len: usize, pages: usize) -> Result<(), RangeError> {
+        let (store, mode) = (self.store, self.mode);
         let held = self.held();
         let mut undo = std::mem::take(&mut held.work().undo);
         let from = undo.len();
         held.announce(region, start, start + len, &mut undo);
-        store.reserve.pass(start, start + len, page);
+        store.reserve.pass(start, start + len, store.page_size);
         let tally = held.tally();
         let work = held.work();
         let mut fresh = 0;
@@ -286,11 +309,14 @@ impl<'t> Transaction<'t> {
     #[inline]
     fn stage(mut self) -> Result<Option<u64>, CommitError> {
         let store = self.store;
-        let held = self.held.as_ref().expect("not spent");
-        let mut len = 0;
-        held.each(|_, start, end| {
-            len += if end - start <= PIECE { range_bytes(end - start) } else { pieces(end - start).map(range_bytes).sum() }
-        });
+        let held = self.held.as_mut().expect("not spent");
+        let work = held.work();
+        let mut len = work.body_bytes as usize;
+        if work.joined || len > PIECE {
+            len = 0;
+            held.each(|_, start, end| len += pieces(end - start).map(range_bytes).sum::<usize>());
+        }
+        let held = &*held;
         let tally = held.tally();
         tally.committed.add(1);
         if len == 0 {
@@ -369,16 +395,18 @@ fn pieces(len: usize) -> impl Iterator<Item = usize> {
 
 #[inline(always)]
 fn fill(held: &Held<'_>, body: &mut Body) {
-    held.each(|region, start, end| {
-        let mut at = start;
-        while at < end {
-            let len = PIECE.min(end - at);
-            debug_assert!(padded(len) >= len);
-            // SAFETY: an announced range lies in a region that stays mapped until the slot is released.
-            unsafe { body.range(region.segment.id, region.offset_of(at), region.pointer(at), len) };
-            at += len;
-        }
-    });
+    // SAFETY (both calls): an announced range lies in a region that stays mapped until the slot is
+    // released. Ranges of one record in the stage are far shorter than a piece.
+    match held.small() {
+        Some(ranges) => ranges.for_each(|(region, start, end)| {
+            // SAFETY: see above.
+            unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
+        }),
+        None => held.each(|region, start, end| {
+            // SAFETY: see above.
+            unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
+        }),
+    }
 }
 
 /// Writes old values back into memory.

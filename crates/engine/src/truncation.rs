@@ -274,6 +274,8 @@ impl Shared {
     /// Epoch truncation: applies all of the forced log. The shared path of recovery and truncation.
     fn epoch(&self, _guard: &MutexGuard<'_, ()>) -> Result<(), Failure> {
         let log = &self.live().log;
+        // First the queue, then the end of the epoch: all that was queued lies before it.
+        let taken = self.lock_pages().take_all();
         log.force().map_err(|e| self.fail(e))?;
         let (head, end) = (log.head(), log.forced());
         if head < end {
@@ -287,7 +289,10 @@ impl Shared {
             }
             self.truncation.epochs.fetch_add(1, Ordering::Relaxed);
         }
-        self.lock_pages().forget_before(end);
+        {
+            let mut pages = self.lock_pages();
+            taken.into_iter().for_each(|page| pages.cleaned(page));
+        }
         self.pending.write().expect("no panic under this lock").take_if(|p| p.tail() <= end);
         self.move_head()
     }

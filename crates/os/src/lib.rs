@@ -25,5 +25,7 @@ pub mod span;
 
 /// The system's page size in bytes; a power of two, never assumed.
 pub fn page_size() -> usize {
-    rustix::param::page_size()
+    // SAFETY: `sysconf` takes an integer and has no preconditions.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).expect("every system has a page size")
 }

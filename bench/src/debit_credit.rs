@@ -1,0 +1,164 @@
+//! `debit-credit` (Vista, Figure 5b; TPC-B): each transaction changes an account, its teller and branch, and
+//! appends to a circular history: four ranges of 24 bytes.
+
+use crate::Arguments;
+use crate::floor::{ForcedWrite, Mapped, Plain, Undo};
+use crate::report::{self, Line, Random};
+use crate::target::{Declare, Failure, Redo, Target, options};
+use caliburn::Class;
+use serde_json::json;
+
+const RECORD: usize = 128;
+const TELLERS_PER_BRANCH: usize = 10;
+const ACCOUNTS_PER_BRANCH: usize = 100_000;
+const HISTORY: usize = 2 << 20;
+
+/// Where the tables are.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    accounts: usize,
+    branches: usize,
+}
+
+impl Layout {
+    pub fn new(accounts: usize) -> Layout {
+        Layout { accounts, branches: accounts.div_ceil(ACCOUNTS_PER_BRANCH) }
+    }
+
+    fn teller(self, i: usize) -> usize {
+        (self.accounts + i) * RECORD
+    }
+
+    fn branch(self, i: usize) -> usize {
+        self.teller(self.branches * TELLERS_PER_BRANCH + i)
+    }
+
+    fn history(self) -> usize {
+        self.branch(self.branches).next_multiple_of(4096)
+    }
+
+    pub fn bytes(self) -> usize {
+        self.history() + HISTORY
+    }
+}
+
+/// A stream of transactions.
+pub struct Stream {
+    layout: Layout,
+    random: Random,
+    count: u64,
+    /// Sum of all amounts, to compare with the balances.
+    pub total: i64,
+}
+
+impl Stream {
+    pub fn new(layout: Layout, seed: u64) -> Stream {
+        Stream { layout, random: Random(seed), count: 0, total: 0 }
+    }
+
+    #[inline]
+    pub fn step<T: Target>(&mut self, target: &mut T) {
+        let layout = self.layout;
+        let account = self.random.below(layout.accounts);
+        let branch = account / ACCOUNTS_PER_BRANCH;
+        let teller = branch * TELLERS_PER_BRANCH + (self.random.next() >> 40) as usize % TELLERS_PER_BRANCH;
+        let amount = (self.random.next() >> 50) as i64 - 8000;
+        self.total += amount;
+        let count = self.count;
+        self.count += 1;
+        let slot = layout.history() + (count as usize * 24) % (HISTORY / 24 * 24);
+        target.transaction(|tx| {
+            for offset in [account * RECORD, layout.teller(teller), layout.branch(branch)] {
+                let at = tx.declare(offset, 24).cast::<i64>();
+                // SAFETY: 24 declared bytes, aligned to 8, used by this thread alone.
+                unsafe {
+                    *at += amount;
+                    *at.add(1) = amount;
+                    *at.add(2) = count as i64;
+                }
+            }
+            let at = tx.declare(slot, 24).cast::<i64>();
+            // SAFETY: as above.
+            unsafe {
+                *at = account as i64;
+                *at.add(1) = amount;
+                *at.add(2) = count as i64;
+            }
+        });
+    }
+
+    /// Balances of accounts, tellers and branches must each add up to all amounts.
+    pub fn check<T: Target>(&self, target: &T) -> Result<(), Failure> {
+        let layout = self.layout;
+        let sum = |from: usize, n: usize| -> i64 {
+            let one = |i| {
+                let mut bytes = [0; 8];
+                target.read(from + i * RECORD, &mut bytes);
+                i64::from_ne_bytes(bytes)
+            };
+            (0..n).map(one).sum()
+        };
+        let sums = [
+            sum(0, layout.accounts),
+            sum(layout.teller(0), layout.branches * TELLERS_PER_BRANCH),
+            sum(layout.branch(0), layout.branches),
+        ];
+        if sums == [self.total; 3] { Ok(()) } else { Err(format!("{}: balances {sums:?}, expected {}", T::NAME, self.total).into()) }
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
+    let layout = Layout::new(arguments.accounts);
+    let bytes = layout.bytes();
+    let params = json!({"accounts": arguments.accounts, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
+
+    let mut plain = Plain(Mapped::new(&dir.path().join("plain"), bytes)?);
+    let log = Mapped::new(&dir.path().join("undo.log"), 1 << 20)?;
+    let mut undo = Undo::new(Mapped::new(&dir.path().join("undo"), bytes)?, log);
+    let options = options(arguments.log_mb, arguments.stage_mb);
+    let mut redo = Redo::new(&dir.path().join("store"), &options, bytes, Class::Process)?;
+    let mut streams: Vec<Stream> = (0..3).map(|_| Stream::new(layout, 0x1234_5678_9ABC_DEF1)).collect();
+    let line = |system, policy, class| Line::new(system, policy, class, 1, params.clone());
+    let mut lines = [
+        line(Plain::NAME, Plain::POLICY, "process"),
+        line(Undo::NAME, Undo::POLICY, "process"),
+        line(Redo::NAME, Redo::POLICY, "process"),
+    ];
+    for round in 0..=arguments.rounds {
+        let samples = [
+            report::measure(arguments.seconds, 64, || streams[0].step(&mut plain)),
+            report::measure(arguments.seconds, 64, || streams[1].step(&mut undo)),
+            report::measure(arguments.seconds, 64, || streams[2].step(&mut redo)),
+        ];
+        for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
+            line.rounds.push(sample);
+        }
+    }
+    streams[0].check(&plain)?;
+    streams[1].check(&undo)?;
+    streams[2].check(&redo)?;
+    report::print("debit-credit", arguments.json, &lines, 1);
+    let statistics = redo.store().statistics();
+    if !arguments.json {
+        println!("  {:?}", statistics);
+    }
+    drop(redo);
+
+    let mut force = ForcedWrite::new(&dir.path().join("forced"), 200)?;
+    let mut redo = Redo::new(&dir.path().join("power"), &options, bytes, Class::Power)?;
+    let mut stream = Stream::new(layout, 0x1234_5678_9ABC_DEF1);
+    let mut lines = [line("bare forced write", "none", "power"), line(Redo::NAME, Redo::POLICY, "power")];
+    for round in 0..=arguments.rounds {
+        let samples = [
+            report::measure(arguments.seconds, 1, || force.force().expect("the disk works")),
+            report::measure(arguments.seconds, 1, || stream.step(&mut redo)),
+        ];
+        for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
+            line.rounds.push(sample);
+        }
+    }
+    stream.check(&redo)?;
+    report::print("debit-credit", arguments.json, &lines, 0);
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! Floors: the least that any system with the same promise must do, written by hand.
+
+use crate::target::{Declare, Failure, Target};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file mapped shared: its stores survive the process.
+pub struct Mapped {
+    base: *mut u8,
+    len: usize,
+}
+
+impl Mapped {
+    pub fn new(path: &Path, len: usize) -> Result<Mapped, Failure> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the system's choice.
+        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)? };
+        Ok(Mapped { base: base.cast(), len })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// Plain stores to mapped memory: no transaction at all.
+pub struct Plain(pub Mapped);
+
+impl Target for Plain {
+    const NAME: &'static str = "plain stores";
+    const POLICY: &'static str = "none";
+
+    type Tx<'a> = &'a Mapped;
+
+    #[inline]
+    fn transaction(&mut self, change: impl FnOnce(&mut &Mapped)) {
+        change(&mut &self.0);
+    }
+
+    fn read(&self, offset: usize, target: &mut [u8]) {
+        assert!(offset + target.len() <= self.0.len);
+        // SAFETY: in bounds, and no other thread uses the mapping.
+        unsafe { ptr::copy_nonoverlapping(self.0.base.add(offset), target.as_mut_ptr(), target.len()) };
+    }
+}
+
+impl Declare for &Mapped {
+    #[inline]
+    fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset + len <= self.len);
+        // SAFETY: in bounds, as just asserted.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+/// A hand-written undo log in mapped memory: old values are appended to the log before the store, and
+/// one store empties the log at commit. What Vista does, with nothing around it.
+pub struct Undo {
+    data: Mapped,
+    log: Mapped,
+}
+
+impl Undo {
+    pub fn new(data: Mapped, log: Mapped) -> Undo {
+        Undo { data, log }
+    }
+}
+
+impl Undo {
+    fn used(&self) -> &AtomicU64 {
+        // SAFETY: the mapping begins with the count of log bytes in use, aligned.
+        unsafe { &*self.log.base.cast::<AtomicU64>() }
+    }
+}
+
+pub struct UndoTx<'a> {
+    undo: &'a Undo,
+    at: usize,
+}
+
+impl Declare for UndoTx<'_> {
+    #[inline]
+    fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
+        let Undo { data, log } = self.undo;
+        assert!(offset + len <= data.len && self.at + 16 + len <= log.len);
+        // SAFETY: both ranges are in bounds, as just asserted.
+        unsafe {
+            log.base.add(self.at).cast::<[usize; 2]>().write_unaligned([offset, len]);
+            ptr::copy_nonoverlapping(data.base.add(offset), log.base.add(self.at + 16), len);
+            self.at += (16 + len).next_multiple_of(8);
+            // The old value is in the log before the program's store comes.
+            self.undo.used().store(self.at as u64, Ordering::Release);
+            data.base.add(offset)
+        }
+    }
+}
+
+impl Target for Undo {
+    const NAME: &'static str = "hand-written undo log";
+    const POLICY: &'static str = "undo";
+
+    type Tx<'a> = UndoTx<'a>;
+
+    #[inline]
+    fn transaction(&mut self, change: impl FnOnce(&mut UndoTx<'_>)) {
+        let mut tx = UndoTx { undo: self, at: 8 };
+        change(&mut tx);
+        self.used().store(8, Ordering::Release);
+    }
+
+    fn read(&self, offset: usize, target: &mut [u8]) {
+        assert!(offset + target.len() <= self.data.len);
+        // SAFETY: in bounds, and no other thread uses the mapping.
+        unsafe { ptr::copy_nonoverlapping(self.data.base.add(offset), target.as_mut_ptr(), target.len()) };
+    }
+}
+
+/// A bare forced write: one `pwrite` of a record's size into a preallocated file, one `fdatasync`.
+pub struct ForcedWrite {
+    file: File,
+    record: Vec<u8>,
+    at: u64,
+    len: u64,
+}
+
+impl ForcedWrite {
+    pub fn new(path: &Path, record: usize) -> Result<ForcedWrite, Failure> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        let len = 64 << 20;
+        file.write_all_at(&vec![0; len], 0)?;
+        file.sync_all()?;
+        Ok(ForcedWrite { file, record: vec![7; record], at: 0, len: len as u64 })
+    }
+
+    pub fn force(&mut self) -> Result<(), Failure> {
+        if self.at + self.record.len() as u64 > self.len {
+            self.at = 0;
+        }
+        self.file.write_all_at(&self.record, self.at)?;
+        self.file.sync_data()?;
+        self.at += self.record.len() as u64;
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Medians, latencies, and the two forms of output.
+
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// What one system did in one round.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    pub ns_per_tx: f64,
+    /// Sampled latencies in nanoseconds, the timer's own 20 to 40 ns included.
+    pub latencies: Vec<u64>,
+}
+
+/// Runs `transaction` for about `seconds`, timing the first of every `batch` by itself.
+pub fn measure(seconds: f64, batch: u64, mut transaction: impl FnMut()) -> Sample {
+    let budget = Duration::from_secs_f64(seconds);
+    let mut latencies = Vec::with_capacity(1 << 16);
+    let (start, mut count) = (Instant::now(), 0u64);
+    let mut before = start;
+    while before - start < budget {
+        transaction();
+        latencies.push(before.elapsed().as_nanos() as u64);
+        for _ in 1..batch {
+            transaction();
+        }
+        count += batch;
+        before = Instant::now();
+    }
+    Sample { ns_per_tx: (before - start).as_nanos() as f64 / count as f64, latencies }
+}
+
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+fn percentile(latencies: &mut [u64], share: f64) -> u64 {
+    latencies.sort_unstable();
+    let at = ((latencies.len() as f64 * share) as usize).min(latencies.len().saturating_sub(1));
+    latencies.get(at).copied().unwrap_or(0)
+}
+
+/// One line of a report: a system's rounds.
+#[derive(Debug, Clone)]
+pub struct Line {
+    pub system: &'static str,
+    pub policy: &'static str,
+    pub class: &'static str,
+    pub threads: usize,
+    pub params: Value,
+    pub rounds: Vec<Sample>,
+}
+
+impl Line {
+    pub fn new(system: &'static str, policy: &'static str, class: &'static str, threads: usize, params: Value) -> Line {
+        Line { system, policy, class, threads, params, rounds: Vec::new() }
+    }
+
+    pub fn ns_per_tx(&self) -> f64 {
+        median(self.rounds.iter().map(|r| r.ns_per_tx).collect())
+    }
+}
+
+/// Prints the lines of one setting. `floor` is the index of the line that ratios refer to; the ratio is
+/// the median of the rounds' own ratios.
+pub fn print(workload: &str, json: bool, lines: &[Line], floor: usize) {
+    for line in lines {
+        let ratios = line.rounds.iter().zip(&lines[floor].rounds).map(|(a, b)| a.ns_per_tx / b.ns_per_tx);
+        let ratio = median(ratios.collect());
+        let mut latencies: Vec<u64> = line.rounds.iter().flat_map(|r| r.latencies.iter().copied()).collect();
+        let (p50, p99) = (percentile(&mut latencies, 0.50), percentile(&mut latencies, 0.99));
+        let ns = line.ns_per_tx();
+        let rounded = |x: f64, digits: i32| (x * 10f64.powi(digits)).round() / 10f64.powi(digits);
+        if json {
+            println!(
+                "{}",
+                json!({"workload": workload, "system": line.system, "policy": line.policy, "class": line.class,
+                    "threads": line.threads, "params": line.params, "ns_per_tx": rounded(ns, 1), "p50_ns": p50,
+                    "p99_ns": p99, "ratio_to_floor": rounded(ratio, 3)})
+            );
+        } else {
+            println!(
+                "{workload:13} {:24} {:8} {:3} thr  {:>12.1} ns/tx {:>12.0} tx/s  p50 {:>9} ns  p99 {:>9} ns  {:>6.2}x floor  {}",
+                line.system, line.class, line.threads, ns, 1e9 / ns, p50, p99, ratio, line.params
+            );
+        }
+    }
+}
+
+/// A small generator of random numbers, the same for every system.
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    #[inline]
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    #[inline]
+    pub fn below(&mut self, n: usize) -> usize {
+        ((self.next() >> 32) * n as u64 >> 32) as usize
+    }
+}

@@ -1,0 +1,87 @@
+//! What a workload runs on: some memory with transactions, or with less.
+
+use caliburn::{Class, Mode, Options, Region, Store, Transaction};
+use std::path::Path;
+
+pub type Failure = Box<dyn std::error::Error>;
+
+/// Memory that a workload changes in transactions.
+pub trait Target {
+    /// Name in reports, and the policy.
+    const NAME: &'static str;
+    const POLICY: &'static str;
+    /// A transaction in progress.
+    type Tx<'a>: Declare
+    where
+        Self: 'a;
+    /// Runs one transaction: `change` declares each range before it stores to it.
+    fn transaction(&mut self, change: impl FnOnce(&mut Self::Tx<'_>));
+    /// Copies bytes out, for checking the result.
+    fn read(&self, offset: usize, target: &mut [u8]);
+}
+
+/// A transaction in progress.
+pub trait Declare {
+    /// Declares `[offset, offset + len)`, which is within bounds, and says where it is in memory.
+    fn declare(&mut self, offset: usize, len: usize) -> *mut u8;
+}
+
+/// A Caliburn store with one region.
+pub struct Redo {
+    region: Region,
+    store: Store,
+    mode: Mode,
+    class: Class,
+}
+
+pub fn options(log_mb: u64, stage_mb: u64) -> Options {
+    let mut options = Store::options();
+    options.create(true).log_bytes(log_mb << 20).stage_bytes(stage_mb << 20);
+    options
+}
+
+impl Redo {
+    pub fn new(dir: &Path, options: &Options, bytes: usize, class: Class) -> Result<Redo, Failure> {
+        let store = options.open(dir)?;
+        let region = store.segment_or_create("data", bytes as u64)?.map_all()?;
+        Ok(Redo { region, store, mode: Mode::Restore, class })
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+}
+
+pub struct RedoTx<'a> {
+    tx: Transaction<'a>,
+    region: &'a Region,
+}
+
+impl Declare for RedoTx<'_> {
+    #[inline]
+    fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
+        self.tx.set_range(self.region, offset..offset + len).expect("the workload stays in bounds");
+        // SAFETY: `set_range` found the range within the region.
+        unsafe { self.region.as_ptr().add(offset) }
+    }
+}
+
+impl Target for Redo {
+    const NAME: &'static str = "caliburn";
+    const POLICY: &'static str = "redo";
+
+    type Tx<'a> = RedoTx<'a>;
+
+    #[inline]
+    fn transaction(&mut self, change: impl FnOnce(&mut RedoTx<'_>)) {
+        let tx = self.store.begin(self.mode).expect("the store is sound");
+        let mut tx = RedoTx { tx, region: &self.region };
+        change(&mut tx);
+        tx.tx.commit(self.class).expect("the store is sound");
+    }
+
+    fn read(&self, offset: usize, target: &mut [u8]) {
+        self.region.read(offset, target);
+    }
+}
