@@ -11,13 +11,14 @@
 //! | `flush` | from the stage to the log; group commit |
 //! | `pages`, `truncation`, `patches` | from the log to the segments |
 //! | `prepared` | undecided transactions |
-//! | `check`, `history`, `query` | looking at a store |
+//! | `check`, `history`, `info`, `query` | looking at a store |
 
 mod catalog;
 mod check;
 mod error;
 mod flush;
 mod history;
+mod info;
 mod mapping;
 pub mod options;
 mod pages;
@@ -40,6 +41,7 @@ pub use caliburn_os::medium;
 pub use check::{Problem, Report, check};
 pub use error::{CloseError, CommitError, Failure, MapError, OpenError, RangeError, SegmentError};
 pub use history::{Change, Event, Filter, History};
+pub use info::{Info, LogInfo, SegmentInfo, info};
 pub use options::{Options, Tuning};
 pub use prepared::Prepared;
 pub use query::{Query, RegionQuery, Statistics};

@@ -1,1 +1,61 @@
-fn main(){}
+//! The `caliburn` command.
+
+mod check;
+mod create;
+mod demo;
+mod info;
+mod log;
+mod recover;
+mod size;
+mod words;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// What a subcommand may fail with.
+type Failure = Box<dyn std::error::Error>;
+
+/// Recoverable memory: create, inspect, check and demonstrate stores.
+#[derive(Parser, Debug)]
+#[command(name = "caliburn", version, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Kill a program that counts words in recoverable memory, again and again, and compare every count.
+    Demo(demo::Arguments),
+    /// Create a store.
+    Create(create::Store),
+    /// Add a segment to a store.
+    AddSegment(create::Segment),
+    /// Show what a store consists of.
+    Info(info::Arguments),
+    /// Verify a whole store without writing to it: exit 0 clean, 1 damaged, 2 could not look.
+    Check(check::Arguments),
+    /// Search and print the history of modifications that the log holds.
+    Log(log::Arguments),
+    /// Open a store, which recovers it, bring its segments up to date, and close it.
+    Recover(recover::Arguments),
+    #[command(hide = true)]
+    DemoWorker(demo::Worker),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::DemoWorker(arguments) => demo::work(&arguments),
+        Command::Create(arguments) => create::store(&arguments),
+        Command::AddSegment(arguments) => create::segment(&arguments),
+        Command::Info(arguments) => info::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
+        Command::Log(arguments) => log::run(&arguments),
+        Command::Recover(arguments) => recover::run(&arguments),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("caliburn: {error}");
+        ExitCode::from(2)
+    })
+}

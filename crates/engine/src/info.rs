@@ -1,0 +1,93 @@
+//! `info`: what a store consists of, read from its files without opening it, also while it is in use.
+
+use crate::catalog::Catalog;
+use crate::error::OpenError;
+use crate::recovery;
+use caliburn_log::format::{self, VERSION};
+use caliburn_log::log;
+use caliburn_os::medium::{Files, Media};
+use std::path::{Path, PathBuf};
+
+/// What a store consists of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Info {
+    /// Identity of the store, in hexadecimal.
+    pub id: String,
+    /// Version of its format.
+    pub format: u32,
+    /// Who has it open, if anybody.
+    pub in_use_by: Option<String>,
+    /// The log.
+    pub log: LogInfo,
+    /// The segments.
+    pub segments: Vec<SegmentInfo>,
+}
+
+/// A store's log, as its status page describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogInfo {
+    /// File or device.
+    pub path: PathBuf,
+    /// Bytes of the ring.
+    pub capacity: u64,
+    /// Oldest record needed.
+    pub head: u64,
+    /// The log was forced up to here when the status was last written.
+    pub forced: u64,
+    /// Openings for writing so far.
+    pub incarnation: u32,
+    /// Closed in good order.
+    pub clean: bool,
+}
+
+/// A segment, as the catalog describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// Number.
+    pub id: u32,
+    /// Name.
+    pub name: String,
+    /// File or device.
+    pub path: PathBuf,
+    /// Bytes of data.
+    pub len: u64,
+    /// Address at which the segment loader maps it; 0 if it never did.
+    pub address: u64,
+}
+
+/// Describes the store in a directory.
+///
+/// # Errors
+/// When there is none, or its catalog or log status cannot be read.
+pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
+    let dir = dir.as_ref();
+    let catalog = recovery::read_catalog(dir)?;
+    let path = Catalog::resolve(dir, &catalog.log_path);
+    let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
+    let status = log::read_status(&*medium, Some(&catalog.store))?;
+    let in_use_by = match recovery::lock(dir, true) {
+        Err(OpenError::InUse { holder, .. }) => Some(holder),
+        _ => None,
+    };
+    let segment = |entry: crate::catalog::Entry| SegmentInfo {
+        id: entry.id.0,
+        path: Catalog::resolve(dir, &entry.path),
+        name: entry.name,
+        len: entry.len,
+        address: entry.address,
+    };
+    Ok(Info {
+        id: format::hex(&catalog.store),
+        format: VERSION,
+        in_use_by,
+        log: LogInfo {
+            path,
+            capacity: status.capacity.get(),
+            head: status.head.get(),
+            forced: status.forced.get(),
+            incarnation: status.incarnation.get(),
+            clean: status.clean == 1,
+        },
+        segments: catalog.segments.into_iter().map(segment).collect(),
+    })
+}

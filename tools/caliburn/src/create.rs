@@ -1,0 +1,76 @@
+//! `create` and `add-segment`.
+
+use crate::{Failure, size};
+use caliburn::Store as Opened;
+use clap::Args;
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `create`.
+#[derive(Args, Debug)]
+pub struct Store {
+    /// Directory of the new store.
+    store: PathBuf,
+    /// Bytes of the log, which bound the size of a transaction.
+    #[arg(long, default_value = "64M", value_parser = size::parse)]
+    log_bytes: u64,
+    /// File or block device for the log, in place of a file in the store.
+    #[arg(long)]
+    log: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `add-segment`.
+#[derive(Args, Debug)]
+pub struct Segment {
+    /// Directory of the store.
+    store: PathBuf,
+    /// Name of the new segment.
+    name: String,
+    /// Its bytes of data; rounded up to 64 KiB.
+    #[arg(value_parser = size::parse)]
+    bytes: u64,
+    /// File or block device for it, in place of a file in the store. What a device held is lost.
+    #[arg(long)]
+    path: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Creates a store.
+pub fn store(arguments: &Store) -> Result<ExitCode, Failure> {
+    let mut options = Opened::options();
+    options.create_new(true).log_bytes(arguments.log_bytes);
+    if let Some(path) = &arguments.log {
+        options.log_path(path);
+    }
+    options.open(&arguments.store)?.close()?;
+    let path = arguments.store.display().to_string();
+    if arguments.json {
+        println!("{}", json!({"store": path, "log_bytes": arguments.log_bytes}));
+    } else {
+        println!("created store {path} with a log of {}", size::show(arguments.log_bytes));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Adds a segment.
+pub fn segment(arguments: &Segment) -> Result<ExitCode, Failure> {
+    let store = Opened::open(&arguments.store)?;
+    let segment = match &arguments.path {
+        Some(path) => store.create_segment_at(&arguments.name, arguments.bytes, path)?,
+        None => store.create_segment(&arguments.name, arguments.bytes)?,
+    };
+    let len = segment.len();
+    store.close()?;
+    if arguments.json {
+        println!("{}", json!({"segment": arguments.name, "bytes": len}));
+    } else {
+        println!("created segment {} of {}", arguments.name, size::show(len));
+    }
+    Ok(ExitCode::SUCCESS)
+}

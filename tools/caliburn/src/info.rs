@@ -1,0 +1,53 @@
+//! `info`.
+
+use crate::{Failure, size};
+use clap::Args;
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `info`.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// Directory of the store.
+    store: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what a store consists of.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let info = caliburn::info(&arguments.store)?;
+    if arguments.json {
+        let segments: Vec<_> = info
+            .segments
+            .iter()
+            .map(|s| json!({"id": s.id, "name": s.name, "path": s.path.display().to_string(), "bytes": s.len,
+                "address": (s.address != 0).then(|| format!("{:#x}", s.address))}))
+            .collect();
+        let log = &info.log;
+        println!(
+            "{}",
+            json!({"store": arguments.store.display().to_string(), "id": info.id, "format": info.format, "in_use_by": info.in_use_by,
+                "log": {"path": log.path.display().to_string(), "bytes": log.capacity, "head": log.head, "forced": log.forced,
+                    "openings": log.incarnation, "clean": log.clean},
+                "segments": segments})
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("store    {} (format {}, id {})", arguments.store.display(), info.format, info.id);
+    match &info.in_use_by {
+        Some(holder) => println!("state    in use by {holder}"),
+        None if info.log.clean => println!("state    closed in good order"),
+        None => println!("state    not closed in good order: the next opening recovers it"),
+    }
+    let log = &info.log;
+    println!("log      {}, {}, {} openings so far", log.path.display(), size::show(log.capacity), log.incarnation);
+    println!("         records needed from LSN {}, forced at least to {}", log.head, log.forced);
+    for s in &info.segments {
+        print!("segment  {:<20} {:>10}  {}", s.name, size::show(s.len), s.path.display());
+        println!("{}", if s.address == 0 { String::new() } else { format!("  loaded at {:#x}", s.address) });
+    }
+    Ok(ExitCode::SUCCESS)
+}
