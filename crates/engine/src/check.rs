@@ -126,11 +126,12 @@ fn check_log(dir: &Path, catalog: &Catalog, segments: &[Arc<SegmentState>], repo
             return Ok(None);
         }
     };
+    let known = check_stage(dir, catalog, report)?;
     let mut patches = Patches::new(Lsn(status.head.get()));
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
     let capacity = status.capacity.get();
-    let (image, damage) = Image::scan(&*medium, &status, |record| {
+    let (image, damage) = Image::scan(&*medium, &status, known, |record| {
         report.records += 1;
         report.transactions += record.transactions;
         let known = |r: caliburn_log::record::Range<'_>| {
@@ -153,20 +154,31 @@ fn check_log(dir: &Path, catalog: &Catalog, segments: &[Arc<SegmentState>], repo
         report.problem(&path, damage.offset, &damage);
     }
     report.prepared = prepared.len() as u64;
-    let stage_path = dir.join("stage");
-    match Files.open(&stage_path, false) {
-        Ok(medium) => {
-            let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-            match stage::leftovers(&*medium, &catalog.store, &boot) {
-                Ok(left) if left.records.is_empty() => {}
-                Ok(left) => report.notes.push(format!("{} commits of a killed process await recovery in the stage", left.records.len())),
-                Err(stage::StageError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
-                Err(error) => report.problem(&stage_path, 0, error),
-            }
-        }
-        Err(error) => report.notes.push(format!("stage {}: {error}; it is made anew at opening", stage_path.display())),
-    }
     Ok(Some(patches))
+}
+
+/// Verifies the stage; how far the log must reach, if the stage tells.
+fn check_stage(dir: &Path, catalog: &Catalog, report: &mut Report) -> Result<Option<Lsn>, OpenError> {
+    let path = dir.join("stage");
+    let medium = match Files.open(&path, false) {
+        Ok(medium) => medium,
+        Err(error) => {
+            report.notes.push(format!("stage {}: {error}; it is made anew at opening", path.display()));
+            return Ok(None);
+        }
+    };
+    let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    match stage::leftovers(&*medium, &catalog.store, &boot) {
+        Ok(left) => {
+            if !left.records.is_empty() {
+                report.notes.push(format!("{} commits of a killed process await recovery in the stage", left.records.len()));
+            }
+            return Ok(left.appended);
+        }
+        Err(stage::StageError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
+        Err(error) => report.problem(&path, 0, error),
+    }
+    Ok(None)
 }
 
 fn check_sums(segment: &SegmentState, patches: &Patches, report: &mut Report) -> Result<(), OpenError> {

@@ -194,6 +194,7 @@ impl Shared {
 
     /// All records before `end` were appended and marked: truncation may have to do something.
     fn appended(&self, mut pages: MutexGuard<'_, Pages>, end: Lsn) {
+        self.live().stage.note_appended(end);
         pages.marked_to(end);
         let private = pages.private();
         drop(pages);

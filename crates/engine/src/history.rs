@@ -103,7 +103,7 @@ impl History {
     /// When the log cannot be read or is damaged.
     pub fn live(&self, filter: &Filter, newest_first: bool) -> Result<Vec<Event>, OpenError> {
         let status = log::read_status(&*self.medium, Some(&self.catalog.store))?;
-        let (image, damage) = Image::scan(&*self.medium, &status, |_| {})?;
+        let (image, damage) = Image::scan(&*self.medium, &status, None, |_| {})?;
         let mut found: Vec<Event> = if newest_first {
             image.records_back().map(|r| self.event(&r)).filter(|e| filter.accepts(e)).collect()
         } else {

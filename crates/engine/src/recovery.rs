@@ -1,7 +1,7 @@
 //! Opening a store: recovery (RVM, section 5.1.2), and creation.
 //!
 //! ```text
-//!   1 lock the directory, read the catalog, open the segments and the log
+//!   1 lock the directory, read the catalog, open the segments, the log and the stage
 //!   2 scan the log from head to tail: every record verified, its ranges noted
 //!   3 damage in the forced part: refuse, or for salvage go on read-only with what precedes it
 //!   4 begin a new incarnation, durably: what lies beyond a torn tail is never taken up
@@ -145,10 +145,18 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     let log_path = Catalog::resolve(dir, &catalog.log_path);
     let medium = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
     let status = log::read_status(&*medium, Some(&catalog.store))?;
+    let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    let stage_path = dir.join(STAGE);
+    let stage_medium = match media.open(&stage_path, write) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && write => media.create(&stage_path),
+        other => other,
+    }
+    .map_err(OpenError::io("open stage", &stage_path))?;
+    let leftovers = stage::leftovers(&*stage_medium, &catalog.store, &boot)?;
     // 2
     let mut prepared = PreparedTable::new();
     let mut patches = Patches::new(Lsn(status.head.get()));
-    let (image, damage) = Image::scan(&*medium, &status, |record| {
+    let (image, damage) = Image::scan(&*medium, &status, leftovers.appended, |record| {
         patches.note(record);
         prepared::recover(&mut prepared, record);
     })?;
@@ -158,14 +166,6 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         Some(damage) if !options.salvage => return Err(damage.into()),
         other => other,
     };
-    let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    let stage_path = dir.join(STAGE);
-    let stage_medium = match media.open(&stage_path, write) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound && write => media.create(&stage_path),
-        other => other,
-    }
-    .map_err(OpenError::io("open stage", &stage_path))?;
-    let leftovers = stage::leftovers(&*stage_medium, &catalog.store, &boot)?;
     let mut parts = Parts { catalog, segments, live: None, pending: None, prepared, damage, lock };
     if !write {
         // With damage in between, what is later than the damage would be out of order.
@@ -183,7 +183,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         append_leftover(&log, &mut parts, &mut patches, body)?;
     }
     // 6
-    let stage = Stage::open(&*stage_medium, parts.catalog.store, boot, options.stage_bytes, leftovers.last)?;
+    let stage = Stage::open(&*stage_medium, parts.catalog.store, boot, options.stage_bytes, leftovers.last, log.appended())?;
     parts.pending = (!patches.is_empty()).then_some(patches);
     parts.live = Some(Live { stage, log });
     Ok(parts)

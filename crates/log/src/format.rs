@@ -210,6 +210,8 @@ pub struct StageHeader {
 
 /// Offset of the stage's folded stamp, a native atomic.
 pub const STAGE_FOLDED: usize = 256;
+/// Offset of the end of the log as the stage's process knew it, a native atomic; `u64::MAX` if unknown.
+pub const STAGE_APPENDED: usize = 264;
 /// Bytes of a chunk's head: the count of published bytes (a native atomic) and nothing else.
 pub const CHUNK_HEAD: usize = 64;
 

@@ -1,7 +1,7 @@
 //! The live part of a log, read back: verified record by record from the head to the first place that
 //! holds no valid record, which is the tail - or damage, if anything beyond it proves that it was forced.
 
-use crate::format::{ALIGN, LOG_DATA, Lsn, RecordHeader, Status, Trailer};
+use crate::format::{ALIGN, LOG_DATA, Lsn, Status, Trailer};
 use crate::log::MediaError;
 use crate::record::{Decoded, FRAME, Record, decode};
 use caliburn_os::medium::Medium;
@@ -45,10 +45,12 @@ impl Image {
     }
 
     /// Reads from the head of a log until its tail, calling `each` with every valid record. Damage is
-    /// returned beside the part that precedes it.
+    /// returned beside the part that precedes it. `known` is how far the log certainly reaches, if a
+    /// stage of this boot tells; else the rest of the ring is searched for proof of damage.
     pub fn scan(
         medium: &dyn Medium,
         status: &Status,
+        known: Option<Lsn>,
         mut each: impl FnMut(&Record<'_>),
     ) -> Result<(Image, Option<Damage>), MediaError> {
         let (head, capacity) = (Lsn(status.head.get()), status.capacity.get());
@@ -72,7 +74,15 @@ impl Image {
                 _ => break,
             }
         }
-        let damage = find_damage(medium, status, &mut bytes, have, at, incarnation)?;
+        let tail = Lsn(head.0 + at);
+        let forced = known.unwrap_or_default().max(Lsn(status.forced.get()));
+        let damage = if forced > tail {
+            Some(damage_at(medium, capacity, tail, forced))
+        } else if known.is_some() || status.clean == 1 {
+            None
+        } else {
+            find_damage(medium, status, &mut bytes, have, at, incarnation)?
+        };
         bytes.truncate(at as usize);
         Ok((Image { head, bytes }, damage))
     }
@@ -131,8 +141,12 @@ fn read_ring(medium: &dyn Medium, capacity: u64, lsn: Lsn, target: &mut [u8]) ->
     Ok(())
 }
 
-/// Whether the scan ended before what is known to have been forced: by the status page, or by a valid
-/// record further on that was written when the log was forced beyond the end of the scan.
+fn damage_at(medium: &dyn Medium, capacity: u64, tail: Lsn, forced: Lsn) -> Damage {
+    Damage { path: medium.path().to_owned(), offset: LOG_DATA + tail.0 % capacity, at: tail, forced }
+}
+
+/// Searches the ring behind the end of a scan for a valid record that was written when the log was
+/// already forced beyond that end: then what is missing there was lost, not torn.
 fn find_damage(
     medium: &dyn Medium,
     status: &Status,
@@ -142,42 +156,21 @@ fn find_damage(
     incarnation: u32,
 ) -> Result<Option<Damage>, MediaError> {
     let (head, capacity) = (status.head.get(), status.capacity.get());
-    let tail = head + end;
-    let damage = |forced: u64| Damage {
-        path: medium.path().to_owned(),
-        offset: LOG_DATA + tail % capacity,
-        at: Lsn(tail),
-        forced: Lsn(forced),
-    };
-    if status.forced.get() > tail {
-        return Ok(Some(damage(status.forced.get())));
-    }
-    if status.clean == 1 {
-        return Ok(None);
-    }
+    let tail = Lsn(head + end);
     let mut at = end;
     while at + FRAME as u64 <= capacity {
-        if at + size_of::<RecordHeader>() as u64 > have {
-            let more = STEP.min(capacity - have);
-            if more == 0 {
-                break;
-            }
-            read_ring(medium, capacity, Lsn(head + have), &mut bytes[have as usize..(have + more) as usize])?;
-            have += more;
-            continue;
-        }
         let lsn = Lsn(head + at);
-        match decode(&bytes[at as usize..have as usize], lsn, incarnation, capacity - at) {
-            Decoded::Valid(record) if record.forced.0 > tail => return Ok(Some(damage(record.forced.0))),
-            Decoded::Longer(needed) if have < capacity && at + needed <= capacity => {
-                let more = needed.max(STEP).min(capacity - have);
-                read_ring(medium, capacity, Lsn(head + have), &mut bytes[have as usize..(have + more) as usize])?;
-                have += more;
+        let needed = match decode(&bytes[at as usize..have as usize], lsn, incarnation, capacity - at) {
+            Decoded::Valid(record) if record.forced > tail => return Ok(Some(damage_at(medium, capacity, tail, record.forced))),
+            Decoded::Longer(needed) if at + needed <= capacity => needed,
+            _ => {
+                at += ALIGN as u64;
                 continue;
             }
-            _ => {}
-        }
-        at += ALIGN as u64;
+        };
+        let more = needed.max(STEP).min(capacity - have);
+        read_ring(medium, capacity, Lsn(head + have), &mut bytes[have as usize..(have + more) as usize])?;
+        have += more;
     }
     Ok(None)
 }

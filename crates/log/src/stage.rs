@@ -31,7 +31,7 @@
 //! and other lanes do not depend on it. Invariant: records stamped before `folded` are in the log.
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
-use crate::format::{self, BLOCK, CHUNK_HEAD, RangeHeader, STAGE_FOLDED, STAGE_MAGIC, SegmentId, StageHeader};
+use crate::format::{self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_APPENDED, STAGE_FOLDED, STAGE_MAGIC, SegmentId, StageHeader};
 use crate::format::{Defect, StagedHeader, padded};
 use crate::log::MediaError;
 use crate::record::well_formed;
@@ -171,6 +171,9 @@ pub struct Leftovers {
     pub records: Vec<(u64, Vec<u8>)>,
     /// No stamp in the stage is greater.
     pub last: u64,
+    /// The log reached at least this far. Since the stage is of this boot, all of it must be there,
+    /// forced or not.
+    pub appended: Option<Lsn>,
 }
 
 /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
@@ -199,6 +202,7 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers
         return Ok(Leftovers::default());
     }
     let folded = u64::from_ne_bytes(block[STAGE_FOLDED..STAGE_FOLDED + 8].try_into().expect("eight bytes"));
+    let appended = u64::from_ne_bytes(block[STAGE_APPENDED..STAGE_APPENDED + 8].try_into().expect("eight bytes"));
     let chunk_bytes = header.chunk_bytes.get();
     let mut found = Vec::new();
     let mut last = if folded == u64::MAX { 0 } else { folded };
@@ -227,7 +231,7 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers
         }
     }
     found.sort_by_key(|(stamp, _)| *stamp);
-    Ok(Leftovers { records: found, last })
+    Ok(Leftovers { records: found, last, appended: (appended != u64::MAX).then_some(Lsn(appended)) })
 }
 
 fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
@@ -239,15 +243,15 @@ fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
 
 impl Stage {
     /// Takes a medium for a new, empty stage of `bytes`, forgetting what it held: to be called when the
-    /// leftovers are in the log. `floor` is a stamp that all new ones must exceed.
-    pub fn open(medium: &dyn Medium, store: Id, boot: Id, bytes: u64, floor: u64) -> Result<Stage, MediaError> {
+    /// leftovers are in the log, which ends at `appended`. `floor` is a stamp that all new ones must exceed.
+    pub fn open(medium: &dyn Medium, store: Id, boot: Id, bytes: u64, floor: u64, appended: Lsn) -> Result<Stage, MediaError> {
         let fail = |action| move |e| MediaError::new(action, medium, 0, e);
         let page = caliburn_os::page_size();
         let chunk_bytes = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
         let total = (BLOCK.max(page) + CHUNKS * chunk_bytes).next_multiple_of(page);
         // Killed anywhere in here, the stage counts as empty: first "all folded", last the true value.
         medium.set_len(total as u64).map_err(fail("allocate the stage"))?;
-        medium.write_at(&u64::MAX.to_ne_bytes(), STAGE_FOLDED as u64).map_err(fail("write the stage"))?;
+        medium.write_at(&[0xFF; 16], STAGE_FOLDED as u64).map_err(fail("write the stage"))?;
         let header = StageHeader {
             boot,
             chunk_bytes: (chunk_bytes as u64).into(),
@@ -280,6 +284,7 @@ impl Stage {
             freed: Event::default(),
         };
         stage.bias.store(stage.bias_rest(), Ordering::SeqCst);
+        stage.note_appended(appended);
         stage.folded().store(stage.clock.now(), Ordering::Release);
         Ok(stage)
     }
@@ -302,6 +307,13 @@ impl Stage {
     fn folded(&self) -> &AtomicU64 {
         // SAFETY: the first block of the map is the header, alive as long as `self`; the offset is aligned.
         unsafe { &*self.map.base().as_ptr().add(STAGE_FOLDED).cast::<AtomicU64>() }
+    }
+
+    /// Remembers where the log ends, for the next process of this boot.
+    pub fn note_appended(&self, end: Lsn) {
+        // SAFETY: as in `folded`.
+        let word = unsafe { &*self.map.base().as_ptr().add(STAGE_APPENDED).cast::<AtomicU64>() };
+        word.store(end.0, Ordering::Release);
     }
 
     fn chunk(&self, chunk: u32) -> *mut u8 {
@@ -559,7 +571,7 @@ mod tests {
     fn what_was_published_and_not_folded_is_left_over_in_commit_order() {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
-        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
+        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
         let put_by_another = |value| std::thread::scope(|scope| scope.spawn(|| put(&stage, value)).join().unwrap());
         for value in 0..10 {
             put(&stage, value).unwrap();
@@ -583,7 +595,7 @@ mod tests {
     fn a_committer_that_dies_before_publishing_hides_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
-        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
+        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
         put(&stage, 1).unwrap();
         let die = || stage.append(ordinal::current(), 24, |_| panic!("killed between stamp and publish"));
         let dead = std::thread::scope(|scope| scope.spawn(die).join());
@@ -595,7 +607,7 @@ mod tests {
     #[test]
     fn a_full_stage_says_so_and_goes_on_after_a_fold() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0).unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
         let mut count = 0;
         while put(&stage, count).is_some() {
             count += 1;
@@ -616,7 +628,7 @@ mod tests {
     #[test]
     fn the_horizon_misses_no_commit_that_returned() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = &Stage::open(&*medium(&dir), STORE, BOOT, 4 << 20, 0).unwrap();
+        let stage = &Stage::open(&*medium(&dir), STORE, BOOT, 4 << 20, 0, Lsn(0)).unwrap();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {
