@@ -6,7 +6,7 @@
 //! 4. the checksum of every 4 KiB of every segment, except where the live log is to write anyway
 
 use crate::catalog::Catalog;
-use crate::error::OpenError;
+use crate::error::{OpenError, SegmentError};
 use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::recovery;
@@ -85,10 +85,8 @@ pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
     for entry in &catalog.segments {
         match SegmentState::open(&Files, dir, &catalog.store, entry, false) {
             Ok(segment) => segments.push(Arc::new(segment)),
-            Err(error) => {
-                let path = Catalog::resolve(dir, &entry.path);
-                report.problem(&path, 0, error);
-            }
+            Err(SegmentError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
+            Err(error) => report.problem(&Catalog::resolve(dir, &entry.path), 0, error),
         }
     }
     report.segments = catalog.segments.len() as u64;

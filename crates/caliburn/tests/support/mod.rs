@@ -1,0 +1,107 @@
+//! What the tests share.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use caliburn::{Mode, Options, Region, Store};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Options for small stores.
+pub fn options() -> Options {
+    let mut options = Store::options();
+    options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20).reserve_bytes(1 << 30);
+    options
+}
+
+pub fn open(path: &Path) -> Store {
+    options().open(path).unwrap()
+}
+
+/// The whole of segment "data", one megabyte unless it exists.
+pub fn region(store: &Store) -> Region {
+    store.segment_or_create("data", 1 << 20).unwrap().map_all().unwrap()
+}
+
+pub fn put(store: &Store, region: &Region, offset: usize, value: u64, class: caliburn::Class) {
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(region, offset, &value).unwrap();
+    tx.commit(class).unwrap();
+}
+
+/// A sound store must check clean.
+pub fn clean(path: &Path) {
+    let report = caliburn::check(path).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
+/// Copies a store's files as they are, which is what a killed process leaves behind.
+pub fn copy_store(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Changes bytes of a file.
+pub fn patch(path: &Path, offset: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+pub fn root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+}
+
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// A small file system in memory, unmounted at the end. Needs root; without it says so and returns none.
+pub struct Mount {
+    pub path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+pub fn mount(size: &str) -> Option<Mount> {
+    if !root() {
+        eprintln!("not run: mounting a file system needs root");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    run("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", path.to_str().unwrap()]);
+    Some(Mount { path, _dir: dir })
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
+
+/// A block device backed by a file, detached at the end. Needs root and loop devices.
+pub struct Loop {
+    pub path: PathBuf,
+}
+
+pub fn loop_device(file: &Path, bytes: u64) -> Option<Loop> {
+    if !root() {
+        eprintln!("not run: a loop device needs root");
+        return None;
+    }
+    std::fs::File::create(file).unwrap().set_len(bytes).unwrap();
+    let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+    if !output.status.success() {
+        eprintln!("not run: no loop device: {}", String::from_utf8_lossy(&output.stderr));
+        return None;
+    }
+    Some(Loop { path: String::from_utf8(output.stdout).unwrap().trim().into() })
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+    }
+}
