@@ -1,0 +1,160 @@
+//! Real processes, really killed: two threads commit in both classes while truncation runs all the time,
+//! and SIGKILL comes at any moment, recovery included. Everything acknowledged must be there, and each
+//! thread's memory must be that of one of its commits.
+
+mod support;
+
+use caliburn::{Class, Mode, Options, Region, Store};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::clean;
+
+const THREADS: usize = 2;
+const PART: usize = 256 << 10;
+const CELLS: u64 = 2000;
+
+fn options() -> Options {
+    let mut options = support::options();
+    options.log_bytes(256 << 10).stage_bytes(128 << 10);
+    options
+}
+
+fn region(store: &Store) -> Region {
+    store.segment_or_create("data", (THREADS * PART) as u64).unwrap().map_all().unwrap()
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
+/// The cells that commit `number` of a thread sets to `number`; cell 0 always. Now and then a long run, too
+/// large for the stage.
+fn cells(thread: usize, number: u64) -> Vec<std::ops::Range<u64>> {
+    let random = mix(number * 2 + thread as u64);
+    if random.is_multiple_of(97) {
+        return vec![0..1, 100..900];
+    }
+    let one = |i| {
+        let at = 1 + mix(random + i) % (CELLS - 1);
+        at..at + 1
+    };
+    std::iter::once(0..1).chain((0..random % 20).map(one)).collect()
+}
+
+fn offset(thread: usize, cell: u64) -> usize {
+    thread * PART + cell as usize * 64
+}
+
+/// Run in the child: commits for ever, acknowledging each on standard output.
+#[test]
+fn child() {
+    let Some(path) = std::env::var_os("CALIBURN_KILL_STORE") else { return };
+    let store = options().open(Path::new(&path)).unwrap();
+    let memory = region(&store);
+    let (store, memory) = (&store, &memory);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for number in memory.load::<u64>(offset(thread, 0)) + 1.. {
+                    let mut tx = store.begin(Mode::Restore).unwrap();
+                    for run in cells(thread, number) {
+                        if run.end - run.start > 1 {
+                            let bytes: Vec<u8> = run.clone().flat_map(|_| [number; 8]).flat_map(u64::to_ne_bytes).collect();
+                            tx.write(memory, offset(thread, run.start), &bytes).unwrap();
+                        } else {
+                            tx.store(memory, offset(thread, run.start), &number).unwrap();
+                        }
+                    }
+                    if mix(number).is_multiple_of(7) {
+                        tx.abort();
+                        continue;
+                    }
+                    tx.commit(if mix(number).is_multiple_of(11) { Class::Power } else { Class::Process }).unwrap();
+                    let line = format!("ack {thread} {number}\n");
+                    std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// What a thread's part must hold after its commit `last`.
+fn expected(thread: usize, last: u64) -> Vec<u64> {
+    let mut state = vec![0; CELLS as usize];
+    for number in (1..=last).filter(|n| !mix(*n).is_multiple_of(7)) {
+        for run in cells(thread, number) {
+            state[run.start as usize..run.end as usize].fill(number);
+        }
+    }
+    state
+}
+
+#[test]
+fn killed_at_any_moment_nothing_acknowledged_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = options().open(&path).unwrap();
+    drop(region(&store));
+    store.close().unwrap();
+    let kills = std::env::var("CALIBURN_KILLS").map_or(60, |n| n.parse().unwrap());
+    let mut acknowledged = [0u64; THREADS];
+    for kill in 0..kills {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture"])
+            .env("CALIBURN_KILL_STORE", &path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        // A third die within their first milliseconds, while they recover.
+        let random = mix(kill * 31 + 7);
+        let life = if random.is_multiple_of(3) { random / 3 % 9_000 } else { random / 3 % 90_000 };
+        let reader = std::thread::spawn(move || {
+            let mut last = [0u64; THREADS];
+            for line in output.lines().map_while(Result::ok) {
+                // The test harness prints its own lines before ours.
+                let Some((_, line)) = line.split_once("ack ") else { continue };
+                if let Some((thread, number)) = line.split_once(' ').and_then(|(t, n)| Some((t.parse::<usize>().ok()?, n.parse().ok()?))) {
+                    last[thread] = number;
+                }
+            }
+            last
+        });
+        std::thread::sleep(Duration::from_micros(life));
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        assert!(!status.success() && status.code().is_none(), "the child died by itself: {status}");
+        for (newest, last) in acknowledged.iter_mut().zip(reader.join().unwrap()) {
+            *newest = (*newest).max(last);
+        }
+        // Looked at on a copy, so that the next child has to recover too.
+        if kill % 4 == 0 {
+            let copy = dir.path().join("copy");
+            support::copy_store(&path, &copy);
+            verify(&copy, &acknowledged, kill);
+            std::fs::remove_dir_all(&copy).unwrap();
+        }
+    }
+    verify(&path, &acknowledged, kills);
+    assert!(acknowledged.iter().all(|n| *n > 100), "hardly anything was committed: {acknowledged:?}");
+}
+
+fn verify(path: &Path, acknowledged: &[u64], kill: u64) {
+    clean(path);
+    let store = options().open(path).unwrap();
+    let memory = region(&store);
+    for (thread, acknowledged) in acknowledged.iter().enumerate() {
+        let last: u64 = memory.load(offset(thread, 0));
+        assert!(last >= *acknowledged, "kill {kill}: thread {thread} acknowledged {acknowledged} and has {last}");
+        for (cell, value) in expected(thread, last).into_iter().enumerate() {
+            assert_eq!(memory.load::<u64>(offset(thread, cell as u64)), value, "kill {kill}, thread {thread}, cell {cell}");
+        }
+    }
+    drop(memory);
+    store.close().unwrap();
+    clean(path);
+}

@@ -1,0 +1,122 @@
+//! Prepared transactions stay undecided across crashes until they are decided.
+
+mod support;
+
+use caliburn::{Class, CommitError, Mode};
+use support::{clean, copy_store, open, options, put, region};
+
+#[test]
+fn undecided_across_crashes_then_committed_or_aborted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (live, path) = (dir.path().join("live"), dir.path().join("s"));
+    let store = open(&live);
+    let memory = region(&store);
+    for (i, id) in [b"one", b"two", b"six"].into_iter().enumerate() {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, i * 8192, &(i as u64 + 1)).unwrap();
+        tx.prepare(id).unwrap();
+    }
+    assert_eq!(store.prepared().len(), 3);
+    assert!(memory.query().uncommitted.len() == 3);
+    // In the process that prepared it: the new values are there, aborting brings the old ones.
+    store.abort_prepared(b"six").unwrap();
+    assert_eq!([0, 8192, 16384].map(|at| memory.load::<u64>(at)), [1, 2, 0]);
+    copy_store(&live, &path);
+
+    for round in 0..3 {
+        let store = open(&path);
+        let memory = region(&store);
+        let found: Vec<_> = store.prepared().into_iter().map(|p| (p.global_id, p.ranges[0].1.clone(), p.recovered)).collect();
+        assert_eq!(found, [(b"one".to_vec(), 0..8, true), (b"two".to_vec(), 8192..8200, true)], "round {round}");
+        assert_eq!([0, 8192].map(|at| memory.load::<u64>(at)), [0, 0], "undecided changes are not seen");
+        // Other work, and truncation, go on around them.
+        (0..2000).for_each(|i| put(&store, &memory, 32768 + i % 100 * 8, i as u64, Class::Process));
+        store.truncate().unwrap();
+        drop(memory);
+        store.close().unwrap();
+        clean(&path);
+    }
+    let store = open(&path);
+    let memory = region(&store);
+    store.commit_prepared(b"one").unwrap();
+    store.abort_prepared(b"two").unwrap();
+    assert_eq!([0, 8192].map(|at| memory.load::<u64>(at)), [1, 0]);
+    assert!(matches!(store.commit_prepared(b"one"), Err(CommitError::NotPrepared(_))));
+    let after = dir.path().join("after");
+    copy_store(&path, &after);
+    drop((memory, store));
+    for path in [&path, &after] {
+        let store = open(path);
+        assert!(store.prepared().is_empty());
+        assert_eq!(region(&store).load::<u64>(0), 1);
+    }
+}
+
+#[test]
+fn committed_after_a_crash_while_its_segment_is_not_mapped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (live, path) = (dir.path().join("live"), dir.path().join("s"));
+    let store = open(&live);
+    let memory = region(&store);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&memory, 4092, &0x1122_3344_5566_7788u64).unwrap();
+    tx.prepare(b"g").unwrap();
+    copy_store(&live, &path);
+    let store = open(&path);
+    store.commit_prepared(b"g").unwrap();
+    for _ in 0..3 {
+        assert_eq!(region(&store).load::<u64>(4092), 0x1122_3344_5566_7788);
+        put(&store, &region(&store), 0, 1, Class::Process);
+        store.truncate().unwrap();
+    }
+    store.close().unwrap();
+    clean(&path);
+}
+
+#[test]
+fn an_undecided_transaction_does_not_stop_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut options = options();
+    options.log_bytes(128 << 10);
+    let store = options.open(&path).unwrap();
+    let memory = region(&store);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, 0, &[7; 10_000]).unwrap();
+    tx.prepare(b"slow").unwrap();
+    // Many times the log's size passes.
+    for i in 0..30_000u64 {
+        put(&store, &memory, 65536 + i as usize % 5000 * 8, i, if i % 1000 == 0 { Class::Power } else { Class::Process });
+    }
+    let copy = dir.path().join("copy");
+    copy_store(&path, &copy);
+    store.abort_prepared(b"slow").unwrap();
+    assert_eq!(memory.load::<u64>(0), 0);
+    let recovered = options.open(&copy).unwrap();
+    recovered.commit_prepared(b"slow").unwrap();
+    let mut bytes = vec![0; 10_000];
+    region(&recovered).read(0, &mut bytes);
+    assert!(bytes.iter().all(|b| *b == 7));
+}
+
+#[test]
+fn identifiers_are_checked_and_the_transaction_is_aborted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"));
+    let memory = region(&store);
+    let begin = || {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, 0, &9u64).unwrap();
+        tx
+    };
+    for id in [&[][..], &[1; 1025]] {
+        assert!(matches!(begin().prepare(id), Err(CommitError::GlobalId { .. })));
+        assert_eq!(memory.load::<u64>(0), 0);
+    }
+    begin().prepare(&[1; 1024]).unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&memory, 8192, &9u64).unwrap();
+    assert!(tx.prepare(&[1; 1024]).unwrap_err().to_string().contains("undecided"));
+    store.commit_prepared(&[1; 1024]).unwrap();
+    assert_eq!((memory.load::<u64>(0), memory.load::<u64>(8192)), (9, 0));
+}
