@@ -23,7 +23,7 @@ use crate::transaction::Transaction;
 use caliburn_log::format::Lsn;
 use caliburn_log::merge::Merger;
 use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
-use caliburn_log::stage::Staged;
+use caliburn_log::stage::{CHUNKS, Staged};
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -58,6 +58,9 @@ pub(crate) struct Flush {
 const SPACE: u32 = 1;
 /// Somebody holds a ticket: force the log.
 const FORCE: u32 = 2;
+
+/// Bytes that the smallest record takes in the stage.
+const RECORD_MIN: usize = 40;
 
 /// Buffers of the flush lock's holder.
 #[derive(Default)]
@@ -275,10 +278,23 @@ impl Shared {
         }
     }
 
+    /// A chunk was opened. The flusher is woken when half of those allowed are full, and waited for when
+    /// all are: fewer than there are, if the pages that their records may have touched, one for every
+    /// [`RECORD_MIN`] bytes, would take more than half of the memory budget.
     #[cold]
     fn regard_stage(&self) {
-        if self.live().stage.free_chunks() <= caliburn_log::stage::CHUNKS / 2 {
+        let stage = &self.live().stage;
+        let pages = (stage.chunk_bytes() / RECORD_MIN * self.page_size) as u64;
+        let allowed = (self.memory_budget() / 2 / pages).clamp(2, CHUNKS as u64) as usize;
+        if stage.full_chunks() >= allowed / 2 || stage.free_chunks() <= CHUNKS / 2 {
             self.want(SPACE);
+        }
+        while allowed < CHUNKS && stage.full_chunks() > allowed && self.failure().is_ok() {
+            let seen = stage.freed().count();
+            self.want(SPACE);
+            if stage.full_chunks() > allowed {
+                stage.freed().wait(seen, Some(Duration::from_millis(10)));
+            }
         }
     }
 

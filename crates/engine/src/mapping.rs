@@ -88,6 +88,12 @@ impl Shared {
         // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
         unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write || patches.is_some()) }.map_err(fail)?;
+        if to as u64 > self.limits.bytes() / 2 {
+            // Reading ahead would push out pages that are in use; a device may read megabytes at a touch.
+            let start = region.pointer(region.base + from);
+            // SAFETY: the part was mapped above and is whole pages.
+            unsafe { caliburn_os::map::advise_random(start, to - from) }.map_err(fail)?;
+        }
         if let Some(patches) = patches {
             let (low, high) = (region.start + from as u64, region.start + to as u64);
             let mut pages = self.lock_pages();

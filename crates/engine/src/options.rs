@@ -5,6 +5,7 @@ use crate::store::Store;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
 use caliburn_log::stage::STAGE_BYTES_MIN;
 use caliburn_os::medium::{Files, Media};
+use caliburn_os::memory::Limits;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +51,11 @@ impl Default for Tuning {
 }
 
 impl Tuning {
+    /// Bytes of private pages that may be kept.
+    pub(crate) fn budget(&self, limits: &Limits) -> u64 {
+        self.memory_budget.unwrap_or(limits.bytes() / 3)
+    }
+
     pub(crate) fn check(&self) -> Result<(), OpenError> {
         let bad = |name, value, why: &str| Err(OpenError::Option { name, value, why: why.into() });
         if !(1..=90).contains(&self.truncate_percent) {
@@ -125,7 +131,8 @@ impl Options {
         self
     }
 
-    /// Bytes of the stage, which holds commits until they are in the log. Default 32 MiB.
+    /// Bytes of the stage, which holds commits until they are in the log. Default 32 MiB; never more than an
+    /// eighth of the memory budget.
     pub fn stage_bytes(&mut self, bytes: u64) -> &mut Options {
         self.stage_bytes = bytes;
         self

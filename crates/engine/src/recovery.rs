@@ -28,6 +28,7 @@ use caliburn_log::record::{self, FRAME, Kind, Place, Ranges};
 use caliburn_log::stage::{self, Stage};
 use caliburn_os::host::{self, Lock, LockError};
 use caliburn_os::medium::Media;
+use caliburn_os::memory::Limits;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -183,7 +184,8 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         append_leftover(&log, &mut parts, &mut patches, body)?;
     }
     // 6
-    let stage = Stage::open(&*stage_medium, parts.catalog.store, boot, options.stage_bytes, leftovers.last, log.appended())?;
+    let bytes = options.stage_bytes.min(options.tuning.budget(&Limits::read()) / 8).max(stage::STAGE_BYTES_MIN);
+    let stage = Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended())?;
     parts.pending = (!patches.is_empty()).then_some(patches);
     parts.live = Some(Live { stage, log });
     Ok(parts)

@@ -127,7 +127,7 @@ impl Shared {
             damage: parts.damage,
             pages: Mutex::new(Pages::new(page_size, marked)),
             failure: OnceLock::new(),
-            budget: AtomicU64::new(options.tuning.memory_budget.unwrap_or(limits.bytes() / 3)),
+            budget: AtomicU64::new(options.tuning.budget(&limits)),
             limits,
             tuning: RwLock::new(options.tuning.clone()),
             lock: Mutex::new(Some(parts.lock)),
@@ -399,7 +399,7 @@ impl Store {
     /// [`OpenError::Option`]; nothing was changed then.
     pub fn set_options(&self, tuning: Tuning) -> Result<(), OpenError> {
         tuning.check()?;
-        let budget = tuning.memory_budget.unwrap_or(self.shared.limits.bytes() / 3);
+        let budget = tuning.budget(&self.shared.limits);
         self.shared.budget.store(budget, Ordering::Relaxed);
         *self.shared.tuning.write().expect("no panic under this lock") = tuning;
         if self.shared.live.is_some() {

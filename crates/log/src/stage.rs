@@ -294,9 +294,9 @@ impl Stage {
         self.chunk_bytes - CHUNK_HEAD - size_of::<StagedHeader>()
     }
 
-    /// Bytes that all chunks hold together.
-    pub fn bytes(&self) -> usize {
-        CHUNKS * self.chunk_bytes
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
     }
 
     /// A stamp of now.
@@ -462,6 +462,11 @@ impl Stage {
         })
     }
 
+    /// Chunks that are full and not folded yet.
+    pub fn full_chunks(&self) -> usize {
+        self.chunks.iter().filter(|chunk| chunk.retired.load(Ordering::Acquire)).count()
+    }
+
     /// Chunks that nobody uses.
     pub fn free_chunks(&self) -> usize {
         self.free.lock().expect("no panic under this lock").len()
@@ -612,7 +617,7 @@ mod tests {
         while put(&stage, count).is_some() {
             count += 1;
         }
-        assert!(count as usize * 40 > stage.bytes() - stage.bytes() / 16, "only {count} records fitted");
+        assert!(count as usize * 40 > CHUNKS * stage.chunk_bytes() / 16 * 15, "only {count} records fitted");
         for _ in 0..3 {
             let (horizon, mut found) = (stage.horizon(), Vec::new());
             stage.collect(horizon, &mut found);

@@ -113,6 +113,16 @@ pub unsafe fn discard(start: *mut u8, len: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Says that a file mapping is used in no order, so that touching a page reads that page and no others.
+///
+/// # Safety
+/// The range must be whole pages of a mapping that belongs to the caller.
+pub unsafe fn advise_random(start: *mut u8, len: usize) -> io::Result<()> {
+    // SAFETY: passed on from the caller; the advice changes no content.
+    unsafe { madvise(start.cast(), len, Advice::Random)? };
+    Ok(())
+}
+
 /// Forbids stores to a range; an attempt faults.
 ///
 /// # Safety

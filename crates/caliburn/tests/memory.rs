@@ -1,0 +1,163 @@
+//! Data larger than memory, without swap: a process in a memory control group changes random places of a
+//! segment of 175 % of the group's limit. It must neither be killed nor come to a stop.
+
+mod support;
+
+use caliburn::{Class, Mode, RangeError, Store, Tuning};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::{clean, open, put};
+
+const LIMIT: u64 = 96 << 20;
+const DATA: u64 = LIMIT / 4 * 7 / 65536 * 65536;
+
+/// A memory control group, of whichever version the system has; removed at the end.
+struct Group {
+    path: PathBuf,
+}
+
+impl Group {
+    fn new() -> Option<Group> {
+        let v1 = Path::new("/sys/fs/cgroup/memory");
+        let v2 = Path::new("/sys/fs/cgroup");
+        let name = format!("caliburn-test-{}", std::process::id());
+        let (path, limit) = if v1.join("memory.limit_in_bytes").exists() {
+            (v1.join(name), "memory.limit_in_bytes")
+        } else if std::fs::read_to_string(v2.join("cgroup.subtree_control")).is_ok_and(|s| s.contains("memory")) {
+            (v2.join(name), "memory.max")
+        } else {
+            eprintln!("not run: no memory controller");
+            return None;
+        };
+        if let Err(error) = std::fs::create_dir(&path) {
+            eprintln!("not run: no control group can be made: {error}");
+            return None;
+        }
+        let group = Group { path };
+        std::fs::write(group.path.join(limit), LIMIT.to_string()).unwrap();
+        // No swap, where the system has any.
+        let _ = std::fs::write(group.path.join("memory.memsw.limit_in_bytes"), LIMIT.to_string());
+        let _ = std::fs::write(group.path.join("memory.swap.max"), "0");
+        Some(group)
+    }
+
+    fn oom_kills(&self) -> u64 {
+        let read = |name: &str| std::fs::read_to_string(self.path.join(name)).unwrap_or_default();
+        let text = read("memory.oom_control") + &read("memory.events");
+        text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+/// Run in the child, inside the group.
+#[test]
+fn child() {
+    let Some(path) = std::env::var_os("CALIBURN_MEMORY_STORE") else { return };
+    let group = PathBuf::from(std::env::var_os("CALIBURN_MEMORY_GROUP").unwrap());
+    std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    let mut options = Store::options();
+    // Everything by default but the sizes of log and stage, which would be a good part of the limit.
+    let store = options.create(true).log_bytes(8 << 20).stage_bytes(4 << 20).open(Path::new(&path)).unwrap();
+    assert_eq!(store.query().memory_budget, LIMIT / 3, "the default budget follows the group's limit");
+    let memory = store.segment_or_create("data", DATA).unwrap().map_all().unwrap();
+    let mut random = 1u64;
+    let mut rates = Vec::new();
+    let mut number = 0;
+    for _ in 0..8 {
+        let (start, first) = (Instant::now(), number);
+        while start.elapsed() < Duration::from_millis(500) {
+            for _ in 0..16 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                tx.store(&memory, (random % (DATA / 4096)) as usize * 4096 + 8, &number).unwrap();
+                tx.store(&memory, 0, &number).unwrap();
+                tx.commit(Class::Process).unwrap();
+                number += 1;
+            }
+        }
+        rates.push(number - first);
+    }
+    let statistics = store.statistics();
+    println!("commits per half second {rates:?}, {} pages written, {} given back", statistics.pages_written, statistics.pages_dropped);
+    assert!(statistics.pages_dropped > 1000, "no pages were given back: {statistics:?}");
+    // Steady: no half second has less than a twentieth of the best one's commits.
+    let best = *rates.iter().skip(2).max().unwrap();
+    assert!(rates.iter().skip(2).all(|rate| *rate > best / 20), "{rates:?}");
+    assert_eq!(memory.load::<u64>(0), number - 1);
+}
+
+#[test]
+fn data_at_175_percent_of_the_limit_without_swap() {
+    let Some(group) = Group::new() else { return };
+    // Not in memory: the pages must have a disk to go to.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("s");
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env("CALIBURN_MEMORY_STORE", &path)
+        .env("CALIBURN_MEMORY_GROUP", &group.path)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    print!("{text}");
+    assert_eq!(group.oom_kills(), 0);
+    clean(&path);
+}
+
+#[test]
+fn private_pages_stay_within_the_budget_and_are_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut options = support::options();
+    let budget = 4 << 20;
+    options.log_bytes(16 << 20).tuning(Tuning { memory_budget: Some(budget), ..Tuning::default() });
+    let store = options.open(&path).unwrap();
+    let memory = store.create_segment("data", 64 << 20).unwrap().map_all().unwrap();
+    let mut most = 0;
+    for i in 0..60_000usize {
+        put(&store, &memory, i * 7919 % 16384 * 4096, i as u64 + 1, Class::Process);
+        if i % 500 == 0 {
+            most = most.max(store.query().private_pages * 4096);
+        }
+    }
+    // Commits between two looks of the flusher come on top.
+    assert!(most < budget * 4, "{most} bytes were private");
+    assert!(store.statistics().pages_dropped > 5000, "{:?}", store.statistics());
+    let last = |page: usize| (0..60_000usize).rev().find(|i| i * 7919 % 16384 == page).unwrap() as u64 + 1;
+    assert!((0..16384).step_by(97).all(|page| memory.load::<u64>(page * 4096) == last(page)));
+    drop(memory);
+    store.close().unwrap();
+    clean(&path);
+}
+
+#[test]
+fn a_transaction_that_cannot_fit_the_budget_fails_cleanly() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut options = support::options();
+    options.log_bytes(64 << 20).tuning(Tuning { memory_budget: Some(4 << 20), ..Tuning::default() });
+    let store = options.open(&path).unwrap();
+    let memory = store.create_segment("data", 64 << 20).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    let error = (0..16384).find_map(|page| tx.store(&memory, page * 4096, &1u64).err()).unwrap();
+    let RangeError::MemoryTooSmall { needed, budget } = error else { panic!("{error}") };
+    assert!(needed > budget && budget == 4 << 20);
+    tx.abort();
+    assert!((0..16384).all(|page| memory.load::<u64>(page * 4096) == 0));
+    // Many ranges on few pages are no such case.
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    (0..50_000).for_each(|i| tx.store(&memory, i * 16, &1u64).unwrap());
+    tx.commit(Class::Process).unwrap();
+    drop((memory, store));
+    clean(&path);
+    open(&path);
+}
