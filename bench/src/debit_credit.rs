@@ -103,7 +103,11 @@ impl Stream {
             sum(layout.teller(0), layout.branches * TELLERS_PER_BRANCH),
             sum(layout.branch(0), layout.branches),
         ];
-        if sums == [self.total; 3] { Ok(()) } else { Err(format!("{}: balances {sums:?}, expected {}", T::NAME, self.total).into()) }
+        if sums == [self.total; 3] {
+            Ok(())
+        } else {
+            Err(format!("{}: balances {sums:?}, expected {}", T::NAME, self.total).into())
+        }
     }
 }
 
@@ -111,7 +115,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let layout = Layout::new(arguments.accounts);
     let bytes = layout.bytes();
-    let params = json!({"accounts": arguments.accounts, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
+    let params =
+        json!({"accounts": arguments.accounts, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
 
     let mut plain = Plain(Mapped::new(&dir.path().join("plain"), bytes)?);
     let log = Mapped::new(&dir.path().join("undo.log"), 1 << 20)?;

@@ -19,7 +19,9 @@ const IN_FLIGHT: usize = 256;
 fn change<'t>(tx: &mut Transaction<'t>, region: &'t Region, part: usize, random: &mut Random) {
     let base = part * PART;
     let count: u64 = region.load(base);
-    for (i, offset) in [0, 4096, 8192 + random.below(1000) * 128, 262_144 + random.below(2000) * 24].into_iter().enumerate() {
+    for (i, offset) in
+        [0, 4096, 8192 + random.below(1000) * 128, 262_144 + random.below(2000) * 24].into_iter().enumerate()
+    {
         let value = [count + 1, i as u64, count];
         tx.store(region, base + offset, &value).expect("within the part");
     }
@@ -38,7 +40,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     lines.push(line("caliburn", "redo", 1, json!({"in_flight": IN_FLIGHT})));
     let mut expected = vec![0; most + 1];
     for round in 0..=arguments.rounds {
-        let mut samples = vec![report::measure(arguments.seconds, 1, || force.force().expect("the disk works"))];
+        let mut samples =
+            vec![report::measure(arguments.seconds, 1, || force.force().expect("the disk works"))];
         for &threads in &arguments.threads {
             samples.push(threaded(&store, &region, threads, arguments.seconds, &mut expected));
         }

@@ -53,7 +53,13 @@ pub struct Line {
 }
 
 impl Line {
-    pub fn new(system: &'static str, policy: &'static str, class: &'static str, threads: usize, params: Value) -> Line {
+    pub fn new(
+        system: &'static str,
+        policy: &'static str,
+        class: &'static str,
+        threads: usize,
+        params: Value,
+    ) -> Line {
         Line { system, policy, class, threads, params, rounds: Vec::new() }
     }
 
@@ -82,7 +88,15 @@ pub fn print(workload: &str, json: bool, lines: &[Line], floor: usize) {
         } else {
             println!(
                 "{workload:13} {:24} {:8} {:3} thr  {:>12.1} ns/tx {:>12.0} tx/s  p50 {:>9} ns  p99 {:>9} ns  {:>6.2}x floor  {}",
-                line.system, line.class, line.threads, ns, 1e9 / ns, p50, p99, ratio, line.params
+                line.system,
+                line.class,
+                line.threads,
+                ns,
+                1e9 / ns,
+                p50,
+                p99,
+                ratio,
+                line.params
             );
         }
     }
@@ -103,6 +117,6 @@ impl Random {
 
     #[inline]
     pub fn below(&mut self, n: usize) -> usize {
-        ((self.next() >> 32) * n as u64 >> 32) as usize
+        (((self.next() >> 32) * n as u64) >> 32) as usize
     }
 }

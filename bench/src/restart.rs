@@ -49,10 +49,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             let (first_tx_ms, worst) = (median(times.clone()), times.iter().copied().fold(0.0, f64::max));
             if arguments.json {
-                println!("{}", json!({"workload": "restart", "system": "caliburn", "policy": "redo", "data_mb": data_mb, "cache": cache,
-                    "log": log, "exit": exit, "log_mb": LOG_MB, "accounts": arguments.accounts, "first_tx_ms": first_tx_ms, "worst_ms": worst}));
+                println!(
+                    "{}",
+                    json!({"workload": "restart", "system": "caliburn", "policy": "redo", "data_mb": data_mb, "cache": cache,
+                    "log": log, "exit": exit, "log_mb": LOG_MB, "accounts": arguments.accounts, "first_tx_ms": first_tx_ms, "worst_ms": worst})
+                );
             } else {
-                println!("restart       {data_mb} MB data, {cache} cache, {log} log, {exit} exit: first transaction after {first_tx_ms:.2} ms (worst {worst:.2})");
+                println!(
+                    "restart       {data_mb} MB data, {cache} cache, {log} log, {exit} exit: first transaction after {first_tx_ms:.2} ms (worst {worst:.2})"
+                );
             }
         }
     }
@@ -117,5 +122,6 @@ fn warm(path: &Path) -> Result<(), Failure> {
 
 fn drop_caches() -> Result<(), Failure> {
     rustix::fs::sync();
-    std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|e| format!("dropping the page cache needs root: {e}").into())
+    std::fs::write("/proc/sys/vm/drop_caches", "3")
+        .map_err(|e| format!("dropping the page cache needs root: {e}").into())
 }

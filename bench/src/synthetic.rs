@@ -15,10 +15,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let log = Mapped::new(&dir.path().join("undo.log"), 16 << 20)?;
         let mut undo = Undo::new(Mapped::new(&dir.path().join("undo"), bytes)?, log);
         let path = dir.path().join(format!("store-{size}"));
-        let mut redo = Redo::new(&path, &options(arguments.log_mb, arguments.stage_mb), bytes, Class::Process)?;
+        let mut redo =
+            Redo::new(&path, &options(arguments.log_mb, arguments.stage_mb), bytes, Class::Process)?;
         let params = json!({"bytes": size, "data_mb": bytes >> 20, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
         let line = |system, policy| Line::new(system, policy, "process", 1, params.clone());
-        let mut lines = [line(Plain::NAME, Plain::POLICY), line(Undo::NAME, Undo::POLICY), line(Redo::NAME, Redo::POLICY)];
+        let mut lines = [
+            line(Plain::NAME, Plain::POLICY),
+            line(Undo::NAME, Undo::POLICY),
+            line(Redo::NAME, Redo::POLICY),
+        ];
         for round in 0..=arguments.rounds {
             let samples = [
                 drive(&mut plain, size, bytes, arguments.seconds),

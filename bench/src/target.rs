@@ -50,7 +50,6 @@ impl Redo {
     pub fn store(&self) -> &Store {
         &self.store
     }
-
 }
 
 pub struct RedoTx<'a> {

@@ -1,1 +1,82 @@
-fn main(){}
+//! Development tasks: `cargo xtask test` runs everything that CI runs.
+
+mod tidy;
+
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+const HELP: &str = "\
+usage: cargo xtask TASK
+
+  test    everything: formatting, lints, tests, documentation tests, demonstrations, small benchmarks
+  tidy    only the style rules that no other tool checks
+  kills N [SEED]   the kill test with N kills, and N power cuts, in a release build";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["test"] => test(),
+        ["tidy"] => tidy::run(),
+        ["kills", n] => kills(n),
+        _ => {
+            eprintln!("{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a command line; its failure is ours.
+fn run(line: &str) -> Result<(), String> {
+    println!("--- {line}");
+    let start = Instant::now();
+    let mut words = line.split(' ');
+    let status = Command::new(words.next().unwrap_or_default()).args(words).status();
+    let status = status.map_err(|e| format!("{line}: {e}"))?;
+    println!("--- {:.0} s", start.elapsed().as_secs_f64());
+    if status.success() { Ok(()) } else { Err(format!("{line}: {status}")) }
+}
+
+fn test() -> Result<(), String> {
+    run("cargo fmt --all --check")?;
+    tidy::run()?;
+    run("cargo clippy --workspace --all-targets --quiet -- --deny warnings")?;
+    run("cargo test --workspace --quiet")?;
+    run("cargo doc --workspace --no-deps --quiet")?;
+    run("cargo build --release --workspace --quiet")?;
+    for class in ["process", "power"] {
+        run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;
+    }
+    let dir = "target/bench-smoke";
+    std::fs::create_dir_all(dir).map_err(|e| format!("{dir}: {e}"))?;
+    for workload in [
+        "synthetic --sizes 8,4096",
+        "debit-credit",
+        "group-commit --threads 1,8",
+        "restart --data-mb 64 --accounts 10000",
+    ] {
+        run(&format!(
+            "cargo run --release --quiet -p caliburn-bench -- {workload} --json --rounds 1 --seconds 0.05 --log-mb 16 --stage-mb 4 --dir {dir}"
+        ))?;
+    }
+    Ok(())
+}
+
+fn kills(n: &str) -> Result<(), String> {
+    let n: u32 = n.parse().map_err(|e| format!("{n:?}: {e}"))?;
+    let line = "cargo test --release -p caliburn --test kill --test power_cut";
+    println!("--- {line}, {n} kills and as many power cuts");
+    let status = Command::new("cargo")
+        .args(line.split(' ').skip(1))
+        .env("CALIBURN_KILLS", n.to_string())
+        .env("CALIBURN_CUTS", n.to_string())
+        .status()
+        .map_err(|e| e.to_string())?;
+    if status.success() { Ok(()) } else { Err(format!("{line}: {status}")) }
+}

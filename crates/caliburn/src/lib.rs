@@ -1,2 +1,108 @@
-//! x
+//! **Recoverable memory**: a program keeps its live data structures in memory mapped from a store; groups of
+//! stores to it are atomic, and survive the crashes that the program names.
+//!
+//! There is no serialisation, no server and no query language: reading is reading memory, and a
+//! transaction is a few declared ranges of it. After Satyanarayanan et al., *Lightweight Recoverable
+//! Virtual Memory* (SOSP 1993).
+//!
+//! # A tour
+//!
+//! A [`Store`] is a directory. A [`Segment`] is named storage in it; a [`Region`] is a part of a segment in
+//! memory. A [`Transaction`] declares what it changes, changes it, and commits in a [`Class`]:
+//!
+//! ```
+//! use caliburn::{Class, Mode, Store};
+//!
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("bank");
+//! let store = Store::options().create(true).open(&path)?;
+//! let accounts = store.segment_or_create("accounts", 1 << 20)?.map_all()?;
+//!
+//! let mut tx = store.begin(Mode::Restore)?;
+//! let balance: u64 = accounts.load(64);
+//! tx.store(&accounts, 64, &(balance + 100))?; // declares eight bytes, then stores them
+//! tx.store(&accounts, 128, &balance)?;
+//! tx.commit(Class::Power)?;                   // survives a power cut when it returns
+//!
+//! let mut tx = store.begin(Mode::Restore)?;
+//! tx.store(&accounts, 64, &0u64)?;
+//! tx.abort();                                 // as if nothing had happened
+//! assert_eq!(accounts.load::<u64>(64), 100);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **Pointers.** [`Segment::load`] maps a segment at the same address each time, so native pointers inside
+//! it stay valid; [`Region::as_ptr`] and [`Transaction::set_range`] are what `unsafe` code needs to work
+//! with structures in place:
+//!
+//! ```
+//! use caliburn::{Class, Mode, Store};
+//!
+//! #[repr(C)]
+//! struct Counter {
+//!     hits: u64,
+//!     misses: u64,
+//! }
+//!
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("counters");
+//! let store = Store::options().create(true).open(&path)?;
+//! let region = store.segment_or_create("counter", 1 << 16)?.load()?;
+//! let counter = region.as_ptr().cast::<Counter>();
+//!
+//! let mut tx = store.begin(Mode::NoRestore)?;
+//! tx.set_range(&region, 0..size_of::<Counter>())?;
+//! // SAFETY: the range is declared, zeros are a valid Counter, and no other thread uses it.
+//! unsafe { (*counter).hits += 1 };
+//! tx.commit(Class::Process)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **Many at once.** Any number of threads and transactions may be at work. Atomicity and permanence are the
+//! engine's; keeping transactions from stepping on each other's bytes is the program's (RVM's separation
+//! of concerns). [`Transaction::commit_async`] returns a [`Ticket`] in place of waiting for the disk.
+//!
+//! **Deciding later.** [`Transaction::prepare`] makes a transaction durable but undecided, for coordinators.
+//!
+//! **Looking at a store.** [`check()`] verifies it, [`info()`] describes it, [`History`] searches its log.
+//!
+//! # What the compiler refuses
+//!
+//! A transaction is spent by its end: there is no double commit and no commit after abort.
+//!
+//! ```compile_fail,E0382
+//! # fn f(tx: caliburn::Transaction<'_>) {
+//! tx.commit(caliburn::Class::Process);
+//! tx.commit(caliburn::Class::Process);
+//! # }
+//! ```
+//! ```compile_fail,E0382
+//! # fn f(tx: caliburn::Transaction<'_>) {
+//! tx.abort();
+//! tx.commit(caliburn::Class::Process);
+//! # }
+//! ```
+//!
+//! A region cannot be used after it was unmapped, nor unmapped under a transaction that changes it.
+//!
+//! ```compile_fail,E0382
+//! # fn f(region: caliburn::Region) {
+//! region.unmap();
+//! region.load::<u64>(0);
+//! # }
+//! ```
+//! ```compile_fail,E0505
+//! # fn f(store: &caliburn::Store, region: caliburn::Region) {
+//! let mut tx = store.begin(caliburn::Mode::Restore).unwrap();
+//! tx.set_range(&region, 0..8);
+//! region.unmap();
+//! tx.commit(caliburn::Class::Process);
+//! # }
+//! ```
+
 pub use caliburn_engine::*;
+
+/// The examples of the README, run as tests.
+#[doc = include_str!("../../../README.md")]
+#[cfg(doctest)]
+pub struct Readme;

@@ -97,7 +97,16 @@ fn one_damaged_status_page_is_survived_by_its_twin() {
 
 #[test]
 fn files_cut_short() {
-    for (file, len) in [("catalog", 30), ("catalog", 60), ("data.segment", 100), ("data.segment", 70_000), ("data.sums", 100), ("log", 100), ("log", 5000), ("log", 500_000)] {
+    for (file, len) in [
+        ("catalog", 30),
+        ("catalog", 60),
+        ("data.segment", 100),
+        ("data.segment", 70_000),
+        ("data.sums", 100),
+        ("log", 100),
+        ("log", 5000),
+        ("log", 500_000),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         sample(&path, false);
@@ -113,7 +122,12 @@ fn files_cut_short() {
 
 #[test]
 fn files_missing() {
-    for (file, text) in [("catalog", "not a store"), ("log", "open log"), ("data.segment", "open segment"), ("data.sums", "open sums")] {
+    for (file, text) in [
+        ("catalog", "not a store"),
+        ("log", "open log"),
+        ("data.segment", "open segment"),
+        ("data.sums", "open sums"),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         sample(&path, false);
@@ -241,13 +255,22 @@ fn a_full_disk_at_grow_leaves_the_segment_as_it_was_and_stops_neither_commits_no
     let segment = store.segment_or_create("data", 1 << 20).unwrap();
     let memory = segment.map_all().unwrap();
     let error = segment.grow(64 << 20).unwrap_err();
-    assert!(matches!(&error, SegmentError::Media(_)) && error.to_string().contains("No space left"), "{error}");
+    assert!(
+        matches!(&error, SegmentError::Media(_)) && error.to_string().contains("No space left"),
+        "{error}"
+    );
     assert_eq!(segment.len(), 1 << 20);
     // Fill what is left of the disk. Log, stage and segment have their space already.
     let mut filler = std::fs::File::create(mount.path.join("filler")).unwrap();
     while std::io::Write::write(&mut filler, &[1; 65536]).is_ok_and(|n| n > 0) {}
     for i in 0..20_000u64 {
-        put(&store, &memory, i as usize % 131_072 * 8, i, if i % 5000 == 0 { Class::Power } else { Class::Process });
+        put(
+            &store,
+            &memory,
+            i as usize % 131_072 * 8,
+            i,
+            if i % 5000 == 0 { Class::Power } else { Class::Process },
+        );
     }
     store.truncate().unwrap();
     assert_eq!(store.query().log_used, 0);
@@ -275,7 +298,9 @@ fn ranges_outside_the_region_null_and_huge() {
     assert!(tx.write(&memory, usize::MAX - 3, &[1; 8]).is_err());
     tx.set_range(&memory, len..len).unwrap();
     tx.set_range(&memory, 0..0).unwrap();
-    for (address, len) in [(0, 8), (8, usize::MAX), (memory.as_ptr().addr() - 1, 1), (memory.as_ptr().addr() + len, 1)] {
+    for (address, len) in
+        [(0, 8), (8, usize::MAX), (memory.as_ptr().addr() - 1, 1), (memory.as_ptr().addr() + len, 1)]
+    {
         // SAFETY: nothing is unmapped; the addresses are the bad input.
         let error = unsafe { tx.set_range_at(std::ptr::without_provenance(address), len) }.unwrap_err();
         assert!(matches!(error, RangeError::NotMapped { .. }), "{address:#x}: {error}");
@@ -290,7 +315,9 @@ fn ranges_outside_the_region_null_and_huge() {
 }
 
 #[test]
-#[should_panic(expected = "range of 8 bytes at 1048572 of segment \"data\": the region there holds bytes 0..1048576")]
+#[should_panic(
+    expected = "range of 8 bytes at 1048572 of segment \"data\": the region there holds bytes 0..1048576"
+)]
 fn reading_outside_the_region_panics_clearly() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("s"));
@@ -347,9 +374,19 @@ fn after_unmapping_an_address_is_not_mapped() {
 fn options_out_of_bounds() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    for (name, value) in [("log_bytes", 0), ("log_bytes", 4095), ("log_bytes", 65537), ("stage_bytes", 1), ("stage_bytes", u64::MAX)] {
+    for (name, value) in [
+        ("log_bytes", 0),
+        ("log_bytes", 4095),
+        ("log_bytes", 65537),
+        ("stage_bytes", 1),
+        ("stage_bytes", u64::MAX),
+    ] {
         let mut options = options();
-        if name == "log_bytes" { options.log_bytes(value) } else { options.stage_bytes(value) };
+        if name == "log_bytes" {
+            options.log_bytes(value)
+        } else {
+            options.stage_bytes(value)
+        };
         let error = options.open(&path).unwrap_err();
         assert!(matches!(&error, OpenError::Option { name: n, .. } if *n == name), "{error}");
         assert!(error.to_string().contains(&value.to_string()));

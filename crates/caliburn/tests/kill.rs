@@ -63,7 +63,8 @@ fn child() {
                     let mut tx = store.begin(Mode::Restore).unwrap();
                     for run in cells(thread, number) {
                         if run.end - run.start > 1 {
-                            let bytes: Vec<u8> = run.clone().flat_map(|_| [number; 8]).flat_map(u64::to_ne_bytes).collect();
+                            let bytes: Vec<u8> =
+                                run.clone().flat_map(|_| [number; 8]).flat_map(u64::to_ne_bytes).collect();
                             tx.write(memory, offset(thread, run.start), &bytes).unwrap();
                         } else {
                             tx.store(memory, offset(thread, run.start), &number).unwrap();
@@ -73,7 +74,8 @@ fn child() {
                         tx.abort();
                         continue;
                     }
-                    tx.commit(if mix(number).is_multiple_of(11) { Class::Power } else { Class::Process }).unwrap();
+                    tx.commit(if mix(number).is_multiple_of(11) { Class::Power } else { Class::Process })
+                        .unwrap();
                     let line = format!("ack {thread} {number}\n");
                     std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
                 }
@@ -118,7 +120,9 @@ fn killed_at_any_moment_nothing_acknowledged_is_lost() {
             for line in output.lines().map_while(Result::ok) {
                 // The test harness prints its own lines before ours.
                 let Some((_, line)) = line.split_once("ack ") else { continue };
-                if let Some((thread, number)) = line.split_once(' ').and_then(|(t, n)| Some((t.parse::<usize>().ok()?, n.parse().ok()?))) {
+                if let Some((thread, number)) =
+                    line.split_once(' ').and_then(|(t, n)| Some((t.parse::<usize>().ok()?, n.parse().ok()?)))
+                {
                     last[thread] = number;
                 }
             }
@@ -149,9 +153,16 @@ fn verify(path: &Path, acknowledged: &[u64], kill: u64) {
     let memory = region(&store);
     for (thread, acknowledged) in acknowledged.iter().enumerate() {
         let last: u64 = memory.load(offset(thread, 0));
-        assert!(last >= *acknowledged, "kill {kill}: thread {thread} acknowledged {acknowledged} and has {last}");
+        assert!(
+            last >= *acknowledged,
+            "kill {kill}: thread {thread} acknowledged {acknowledged} and has {last}"
+        );
         for (cell, value) in expected(thread, last).into_iter().enumerate() {
-            assert_eq!(memory.load::<u64>(offset(thread, cell as u64)), value, "kill {kill}, thread {thread}, cell {cell}");
+            assert_eq!(
+                memory.load::<u64>(offset(thread, cell as u64)),
+                value,
+                "kill {kill}, thread {thread}, cell {cell}"
+            );
         }
     }
     drop(memory);

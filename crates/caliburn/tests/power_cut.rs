@@ -66,7 +66,10 @@ impl Recorder {
         let mut files = HashMap::new();
         for entry in std::fs::read_dir(dir).into_iter().flatten() {
             let path = entry.unwrap().path();
-            files.insert(path.clone(), Durable { content: std::fs::read(path).unwrap(), unsynced: Vec::new() });
+            files.insert(
+                path.clone(),
+                Durable { content: std::fs::read(path).unwrap(), unsynced: Vec::new() },
+            );
         }
         Arc::new(Recorder {
             files: Mutex::new(files),
@@ -112,7 +115,8 @@ impl Recorder {
             }
             (path.clone(), content)
         });
-        let picture = Picture { files: left.collect(), acknowledged: self.acknowledged.load(Ordering::SeqCst) };
+        let picture =
+            Picture { files: left.collect(), acknowledged: self.acknowledged.load(Ordering::SeqCst) };
         self.picture.lock().unwrap().get_or_insert(picture);
     }
 
@@ -302,7 +306,10 @@ fn verify(dir: &Path, model: &Model, acknowledged: u64, what: &str) -> u64 {
     let store = options(None).open(dir).unwrap_or_else(|e| panic!("{what}: {e}"));
     let memory = region(&store);
     let number: u64 = memory.load(0);
-    assert!(number >= acknowledged, "{what}: commit {acknowledged} was acknowledged, {number} is the newest there");
+    assert!(
+        number >= acknowledged,
+        "{what}: commit {acknowledged} was acknowledged, {number} is the newest there"
+    );
     let expected = &model.states[(number - model.states[0][0]) as usize];
     for (i, value) in expected.iter().enumerate() {
         assert_eq!(memory.load::<u64>(i * 64), *value, "{what}: cell {i} is not that of commit {number}");
@@ -348,7 +355,11 @@ fn what_was_forced_survives_and_nothing_is_half_done() {
                 recorder.picture().restore(&cut);
             }
             let number = verify(&cut, &model, picture.acknowledged, &format!("seed {seed}, cut {again}"));
-            assert_eq!(*expected.get_or_insert(number), number, "seed {seed}: recovery cut short came to another state");
+            assert_eq!(
+                *expected.get_or_insert(number),
+                number,
+                "seed {seed}: recovery cut short came to another state"
+            );
         }
     }
 }

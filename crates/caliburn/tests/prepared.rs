@@ -26,8 +26,13 @@ fn undecided_across_crashes_then_committed_or_aborted() {
     for round in 0..3 {
         let store = open(&path);
         let memory = region(&store);
-        let found: Vec<_> = store.prepared().into_iter().map(|p| (p.global_id, p.ranges[0].1.clone(), p.recovered)).collect();
-        assert_eq!(found, [(b"one".to_vec(), 0..8, true), (b"two".to_vec(), 8192..8200, true)], "round {round}");
+        let found: Vec<_> =
+            store.prepared().into_iter().map(|p| (p.global_id, p.ranges[0].1.clone(), p.recovered)).collect();
+        assert_eq!(
+            found,
+            [(b"one".to_vec(), 0..8, true), (b"two".to_vec(), 8192..8200, true)],
+            "round {round}"
+        );
         assert_eq!([0, 8192].map(|at| memory.load::<u64>(at)), [0, 0], "undecided changes are not seen");
         // Other work, and truncation, go on around them.
         (0..2000).for_each(|i| put(&store, &memory, 32768 + i % 100 * 8, i as u64, Class::Process));
@@ -86,7 +91,13 @@ fn an_undecided_transaction_does_not_stop_the_log() {
     tx.prepare(b"slow").unwrap();
     // Many times the log's size passes.
     for i in 0..30_000u64 {
-        put(&store, &memory, 65536 + i as usize % 5000 * 8, i, if i % 1000 == 0 { Class::Power } else { Class::Process });
+        put(
+            &store,
+            &memory,
+            65536 + i as usize % 5000 * 8,
+            i,
+            if i % 1000 == 0 { Class::Power } else { Class::Process },
+        );
     }
     let copy = dir.path().join("copy");
     copy_store(&path, &copy);

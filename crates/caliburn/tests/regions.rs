@@ -179,7 +179,11 @@ fn two_stores_in_one_process_are_apart() {
     let (ra, rb) = (region(&a), region(&b));
     std::thread::scope(|scope| {
         for (store, memory, base) in [(&a, &ra, 0u64), (&b, &rb, 1000)] {
-            scope.spawn(move || (0..500).for_each(|i| put(store, memory, 0, base + i, if i % 50 == 0 { Class::Power } else { Class::Process })));
+            scope.spawn(move || {
+                (0..500).for_each(|i| {
+                    put(store, memory, 0, base + i, if i % 50 == 0 { Class::Power } else { Class::Process })
+                })
+            });
         }
     });
     assert_eq!((ra.load::<u64>(0), rb.load::<u64>(0)), (499, 1499));
@@ -188,7 +192,8 @@ fn two_stores_in_one_process_are_apart() {
     ta.store(&ra, 0, &1u64).unwrap();
     tb.store(&rb, 0, &2u64).unwrap();
     // SAFETY: nothing is unmapped.
-    assert!(unsafe { ta.set_range_at(rb.as_ptr(), 8) }.is_err(), "the other store's region is not mapped in this one");
+    let stranger = unsafe { ta.set_range_at(rb.as_ptr(), 8) };
+    assert!(stranger.is_err(), "the other store's region is not mapped in this one");
     ta.abort();
     tb.commit(Class::Power).unwrap();
     assert_eq!((ra.load::<u64>(0), rb.load::<u64>(0)), (499, 2));

@@ -94,7 +94,9 @@ fn ranges_declared_twice_overlapping_or_adjacent_are_logged_once_and_restored_ex
     tx.commit(Class::Process).unwrap();
 
     // Order and shape: after, before, inside, bridging, identical.
-    for ranges in [vec![120..140, 140..150, 110..120, 125..130, 100..160, 100..160], vec![100..110, 130..140, 105..135]] {
+    for ranges in
+        [vec![120..140, 140..150, 110..120, 125..130, 100..160, 100..160], vec![100..110, 130..140, 105..135]]
+    {
         let before = store.statistics();
         let mut tx = store.begin(Mode::Restore).unwrap();
         for range in &ranges {
@@ -111,7 +113,8 @@ fn ranges_declared_twice_overlapping_or_adjacent_are_logged_once_and_restored_ex
         }
         tx.commit(Class::Process).unwrap();
         let after = store.statistics();
-        let hull = ranges.iter().map(|r| r.end).max().unwrap() - ranges.iter().map(|r| r.start).min().unwrap();
+        let hull =
+            ranges.iter().map(|r| r.end).max().unwrap() - ranges.iter().map(|r| r.start).min().unwrap();
         let logged = after.committed_log_bytes - before.committed_log_bytes;
         assert_eq!(logged, 16 + (hull as u64).next_multiple_of(8), "one range of {hull} bytes");
         assert!(after.duplicate_bytes > before.duplicate_bytes);

@@ -59,7 +59,9 @@ impl Catalog {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Catalog, (u64, Defect)> {
-        let short = |at: usize| (at as u64, Defect::Value(format!("the file ends after {} bytes: it was cut off", bytes.len())));
+        let short = |at: usize| {
+            (at as u64, Defect::Value(format!("the file ends after {} bytes: it was cut off", bytes.len())))
+        };
         let (header, _) = CatalogHeader::read_from_prefix(bytes).map_err(|_| short(0))?;
         let preamble = match format::unseal(bytes, CATALOG_MAGIC, "catalog", None) {
             Err(Defect::Checksum) if header.len.get() != bytes.len() as u64 => Err(short(0)),
@@ -74,7 +76,8 @@ impl Catalog {
         let log_path = PathBuf::from(OsStr::from_bytes(take(header.log_path.get().into())?));
         let mut segments = Vec::new();
         for _ in 0..header.count.get() {
-            let fixed = CatalogEntry::read_from_bytes(take(size_of::<CatalogEntry>())?).expect("the size is right");
+            let fixed =
+                CatalogEntry::read_from_bytes(take(size_of::<CatalogEntry>())?).expect("the size is right");
             let name = String::from_utf8_lossy(take(fixed.name.get().into())?).into_owned();
             let path = PathBuf::from(OsStr::from_bytes(take(fixed.path.get().into())?));
             let (len, address) = (fixed.len.get(), fixed.address.get());
@@ -101,7 +104,12 @@ mod tests {
             len: 1 << 40,
             address: 77 << 20,
         };
-        Catalog { store: [3; 16], log_path: "/dev/x".into(), next: 9, segments: vec![entry(1, "a"), entry(8, "b.c")] }
+        Catalog {
+            store: [3; 16],
+            log_path: "/dev/x".into(),
+            next: 9,
+            segments: vec![entry(1, "a"), entry(8, "b.c")],
+        }
     }
 
     #[test]

@@ -99,7 +99,12 @@ pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
 }
 
 /// Verifies log and stage; what they would write to the segments, if they are sound.
-fn check_log(dir: &Path, catalog: &Catalog, segments: &[Arc<SegmentState>], report: &mut Report) -> Result<Option<Patches>, OpenError> {
+fn check_log(
+    dir: &Path,
+    catalog: &Catalog,
+    segments: &[Arc<SegmentState>],
+    report: &mut Report,
+) -> Result<Option<Patches>, OpenError> {
     let path = Catalog::resolve(dir, &catalog.log_path);
     let medium = match Files.open(&path, false) {
         Ok(medium) => medium,
@@ -137,7 +142,10 @@ fn check_log(dir: &Path, catalog: &Catalog, segments: &[Arc<SegmentState>], repo
             segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
         };
         if let Some(range) = record.ranges().find(|r| !known(*r)) {
-            let text = format!("the record at LSN {} has a range at {} of segment {}, which has no such bytes", record.lsn, range.offset, range.segment.0);
+            let text = format!(
+                "the record at LSN {} has a range at {} of segment {}, which has no such bytes",
+                record.lsn, range.offset, range.segment.0
+            );
             stray.push((recovery::log_offset(record.lsn, capacity), text));
         } else {
             patches.note(record);
@@ -169,7 +177,10 @@ fn check_stage(dir: &Path, catalog: &Catalog, report: &mut Report) -> Result<Opt
     match stage::leftovers(&*medium, &catalog.store, &boot) {
         Ok(left) => {
             if !left.records.is_empty() {
-                report.notes.push(format!("{} commits of a killed process await recovery in the stage", left.records.len()));
+                report.notes.push(format!(
+                    "{} commits of a killed process await recovery in the stage",
+                    left.records.len()
+                ));
             }
             return Ok(left.appended);
         }
@@ -192,7 +203,9 @@ fn check_sums(segment: &SegmentState, patches: &Patches, report: &mut Report) ->
         let offset = SEGMENT_DATA + run[0] * SUM_UNIT as u64;
         let text = format!(
             "{} bytes of segment {:?} from its byte {} do not match their checksums: the file was damaged or changed by another program",
-            run.len() * SUM_UNIT, segment.name, run[0] * SUM_UNIT as u64
+            run.len() * SUM_UNIT,
+            segment.name,
+            run[0] * SUM_UNIT as u64
         );
         report.problem(segment.medium.path(), offset, text);
     }

@@ -111,7 +111,9 @@ pub enum SegmentError {
         name: String,
     },
     /// The name cannot be used.
-    #[error("a segment's name is 1 to 255 bytes of letters, digits, '.', '_' and '-', not beginning with '.': {name:?}")]
+    #[error(
+        "a segment's name is 1 to 255 bytes of letters, digits, '.', '_' and '-', not beginning with '.': {name:?}"
+    )]
     Name {
         /// The name.
         name: String,
@@ -161,7 +163,9 @@ pub enum SegmentError {
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
     /// Start, end or address is not a multiple of the page size.
-    #[error("segment {segment:?}, bytes {start}..{end}: regions are whole pages of {page} bytes, and at least one")]
+    #[error(
+        "segment {segment:?}, bytes {start}..{end}: regions are whole pages of {page} bytes, and at least one"
+    )]
     Alignment {
         /// The segment.
         segment: String,
@@ -185,7 +189,9 @@ pub enum MapError {
         len: u64,
     },
     /// Part of it is mapped already.
-    #[error("segment {segment:?}, bytes {start}..{end}: bytes {mapped_start}..{mapped_end} are mapped already; each part of a segment is mapped once")]
+    #[error(
+        "segment {segment:?}, bytes {start}..{end}: bytes {mapped_start}..{mapped_end} are mapped already; each part of a segment is mapped once"
+    )]
     Mapped {
         /// The segment.
         segment: String,
@@ -199,7 +205,9 @@ pub enum MapError {
         mapped_end: u64,
     },
     /// The address range is in use.
-    #[error("segment {segment:?}: {len} bytes at address {address:#x} are not free in this process; nothing was mapped or moved")]
+    #[error(
+        "segment {segment:?}: {len} bytes at address {address:#x} are not free in this process; nothing was mapped or moved"
+    )]
     AddressTaken {
         /// The segment.
         segment: String,
@@ -209,7 +217,9 @@ pub enum MapError {
         len: usize,
     },
     /// The region cannot become that long.
-    #[error("segment {segment:?}: the region has address space for {reserved} bytes and {wanted} were asked for; map it anew with Options::reserve_bytes or unmap and map again")]
+    #[error(
+        "segment {segment:?}: the region has address space for {reserved} bytes and {wanted} were asked for; map it anew with Options::reserve_bytes or unmap and map again"
+    )]
     Reserved {
         /// The segment.
         segment: String,
@@ -219,7 +229,9 @@ pub enum MapError {
         wanted: u64,
     },
     /// Uncommitted transactions have declared ranges in the region.
-    #[error("segment {segment:?}: {transactions} uncommitted transaction(s) have ranges in the region; commit or abort them first")]
+    #[error(
+        "segment {segment:?}: {transactions} uncommitted transaction(s) have ranges in the region; commit or abort them first"
+    )]
     Uncommitted {
         /// The segment.
         segment: String,
@@ -248,7 +260,9 @@ pub enum MapError {
 #[derive(Debug, thiserror::Error)]
 pub enum RangeError {
     /// The range leaves the region.
-    #[error("range of {len} bytes at {start} of segment {segment:?}: the region there holds bytes {region_start}..{region_end}")]
+    #[error(
+        "range of {len} bytes at {start} of segment {segment:?}: the region there holds bytes {region_start}..{region_end}"
+    )]
     OutOfBounds {
         /// The segment.
         segment: String,
@@ -270,7 +284,9 @@ pub enum RangeError {
         len: usize,
     },
     /// The transaction would not fit the log.
-    #[error("the transaction's changes need a log of at least {needed} bytes and this one has {capacity}: commit in smaller pieces, or make a store with a larger log (Options::log_bytes)")]
+    #[error(
+        "the transaction's changes need a log of at least {needed} bytes and this one has {capacity}: commit in smaller pieces, or make a store with a larger log (Options::log_bytes)"
+    )]
     LogTooSmall {
         /// Bytes that the log must have.
         needed: u64,
@@ -278,7 +294,9 @@ pub enum RangeError {
         capacity: u64,
     },
     /// The transaction's pages and old values would not fit the memory budget.
-    #[error("the transaction's pages and old values need {needed} bytes of memory and the budget is {budget}: commit in smaller pieces, or raise Options::memory_budget")]
+    #[error(
+        "the transaction's pages and old values need {needed} bytes of memory and the budget is {budget}: commit in smaller pieces, or raise Options::memory_budget"
+    )]
     MemoryTooSmall {
         /// Bytes that it needs.
         needed: u64,

@@ -119,7 +119,13 @@ impl Shared {
         self.flush_found(work, &found, horizon, false).map(Some)
     }
 
-    fn flush_found(&self, work: &mut Work, found: &[Staged<'_>], horizon: u64, merge: bool) -> Result<u64, Failure> {
+    fn flush_found(
+        &self,
+        work: &mut Work,
+        found: &[Staged<'_>],
+        horizon: u64,
+        merge: bool,
+    ) -> Result<u64, Failure> {
         let live = self.live();
         let mut rest = found;
         while !rest.is_empty() {
@@ -363,7 +369,9 @@ impl Shared {
                     barrier::heavy();
                     if !self.live().stage.is_empty() {
                         self.flush.idle.store(false, Ordering::SeqCst);
-                    } else if self.flush.idle.load(Ordering::SeqCst) && self.flush.wanted.load(Ordering::SeqCst) == 0 {
+                    } else if self.flush.idle.load(Ordering::SeqCst)
+                        && self.flush.wanted.load(Ordering::SeqCst) == 0
+                    {
                         self.flush.nudge.wait(seen, None);
                         self.flush.idle.store(false, Ordering::SeqCst);
                     }
@@ -418,7 +426,13 @@ impl Shared {
     }
 
     /// Appends one record of a prepared transaction and forces the log. Returns its position.
-    pub(crate) fn append_forced(&self, work: &mut Work, kind: Kind, global_id: &[u8], body: &[u8]) -> Result<Lsn, Failure> {
+    pub(crate) fn append_forced(
+        &self,
+        work: &mut Work,
+        kind: Kind,
+        global_id: &[u8],
+        body: &[u8],
+    ) -> Result<Lsn, Failure> {
         let horizon = self.flush_staged(work, false)?;
         let prefix = record::prefix(kind, 1, global_id);
         self.wait_log(&mut work.buffer, (prefix.len() + body.len() + FRAME) as u64)?;
@@ -428,7 +442,13 @@ impl Shared {
     }
 
     /// Appends one record without waiting for room: the caller knows that there is some.
-    pub(crate) fn append_one(&self, buffer: &mut Vec<u8>, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, Failure> {
+    pub(crate) fn append_one(
+        &self,
+        buffer: &mut Vec<u8>,
+        kind: Kind,
+        prefix: &[u8],
+        body: &[u8],
+    ) -> Result<Lsn, Failure> {
         let place = self.place();
         buffer.clear();
         record::encode(buffer, kind, place, prefix, body);

@@ -171,6 +171,10 @@ impl History {
 
     fn change(&self, id: SegmentId, offset: u64, bytes: &[u8]) -> Change {
         let entry = self.catalog.segments.iter().find(|e| e.id == id);
-        Change { segment: entry.map_or_else(|| id.0.to_string(), |e| e.name.clone()), offset, bytes: bytes.to_vec() }
+        Change {
+            segment: entry.map_or_else(|| id.0.to_string(), |e| e.name.clone()),
+            offset,
+            bytes: bytes.to_vec(),
+        }
     }
 }

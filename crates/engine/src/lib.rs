@@ -34,9 +34,9 @@ mod sums;
 mod transaction;
 mod truncation;
 
+pub use caliburn_log::SegmentId;
 pub use caliburn_log::image::Damage;
 pub use caliburn_log::log::MediaError;
-pub use caliburn_log::SegmentId;
 pub use caliburn_os::medium;
 pub use check::{Problem, Report, check};
 pub use error::{CloseError, CommitError, Failure, MapError, OpenError, RangeError, SegmentError};

@@ -11,8 +11,8 @@ use caliburn_os::map::Reservation;
 use caliburn_os::span;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, MutexGuard};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 /// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put.
 const LOADER_BASE: usize = 0x1000_0000_0000;
@@ -27,7 +27,12 @@ impl Shared {
     }
 
     /// Maps part of a segment and registers the region.
-    pub fn map(self: &Arc<Self>, segment: &Arc<SegmentState>, range: Range<u64>, address: Option<usize>) -> Result<Region, MapError> {
+    pub fn map(
+        self: &Arc<Self>,
+        segment: &Arc<SegmentState>,
+        range: Range<u64>,
+        address: Option<usize>,
+    ) -> Result<Region, MapError> {
         self.failure()?;
         let (name, page) = (|| segment.name.clone(), self.page_size as u64);
         let Range { start, end } = range;
@@ -39,7 +44,9 @@ impl Shared {
         }
         let _mapping = self.lock_mapping();
         let mut regions = self.regions.write().expect("no panic under this lock");
-        if let Some(other) = regions.iter().find(|r| r.segment.id == segment.id && r.start < end && r.end() > start) {
+        if let Some(other) =
+            regions.iter().find(|r| r.segment.id == segment.id && r.start < end && r.end() > start)
+        {
             let (mapped_start, mapped_end) = (other.start, other.end());
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
@@ -58,11 +65,19 @@ impl Shared {
         Ok(Region { state: region, store: self.clone(), mapped: true })
     }
 
-    fn reserve_space(&self, segment: &SegmentState, len: usize, open_ended: bool, address: Option<usize>) -> Result<Reservation, MapError> {
-        let spare = if open_ended { (self.reserve_bytes as usize).next_multiple_of(self.page_size) } else { 0 };
+    fn reserve_space(
+        &self,
+        segment: &SegmentState,
+        len: usize,
+        open_ended: bool,
+        address: Option<usize>,
+    ) -> Result<Reservation, MapError> {
+        let spare =
+            if open_ended { (self.reserve_bytes as usize).next_multiple_of(self.page_size) } else { 0 };
         // Address space may be limited (`ulimit -v`) or, at a given address, partly taken: growth room is
         // a wish, the length a must.
-        let mut wishes = [len.saturating_add(spare).max(len), len.saturating_add(spare / 64), len].into_iter().peekable();
+        let mut wishes =
+            [len.saturating_add(spare).max(len), len.saturating_add(spare / 64), len].into_iter().peekable();
         loop {
             let wish = wishes.next().expect("the last wish returns").next_multiple_of(self.page_size);
             match Reservation::new(wish, address) {
@@ -72,7 +87,9 @@ impl Shared {
                     let address = address.unwrap_or(0);
                     return Err(MapError::AddressTaken { segment: segment.name.clone(), address, len });
                 }
-                Err(source) => return Err(MapError::Io { segment: segment.name.clone(), len: len as u64, source }),
+                Err(source) => {
+                    return Err(MapError::Io { segment: segment.name.clone(), len: len as u64, source });
+                }
             }
         }
     }
@@ -80,14 +97,16 @@ impl Shared {
     /// Maps bytes `[from, to)` of the region and lays over them what the log has beyond the segment.
     fn map_part(&self, region: &RegionState, from: usize, to: usize) -> Result<(), MapError> {
         let write = self.live.is_some();
-        let fail = |source| MapError::Io { segment: region.segment.name.clone(), len: (to - from) as u64, source };
+        let fail =
+            |source| MapError::Io { segment: region.segment.name.clone(), len: (to - from) as u64, source };
         let offset = SEGMENT_DATA + region.start + from as u64;
         let (medium, map) = (&region.segment.medium, &region.reservation);
         let pending = self.pending.read().expect("no panic under this lock");
         let patches = pending.as_ref().filter(|p| p.of_segment(region.segment.id).next().is_some());
         // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
-        unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write || patches.is_some()) }.map_err(fail)?;
+        unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write || patches.is_some()) }
+            .map_err(fail)?;
         if to as u64 > self.limits.bytes() / 2 {
             // Reading ahead would push out pages that are in use; a device may read megabytes at a touch.
             let start = region.pointer(region.base + from);
@@ -136,9 +155,15 @@ impl Shared {
             return Ok(());
         }
         if len > region.reservation.len() {
-            return Err(MapError::Reserved { segment: name(), reserved: region.reservation.len(), wanted: len as u64 });
+            return Err(MapError::Reserved {
+                segment: name(),
+                reserved: region.reservation.len(),
+                wanted: len as u64,
+            });
         }
-        if let Some(other) = regions.iter().find(|r| r.segment.id == segment.id && r.start >= region.end() && r.start < end) {
+        if let Some(other) =
+            regions.iter().find(|r| r.segment.id == segment.id && r.start >= region.end() && r.start < end)
+        {
             let (mapped_start, mapped_end) = (other.start, other.end());
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
@@ -165,7 +190,8 @@ impl Shared {
     /// Maps at one of the loader's places, or where the system likes if its address space has none.
     fn map_somewhere(self: &Arc<Self>, segment: &Arc<SegmentState>) -> Result<Region, MapError> {
         let fail = |source| MapError::Io { segment: segment.name.clone(), len: segment.len(), source };
-        let random = u32::from_le_bytes(host::random_id().map_err(fail)?[..4].try_into().expect("four bytes"));
+        let random =
+            u32::from_le_bytes(host::random_id().map_err(fail)?[..4].try_into().expect("four bytes"));
         for attempt in 0..16 {
             let place = (random as usize + attempt * 61) % LOADER_PLACES;
             match self.map(segment, 0..segment.len(), Some(LOADER_BASE + place * LOADER_STEP)) {
@@ -192,7 +218,10 @@ impl Shared {
             self.unlock_if_done();
         } else {
             let mut pages = self.lock_pages();
-            pages.dropped_all(region.segment.id, region.start / self.page_size as u64..region.end() / self.page_size as u64);
+            pages.dropped_all(
+                region.segment.id,
+                region.start / self.page_size as u64..region.end() / self.page_size as u64,
+            );
         }
         Ok(())
     }

@@ -168,10 +168,18 @@ impl Options {
     fn check(&self) -> Result<(), OpenError> {
         let bad = |name, value, why: String| Err(OpenError::Option { name, value, why });
         if self.log_bytes < LOG_BYTES_MIN || !self.log_bytes.is_multiple_of(BLOCK as u64) {
-            return bad("log_bytes", self.log_bytes, format!("must be a multiple of {BLOCK}, at least {LOG_BYTES_MIN}"));
+            return bad(
+                "log_bytes",
+                self.log_bytes,
+                format!("must be a multiple of {BLOCK}, at least {LOG_BYTES_MIN}"),
+            );
         }
         if self.stage_bytes < STAGE_BYTES_MIN || self.stage_bytes > 64 << 30 {
-            return bad("stage_bytes", self.stage_bytes, format!("must be {STAGE_BYTES_MIN} to {}", 64u64 << 30));
+            return bad(
+                "stage_bytes",
+                self.stage_bytes,
+                format!("must be {STAGE_BYTES_MIN} to {}", 64u64 << 30),
+            );
         }
         if self.create_new && self.read_only {
             return bad("read_only", 1, "a store is not created read-only".into());

@@ -87,7 +87,12 @@ impl Pages {
 
     /// Takes descriptors from the front of the queue, at most `most`, of records before `goal`, that
     /// `wanted` accepts. The taken pages are clean from now on: a later record queues them again.
-    pub fn take(&mut self, most: usize, goal: Lsn, mut wanted: impl FnMut(PageId) -> bool) -> Vec<Descriptor> {
+    pub fn take(
+        &mut self,
+        most: usize,
+        goal: Lsn,
+        mut wanted: impl FnMut(PageId) -> bool,
+    ) -> Vec<Descriptor> {
         let mut taken = Vec::new();
         let mut passed = Vec::new();
         while taken.len() < most {
@@ -194,7 +199,8 @@ impl Pages {
 
     /// Dirty pages of part of a segment.
     pub fn dirty_in(&self, segment: SegmentId, numbers: std::ops::Range<u64>) -> u64 {
-        self.queue.iter().filter(|d| d.page.segment == segment && numbers.contains(&d.page.number)).count() as u64
+        self.queue.iter().filter(|d| d.page.segment == segment && numbers.contains(&d.page.number)).count()
+            as u64
     }
 }
 

@@ -91,12 +91,20 @@ impl Patches {
     /// The patches of a segment, oldest first.
     pub fn of_segment(&self, segment: SegmentId) -> impl Iterator<Item = Range<'_>> {
         let list = self.segments.get(segment.0 as usize).map_or(&[][..], Vec::as_slice);
-        list.iter().map(move |p| Range { segment, offset: p.offset, bytes: &self.bytes[p.at..p.at + p.len as usize] })
+        list.iter().map(move |p| Range {
+            segment,
+            offset: p.offset,
+            bytes: &self.bytes[p.at..p.at + p.len as usize],
+        })
     }
 
     /// The segments that have any.
     pub fn segments(&self) -> impl Iterator<Item = SegmentId> {
-        self.segments.iter().enumerate().filter(|(_, list)| !list.is_empty()).map(|(n, _)| SegmentId(n as u32))
+        self.segments
+            .iter()
+            .enumerate()
+            .filter(|(_, list)| !list.is_empty())
+            .map(|(n, _)| SegmentId(n as u32))
     }
 
     /// Writes the patches of one segment to its medium, page by page, each page once with its newest

@@ -15,9 +15,9 @@
 use crate::error::{CommitError, Failure};
 use crate::store::{Shared, Store};
 use crate::transaction::restore;
+use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, GLOBAL_ID_MAX, Kind, Ranges, Record, prefix};
-use caliburn_log::SegmentId;
 use caliburn_os::span;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,7 +51,8 @@ pub struct Prepared {
 pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
     match record.kind {
         Kind::Prepare => {
-            let entry = Entry { body: record.body().to_vec(), lsn: record.lsn, time: record.time, slot: None };
+            let entry =
+                Entry { body: record.body().to_vec(), lsn: record.lsn, time: record.time, slot: None };
             table.insert(record.global_id.to_vec(), entry);
         }
         Kind::Resolve | Kind::Forget => {
@@ -103,10 +104,16 @@ impl Shared {
     }
 
     /// Forces the Prepare record, then takes the transaction's slot from it.
-    pub(crate) fn prepare(&self, body: &[u8], global_id: &[u8], suspend: impl FnOnce() -> usize) -> Result<(), CommitError> {
+    pub(crate) fn prepare(
+        &self,
+        body: &[u8],
+        global_id: &[u8],
+        suspend: impl FnOnce() -> usize,
+    ) -> Result<(), CommitError> {
         let mut work = self.lock_flush();
         let done = self.append_forced(&mut work, Kind::Prepare, global_id, body).map(|lsn| {
-            let entry = Entry { body: body.to_vec(), lsn, time: crate::flush::now_ns(), slot: Some(suspend()) };
+            let entry =
+                Entry { body: body.to_vec(), lsn, time: crate::flush::now_ns(), slot: Some(suspend()) };
             self.lock_prepared().insert(global_id.to_vec(), entry);
         });
         self.unlock_flush(work);
@@ -225,7 +232,9 @@ impl Store {
         let table = self.shared.lock_prepared();
         let list = table.iter().map(|(id, entry)| Prepared {
             global_id: id.clone(),
-            ranges: Ranges::of(&entry.body).map(|r| (r.segment, r.offset..r.offset + r.bytes.len() as u64)).collect(),
+            ranges: Ranges::of(&entry.body)
+                .map(|r| (r.segment, r.offset..r.offset + r.bytes.len() as u64))
+                .collect(),
             time: entry.time,
             recovered: entry.slot.is_none(),
         });

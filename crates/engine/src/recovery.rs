@@ -115,7 +115,9 @@ fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
     let _ = fs::remove_file(dir.join(STAGE));
     let stage_path = dir.join(STAGE);
     let stage = media.create(&stage_path).map_err(OpenError::io("create stage", &stage_path))?;
-    stage.set_len(options.stage_bytes).map_err(|e| MediaError::new("allocate the stage", &*stage, options.stage_bytes, e))?;
+    stage
+        .set_len(options.stage_bytes)
+        .map_err(|e| MediaError::new("allocate the stage", &*stage, options.stage_bytes, e))?;
     media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
     let catalog_path = dir.join(CATALOG);
     media.replace(&catalog_path, &catalog.encode()).map_err(OpenError::io("write catalog", &catalog_path))?;
@@ -127,13 +129,20 @@ fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
 pub(crate) fn read_catalog(dir: &Path) -> Result<Catalog, OpenError> {
     let path = dir.join(CATALOG);
     let bytes = match fs::read(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(OpenError::NotAStore { path: dir.to_owned() }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(OpenError::NotAStore { path: dir.to_owned() });
+        }
         other => other.map_err(OpenError::io("read catalog", &path))?,
     };
     Catalog::decode(&bytes).map_err(|(offset, defect)| OpenError::Catalog { path, offset, defect })
 }
 
-pub(crate) fn open_segments(media: &dyn Media, dir: &Path, catalog: &Catalog, write: bool) -> Result<Vec<Arc<SegmentState>>, OpenError> {
+pub(crate) fn open_segments(
+    media: &dyn Media,
+    dir: &Path,
+    catalog: &Catalog,
+    write: bool,
+) -> Result<Vec<Arc<SegmentState>>, OpenError> {
     let open = |entry| Ok(Arc::new(SegmentState::open(media, dir, &catalog.store, entry, write)?));
     catalog.segments.iter().map(open).collect()
 }
@@ -184,14 +193,21 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         append_leftover(&log, &mut parts, &mut patches, body)?;
     }
     // 6
-    let bytes = options.stage_bytes.min(options.tuning.budget(&Limits::read()) / 8).max(stage::STAGE_BYTES_MIN);
-    let stage = Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended())?;
+    let bytes =
+        options.stage_bytes.min(options.tuning.budget(&Limits::read()) / 8).max(stage::STAGE_BYTES_MIN);
+    let stage =
+        Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended())?;
     parts.pending = (!patches.is_empty()).then_some(patches);
     parts.live = Some(Live { stage, log });
     Ok(parts)
 }
 
-fn append_leftover(log: &Log, parts: &mut Parts, patches: &mut Patches, body: &[u8]) -> Result<(), OpenError> {
+fn append_leftover(
+    log: &Log,
+    parts: &mut Parts,
+    patches: &mut Patches,
+    body: &[u8],
+) -> Result<(), OpenError> {
     if Ranges::of(body).any(|r| parts.segments.iter().all(|s| s.id != r.segment)) {
         let path = log.medium().path().with_file_name(STAGE);
         let defect = caliburn_log::format::Defect::Value("a staged record names an unknown segment".into());

@@ -106,11 +106,6 @@ impl Region {
         self.state.len()
     }
 
-    /// Regions are never empty.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     /// Which bytes of the segment are mapped.
     pub fn range(&self) -> Range<u64> {
         self.state.start..self.state.end()
@@ -188,12 +183,12 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.mapped {
-            if let Err(error) = self.store.unmap(&self.state) {
-                // Whoever still refers to the memory keeps it: the mapping stays until the process ends.
-                tracing::error!(%error, "a region could not be unmapped and stays");
-                std::mem::forget(self.state.clone());
-            }
+        if self.mapped
+            && let Err(error) = self.store.unmap(&self.state)
+        {
+            // Whoever still refers to the memory keeps it: the mapping stays until the process ends.
+            tracing::error!(%error, "a region could not be unmapped and stays");
+            std::mem::forget(self.state.clone());
         }
     }
 }

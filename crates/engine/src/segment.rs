@@ -63,7 +63,12 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Segm
 
 impl SegmentState {
     /// Makes the segment's medium and sums durable; the catalog entry comes after.
-    pub fn create(media: &dyn Media, dir: &Path, store: Id, entry: &Entry) -> Result<SegmentState, SegmentError> {
+    pub fn create(
+        media: &dyn Media,
+        dir: &Path,
+        store: Id,
+        entry: &Entry,
+    ) -> Result<SegmentState, SegmentError> {
         let path = Catalog::resolve(dir, &entry.path);
         let sums_path = sums_path(dir, &entry.name);
         // Left by a creation that never reached the catalog.
@@ -94,10 +99,16 @@ impl SegmentState {
             other => other,
         }
         .map_err(io_error("create segment", path))?;
-        let fail = |action, offset| { let medium = medium.clone(); move |e| MediaError::new(action, &*medium, offset, e) };
+        let fail = |action, offset| {
+            let medium = medium.clone();
+            move |e| MediaError::new(action, &*medium, offset, e)
+        };
         refuse_foreign(&*medium)?;
-        medium.set_len(SEGMENT_DATA + entry.len).map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;
-        let header = SegmentHeader { id: entry.id.0.into(), data: SEGMENT_DATA.into(), ..SegmentHeader::new_zeroed() };
+        medium
+            .set_len(SEGMENT_DATA + entry.len)
+            .map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;
+        let header =
+            SegmentHeader { id: entry.id.0.into(), data: SEGMENT_DATA.into(), ..SegmentHeader::new_zeroed() };
         let mut block = vec![0; BLOCK];
         block[..size_of::<SegmentHeader>()].copy_from_slice(header.as_bytes());
         format::seal(&mut block, SEGMENT_MAGIC, store);
@@ -117,7 +128,13 @@ impl SegmentState {
     }
 
     /// Takes up a segment of the catalog.
-    pub fn open(media: &dyn Media, dir: &Path, store: &Id, entry: &Entry, write: bool) -> Result<SegmentState, SegmentError> {
+    pub fn open(
+        media: &dyn Media,
+        dir: &Path,
+        store: &Id,
+        entry: &Entry,
+        write: bool,
+    ) -> Result<SegmentState, SegmentError> {
         let path = Catalog::resolve(dir, &entry.path);
         let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
         let bad = |offset, defect| SegmentError::Bad { path: path.clone(), offset, defect };
@@ -130,10 +147,16 @@ impl SegmentState {
         format::unseal(&block, SEGMENT_MAGIC, "segment", Some(store)).map_err(|d| bad(0, d))?;
         let (header, _) = SegmentHeader::read_from_prefix(&block).expect("a block holds a header");
         if header.id != entry.id.0 || header.data != SEGMENT_DATA {
-            return Err(bad(0, Defect::Value(format!("it is segment {} and the catalog says {}", header.id, entry.id.0))));
+            return Err(bad(
+                0,
+                Defect::Value(format!("it is segment {} and the catalog says {}", header.id, entry.id.0)),
+            ));
         }
         if held < SEGMENT_DATA + entry.len {
-            let text = format!("the file is {held} bytes long and must be {}: it was cut off", SEGMENT_DATA + entry.len);
+            let text = format!(
+                "the file is {held} bytes long and must be {}: it was cut off",
+                SEGMENT_DATA + entry.len
+            );
             return Err(bad(held, Defect::Value(text)));
         }
         let sums_path = sums_path(dir, &entry.name);
@@ -193,7 +216,8 @@ impl SegmentState {
             let data = &mut data[..count as usize * SUM_UNIT];
             self.read(first * SUM_UNIT as u64, data)?;
             for (i, (unit, sum)) in data.chunks(SUM_UNIT).zip(sums.read(first, count)?).enumerate() {
-                let sound = if sum == 0 { unit.iter().all(|b| *b == 0) } else { format::unit_sum(unit) == sum };
+                let sound =
+                    if sum == 0 { unit.iter().all(|b| *b == 0) } else { format::unit_sum(unit) == sum };
                 if !sound && !excused(first + i as u64) {
                     damaged.push(first + i as u64);
                 }
@@ -211,7 +235,11 @@ fn refuse_foreign(medium: &dyn Medium) -> Result<(), SegmentError> {
     }
     if magic.starts_with(b"CALI-") {
         let text = "it already holds part of a store; clear its first 4096 bytes to use it anew".to_owned();
-        return Err(SegmentError::Bad { path: medium.path().to_owned(), offset: 0, defect: Defect::Value(text) });
+        return Err(SegmentError::Bad {
+            path: medium.path().to_owned(),
+            offset: 0,
+            defect: Defect::Value(text),
+        });
     }
     Ok(())
 }
@@ -258,11 +286,6 @@ impl Segment {
     /// Bytes of data.
     pub fn len(&self) -> u64 {
         self.state.len()
-    }
-
-    /// Segments are never empty.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// Makes the segment at least `len` bytes long, durably, whatever is mapped of it. The new bytes are

@@ -136,9 +136,9 @@ impl Slot {
     /// Whether the transaction in this slot announced any byte of `[start, end)`.
     pub fn touches(&self, start: usize, end: usize) -> bool {
         let count = self.count.load(Ordering::Acquire) as usize;
-        let small = self.announced[..count.min(ANNOUNCED)].iter().any(|a| {
-            a.start.load(Ordering::Acquire) < end && a.end.load(Ordering::Acquire) > start
-        });
+        let small = self.announced[..count.min(ANNOUNCED)]
+            .iter()
+            .any(|a| a.start.load(Ordering::Acquire) < end && a.end.load(Ordering::Acquire) > start);
         small || (self.spilled.load(Ordering::Acquire) && self.spill_touches(start, end))
     }
 
@@ -296,7 +296,9 @@ impl<'t> Held<'t> {
             let spill = self.slot.spill.lock().expect("no panic under this lock");
             return spill.range(..=start).next_back().is_some_and(|(_, s)| s.end >= end);
         }
-        (0..self.slot.count.load(Ordering::Relaxed) as usize).map(|i| self.entry(i)).any(|(s, e)| s <= start && end <= e)
+        (0..self.slot.count.load(Ordering::Relaxed) as usize)
+            .map(|i| self.entry(i))
+            .any(|(s, e)| s <= start && end <= e)
     }
 
     /// The ranges to log, if they all stand in the slot: each with its region.
@@ -367,7 +369,12 @@ impl<'t> Held<'t> {
 }
 
 /// The parts of `[start, end)` that none of `met` (sorted, disjoint, touching it) covers, and the hull.
-fn uncovered(start: usize, end: usize, met: impl Iterator<Item = (usize, usize)>, gap: &mut Vec<Undo>) -> (usize, usize) {
+fn uncovered(
+    start: usize,
+    end: usize,
+    met: impl Iterator<Item = (usize, usize)>,
+    gap: &mut Vec<Undo>,
+) -> (usize, usize) {
     let (mut low, mut high, mut at) = (start, end, start);
     for (s, e) in met {
         if s > at {

@@ -21,11 +21,11 @@ use crate::segment::{self, Segment, SegmentState};
 use crate::slot::{Reserve, Slots};
 use crate::transaction::{Mode, Transaction};
 use crate::truncation::Truncation;
-use caliburn_log::{Lsn, SegmentId};
 use caliburn_log::image::Damage;
 use caliburn_log::log::{Log, MediaError};
 use caliburn_log::record::FRAME;
 use caliburn_log::stage::Stage;
+use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::event::Event;
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Media;
@@ -158,7 +158,8 @@ impl Shared {
 
     /// Bytes of log in use at which truncation begins.
     pub fn truncation_threshold(&self) -> u64 {
-        self.live().log.capacity() / 100 * u64::from(self.tuning.read().expect("no panic under this lock").truncate_percent)
+        self.live().log.capacity() / 100
+            * u64::from(self.tuning.read().expect("no panic under this lock").truncate_percent)
     }
 
     /// Fails the store for good and wakes everybody who waits. The first failure is the one reported.
@@ -210,7 +211,11 @@ impl Shared {
     }
 
     /// Changes the catalog on disk, then in memory.
-    pub fn change_catalog(&self, catalog: &mut Catalog, change: impl FnOnce(&mut Catalog)) -> Result<(), SegmentError> {
+    pub fn change_catalog(
+        &self,
+        catalog: &mut Catalog,
+        change: impl FnOnce(&mut Catalog),
+    ) -> Result<(), SegmentError> {
         let mut next = catalog.clone();
         change(&mut next);
         let path = self.dir.join(recovery::CATALOG);
@@ -274,7 +279,10 @@ impl Store {
                 std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))
             };
             let fail = OpenError::io("start a thread for", path);
-            match (start("caliburn-flush", Shared::run_flusher), start("caliburn-trunc", Shared::run_truncation)) {
+            match (
+                start("caliburn-flush", Shared::run_flusher),
+                start("caliburn-trunc", Shared::run_truncation),
+            ) {
                 (Ok(a), Ok(b)) => threads.extend([a, b]),
                 (a, b) => {
                     shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
@@ -300,7 +308,12 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::create_segment`]; also when the device is too small or holds another store's data.
-    pub fn create_segment_at(&self, name: &str, len: u64, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
+    pub fn create_segment_at(
+        &self,
+        name: &str,
+        len: u64,
+        path: impl AsRef<Path>,
+    ) -> Result<Segment, SegmentError> {
         segment::check_name(name)?;
         let path = path.as_ref();
         let fail = |source| SegmentError::Io { action: "resolve", path: path.to_owned(), source };

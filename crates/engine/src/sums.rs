@@ -30,9 +30,13 @@ pub(crate) fn file_bytes(len: u64) -> u64 {
 impl Sums {
     /// Makes the file for a new segment of zeros.
     pub fn create(medium: Arc<dyn Medium>, store: Id, id: SegmentId, len: u64) -> Result<Sums, MediaError> {
-        let fail = |action| { let medium = medium.clone(); move |e| MediaError::new(action, &*medium, 0, e) };
+        let fail = |action| {
+            let medium = medium.clone();
+            move |e| MediaError::new(action, &*medium, 0, e)
+        };
         medium.set_len(file_bytes(len)).map_err(fail("allocate the sums"))?;
-        let header = SumsHeader { id: id.0.into(), unit: (SUM_UNIT as u32).into(), ..SumsHeader::new_zeroed() };
+        let header =
+            SumsHeader { id: id.0.into(), unit: (SUM_UNIT as u32).into(), ..SumsHeader::new_zeroed() };
         let mut block = header.as_bytes().to_vec();
         format::seal(&mut block, SUMS_MAGIC, store);
         medium.write_at(&block, 0).map_err(fail("write the sums"))?;
@@ -41,7 +45,12 @@ impl Sums {
     }
 
     /// Takes up an existing file.
-    pub fn open(medium: Arc<dyn Medium>, store: &Id, id: SegmentId, len: u64) -> Result<Sums, Result<Defect, MediaError>> {
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        store: &Id,
+        id: SegmentId,
+        len: u64,
+    ) -> Result<Sums, Result<Defect, MediaError>> {
         let mut block = [0; size_of::<SumsHeader>()];
         let cut = || Ok(Defect::Value("the sums file was cut off".into()));
         match medium.read_at(&mut block, 0) {
@@ -83,7 +92,9 @@ impl Sums {
     fn read_block(&self, block: u64) -> Result<Box<[u32; PER_BLOCK as usize]>, MediaError> {
         let offset = SUMS_DATA + block * PER_BLOCK * 4;
         let mut bytes = vec![0; PER_BLOCK as usize * 4];
-        self.medium.read_at(&mut bytes, offset).map_err(|e| MediaError::new("read the sums", &*self.medium, offset, e))?;
+        self.medium
+            .read_at(&mut bytes, offset)
+            .map_err(|e| MediaError::new("read the sums", &*self.medium, offset, e))?;
         let mut sums = Box::new([0; PER_BLOCK as usize]);
         for (sum, word) in sums.iter_mut().zip(bytes.chunks_exact(4)) {
             *sum = u32::from_le_bytes(word.try_into().expect("four bytes"));
@@ -95,7 +106,9 @@ impl Sums {
     pub fn read(&self, first: u64, count: u64) -> Result<Vec<u32>, MediaError> {
         let offset = SUMS_DATA + first * 4;
         let mut bytes = vec![0; count as usize * 4];
-        self.medium.read_at(&mut bytes, offset).map_err(|e| MediaError::new("read the sums", &*self.medium, offset, e))?;
+        self.medium
+            .read_at(&mut bytes, offset)
+            .map_err(|e| MediaError::new("read the sums", &*self.medium, offset, e))?;
         Ok(bytes.chunks_exact(4).map(|w| u32::from_le_bytes(w.try_into().expect("four bytes"))).collect())
     }
 

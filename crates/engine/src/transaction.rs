@@ -135,7 +135,8 @@ impl<'t> Transaction<'t> {
     /// As [`Transaction::set_range`].
     #[inline]
     pub fn write(&mut self, region: &'t Region, offset: usize, bytes: &[u8]) -> Result<(), RangeError> {
-        let end = offset.checked_add(bytes.len()).ok_or_else(|| region.state.out_of_bounds(offset, bytes.len()))?;
+        let end =
+            offset.checked_add(bytes.len()).ok_or_else(|| region.state.out_of_bounds(offset, bytes.len()))?;
         self.set_range(region, offset..end)?;
         // SAFETY: `set_range` found the range within the mapped region, which outlives 't.
         unsafe { span::copy(bytes.as_ptr(), region.as_ptr().add(offset), bytes.len()) };
@@ -147,7 +148,12 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// As [`Transaction::set_range`].
     #[inline]
-    pub fn store<T: IntoBytes + Immutable>(&mut self, region: &'t Region, offset: usize, value: &T) -> Result<(), RangeError> {
+    pub fn store<T: IntoBytes + Immutable>(
+        &mut self,
+        region: &'t Region,
+        offset: usize,
+        value: &T,
+    ) -> Result<(), RangeError> {
         self.write(region, offset, value.as_bytes())
     }
 
@@ -158,10 +164,11 @@ impl<'t> Transaction<'t> {
         }
         let (store, mode) = (self.store, self.mode);
         let end = start + len;
-        let pages = ((end - 1 >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
+        let pages = (((end - 1) >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
         let held = self.held();
         let work = held.work();
-        let (body_bytes, page_bytes) = (work.body_bytes + range_bytes(len) as u64, work.page_bytes + pages as u64);
+        let (body_bytes, page_bytes) =
+            (work.body_bytes + range_bytes(len) as u64, work.page_bytes + pages as u64);
         let memory = page_bytes + (work.saved.len() + len) as u64;
         if body_bytes > store.body_max || memory > store.memory_budget() {
             self.make_room(start, len, pages)?;
@@ -187,7 +194,13 @@ impl<'t> Transaction<'t> {
     /// Declares a range that touches others, or one of very many.
     #[cold]
     #[inline(never)]
-    fn declare_met(&mut self, region: &RegionState, start: usize, len: usize, pages: usize) -> Result<(), RangeError> {
+    fn declare_met(
+        &mut self,
+        region: &RegionState,
+        start: usize,
+        len: usize,
+        pages: usize,
+    ) -> Result<(), RangeError> {
         let (store, mode) = (self.store, self.mode);
         let held = self.held();
         let mut undo = std::mem::take(&mut held.work().undo);
@@ -300,7 +313,10 @@ impl<'t> Transaction<'t> {
     /// # Panics
     /// In `NoRestore` mode, which promised never to abort.
     pub fn abort(self) {
-        assert!(self.mode == Mode::Restore, "a no-restore transaction cannot be aborted: it kept no old values");
+        assert!(
+            self.mode == Mode::Restore,
+            "a no-restore transaction cannot be aborted: it kept no old values"
+        );
         drop(self);
     }
 
@@ -369,7 +385,10 @@ impl<'t> Transaction<'t> {
     /// # Panics
     /// In `NoRestore` mode: an undecided transaction may have to be undone.
     pub fn prepare(mut self, global_id: &[u8]) -> Result<(), CommitError> {
-        assert!(self.mode == Mode::Restore, "a no-restore transaction cannot be prepared: it kept no old values");
+        assert!(
+            self.mode == Mode::Restore,
+            "a no-restore transaction cannot be prepared: it kept no old values"
+        );
         self.store.check_global_id(global_id)?;
         let body = Transaction::body(self.held());
         self.store.prepare(&body, global_id, || self.held.take().expect("not spent").suspend())
@@ -435,8 +454,10 @@ impl Drop for Transaction<'_> {
         if self.mode == Mode::NoRestore && changed {
             // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
             // good, so that no truncation writes those pages from memory; reopening the store clears it.
-            tracing::error!("a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening");
-            std::mem::forget(held);
+            tracing::error!(
+                "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
+            );
+            held.suspend();
             return;
         }
         restore(self.store, &mut held);

@@ -142,7 +142,12 @@ impl Shared {
     }
 
     /// Writes pages of records before `goal` until none is left, or only blocked ones.
-    fn incremental(&self, guard: &MutexGuard<'_, ()>, goal: Lsn, filter: Filter<'_>) -> Result<Outcome, Failure> {
+    fn incremental(
+        &self,
+        guard: &MutexGuard<'_, ()>,
+        goal: Lsn,
+        filter: Filter<'_>,
+    ) -> Result<Outcome, Failure> {
         let mut blocked = BTreeSet::new();
         let mut touched = BTreeMap::new();
         let mut outcome = Outcome::Done;
@@ -301,9 +306,10 @@ impl Shared {
     pub(crate) fn regard_memory(&self, private: u64) {
         let bytes = private * self.page_size as u64;
         let budget = self.memory_budget();
-        if bytes > budget && self.gate.fetch_or(gate::PRESSED, Ordering::SeqCst) & gate::PRESSED == 0 {
-            self.wake_truncation();
-        } else if bytes > budget / 4 * 3 {
+        if bytes > budget {
+            self.gate.fetch_or(gate::PRESSED, Ordering::SeqCst);
+        }
+        if bytes > budget / 4 * 3 {
             self.wake_truncation();
         }
     }

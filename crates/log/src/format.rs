@@ -228,8 +228,8 @@ pub struct StagedHeader {
 const _: () = {
     assert!(size_of::<Preamble>() == 32);
     assert!(size_of::<Status>() == 72);
-    assert!(size_of::<RecordHeader>() == 32 && size_of::<RecordHeader>() % ALIGN == 0);
-    assert!(size_of::<RangeHeader>() == 16 && size_of::<RangeHeader>() % ALIGN == 0);
+    assert!(size_of::<RecordHeader>() == 32 && size_of::<RecordHeader>().is_multiple_of(ALIGN));
+    assert!(size_of::<RangeHeader>() == 16 && size_of::<RangeHeader>().is_multiple_of(ALIGN));
     assert!(size_of::<Trailer>() == 8);
     assert!(size_of::<SegmentHeader>() == 48);
     assert!(size_of::<SumsHeader>() == 40);
@@ -263,7 +263,9 @@ pub enum Defect {
         what: &'static str,
     },
     /// Written by another version.
-    #[error("its format version is {found}, this program knows version {VERSION}: use the program that wrote it")]
+    #[error(
+        "its format version is {found}, this program knows version {VERSION}: use the program that wrote it"
+    )]
     Version {
         /// The version found.
         found: u32,
@@ -298,7 +300,12 @@ pub fn seal(bytes: &mut [u8], magic: [u8; 8], store: Id) {
 }
 
 /// Verifies what [`seal`] wrote. `store` is compared if known.
-pub fn unseal(bytes: &[u8], magic: [u8; 8], what: &'static str, store: Option<&Id>) -> Result<Preamble, Defect> {
+pub fn unseal(
+    bytes: &[u8],
+    magic: [u8; 8],
+    what: &'static str,
+    store: Option<&Id>,
+) -> Result<Preamble, Defect> {
     let bad_magic = || Defect::Magic { expected: String::from_utf8_lossy(&magic).into_owned(), what };
     let (preamble, _) = Preamble::read_from_prefix(bytes).map_err(|_| bad_magic())?;
     if preamble.magic != magic {

@@ -34,7 +34,7 @@ pub struct Damage {
 pub struct Image {
     head: Lsn,
     bytes: Vec<u8>,
-    }
+}
 
 impl Image {
     /// Reads `[from, to)`, which the caller knows to hold whole valid records.
@@ -120,7 +120,9 @@ impl Image {
             let (_, trailer) = Trailer::ref_from_suffix(&self.bytes[..end]).ok()?;
             let start = end.checked_sub(trailer.units.get() as usize * ALIGN)?;
             let lsn = Lsn(self.head.0 + start as u64);
-            let Decoded::Valid(record) = decode(&self.bytes[start..end], lsn, 0, u64::MAX) else { return None };
+            let Decoded::Valid(record) = decode(&self.bytes[start..end], lsn, 0, u64::MAX) else {
+                return None;
+            };
             end = start;
             Some(record)
         })
@@ -161,7 +163,9 @@ fn find_damage(
     while at + FRAME as u64 <= capacity {
         let lsn = Lsn(head + at);
         let needed = match decode(&bytes[at as usize..have as usize], lsn, incarnation, capacity - at) {
-            Decoded::Valid(record) if record.forced > tail => return Ok(Some(damage_at(medium, capacity, tail, record.forced))),
+            Decoded::Valid(record) if record.forced > tail => {
+                return Ok(Some(damage_at(medium, capacity, tail, record.forced)));
+            }
             Decoded::Longer(needed) if at + needed <= capacity => needed,
             _ => {
                 at += ALIGN as u64;

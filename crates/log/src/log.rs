@@ -85,7 +85,9 @@ pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), Media
     }
     let status = Status { capacity: capacity.into(), clean: 1.into(), ..Status::new_zeroed() };
     for at in STATUS_AT {
-        medium.write_at(&status_page(&status, store), at).map_err(|e| fail("write the log's status", at, e))?;
+        medium
+            .write_at(&status_page(&status, store), at)
+            .map_err(|e| fail("write the log's status", at, e))?;
     }
     medium.sync().map_err(|e| fail("force the log", 0, e))
 }
@@ -140,7 +142,13 @@ pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, Lo
 impl Log {
     /// Takes the log up for appending at `tail`, in a new incarnation that is made durable before this
     /// returns. `forced` says how much of the log is known to be forced.
-    pub fn open(medium: Arc<dyn Medium>, store: Id, status: Status, tail: Lsn, forced: Lsn) -> Result<Log, MediaError> {
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        store: Id,
+        status: Status,
+        tail: Lsn,
+        forced: Lsn,
+    ) -> Result<Log, MediaError> {
         let incarnation = status.incarnation.get() + 1;
         let log = Log {
             medium,
@@ -198,7 +206,10 @@ impl Log {
 
     /// Writes bytes at a position in the ring, in two parts where it wraps. Publishes nothing.
     pub fn write(&self, lsn: Lsn, bytes: &[u8]) -> Result<(), MediaError> {
-        assert!(lsn.0 + bytes.len() as u64 <= self.head().0 + self.capacity, "the log's head would be overwritten");
+        assert!(
+            lsn.0 + bytes.len() as u64 <= self.head().0 + self.capacity,
+            "the log's head would be overwritten"
+        );
         let at = lsn.0 % self.capacity;
         let (first, second) = bytes.split_at(bytes.len().min((self.capacity - at) as usize));
         for (part, at) in [(first, at), (second, 0)] {

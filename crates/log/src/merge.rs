@@ -100,7 +100,8 @@ fn cover_bits(bits: &mut Bits, from: usize, len: usize) -> bool {
 
 fn put(out: &mut [u8], segment: SegmentId, offset: u64, bytes: &[u8]) {
     const HEAD: usize = size_of::<RangeHeader>();
-    let header = RangeHeader { segment: segment.0.into(), len: (bytes.len() as u32).into(), offset: offset.into() };
+    let header =
+        RangeHeader { segment: segment.0.into(), len: (bytes.len() as u32).into(), offset: offset.into() };
     out[..HEAD].copy_from_slice(header.as_bytes());
     out[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
     out[HEAD + bytes.len()..HEAD + padded(bytes.len())].fill(0);

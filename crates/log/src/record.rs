@@ -84,11 +84,6 @@ impl<'a> Record<'a> {
         self.len
     }
 
-    /// Records are never empty.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     /// Position of the next record.
     pub fn next(&self) -> Lsn {
         Lsn(self.lsn.0 + self.len)
@@ -175,7 +170,10 @@ pub struct Frame {
 impl Frame {
     /// A frame for a body of `body_len` bytes, a multiple of [`ALIGN`].
     pub fn new(kind: Kind, place: Place, body_len: usize) -> Frame {
-        assert!(body_len.is_multiple_of(ALIGN) && body_len <= BODY_MAX, "a record's body is bounded and aligned");
+        assert!(
+            body_len.is_multiple_of(ALIGN) && body_len <= BODY_MAX,
+            "a record's body is bounded and aligned"
+        );
         let units = ((body_len + FRAME) / ALIGN) as u32;
         let unforced = (place.lsn.0 - place.forced.0) / ALIGN as u64;
         Frame {
@@ -188,7 +186,10 @@ impl Frame {
                 lsn: place.lsn.0.into(),
                 time: place.time.into(),
             },
-            trailer: Trailer { units: units.into(), unforced: u32::try_from(unforced).unwrap_or(u32::MAX).into() },
+            trailer: Trailer {
+                units: units.into(),
+                unforced: u32::try_from(unforced).unwrap_or(u32::MAX).into(),
+            },
         }
     }
 
@@ -352,7 +353,9 @@ mod tests {
         let good = sample();
         assert!(matches!(decode(&good, Lsn(808), 3, 1 << 20), Decoded::Invalid));
         assert!(matches!(decode(&good, Lsn(800), 4, 1 << 20), Decoded::Invalid));
-        assert!(matches!(decode(&good[..50], Lsn(800), 3, 1 << 20), Decoded::Longer(n) if n == good.len() as u64));
+        assert!(
+            matches!(decode(&good[..50], Lsn(800), 3, 1 << 20), Decoded::Longer(n) if n == good.len() as u64)
+        );
     }
 
     #[test]

@@ -31,7 +31,10 @@
 //! and other lanes do not depend on it. Invariant: records stamped before `folded` are in the log.
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
-use crate::format::{self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_APPENDED, STAGE_FOLDED, STAGE_MAGIC, SegmentId, StageHeader};
+use crate::format::{
+    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_APPENDED, STAGE_FOLDED, STAGE_MAGIC, SegmentId,
+    StageHeader,
+};
 use crate::format::{Defect, StagedHeader, padded};
 use crate::log::MediaError;
 use crate::record::well_formed;
@@ -150,11 +153,12 @@ impl Body {
     pub unsafe fn range(&mut self, segment: SegmentId, offset: u64, source: *const u8, len: usize) {
         let total = format::range_bytes(len);
         assert!(total <= self.left, "a commit writes what it announced");
-        let header = RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
+        let header =
+            RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
         // SAFETY: `left` bytes at `at` belong to this commit (Stage::append); `source` is the caller's word.
         unsafe {
             self.at.cast::<RangeHeader>().write_unaligned(header);
-            if len % format::ALIGN != 0 {
+            if !len.is_multiple_of(format::ALIGN) {
                 self.at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
             }
             span::copy(source, self.at.add(size_of::<RangeHeader>()), len);
@@ -196,13 +200,15 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers
     if block.iter().all(|byte| *byte == 0) {
         return Ok(Leftovers::default());
     }
-    format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store)).map_err(|d| bad(0, d))?;
+    format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store))
+        .map_err(|d| bad(0, d))?;
     let (header, _) = StageHeader::read_from_prefix(&block).expect("a block holds a header");
     if header.boot != *boot {
         return Ok(Leftovers::default());
     }
     let folded = u64::from_ne_bytes(block[STAGE_FOLDED..STAGE_FOLDED + 8].try_into().expect("eight bytes"));
-    let appended = u64::from_ne_bytes(block[STAGE_APPENDED..STAGE_APPENDED + 8].try_into().expect("eight bytes"));
+    let appended =
+        u64::from_ne_bytes(block[STAGE_APPENDED..STAGE_APPENDED + 8].try_into().expect("eight bytes"));
     let chunk_bytes = header.chunk_bytes.get();
     let mut found = Vec::new();
     let mut last = if folded == u64::MAX { 0 } else { folded };
@@ -244,7 +250,14 @@ fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
 impl Stage {
     /// Takes a medium for a new, empty stage of `bytes`, forgetting what it held: to be called when the
     /// leftovers are in the log, which ends at `appended`. `floor` is a stamp that all new ones must exceed.
-    pub fn open(medium: &dyn Medium, store: Id, boot: Id, bytes: u64, floor: u64, appended: Lsn) -> Result<Stage, MediaError> {
+    pub fn open(
+        medium: &dyn Medium,
+        store: Id,
+        boot: Id,
+        bytes: u64,
+        floor: u64,
+        appended: Lsn,
+    ) -> Result<Stage, MediaError> {
         let fail = |action| move |e| MediaError::new(action, medium, 0, e);
         let page = caliburn_os::page_size();
         let chunk_bytes = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
@@ -351,8 +364,9 @@ impl Stage {
             let number = OWNED + number.wrapping_add(attempt) % (LANES - OWNED);
             let lane = &self.lanes[number];
             let turn = lane.turn.load(Ordering::Relaxed);
-            let free = turn % 2 == 0;
-            if free && lane.turn.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            let free = turn.is_multiple_of(2);
+            if free && lane.turn.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            {
                 return (lane, number as u32);
             }
             if attempt % (LANES - OWNED) == LANES - OWNED - 1 {
@@ -370,7 +384,11 @@ impl Stage {
     /// The stamp of a commit by the thread in lane `number`.
     #[inline(always)]
     fn stamp(&self, number: u32, work: &mut LaneWork) -> u64 {
-        work.last = if self.bias.load(Ordering::Relaxed) == number { work.last + 1 } else { self.stamp_by_clock(number, work) };
+        work.last = if self.bias.load(Ordering::Relaxed) == number {
+            work.last + 1
+        } else {
+            self.stamp_by_clock(number, work)
+        };
         work.last
     }
 
@@ -380,7 +398,8 @@ impl Stage {
         let bias = self.bias.load(Ordering::SeqCst);
         if bias == FREE {
             let wanted = work.unbiased >= BIAS_AFTER;
-            if wanted && self.bias.compare_exchange(FREE, number, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            if wanted && self.bias.compare_exchange(FREE, number, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            {
                 work.unbiased = 0;
                 // Whoever entered before the barrier and stamps by the clock is waited for; whoever
                 // enters later sees the bias and ends it.
@@ -577,7 +596,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
         let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
-        let put_by_another = |value| std::thread::scope(|scope| scope.spawn(|| put(&stage, value)).join().unwrap());
+        let put_by_another =
+            |value| std::thread::scope(|scope| scope.spawn(|| put(&stage, value)).join().unwrap());
         for value in 0..10 {
             put(&stage, value).unwrap();
         }
@@ -591,7 +611,10 @@ mod tests {
         drop(stage);
         let found = leftovers(&*medium, &STORE, &BOOT).unwrap().records;
         assert_eq!(values(&found), (10..100).collect::<Vec<_>>());
-        assert!(leftovers(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(), "another boot's stage was read");
+        assert!(
+            leftovers(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(),
+            "another boot's stage was read"
+        );
         let error = leftovers(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
         assert!(error.contains("another store"), "{error}");
     }
@@ -650,7 +673,10 @@ mod tests {
                 let (horizon, mut found) = (stage.horizon(), Vec::new());
                 stage.collect(horizon, &mut found);
                 if let (Some(first), Some(end)) = (found.first(), found.last()) {
-                    assert!(first.stamp >= last, "a record stamped before the last horizon appeared after it");
+                    assert!(
+                        first.stamp >= last,
+                        "a record stamped before the last horizon appeared after it"
+                    );
                     assert!(end.stamp < horizon);
                 }
                 last = horizon;

@@ -22,10 +22,8 @@ impl Event {
     pub fn wait(&self, seen: u32, limit: Option<Duration>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         if self.count() == seen {
-            let limit = limit.map(|d| rustix::fs::Timespec {
-                tv_sec: d.as_secs() as i64,
-                tv_nsec: d.subsec_nanos() as _,
-            });
+            let limit = limit
+                .map(|d| rustix::fs::Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos() as _ });
             // Errors mean: woken, changed already, interrupted, or timed out. The caller looks again.
             let _ = futex::wait(&self.count, futex::Flags::PRIVATE, seen, limit.as_ref());
         }

@@ -53,7 +53,8 @@ impl Lock {
     /// Takes the lock at once or says who has it.
     pub fn exclusive(path: &Path) -> Result<Lock, LockError> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let lock = Lock::take(file.map_err(LockError::Io)?, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        let lock =
+            Lock::take(file.map_err(LockError::Io)?, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         let text = format!("process {} ({})\n", std::process::id(), name.trim());
         // The text is for people; the lock is the kernel's. Failing to write it is no reason to fail.

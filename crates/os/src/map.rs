@@ -1,7 +1,9 @@
 //! Address space: reserve generously, map pieces of media into the reservation, give pages back.
 
 use crate::page_size;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
@@ -61,17 +63,19 @@ impl Reservation {
         self.len
     }
 
-    /// Whether nothing is reserved; never.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     /// Maps `len` bytes of a file from `offset` at `at` bytes into the reservation, copy-on-write:
     /// stores stay in this process; untouched pages show the file. `write` false maps read-only.
     ///
     /// # Safety
     /// No reference into that part of the reservation may exist; the file must not shrink while mapped.
-    pub unsafe fn map_private(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64, write: bool) -> io::Result<()> {
+    pub unsafe fn map_private(
+        &self,
+        at: usize,
+        len: usize,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        write: bool,
+    ) -> io::Result<()> {
         // SAFETY: passed on from the caller.
         unsafe { self.map(at, len, fd, offset, MapFlags::PRIVATE | MapFlags::NORESERVE, write) }
     }
@@ -80,17 +84,33 @@ impl Reservation {
     ///
     /// # Safety
     /// As for [`Reservation::map_private`].
-    pub unsafe fn map_shared(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+    pub unsafe fn map_shared(
+        &self,
+        at: usize,
+        len: usize,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+    ) -> io::Result<()> {
         // SAFETY: passed on from the caller.
         unsafe { self.map(at, len, fd, offset, MapFlags::SHARED, true) }
     }
 
-    unsafe fn map(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64, kind: MapFlags, write: bool) -> io::Result<()> {
+    unsafe fn map(
+        &self,
+        at: usize,
+        len: usize,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        kind: MapFlags,
+        write: bool,
+    ) -> io::Result<()> {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "mapping outside its reservation");
         let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: the target lies within this reservation, which is ours to replace; the caller vouches
         // that nobody refers to it.
-        unsafe { mmap(self.base.as_ptr().add(at).cast(), len, protection, kind | MapFlags::FIXED, fd, offset)? };
+        unsafe {
+            mmap(self.base.as_ptr().add(at).cast(), len, protection, kind | MapFlags::FIXED, fd, offset)?
+        };
         Ok(())
     }
 }

@@ -23,7 +23,8 @@ struct Group {
 impl Limits {
     /// Reads the limits that hold for this process now.
     pub fn read() -> Limits {
-        let physical_bytes = rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit);
+        let physical_bytes =
+            rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit);
         Limits { group: group().filter(|g| g.limit_bytes < physical_bytes), physical_bytes }
     }
 
@@ -72,7 +73,8 @@ fn group() -> Option<Group> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mount = |kind: &str, option: &str| {
         mounts.lines().map(|l| l.split(' ').collect::<Vec<_>>()).find_map(|f| {
-            let hit = f.len() > 3 && f[2] == kind && (option.is_empty() || f[3].split(',').any(|o| o == option));
+            let hit =
+                f.len() > 3 && f[2] == kind && (option.is_empty() || f[3].split(',').any(|o| o == option));
             hit.then(|| PathBuf::from(f[1]))
         })
     };
@@ -90,7 +92,12 @@ fn group() -> Option<Group> {
             let Some(limit_bytes) = number(&at.join(limit)) else { continue };
             if found.as_ref().is_none_or(|g| limit_bytes < g.limit_bytes) {
                 let pressure = pressure.map(|name| at.join(name)).filter(|p| p.exists());
-                found = Some(Group { limit_bytes, usage: at.join(usage), pressure, stat: at.join("memory.stat") });
+                found = Some(Group {
+                    limit_bytes,
+                    usage: at.join(usage),
+                    pressure,
+                    stat: at.join("memory.stat"),
+                });
             }
         }
     };

@@ -93,9 +93,7 @@ unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
 #[inline(always)]
 pub unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: passed on from the caller.
-    unsafe {
-        if len <= STEPS_MAX { steps(source, target, len) } else { bulk(source, target, len) }
-    }
+    unsafe { if len <= STEPS_MAX { steps(source, target, len) } else { bulk(source, target, len) } }
 }
 
 /// Whether `len` bytes at `source`, possibly in use by other threads, equal `bytes` at the moment of reading.

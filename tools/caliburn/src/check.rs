@@ -41,7 +41,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         let verdict = if report.is_clean() { "clean" } else { "damaged" };
         println!(
             "{verdict}: {} segments, {} of data, {} records with {} transactions in the log, {} undecided",
-            report.segments, size::show(report.data_bytes), report.records, report.transactions, report.prepared
+            report.segments,
+            size::show(report.data_bytes),
+            report.records,
+            report.transactions,
+            report.prepared
         );
     }
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -83,7 +83,8 @@ pub fn work(arguments: &Worker) -> Result<ExitCode, Failure> {
         if at == 0 && stop.exists() {
             break;
         }
-        let text = words::read_text(Path::new(files[at])).ok_or_else(|| format!("{} has changed", files[at]))?;
+        let text =
+            words::read_text(Path::new(files[at])).ok_or_else(|| format!("{} has changed", files[at]))?;
         table.add(&store, &text, class)?;
         println!("done {}", next + 1);
     }
@@ -109,7 +110,13 @@ impl Running {
     fn start(store: &Path, list: &Path, class: ClassName) -> Result<Running, Failure> {
         let class = if class == ClassName::Power { "power" } else { "process" };
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("demo-worker").arg(store).arg(list).arg(class).stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+            .arg("demo-worker")
+            .arg(store)
+            .arg(list)
+            .arg(class)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let output = child.stdout.take().ok_or("the worker has no output")?;
         let (send, lines) = channel();
@@ -159,7 +166,8 @@ struct Outcome {
 
 /// The supervisor.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let seed = arguments.seed.unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(1, |d| d.as_nanos() as u64));
+    let seed =
+        arguments.seed.unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(1, |d| d.as_nanos() as u64));
     let (dir, temporary) = match &arguments.store {
         Some(path) => (path.clone(), false),
         None => (std::env::temp_dir().join(format!("caliburn-demo-{}.store", std::process::id())), true),
@@ -211,12 +219,20 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 fn remove_store(dir: &Path) -> Result<(), Failure> {
     let empty = std::fs::read_dir(dir)?.next().is_none();
     if !empty && !dir.join("table.segment").exists() {
-        return Err(format!("{} is not a store of the demonstration; name another directory", dir.display()).into());
+        return Err(
+            format!("{} is not a store of the demonstration; name another directory", dir.display()).into()
+        );
     }
     Ok(std::fs::remove_dir_all(dir)?)
 }
 
-fn supervise(arguments: &Arguments, dir: &Path, list: &Path, stop: &Path, seed: u64) -> Result<Outcome, Failure> {
+fn supervise(
+    arguments: &Arguments,
+    dir: &Path,
+    list: &Path,
+    stop: &Path,
+    seed: u64,
+) -> Result<Outcome, Failure> {
     let mut random = Random(seed);
     let mut outcome = Outcome::default();
     let bar = if arguments.json || !std::io::stderr().is_terminal() {
@@ -233,7 +249,11 @@ fn supervise(arguments: &Arguments, dir: &Path, list: &Path, stop: &Path, seed: 
         }
         let mut running = Running::start(dir, list, arguments.class)?;
         // Some die within their first milliseconds, in the middle of recovery; the others while they count.
-        let life = Duration::from_micros(if random.below(3) == 0 { random.below(12_000) } else { 12_000 + random.below(80_000) });
+        let life = Duration::from_micros(if random.below(3) == 0 {
+            random.below(12_000)
+        } else {
+            12_000 + random.below(80_000)
+        });
         let deadline = if last { None } else { Some(Instant::now() + life) };
         let ended = watch(&running, deadline, &mut outcome);
         if !ended {
@@ -290,13 +310,25 @@ fn watch(running: &Running, deadline: Option<Instant>, outcome: &mut Outcome) ->
 }
 
 /// Compares every count with the plain count. Returns the number of rounds.
-fn compare(dir: &Path, plain: &HashMap<String, u64>, files: u64, bytes: u64, outcome: &mut Outcome) -> Result<u64, Failure> {
+fn compare(
+    dir: &Path,
+    plain: &HashMap<String, u64>,
+    files: u64,
+    bytes: u64,
+    outcome: &mut Outcome,
+) -> Result<u64, Failure> {
     let check = caliburn::check(dir)?;
-    outcome.problems.extend(check.problems.iter().map(|p| format!("{}, offset {}: {}", p.path.display(), p.offset, p.text)));
+    outcome.problems.extend(
+        check.problems.iter().map(|p| format!("{}, offset {}: {}", p.path.display(), p.offset, p.text)),
+    );
     let store = Store::open(dir)?;
     let table = Table::open(&store, bytes)?;
     if !table.files().is_multiple_of(files) || table.files() < outcome.acknowledged {
-        outcome.problems.push(format!("{} files were counted, {} acknowledged", table.files(), outcome.acknowledged));
+        outcome.problems.push(format!(
+            "{} files were counted, {} acknowledged",
+            table.files(),
+            outcome.acknowledged
+        ));
     }
     let rounds = table.files() / files;
     let counts = table.counts();
@@ -315,7 +347,16 @@ fn compare(dir: &Path, plain: &HashMap<String, u64>, files: u64, bytes: u64, out
 }
 
 #[expect(clippy::too_many_arguments, reason = "all that the summary shows")]
-fn report(arguments: &Arguments, outcome: &Outcome, seed: u64, rounds: u64, files: usize, bytes: u64, words: usize, total: u64) {
+fn report(
+    arguments: &Arguments,
+    outcome: &Outcome,
+    seed: u64,
+    rounds: u64,
+    files: usize,
+    bytes: u64,
+    words: usize,
+    total: u64,
+) {
     let mut recoveries: Vec<f64> = outcome.recovery_micros.iter().map(|us| *us as f64 / 1e3).collect();
     recoveries.sort_by(f64::total_cmp);
     let median = recoveries.get(recoveries.len() / 2).copied().unwrap_or(0.0);
@@ -332,13 +373,24 @@ fn report(arguments: &Arguments, outcome: &Outcome, seed: u64, rounds: u64, file
         );
         return;
     }
-    println!("Counted the words of {files} text files ({}) in recoverable memory, {rounds} times over,", size::show(bytes));
-    println!("one transaction per file: {} commits, {rate:.0} a second, each to survive a {}.",
-        outcome.commits, if class == "power" { "power cut" } else { "killed process" });
-    println!("The program was killed {} times ({} of them before it had recovered) and was back after", outcome.kills, outcome.kills_in_recovery);
+    println!(
+        "Counted the words of {files} text files ({}) in recoverable memory, {rounds} times over,",
+        size::show(bytes)
+    );
+    println!(
+        "one transaction per file: {} commits, {rate:.0} a second, each to survive a {}.",
+        outcome.commits,
+        if class == "power" { "power cut" } else { "killed process" }
+    );
+    println!(
+        "The program was killed {} times ({} of them before it had recovered) and was back after",
+        outcome.kills, outcome.kills_in_recovery
+    );
     println!("{median:.1} ms (median; worst {worst:.1} ms). Seed {seed}.");
     if outcome.problems.is_empty() {
-        println!("All {words} counts equal a plain count of the files: nothing was lost, nothing counted twice.");
+        println!(
+            "All {words} counts equal a plain count of the files: nothing was lost, nothing counted twice."
+        );
     } else {
         println!("NOT EXACT:");
         outcome.problems.iter().take(20).for_each(|p| println!("  {p}"));

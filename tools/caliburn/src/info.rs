@@ -23,8 +23,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         let segments: Vec<_> = info
             .segments
             .iter()
-            .map(|s| json!({"id": s.id, "name": s.name, "path": s.path.display().to_string(), "bytes": s.len,
-                "address": (s.address != 0).then(|| format!("{:#x}", s.address))}))
+            .map(|s| {
+                json!({"id": s.id, "name": s.name, "path": s.path.display().to_string(), "bytes": s.len,
+                "address": (s.address != 0).then(|| format!("{:#x}", s.address))})
+            })
             .collect();
         let log = &info.log;
         println!(
@@ -43,7 +45,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         None => println!("state    not closed in good order: the next opening recovers it"),
     }
     let log = &info.log;
-    println!("log      {}, {}, {} openings so far", log.path.display(), size::show(log.capacity), log.incarnation);
+    println!(
+        "log      {}, {}, {} openings so far",
+        log.path.display(),
+        size::show(log.capacity),
+        log.incarnation
+    );
     println!("         records needed from LSN {}, forced at least to {}", log.head, log.forced);
     for s in &info.segments {
         print!("segment  {:<20} {:>10}  {}", s.name, size::show(s.len), s.path.display());

@@ -78,13 +78,18 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut out = std::io::stdout().lock();
     let mut next = 0;
     loop {
-        let mut events = if arguments.all { history.all(&filter)? } else { history.live(&filter, arguments.reverse)? };
+        let mut events =
+            if arguments.all { history.all(&filter)? } else { history.live(&filter, arguments.reverse)? };
         if arguments.all && arguments.reverse {
             events.reverse();
         }
         let seen = next;
         for event in events.iter().filter(|e| !arguments.follow || e.lsn >= seen) {
-            let text = if arguments.json { as_json(event, arguments.bytes) } else { as_text(event, arguments.bytes) };
+            let text = if arguments.json {
+                as_json(event, arguments.bytes)
+            } else {
+                as_text(event, arguments.bytes)
+            };
             if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
                 // Whoever read our output has seen enough.
                 return Ok(ExitCode::SUCCESS);
@@ -117,14 +122,21 @@ fn as_json(event: &Event, bytes: bool) -> String {
             change
         })
         .collect();
-    let global_id = (!event.global_id.is_empty()).then(|| String::from_utf8_lossy(&event.global_id).into_owned());
+    let global_id =
+        (!event.global_id.is_empty()).then(|| String::from_utf8_lossy(&event.global_id).into_owned());
     json!({"lsn": event.lsn, "kind": event.kind, "time_ns": event.time, "opening": event.incarnation, "transactions": event.transactions,
         "global_id": global_id, "log_bytes": event.log_bytes, "changes": changes})
     .to_string()
 }
 
 fn as_text(event: &Event, bytes: bool) -> String {
-    let mut out = format!("{:>12}  {}.{:06}  {:<7}", event.lsn, event.time / 1_000_000_000, event.time / 1000 % 1_000_000, event.kind);
+    let mut out = format!(
+        "{:>12}  {}.{:06}  {:<7}",
+        event.lsn,
+        event.time / 1_000_000_000,
+        event.time / 1000 % 1_000_000,
+        event.kind
+    );
     if event.transactions > 1 {
         let _ = write!(out, "  {} transactions", event.transactions);
     }
@@ -134,7 +146,13 @@ fn as_text(event: &Event, bytes: bool) -> String {
     let total: usize = event.changes.iter().map(|c| c.bytes.len()).sum();
     let _ = write!(out, "  {} ranges, {total} bytes, {} in the log", event.changes.len(), event.log_bytes);
     for change in &event.changes {
-        let _ = write!(out, "\n              {} {}..{}", change.segment, change.offset, change.offset + change.bytes.len() as u64);
+        let _ = write!(
+            out,
+            "\n              {} {}..{}",
+            change.segment,
+            change.offset,
+            change.offset + change.bytes.len() as u64
+        );
         if bytes {
             let _ = write!(out, "  {}", hex(&change.bytes));
         }

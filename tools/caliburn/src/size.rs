@@ -20,7 +20,11 @@ pub fn show(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let step = if bytes == 0 { 0 } else { bytes.ilog2() as usize / 10 };
     let value = bytes as f64 / (1u64 << (10 * step)) as f64;
-    if value.fract() == 0.0 { format!("{value:.0} {}", units[step]) } else { format!("{value:.1} {}", units[step]) }
+    if value.fract() == 0.0 {
+        format!("{value:.0} {}", units[step])
+    } else {
+        format!("{value:.1} {}", units[step])
+    }
 }
 
 #[cfg(test)]
@@ -29,7 +33,10 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_shown() {
-        assert_eq!(["4096", "64M", "1GiB", "2kb"].map(|s| parse(s).unwrap()), [4096, 64 << 20, 1 << 30, 2048]);
+        assert_eq!(
+            ["4096", "64M", "1GiB", "2kb"].map(|s| parse(s).unwrap()),
+            [4096, 64 << 20, 1 << 30, 2048]
+        );
         assert!(parse("64X").is_err() && parse("M").is_err() && parse("99999999T").is_err());
         assert_eq!([0, 512, 1536, 64 << 20].map(show), ["0 B", "512 B", "1.5 KiB", "64 MiB"]);
     }

@@ -8,8 +8,8 @@
 //! One transaction per file adds all its words and moves `files` on, so the table always shows a whole
 //! number of files.
 
-use caliburn::{Class, Mode, Region, Segment, Store, Transaction};
 use crate::Failure;
+use caliburn::{Class, Mode, Region, Segment, Store, Transaction};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -137,6 +137,7 @@ impl Table {
         let capacity: u64 = self.table.load(CAPACITY);
         let slots = (0..capacity as usize).map(|i| self.table.load::<[u64; 4]>(SLOTS + i * SLOT));
         let used = slots.filter(|[_, count, ..]| *count > 0);
-        used.map(|[_, count, at, len]| (String::from_utf8_lossy(&self.word(at, len)).into_owned(), count)).collect()
+        used.map(|[_, count, at, len]| (String::from_utf8_lossy(&self.word(at, len)).into_owned(), count))
+            .collect()
     }
 }

@@ -1,0 +1,120 @@
+//! Style that no other tool checks: sizes of files and functions, names to avoid, unfinished work, and
+//! where `unsafe` may stand.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longest file and function, in lines.
+const FILE_LINES: usize = 800;
+const FUNCTION_LINES: usize = 90;
+/// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
+const UNSAFE_MAY: [&str; 11] = [
+    "crates/os/src/",
+    "crates/log/src/stage.rs",
+    "crates/engine/src/mapping.rs",
+    "crates/engine/src/prepared.rs",
+    "crates/engine/src/region.rs",
+    "crates/engine/src/slot.rs",
+    "crates/engine/src/transaction.rs",
+    "crates/engine/src/truncation.rs",
+    "crates/caliburn/src/lib.rs",
+    "crates/caliburn/tests/",
+    "bench/",
+];
+const BAD_NAMES: [&str; 4] = ["utils", "common", "helpers", "misc"];
+
+/// Checks every Rust file of the workspace.
+pub fn run() -> Result<(), String> {
+    let mut problems = Vec::new();
+    let mut files = Vec::new();
+    for root in ["crates", "tools", "bench", "xtask"] {
+        collect(Path::new(root), &mut files)?;
+    }
+    if files.len() < 30 {
+        return Err(format!("tidy sees only {} files: run it from the workspace's root", files.len()));
+    }
+    for path in &files {
+        let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        check(&path.to_string_lossy(), &text, &mut problems);
+    }
+    if problems.is_empty() { Ok(()) } else { Err(format!("tidy:\n  {}", problems.join("\n  "))) }
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
+    for entry in fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))? {
+        let path = entry.map_err(|e| e.to_string())?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn check(path: &str, text: &str, problems: &mut Vec<String>) {
+    let mut problem = |line: usize, what: &str| problems.push(format!("{path}:{line}: {what}"));
+    if text.lines().count() > FILE_LINES {
+        problem(FILE_LINES, "the file is longer than a reader can hold");
+    }
+    let stem = Path::new(path).file_stem().unwrap_or_default().to_string_lossy();
+    if BAD_NAMES.contains(&&*stem) {
+        problem(1, "name the noun that is in the file");
+    }
+    // Spelled in two parts, so that this file does not accuse itself.
+    let unfinished = [["TO", "DO"], ["FIX", "ME"], ["todo", "!("], ["unimpl", "emented!("], ["#[ign", "ore"]]
+        .map(|p| p.concat());
+    let may = UNSAFE_MAY.iter().any(|prefix| path.starts_with(prefix));
+    let unsafe_word = ["unsafe", " {"].concat();
+    let mut function = None;
+    for (i, line) in text.lines().enumerate() {
+        let number = i + 1;
+        if line.ends_with(' ') || line.contains('\t') {
+            problem(number, "spaces at the end, or a tab");
+        }
+        if unfinished.iter().any(|word| line.contains(word.as_str())) {
+            problem(number, "unfinished work or a test that is not run");
+        }
+        if !may && line.contains(&unsafe_word) {
+            problem(number, "raw memory is met elsewhere");
+        }
+        let indent = line.len() - line.trim_start().len();
+        let words = line.trim_start();
+        let begins = ["fn ", "pub fn ", "pub(crate) fn ", "unsafe fn ", "pub unsafe fn "]
+            .iter()
+            .any(|w| words.starts_with(w));
+        if begins && !line.trim_end().ends_with(';') {
+            function = Some((number, indent));
+        }
+        if let Some((start, depth)) = function
+            && line.trim_end() == format!("{:depth$}}}", "")
+        {
+            if number - start > FUNCTION_LINES {
+                problem(start, "the function is too long");
+            }
+            function = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(path: &str, text: &str) -> usize {
+        let mut found = Vec::new();
+        check(path, text, &mut found);
+        found.len()
+    }
+
+    #[test]
+    fn each_rule_can_fail() {
+        assert_eq!(problems("crates/x/src/noun.rs", "fn f() {\n}\n"), 0);
+        assert_eq!(problems("crates/x/src/utils.rs", ""), 1);
+        assert_eq!(problems("a.rs", &format!("// {}{}\n", "TO", "DO")), 1);
+        assert_eq!(problems("a.rs", "let x = 1; \n"), 1);
+        assert_eq!(problems("a.rs", "x\n".repeat(801).as_str()), 1);
+        assert_eq!(problems("a.rs", &format!("fn f() {{\n{}}}\n", "    x;\n".repeat(95))), 1);
+        assert_eq!(problems("a.rs", &format!("{} {{ x }}\n", "unsafe")), 1);
+    }
+}
