@@ -336,6 +336,16 @@ fn aborting_a_no_restore_transaction_panics_clearly() {
 }
 
 #[test]
+#[should_panic(expected = "the region belongs to another store")]
+fn a_region_of_another_store_panics_clearly() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, other) = (open(&dir.path().join("s")), open(&dir.path().join("t")));
+    let memory = region(&other);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    let _ = tx.store(&memory, 0, &7u64);
+}
+
+#[test]
 fn a_dropped_no_restore_transaction_never_reaches_the_segment() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");

@@ -22,6 +22,7 @@ use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
 use caliburn_os::{ordinal, span};
 use std::ops::Range;
+use std::ptr;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Whether a transaction can be aborted.
@@ -103,8 +104,12 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// When the range leaves the region, or the transaction becomes too large for the log or the memory
     /// budget. Nothing is declared then, and the transaction goes on.
+    ///
+    /// # Panics
+    /// If the region belongs to another store.
     #[inline]
     pub fn set_range(&mut self, region: &'t Region, range: Range<usize>) -> Result<(), RangeError> {
+        assert!(ptr::eq(&*region.store, self.store), "the region belongs to another store than the transaction");
         let state = &*region.state;
         let len = range.end.wrapping_sub(range.start);
         if range.start > range.end || range.end > state.len() {
