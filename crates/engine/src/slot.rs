@@ -37,6 +37,8 @@ pub(crate) struct Slot {
     count: AtomicU32,
     /// Counts the transactions that had this slot; identifies the present one.
     turn: AtomicU64,
+    /// Its place among all slots.
+    number: usize,
     announced: [Announced; ANNOUNCED],
     spill: Mutex<BTreeMap<usize, Spilled>>,
     tally: Tally,
@@ -99,6 +101,8 @@ pub(crate) struct Work {
     pub body_bytes: u64,
     /// Ranges were joined, or are in the tree.
     pub joined: bool,
+    /// Old values are kept.
+    pub restore: bool,
     /// Upper bound of the memory for private copies of the pages declared.
     pub page_bytes: u64,
 }
@@ -110,9 +114,10 @@ pub(crate) struct Undo {
     pub len: usize,
 }
 
-impl Default for Slot {
-    fn default() -> Slot {
+impl Slot {
+    fn new(number: usize) -> Slot {
         Slot {
+            number,
             held: AtomicBool::new(false),
             spilled: AtomicBool::new(false),
             count: AtomicU32::new(0),
@@ -126,6 +131,7 @@ impl Default for Slot {
                 saved: Vec::new(),
                 body_bytes: 0,
                 joined: false,
+                restore: true,
                 page_bytes: 0,
             }),
         }
@@ -160,18 +166,17 @@ impl Slot {
 /// A slot in the hands of one transaction.
 pub(crate) struct Held<'t> {
     slot: &'t Slot,
-    number: usize,
 }
 
 impl<'t> Held<'t> {
     /// Leaves the slot held, to be taken up again by [`Slots::resume`].
     pub fn suspend(self) -> usize {
-        self.number
+        self.slot.number
     }
 
     /// Identifies the transaction among all of this opening of the store.
     pub fn id(&self) -> u64 {
-        self.slot.turn.load(Ordering::Relaxed) << 24 | self.number as u64
+        self.slot.turn.load(Ordering::Relaxed) << 24 | self.slot.number as u64
     }
 
     #[inline(always)]
@@ -414,7 +419,7 @@ impl Slots {
             // Only the thread with this number ever takes the slot, so looking and taking need not be one step.
             if !slot.held.load(Ordering::Acquire) {
                 slot.held.store(true, Ordering::Relaxed);
-                return Slots::held(slot, number);
+                return Slots::held(slot);
             }
         }
         self.hold_any()
@@ -422,22 +427,19 @@ impl Slots {
 
     #[cold]
     fn hold_any(&self) -> Held<'_> {
-        let mut base = FIRST_TIER;
         for tier in 1..TIERS {
             let slots = self.tier(tier);
-            for (i, slot) in slots.iter().enumerate() {
+            for slot in slots {
                 if !slot.held.load(Ordering::Relaxed) && !slot.held.swap(true, Ordering::Acquire) {
-                    return Slots::held(slot, base + i);
+                    return Slots::held(slot);
                 }
             }
-            base += slots.len();
         }
-        panic!("more than {base} transactions are open at the same time");
+        panic!("more than {} transactions are open at the same time", FIRST_TIER << TIERS);
     }
 
     /// The slot that a prepared transaction left held.
     pub fn resume(&self, mut number: usize) -> Held<'_> {
-        let wanted = number;
         let tier = (0..TIERS).find(|tier| {
             let len = FIRST_TIER << tier;
             let inside = number < len;
@@ -446,18 +448,22 @@ impl Slots {
         });
         let slot = &self.tier(tier.expect("a slot's number is within the tiers"))[number];
         assert!(slot.holder().is_some(), "a prepared transaction's slot is held");
-        Held { slot, number: wanted }
+        Held { slot }
     }
 
     #[inline]
-    fn held(slot: &Slot, number: usize) -> Held<'_> {
+    fn held(slot: &Slot) -> Held<'_> {
         slot.turn.store(slot.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Held { slot, number }
+        Held { slot }
     }
 
     #[inline]
     fn tier(&self, tier: usize) -> &[Slot] {
-        self.tiers[tier].get_or_init(|| (0..FIRST_TIER << tier).map(|_| Slot::default()).collect())
+        self.tiers[tier].get_or_init(|| {
+            // Tiers double in size: those before this one hold (2^tier - 1) first tiers.
+            let before = FIRST_TIER * ((1 << tier) - 1);
+            (0..FIRST_TIER << tier).map(|i| Slot::new(before + i)).collect()
+        })
     }
 
     /// Every slot that was ever used, with its number.

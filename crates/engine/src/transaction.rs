@@ -69,7 +69,6 @@ const PIECE: usize = 1 << 30;
 pub struct Transaction<'t> {
     store: &'t Shared,
     held: Option<Held<'t>>,
-    mode: Mode,
 }
 
 // SAFETY: a transaction is a set of announcements in a slot and borrowed store state, none of it tied to
@@ -78,19 +77,25 @@ unsafe impl Send for Transaction<'_> {}
 
 impl std::fmt::Debug for Transaction<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Transaction").field("id", &self.id()).field("mode", &self.mode).finish()
+        f.debug_struct("Transaction").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 
 impl<'t> Transaction<'t> {
     #[inline]
     pub(crate) fn new(store: &'t Shared, mode: Mode) -> Transaction<'t> {
-        Transaction { store, held: Some(store.slots.hold()), mode }
+        let mut held = store.slots.hold();
+        held.work().restore = mode == Mode::Restore;
+        Transaction { store, held: Some(held) }
     }
 
     #[inline(always)]
     fn held(&mut self) -> &mut Held<'t> {
         self.held.as_mut().expect("a transaction holds its slot until it is spent")
+    }
+
+    fn restores(&mut self) -> bool {
+        self.held().work().restore
     }
 
     /// Its identity, as [`Query`](crate::Query) reports it.
@@ -109,7 +114,10 @@ impl<'t> Transaction<'t> {
     /// If the region belongs to another store.
     #[inline]
     pub fn set_range(&mut self, region: &'t Region, range: Range<usize>) -> Result<(), RangeError> {
-        assert!(ptr::eq(&*region.store, self.store), "the region belongs to another store than the transaction");
+        assert!(
+            ptr::eq(&*region.store, self.store),
+            "the region belongs to another store than the transaction"
+        );
         let state = &*region.state;
         let len = range.end.wrapping_sub(range.start);
         if range.start > range.end || range.end > state.len() {
@@ -167,7 +175,7 @@ impl<'t> Transaction<'t> {
         if len == 0 {
             return Ok(());
         }
-        let (store, mode) = (self.store, self.mode);
+        let store = self.store;
         let end = start + len;
         let pages = (((end - 1) >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
         let held = self.held();
@@ -185,7 +193,7 @@ impl<'t> Transaction<'t> {
         store.reserve.pass(start, end, store.page_size);
         let work = held.work();
         (work.body_bytes, work.page_bytes) = (body_bytes, page_bytes);
-        if mode == Mode::Restore {
+        if work.restore {
             let old = Undo { start, len };
             work.undo.push(old);
             save(&mut work.saved, region, old);
@@ -206,7 +214,7 @@ impl<'t> Transaction<'t> {
         len: usize,
         pages: usize,
     ) -> Result<(), RangeError> {
-        let (store, mode) = (self.store, self.mode);
+        let store = self.store;
         let held = self.held();
         let mut undo = std::mem::take(&mut held.work().undo);
         let from = undo.len();
@@ -218,12 +226,12 @@ impl<'t> Transaction<'t> {
         for gap in &undo[from..] {
             fresh += gap.len;
             work.body_bytes += range_bytes(gap.len) as u64;
-            if mode == Mode::Restore {
+            if work.restore {
                 save(&mut work.saved, region, *gap);
             }
         }
         work.page_bytes += if fresh > 0 { pages as u64 } else { 0 };
-        if mode == Mode::NoRestore {
+        if !work.restore {
             undo.truncate(from);
         }
         work.undo = undo;
@@ -294,7 +302,7 @@ impl<'t> Transaction<'t> {
     /// # Panics
     /// In `NoRestore` mode, which keeps no old values.
     pub fn commit_returning_old(mut self, class: Class) -> Result<Vec<OldValue>, CommitError> {
-        assert!(self.mode == Mode::Restore, "a no-restore transaction has no old values to return");
+        assert!(self.restores(), "a no-restore transaction has no old values to return");
         let old = self.old_values();
         self.commit(class)?;
         Ok(old)
@@ -317,11 +325,8 @@ impl<'t> Transaction<'t> {
     ///
     /// # Panics
     /// In `NoRestore` mode, which promised never to abort.
-    pub fn abort(self) {
-        assert!(
-            self.mode == Mode::Restore,
-            "a no-restore transaction cannot be aborted: it kept no old values"
-        );
+    pub fn abort(mut self) {
+        assert!(self.restores(), "a no-restore transaction cannot be aborted: it kept no old values");
         drop(self);
     }
 
@@ -390,10 +395,7 @@ impl<'t> Transaction<'t> {
     /// # Panics
     /// In `NoRestore` mode: an undecided transaction may have to be undone.
     pub fn prepare(mut self, global_id: &[u8]) -> Result<(), CommitError> {
-        assert!(
-            self.mode == Mode::Restore,
-            "a no-restore transaction cannot be prepared: it kept no old values"
-        );
+        assert!(self.restores(), "a no-restore transaction cannot be prepared: it kept no old values");
         self.store.check_global_id(global_id)?;
         let body = Transaction::body(self.held());
         self.store.prepare(&body, global_id, || self.held.take().expect("not spent").suspend())
@@ -454,9 +456,10 @@ pub(crate) fn restore(store: &Shared, held: &mut Held<'_>) {
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         let Some(mut held) = self.held.take() else { return };
+        let restores = held.work().restore;
         let mut changed = false;
         held.each(|_, _, _| changed = true);
-        if self.mode == Mode::NoRestore && changed {
+        if !restores && changed {
             // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
             // good, so that no truncation writes those pages from memory; reopening the store clears it.
             tracing::error!(

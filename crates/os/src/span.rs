@@ -9,24 +9,25 @@
 /// Longest copy done in 16-byte steps; beyond it the string instruction of the machine is faster.
 const STEPS_MAX: usize = 2048;
 
+/// Moves 8 bytes at offset `AT` of both pointers.
 #[inline(always)]
-unsafe fn move8(source: *const u8, target: *mut u8) {
+unsafe fn move8<const AT: usize>(source: *const u8, target: *mut u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller vouches for 8 readable and writable bytes; `mov` needs no alignment.
     unsafe {
-        std::arch::asm!("mov {0}, qword ptr [{1}]", "mov qword ptr [{2}], {0}",
-            out(reg) _, in(reg) source, in(reg) target, options(nostack, preserves_flags));
+        std::arch::asm!("mov {0}, qword ptr [{1} + {at}]", "mov qword ptr [{2} + {at}], {0}",
+            out(reg) _, in(reg) source, in(reg) target, at = const AT, options(nostack, preserves_flags));
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the caller vouches for 8 readable and writable bytes; ordinary memory takes them unaligned.
     unsafe {
-        std::arch::asm!("ldr {0}, [{1}]", "str {0}, [{2}]",
-            out(reg) _, in(reg) source, in(reg) target, options(nostack, preserves_flags));
+        std::arch::asm!("ldr {0}, [{1}, #{at}]", "str {0}, [{2}, #{at}]",
+            out(reg) _, in(reg) source, in(reg) target, at = const AT, options(nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     // SAFETY: the caller vouches for 8 readable and writable bytes.
     unsafe {
-        (0..8).for_each(|i| target.add(i).write_volatile(source.add(i).read_volatile()));
+        (AT..AT + 8).for_each(|i| target.add(i).write_volatile(source.add(i).read_volatile()));
     }
 }
 
@@ -41,8 +42,8 @@ unsafe fn move16(source: *const u8, target: *mut u8) {
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller vouches for 16 readable and writable bytes.
     unsafe {
-        move8(source, target);
-        move8(source.add(8), target.add(8));
+        move8::<0>(source, target);
+        move8::<8>(source, target);
     }
 }
 
@@ -61,25 +62,43 @@ unsafe fn bulk(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// In steps of 16 bytes, the last one overlapping the one before it.
+/// Short copies in steps of 8 bytes, longer ones of 16, the last step overlapping the one before it. Short
+/// ranges were often stored a moment ago, word by word; a wider load would have to wait for those stores.
 #[inline(always)]
 unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: every access below lies within `len` bytes of both pointers, which the caller vouches for.
     unsafe {
-        if len > 16 {
-            let mut at = 0;
+        if len < 8 {
+            for i in 0..len {
+                target.add(i).write_volatile(source.add(i).read_volatile());
+            }
+            return;
+        }
+        let mut at = 0;
+        if len <= 32 {
+            // A last, shorter step is taken at the end, over what came before.
+            move8::<0>(source, target);
+            if len >= 16 {
+                move8::<8>(source, target);
+                if len >= 24 {
+                    move8::<16>(source, target);
+                }
+            }
+            if !len.is_multiple_of(8) || len == 32 {
+                move8::<0>(source.add(len - 8), target.add(len - 8));
+            }
+        } else if len <= 64 {
+            while at + 8 < len {
+                move8::<0>(source.add(at), target.add(at));
+                at += 8;
+            }
+            move8::<0>(source.add(len - 8), target.add(len - 8));
+        } else {
             while at + 16 < len {
                 move16(source.add(at), target.add(at));
                 at += 16;
             }
             move16(source.add(len - 16), target.add(len - 16));
-        } else if len >= 8 {
-            move8(source, target);
-            move8(source.add(len - 8), target.add(len - 8));
-        } else {
-            for i in 0..len {
-                target.add(i).write_volatile(source.add(i).read_volatile());
-            }
         }
     }
 }
