@@ -44,6 +44,8 @@ pub(crate) struct Flush {
     idle: AtomicBool,
     /// What the background flusher was asked for: [`SPACE`] in the stage, a [`FORCE`].
     wanted: AtomicU32,
+    /// Counts the threads that came to wait for a force.
+    arrivals: AtomicU64,
     /// Bytes that somebody holding the flush lock waits for.
     pub starved: AtomicU64,
     pub forces: AtomicU64,
@@ -67,6 +69,12 @@ const RECORD_MIN: usize = 40;
 pub(crate) struct Work {
     merger: Merger,
     buffer: Vec<u8>,
+    /// Arrivals up to the last horizon.
+    served: u64,
+    /// How many are expected to have arrived before the next one.
+    cohort: u64,
+    /// How long the last force took.
+    force_time: Duration,
 }
 
 pub(crate) fn now_ns() -> u64 {
@@ -151,7 +159,7 @@ impl Shared {
         bodies: impl ExactSizeIterator<Item = &'b [u8]> + DoubleEndedIterator + Clone,
         merge: bool,
     ) -> Result<(), Failure> {
-        let Work { merger, buffer } = work;
+        let Work { merger, buffer, .. } = work;
         let count = bodies.len() as u64;
         if merge {
             let merged = merger.merge(bodies);
@@ -253,6 +261,7 @@ impl Shared {
     }
 
     fn wait_forced(&self, stamp: u64, merge: bool) -> Result<(), Failure> {
+        self.flush.arrivals.fetch_add(1, Ordering::SeqCst);
         loop {
             let seen = self.flush.moved.count();
             if self.is_durable(stamp) {
@@ -267,10 +276,32 @@ impl Shared {
                 self.unlock_flush(work);
                 return Ok(());
             }
-            let done = self.flush_staged(&mut work, merge).and_then(|horizon| self.force_flushed(horizon));
+            let done = self.lead(&mut work, merge);
             self.unlock_flush(work);
             done?;
         }
+    }
+
+    /// Forces for all who wait. A leader forces at once when it is alone; when others were there for the
+    /// last force, it gives them a moment to come back with their next commit, or it would force for the
+    /// first of them only and let the rest wait for the force after that.
+    fn lead(&self, work: &mut Work, merge: bool) -> Result<(), Failure> {
+        let arrivals = || self.flush.arrivals.load(Ordering::SeqCst);
+        if work.cohort > 1 {
+            let start = Instant::now();
+            while arrivals() - work.served < work.cohort && start.elapsed() < work.force_time / 2 {
+                std::thread::yield_now();
+            }
+        }
+        let horizon_of = arrivals();
+        let covered = horizon_of - work.served;
+        work.served = horizon_of;
+        let horizon = self.flush_staged(work, merge)?;
+        let start = Instant::now();
+        self.force_flushed(horizon)?;
+        work.force_time = start.elapsed().min(Duration::from_millis(1));
+        work.cohort = covered + (arrivals() - horizon_of);
+        Ok(())
     }
 
     /// A commit was staged: the flusher must know, for the bound on its laziness and for the stage's space.
