@@ -130,7 +130,6 @@ fn check_log(
         }
     };
     let known = check_stage(dir, catalog, report)?;
-    let mut patches = Patches::new(Lsn(status.head.get()));
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
     let capacity = status.capacity.get();
@@ -147,12 +146,10 @@ fn check_log(
                 record.lsn, range.offset, range.segment.0
             );
             stray.push((recovery::log_offset(record.lsn, capacity), text));
-        } else {
-            patches.note(record);
         }
         prepared::recover(&mut prepared, record);
     })?;
-    patches.fill(image);
+    let patches = Patches::of(image);
     for (offset, text) in stray {
         report.problem(&path, offset, text);
     }
@@ -194,7 +191,7 @@ fn check_sums(segment: &SegmentState, patches: &Patches, report: &mut Report) ->
     // Truncation writes whole pages of the machine it runs on.
     let page = (caliburn_os::page_size() / SUM_UNIT) as u64;
     let mut excused = BTreeSet::new();
-    for range in patches.of_segment(segment.id) {
+    for range in patches.ranges().filter(|r| r.segment == segment.id) {
         let last = (range.offset + range.bytes.len().max(1) as u64 - 1) / SUM_UNIT as u64;
         excused.extend(range.offset / SUM_UNIT as u64 / page..=last / page);
     }

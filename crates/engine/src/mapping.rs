@@ -102,7 +102,7 @@ impl Shared {
         let offset = SEGMENT_DATA + region.start + from as u64;
         let (medium, map) = (&region.segment.medium, &region.reservation);
         let pending = self.pending.read().expect("no panic under this lock");
-        let patches = pending.as_ref().filter(|p| p.of_segment(region.segment.id).next().is_some());
+        let patches = pending.as_ref().filter(|p| !p.is_empty());
         // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
         unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write || patches.is_some()) }
@@ -115,8 +115,7 @@ impl Shared {
         }
         if let Some(patches) = patches {
             let (low, high) = (region.start + from as u64, region.start + to as u64);
-            let mut pages = self.lock_pages();
-            for range in patches.of_segment(region.segment.id) {
+            for range in patches.ranges().filter(|r| r.segment == region.id) {
                 let start = range.offset.max(low);
                 let end = (range.offset + range.bytes.len() as u64).min(high);
                 if start < end {
@@ -124,10 +123,8 @@ impl Shared {
                     let target = region.pointer(region.base + (start - region.start) as usize);
                     // SAFETY: `[start, end)` lies in the part mapped above, which nobody else knows yet.
                     unsafe { span::copy(source.as_ptr(), target, source.len()) };
-                    pages.note_private(range.segment, start, end - start);
                 }
             }
-            drop(pages);
             if !write {
                 let start = region.pointer(region.base + from);
                 // SAFETY: the part was mapped above and is whole pages.

@@ -13,6 +13,7 @@
 //! the tail, for which room is always kept.
 
 use crate::error::{CommitError, Failure};
+use crate::patches::Patches;
 use crate::store::{Shared, Store};
 use crate::transaction::restore;
 use caliburn_log::SegmentId;
@@ -193,9 +194,8 @@ impl Shared {
         }
         let decided = self.decide(Kind::Resolve, global_id, &body);
         if let Ok(end) = decided {
-            let base = self.live().log.head();
             let mut pending = self.pending.write().expect("no panic under this lock");
-            pending.get_or_insert_with(|| crate::patches::Patches::new(base)).push(&body, end);
+            pending.get_or_insert_with(|| Patches::none(end)).push(body, end);
             drop(pending);
             self.wake_truncation();
         }

@@ -165,12 +165,10 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     let leftovers = stage::leftovers(&*stage_medium, &catalog.store, &boot)?;
     // 2
     let mut prepared = PreparedTable::new();
-    let mut patches = Patches::new(Lsn(status.head.get()));
     let (image, damage) = Image::scan(&*medium, &status, leftovers.appended, |record| {
-        patches.note(record);
         prepared::recover(&mut prepared, record);
     })?;
-    patches.fill(image);
+    let mut patches = Patches::of(image);
     // 3
     let damage = match damage {
         Some(damage) if !options.salvage => return Err(damage.into()),
@@ -181,7 +179,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         // With damage in between, what is later than the damage would be out of order.
         for (_, body) in leftovers.records.iter().filter(|_| parts.damage.is_none()) {
             let tail = patches.tail();
-            patches.push(body, tail);
+            patches.push(body.clone(), tail);
         }
         parts.pending = Some(patches);
         return Ok(parts);
@@ -217,7 +215,7 @@ fn append_leftover(
         make_room(log, parts, patches)?;
     }
     append(log, Kind::Commit, &[], body)?;
-    patches.push(body, log.appended());
+    patches.push(body.to_vec(), log.appended());
     Ok(())
 }
 
@@ -242,11 +240,11 @@ fn make_room(log: &Log, parts: &mut Parts, patches: &mut Patches) -> Result<(), 
     }
     log.force()?;
     for segment in &parts.segments {
-        patches.apply(segment, caliburn_os::page_size())?;
+        patches.apply(segment, caliburn_os::page_size(), |_| {})?;
         segment.sync()?;
     }
     log.advance_head(prepared::oldest(&parts.prepared).min(log.appended()))?;
-    *patches = Patches::new(log.appended());
+    *patches = Patches::none(log.appended());
     Ok(())
 }
 

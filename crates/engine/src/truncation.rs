@@ -288,9 +288,13 @@ impl Shared {
             let patches = Patches::of(image);
             for id in patches.segments() {
                 let Some(segment) = self.segment_state(id) else { continue };
-                let count = patches.apply(&segment, self.page_size).map_err(|e| self.fail(e))?;
+                let mut numbers = Vec::new();
+                patches
+                    .apply(&segment, self.page_size, |number| numbers.push(number))
+                    .map_err(|e| self.fail(e))?;
                 segment.sync().map_err(|e| self.fail(e))?;
-                self.truncation.pages_written.fetch_add(count, Ordering::Relaxed);
+                self.truncation.pages_written.fetch_add(numbers.len() as u64, Ordering::Relaxed);
+                self.note_mapped(&segment, &numbers);
             }
             self.truncation.epochs.fetch_add(1, Ordering::Relaxed);
         }
@@ -300,6 +304,17 @@ impl Shared {
         }
         self.pending.write().expect("no panic under this lock").take_if(|p| p.tail() <= end);
         self.move_head()
+    }
+
+    /// Pages that an epoch has written and that are mapped are private: their changes, or what recovery
+    /// laid over them, are in memory.
+    fn note_mapped(&self, segment: &SegmentState, numbers: &[u64]) {
+        let page = self.page_size as u64;
+        for number in numbers {
+            if self.region_of(segment.id, number * page).is_some() {
+                self.lock_pages().note_private(segment.id, number * page, page);
+            }
+        }
     }
 
     /// Called with the number of private pages whenever it may have grown.

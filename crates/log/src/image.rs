@@ -4,6 +4,7 @@
 use crate::format::{ALIGN, LOG_DATA, Lsn, Status, Trailer};
 use crate::log::MediaError;
 use crate::record::{Decoded, FRAME, Record, decode};
+use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
 use std::path::PathBuf;
 use zerocopy::FromBytes;
@@ -30,16 +31,16 @@ pub struct Damage {
 }
 
 /// The bytes from the head to the tail of a log, all of whose records are valid.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Image {
     head: Lsn,
-    bytes: Vec<u8>,
+    bytes: Buffer,
 }
 
 impl Image {
     /// Reads `[from, to)`, which the caller knows to hold whole valid records.
     pub fn read(medium: &dyn Medium, capacity: u64, from: Lsn, to: Lsn) -> Result<Image, MediaError> {
-        let mut bytes = vec![0; (to.0 - from.0) as usize];
+        let mut bytes = buffer(medium, to.0 - from.0)?;
         read_ring(medium, capacity, from, &mut bytes)?;
         Ok(Image { head: from, bytes })
     }
@@ -55,7 +56,7 @@ impl Image {
     ) -> Result<(Image, Option<Damage>), MediaError> {
         let (head, capacity) = (Lsn(status.head.get()), status.capacity.get());
         // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
-        let mut bytes = vec![0; capacity as usize];
+        let mut bytes = buffer(medium, capacity)?;
         let (mut have, mut at, mut incarnation) = (0u64, 0u64, 0u32);
         loop {
             let window = &bytes[at as usize..have as usize];
@@ -98,7 +99,7 @@ impl Image {
     }
 
     /// The bytes themselves.
-    pub fn into_bytes(self) -> Vec<u8> {
+    pub fn into_bytes(self) -> Buffer {
         self.bytes
     }
 
@@ -127,6 +128,10 @@ impl Image {
             Some(record)
         })
     }
+}
+
+fn buffer(medium: &dyn Medium, len: u64) -> Result<Buffer, MediaError> {
+    Buffer::new(len as usize).map_err(|e| MediaError::new("get memory for the log of", medium, 0, e))
 }
 
 /// Reads part of the ring, in two parts where it wraps.

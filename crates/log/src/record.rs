@@ -94,13 +94,6 @@ impl<'a> Record<'a> {
         Ranges { rest: self.ranges }
     }
 
-    /// Where in the record a part of its body begins.
-    #[inline]
-    pub fn offset_of(&self, part: &[u8]) -> usize {
-        let before = self.len as usize - size_of::<Trailer>() - self.ranges.len();
-        before + (part.as_ptr().addr() - self.ranges.as_ptr().addr())
-    }
-
     /// The ranges as stored, to be put into another record.
     pub fn body(&self) -> &'a [u8] {
         self.ranges
@@ -223,7 +216,7 @@ pub fn body_crc(body: &[u8]) -> u32 {
     crc32c::crc32c(body)
 }
 
-/// Kind, length and ranges of the first of several records that this process encoded.
+/// Kind, length and ranges of the first of several records that this process encoded or verified.
 #[inline]
 pub fn peel(bytes: &[u8]) -> Option<(Kind, usize, &[u8])> {
     let (header, rest) = RecordHeader::ref_from_prefix(bytes).ok()?;

@@ -122,6 +122,59 @@ impl Drop for Reservation {
     }
 }
 
+/// Zeroed memory for large, short-lived contents, on huge pages where the system has them, so that filling
+/// it does not fault at every 4 KiB.
+#[derive(Debug)]
+pub struct Buffer {
+    memory: Option<Reservation>,
+    len: usize,
+}
+
+impl Buffer {
+    /// `len` bytes of zeros; memory is used only for what is touched.
+    pub fn new(len: usize) -> io::Result<Buffer> {
+        if len == 0 {
+            return Ok(Buffer { memory: None, len });
+        }
+        let memory = Reservation::new(len.next_multiple_of(page_size()), None)?;
+        let base = memory.base().as_ptr().cast();
+        // SAFETY: the whole of the new reservation is ours, and nobody refers to it.
+        unsafe {
+            mprotect(base, memory.len(), MprotectFlags::READ | MprotectFlags::WRITE)?;
+            // Without huge pages it works all the same.
+            let _ = madvise(base, memory.len(), Advice::LinuxHugepage);
+        }
+        Ok(Buffer { memory: Some(memory), len })
+    }
+
+    /// Forgets the bytes from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+}
+
+impl std::ops::Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.memory {
+            // SAFETY: `len` bytes are mapped, readable, initialised to zero, and borrowed with `self`.
+            Some(memory) => unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), self.len) },
+            None => &[],
+        }
+    }
+}
+
+impl std::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &self.memory {
+            // SAFETY: as above, and borrowed mutably with `self`.
+            Some(memory) => unsafe { std::slice::from_raw_parts_mut(memory.base().as_ptr(), self.len) },
+            None => &mut [],
+        }
+    }
+}
+
 /// Drops the private copies of whole pages: the next access shows the file again.
 ///
 /// # Safety
