@@ -158,7 +158,8 @@ impl Recorded {
     }
 }
 
-impl Medium for Recorded {
+// SAFETY: everything mapped is passed on from a file's medium.
+unsafe impl Medium for Recorded {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.inner.read_at(buffer, offset)
     }

@@ -131,3 +131,69 @@ fn identifiers_are_checked_and_the_transaction_is_aborted() {
     store.commit_prepared(&[1; 1024]).unwrap();
     assert_eq!((memory.load::<u64>(0), memory.load::<u64>(8192)), (9, 0));
 }
+
+#[test]
+fn one_thread_decides_and_the_other_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"));
+    let memory = region(&store);
+    for round in 1..=50u64 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, 0, &round).unwrap();
+        let before: u64 = round - 1;
+        tx.prepare(b"race").unwrap();
+        let (committed, aborted) = std::thread::scope(|scope| {
+            let commit = scope.spawn(|| store.commit_prepared(b"race").is_ok());
+            let abort = scope.spawn(|| store.abort_prepared(b"race").is_ok());
+            (commit.join().unwrap(), abort.join().unwrap())
+        });
+        assert!(committed != aborted, "exactly one decision stands");
+        assert_eq!(memory.load::<u64>(0), if committed { round } else { before });
+        put(&store, &memory, 0, round, Class::Process);
+    }
+    assert_eq!(store.query().uncommitted, 0);
+}
+
+#[test]
+fn undecided_transactions_may_take_a_quarter_of_the_log_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options();
+    options.log_bytes(64 << 10);
+    let store = options.open(dir.path().join("s")).unwrap();
+    let memory = region(&store);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, 0, &[1; 20_000]).unwrap();
+    assert!(matches!(tx.prepare(b"large"), Err(CommitError::LogTooSmall { .. })));
+    assert_eq!(memory.load::<u8>(0), 0, "it was aborted");
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, 0, &[1; 15_000]).unwrap();
+    tx.prepare(b"fits").unwrap();
+    // The largest commit still has its room beside it, again and again.
+    for i in 0..20u8 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&memory, 65536, &[i; 32_000]).unwrap();
+        tx.commit(Class::Power).unwrap();
+    }
+    store.commit_prepared(b"fits").unwrap();
+    assert_eq!((memory.load::<u8>(0), memory.load::<u8>(65536)), (1, 19));
+}
+
+#[test]
+fn a_read_only_store_decides_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (live, path) = (dir.path().join("live"), dir.path().join("s"));
+    let store = open(&live);
+    let memory = region(&store);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&memory, 0, &1u64).unwrap();
+    tx.prepare(b"g").unwrap();
+    copy_store(&live, &path);
+    let reader = caliburn::Store::options().read_only(true).open(&path).unwrap();
+    let _memory = region(&reader);
+    assert_eq!(reader.prepared().len(), 1);
+    for refused in
+        [reader.commit_prepared(b"g"), reader.abort_prepared(b"g"), reader.flush(), reader.truncate()]
+    {
+        assert!(matches!(refused, Err(CommitError::ReadOnly)));
+    }
+}

@@ -193,7 +193,7 @@ fn sizes_around_every_limit_commit_and_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     // Stage chunks of 32 KiB and a log of 1 MiB: around each, one byte less, exact, one more.
-    let sizes = [1, 7, 8, 9, 4095, 4096, 4097, 32600, 32688, 32689, 32700, 32768, 65536, 500_000, 1_000_000];
+    let sizes = [1, 7, 8, 9, 4095, 4096, 4097, 32600, 32688, 32689, 32700, 32768, 65536, 400_000, 524_000];
     for (i, size) in sizes.into_iter().enumerate() {
         let store = open(&path);
         let memory = region(&store);
@@ -364,4 +364,109 @@ fn hundreds_of_transactions_of_one_thread_may_be_open_at_once() {
         if i % 3 == 0 { tx.abort() } else { tx.commit(Class::Process).unwrap() }
     }
     assert!((0..1000usize).all(|i| memory.load::<u64>(i * 8) == if i % 3 == 0 { 0 } else { i as u64 + 1 }));
+}
+
+#[test]
+fn the_largest_commit_finds_room_in_a_log_that_is_partly_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options();
+    options.log_bytes(64 << 10);
+    let store = options.open(dir.path().join("s")).unwrap();
+    let memory = region(&store);
+    for (i, size) in [12_000, 32_000, 1000, 32_000, 32_000, 20_000, 32_000].into_iter().enumerate() {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&memory, 0, &vec![i as u8 + 1; size]).unwrap();
+        tx.commit(Class::Power).unwrap();
+    }
+    assert_eq!((memory.load::<u8>(0), memory.load::<u8>(31_999)), (7, 7));
+}
+
+#[test]
+fn a_failed_write_fails_the_store_for_good_and_what_was_acknowledged_is_there_after_reopening() {
+    use caliburn::medium::{Files, Media, Medium};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    /// A disk whose forces fail from a given moment on.
+    #[derive(Debug)]
+    struct Failing(Arc<AtomicBool>);
+    #[derive(Debug)]
+    struct FailingMedium(Arc<dyn Medium>, Arc<AtomicBool>);
+    impl Media for Failing {
+        fn open(&self, path: &Path, write: bool) -> std::io::Result<Arc<dyn Medium>> {
+            Ok(Arc::new(FailingMedium(Files.open(path, write)?, self.0.clone())))
+        }
+        fn create(&self, path: &Path) -> std::io::Result<Arc<dyn Medium>> {
+            Ok(Arc::new(FailingMedium(Files.create(path)?, self.0.clone())))
+        }
+        fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<()> {
+            Files.replace(path, content)
+        }
+        fn sync_directory(&self, path: &Path) -> std::io::Result<()> {
+            Files.sync_directory(path)
+        }
+    }
+    // SAFETY: everything mapped is passed on from a file's medium.
+    unsafe impl Medium for FailingMedium {
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+            self.0.read_at(buffer, offset)
+        }
+        fn write_at(&self, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+            self.0.write_at(bytes, offset)
+        }
+        fn sync(&self) -> std::io::Result<()> {
+            // Fails once, as Linux reports a writeback error once; later forces would "succeed".
+            if self.1.swap(false, Ordering::SeqCst) {
+                Err(std::io::Error::from_raw_os_error(5))
+            } else {
+                self.0.sync()
+            }
+        }
+        fn len(&self) -> std::io::Result<u64> {
+            self.0.len()
+        }
+        fn set_len(&self, len: u64) -> std::io::Result<()> {
+            self.0.set_len(len)
+        }
+        fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
+            self.0.descriptor()
+        }
+        fn path(&self) -> &Path {
+            self.0.path()
+        }
+    }
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let failing = Arc::new(AtomicBool::new(false));
+    let store = options().media(Arc::new(Failing(failing.clone()))).open(&path).unwrap();
+    let memory = region(&store);
+    let commit = |value: u64, class| {
+        let mut tx = store.begin(Mode::Restore).map_err(|e| e.to_string())?;
+        tx.store(&memory, 0, &value).unwrap();
+        tx.commit(class).map_err(|e| e.to_string())
+    };
+    commit(1, Class::Power).unwrap();
+    let before = store.begin(Mode::Restore).unwrap();
+    failing.store(true, Ordering::SeqCst);
+    let first = commit(2, Class::Power).unwrap_err();
+    assert!(first.contains("force the log") && first.contains("os error 5"), "{first}");
+    // No later force counts, though the disk would let it.
+    for class in [Class::Process, Class::Power] {
+        assert_eq!(commit(3, class).unwrap_err(), first);
+    }
+    assert!(store.flush().is_err() && store.truncate().is_err() && store.query().failed);
+    assert!(before.prepare(b"g").is_err());
+    let refused = memory.unmap().unwrap_err();
+    assert!(refused.to_string().contains("has failed"), "{refused}");
+    drop(refused);
+    assert!(store.close().is_err());
+    let copy = dir.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for entry in std::fs::read_dir(&path).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    clean(&copy);
+    let store = options().open(&copy).unwrap();
+    assert!([1, 2].contains(&region(&store).load::<u64>(0)));
 }

@@ -136,16 +136,8 @@ fn check_log(
     let (image, damage) = Image::scan(&*medium, &status, known, |record| {
         report.records += 1;
         report.transactions += record.transactions;
-        let known = |r: caliburn_log::record::Range<'_>| {
-            let end = r.offset.checked_add(r.bytes.len() as u64);
-            segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
-        };
-        if let Some(range) = record.ranges().find(|r| !known(*r)) {
-            let text = format!(
-                "the record at LSN {} has a range at {} of segment {}, which has no such bytes",
-                record.lsn, range.offset, range.segment.0
-            );
-            stray.push((recovery::log_offset(record.lsn, capacity), text));
+        if let Some((lsn, text)) = recovery::stray_range(record, segments) {
+            stray.push((recovery::log_offset(lsn, capacity), text));
         }
         prepared::recover(&mut prepared, record);
     })?;

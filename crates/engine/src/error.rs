@@ -86,6 +86,16 @@ pub enum OpenError {
     /// A segment is unusable.
     #[error(transparent)]
     Segment(#[from] SegmentError),
+    /// A record of the log names bytes that no segment has.
+    #[error("log {}, offset {offset}: {text}", path.display())]
+    Stray {
+        /// The log.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What it names.
+        text: String,
+    },
 }
 
 impl OpenError {
@@ -204,6 +214,9 @@ pub enum MapError {
         /// Its end.
         mapped_end: u64,
     },
+    /// The store was closed.
+    #[error("the store is closed: its segments can no longer be mapped")]
+    Closed,
     /// The address range is in use.
     #[error(
         "segment {segment:?}: {len} bytes at address {address:#x} are not free in this process; nothing was mapped or moved"
@@ -320,6 +333,19 @@ pub enum CommitError {
         /// What is wrong.
         why: &'static str,
     },
+    /// The undecided transactions would take more than a quarter of the log.
+    #[error(
+        "undecided transactions need a log of at least {needed} bytes and this one has {capacity}: decide some, or make a store with a larger log (Options::log_bytes)"
+    )]
+    LogTooSmall {
+        /// Bytes that the log must have.
+        needed: u64,
+        /// Bytes it has.
+        capacity: u64,
+    },
+    /// The store was opened read-only.
+    #[error("the store was opened read-only: it takes no changes")]
+    ReadOnly,
     /// No prepared transaction has that identifier.
     #[error("no prepared transaction has the global identifier {0:?}; Store::prepared lists them")]
     NotPrepared(String),

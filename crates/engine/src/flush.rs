@@ -81,6 +81,12 @@ pub(crate) fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
 }
 
+impl Work {
+    pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+}
+
 impl Shared {
     pub(crate) fn lock_flush(&self) -> MutexGuard<'_, Work> {
         self.flush.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -134,6 +140,7 @@ impl Shared {
         horizon: u64,
         merge: bool,
     ) -> Result<u64, Failure> {
+        self.failure()?;
         let live = self.live();
         let mut rest = found;
         while !rest.is_empty() {
@@ -223,7 +230,7 @@ impl Shared {
 
     /// Waits until `bytes` can be appended. Truncation makes the room; only a failure ends the wait.
     /// Only for the holder of the flush lock.
-    fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
+    pub(crate) fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
         let live = self.live();
         let needed = bytes + self.prepared_bytes();
         while live.log.free() < needed {
@@ -245,6 +252,7 @@ impl Shared {
     /// an earlier flush may not have forced.
     pub(crate) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
         self.live().log.force().map_err(|e| self.fail(e))?;
+        self.failure()?;
         self.flush.forces.fetch_add(1, Ordering::Relaxed);
         self.flush.durable.fetch_max(horizon, Ordering::AcqRel);
         Ok(())
@@ -398,7 +406,8 @@ impl Shared {
                     // interval. What was staged before is seen by the horizon taken after the barrier.
                     self.flush.idle.store(true, Ordering::SeqCst);
                     barrier::heavy();
-                    if !self.live().stage.is_empty() {
+                    let log = &self.live().log;
+                    if !self.live().stage.is_empty() || log.forced() < log.appended() {
                         self.flush.idle.store(false, Ordering::SeqCst);
                     } else if self.flush.idle.load(Ordering::SeqCst)
                         && self.flush.wanted.load(Ordering::SeqCst) == 0

@@ -34,6 +34,9 @@ impl Shared {
         address: Option<usize>,
     ) -> Result<Region, MapError> {
         self.failure()?;
+        if self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
+            return Err(MapError::Closed);
+        }
         let (name, page) = (|| segment.name.clone(), self.page_size as u64);
         let Range { start, end } = range;
         if start >= end || !start.is_multiple_of(page) || !end.is_multiple_of(page) {

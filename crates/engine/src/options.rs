@@ -3,7 +3,7 @@
 use crate::error::OpenError;
 use crate::store::Store;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
-use caliburn_log::stage::STAGE_BYTES_MIN;
+use caliburn_log::stage::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::{Files, Media};
 use caliburn_os::memory::Limits;
 use std::path::{Path, PathBuf};
@@ -63,6 +63,9 @@ impl Tuning {
         }
         if self.flush_interval.is_zero() {
             return bad("flush_interval", 0, "must be longer than nothing; use Class::Power for no delay");
+        }
+        if self.flush_interval > Duration::from_secs(86_400) {
+            return bad("flush_interval", self.flush_interval.as_secs(), "must be at most a day (86400 s)");
         }
         match self.memory_budget {
             Some(bytes) if bytes < 1 << 20 => bad("memory_budget", bytes, "must be at least 1048576"),
@@ -174,12 +177,15 @@ impl Options {
                 format!("must be a multiple of {BLOCK}, at least {LOG_BYTES_MIN}"),
             );
         }
-        if self.stage_bytes < STAGE_BYTES_MIN || self.stage_bytes > 64 << 30 {
+        if self.stage_bytes < STAGE_BYTES_MIN || self.stage_bytes > STAGE_BYTES_MAX {
             return bad(
                 "stage_bytes",
                 self.stage_bytes,
-                format!("must be {STAGE_BYTES_MIN} to {}", 64u64 << 30),
+                format!("must be {STAGE_BYTES_MIN} to {}", STAGE_BYTES_MAX),
             );
+        }
+        if self.salvage && !self.read_only {
+            return bad("read_only", 0, "a damaged store is opened for salvage read-only".into());
         }
         if self.create_new && self.read_only {
             return bad("read_only", 1, "a store is not created read-only".into());

@@ -13,6 +13,7 @@
 //! the tail, for which room is always kept.
 
 use crate::error::{CommitError, Failure};
+use crate::flush::Work;
 use crate::patches::Patches;
 use crate::store::{Shared, Store};
 use crate::transaction::restore;
@@ -33,6 +34,8 @@ pub(crate) struct Entry {
     time: u64,
     /// Its slot, if this process prepared it.
     slot: Option<usize>,
+    /// Somebody is preparing or deciding it.
+    deciding: bool,
 }
 
 /// An undecided transaction, as [`Store::prepared`] lists it.
@@ -52,8 +55,13 @@ pub struct Prepared {
 pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
     match record.kind {
         Kind::Prepare => {
-            let entry =
-                Entry { body: record.body().to_vec(), lsn: record.lsn, time: record.time, slot: None };
+            let entry = Entry {
+                body: record.body().to_vec(),
+                lsn: record.lsn,
+                time: record.time,
+                slot: None,
+                deciding: false,
+            };
             table.insert(record.global_id.to_vec(), entry);
         }
         Kind::Resolve | Kind::Forget => {
@@ -112,13 +120,49 @@ impl Shared {
         suspend: impl FnOnce() -> usize,
     ) -> Result<(), CommitError> {
         let mut work = self.lock_flush();
-        let done = self.append_forced(&mut work, Kind::Prepare, global_id, body).map(|lsn| {
-            let entry =
-                Entry { body: body.to_vec(), lsn, time: crate::flush::now_ns(), slot: Some(suspend()) };
-            self.lock_prepared().insert(global_id.to_vec(), entry);
-        });
+        let done = self.prepare_locked(&mut work, body, global_id, suspend);
         self.unlock_flush(work);
-        Ok(done?)
+        done
+    }
+
+    fn prepare_locked(
+        &self,
+        work: &mut Work,
+        body: &[u8],
+        global_id: &[u8],
+        suspend: impl FnOnce() -> usize,
+    ) -> Result<(), CommitError> {
+        self.check_global_id(global_id)?;
+        // Undecided transactions may take a quarter of the log: as much again is kept free to write them
+        // anew, and half is left for everybody else.
+        let own = record_bytes(global_id, body);
+        let (needed, capacity) = (self.prepared_bytes() + own, self.live().log.capacity());
+        if needed > capacity / 4 {
+            return Err(CommitError::LogTooSmall { needed: needed * 4, capacity });
+        }
+        let horizon = self.flush_staged(work, false)?;
+        self.wait_log(work.buffer(), 2 * own)?;
+        // In the table before it is in the log, so that the head never passes it.
+        let lsn = self.live().log.appended();
+        let entry =
+            Entry { body: body.to_vec(), lsn, time: crate::flush::now_ns(), slot: None, deciding: true };
+        self.lock_prepared().insert(global_id.to_vec(), entry);
+        let prefix = prefix(Kind::Prepare, 1, global_id);
+        let done = self
+            .append_one(work.buffer(), Kind::Prepare, &prefix, body)
+            .and_then(|_| self.force_flushed(horizon));
+        let mut table = self.lock_prepared();
+        match done {
+            Ok(()) => {
+                let entry = table.get_mut(global_id).expect("inserted above, under the flush lock");
+                (entry.slot, entry.deciding) = (Some(suspend()), false);
+                Ok(())
+            }
+            Err(failure) => {
+                table.remove(global_id);
+                Err(failure.into())
+            }
+        }
     }
 
     /// Writes old Prepare records anew at the tail, so that the head can pass them. Only for the holder
@@ -143,25 +187,40 @@ impl Shared {
         Ok(())
     }
 
-    fn take_prepared(&self, global_id: &[u8]) -> Result<(Vec<u8>, Option<usize>), CommitError> {
-        let table = self.lock_prepared();
-        let entry = table.get(global_id);
-        let missing = || CommitError::NotPrepared(String::from_utf8_lossy(global_id).into_owned());
-        entry.map(|e| (e.body.clone(), e.slot)).ok_or_else(missing)
+    /// Claims an undecided transaction for the one thread that decides it.
+    fn claim_prepared(&self, global_id: &[u8]) -> Result<(Vec<u8>, Option<usize>), CommitError> {
+        if self.live.is_none() {
+            return Err(CommitError::ReadOnly);
+        }
+        let mut table = self.lock_prepared();
+        let entry = table.get_mut(global_id).filter(|entry| !entry.deciding);
+        let entry =
+            entry.ok_or_else(|| CommitError::NotPrepared(String::from_utf8_lossy(global_id).into_owned()))?;
+        entry.deciding = true;
+        Ok((entry.body.clone(), entry.slot))
     }
 
+    /// Writes the decision. The transaction is off the table when it is durable; undecided after a failure.
     fn decide(&self, kind: Kind, global_id: &[u8], body: &[u8]) -> Result<Lsn, Failure> {
         let mut work = self.lock_flush();
-        let done = self.append_forced(&mut work, kind, global_id, body).inspect(|_| {
-            self.lock_prepared().remove(global_id);
-        });
+        let done = self.append_forced(&mut work, kind, global_id, body);
         let end = self.live().log.appended();
+        match &done {
+            Ok(_) => drop(self.lock_prepared().remove(global_id)),
+            Err(_) => self.unclaim(global_id),
+        }
         self.unlock_flush(work);
         done.map(|_| end)
     }
 
+    fn unclaim(&self, global_id: &[u8]) {
+        if let Some(entry) = self.lock_prepared().get_mut(global_id) {
+            entry.deciding = false;
+        }
+    }
+
     fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
-        let (body, slot) = self.take_prepared(global_id)?;
+        let (body, slot) = self.claim_prepared(global_id)?;
         if let Some(number) = slot {
             self.decide(Kind::Resolve, global_id, &body)?;
             self.slots.resume(number).release();
@@ -170,7 +229,10 @@ impl Shared {
         // Found by recovery: bring the new values into the regions that are mapped, under announcements
         // as any transaction; for the rest they are what later mappings must lay over the segments.
         for range in Ranges::of(&body) {
-            self.segment_of(range.segment)?;
+            if let Err(error) = self.segment_of(range.segment) {
+                self.unclaim(global_id);
+                return Err(error.into());
+            }
         }
         let _mapping = self.lock_mapping();
         let mut held = self.slots.hold();
@@ -205,7 +267,7 @@ impl Shared {
     }
 
     fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
-        let (_, slot) = self.take_prepared(global_id)?;
+        let (_, slot) = self.claim_prepared(global_id)?;
         self.decide(Kind::Forget, global_id, &[])?;
         if let Some(number) = slot {
             let mut held = self.slots.resume(number);
@@ -230,7 +292,7 @@ impl Store {
     /// The undecided prepared transactions: those of this process and those that recovery found.
     pub fn prepared(&self) -> Vec<Prepared> {
         let table = self.shared.lock_prepared();
-        let list = table.iter().map(|(id, entry)| Prepared {
+        let list = table.iter().filter(|(_, entry)| !entry.deciding).map(|(id, entry)| Prepared {
             global_id: id.clone(),
             ranges: Ranges::of(&entry.body)
                 .map(|r| (r.segment, r.offset..r.offset + r.bytes.len() as u64))

@@ -19,12 +19,12 @@ use crate::error::OpenError;
 use crate::options::Options;
 use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
-use crate::segment::SegmentState;
+use crate::segment::{self, SegmentState};
 use crate::store::{Live, Parts};
 use caliburn_log::format::{LOG_DATA, Lsn};
 use caliburn_log::image::Image;
 use caliburn_log::log::{self, Log, MediaError};
-use caliburn_log::record::{self, FRAME, Kind, Place, Ranges};
+use caliburn_log::record::{self, FRAME, Kind, Place, Range, Ranges, Record};
 use caliburn_log::stage::{self, Stage};
 use caliburn_os::host::{self, Lock, LockError};
 use caliburn_os::medium::Media;
@@ -42,19 +42,37 @@ const STAGE: &str = "stage";
 
 /// Opens or creates the store as the options say.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
+    let may_create = (options.create_new || options.create) && !options.read_only;
+    let made_dir = may_create && !dir.exists();
+    if made_dir {
+        fs::create_dir_all(dir).map_err(OpenError::io("create directory", dir))?;
+    } else if !may_create && !dir.join(CATALOG).exists() {
+        return Err(OpenError::NotAStore { path: dir.to_owned() });
+    }
+    if may_create && !dir.join(CATALOG).exists() {
+        // Before a lock file is put among files of another kind.
+        only_ours(dir)?;
+    }
+    // What is there is looked at under the lock: another process may be creating or removing it.
+    let lock = lock(dir, options.read_only)?;
     let there = dir.join(CATALOG).exists();
     if there && options.create_new {
         return Err(OpenError::Exists { path: dir.to_owned() });
     }
-    if !there && (options.create_new || options.create) && !options.read_only {
-        let lock = create(dir, options)?;
-        return recover(dir, options, lock);
+    if !there && may_create {
+        create(dir, options, made_dir)?;
     }
-    if !there {
-        return Err(OpenError::NotAStore { path: dir.to_owned() });
-    }
-    let lock = lock(dir, options.read_only)?;
     recover(dir, options, lock)
+}
+
+fn only_ours(dir: &Path) -> Result<(), OpenError> {
+    for entry in fs::read_dir(dir).map_err(OpenError::io("list directory", dir))? {
+        let name = entry.map_err(OpenError::io("list directory", dir))?.file_name();
+        if ![LOCK, LOG, STAGE, CATALOG, "catalog.new"].iter().any(|ours| name == *ours) {
+            return Err(OpenError::Exists { path: dir.to_owned() });
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn lock(dir: &Path, shared: bool) -> Result<Lock, OpenError> {
@@ -68,16 +86,8 @@ pub(crate) fn lock(dir: &Path, shared: bool) -> Result<Lock, OpenError> {
 
 /// Makes a store. The catalog comes last: without it the directory holds no store, and the files of an
 /// attempt that failed are made anew.
-fn create(dir: &Path, options: &Options) -> Result<Lock, OpenError> {
-    let made_dir = !dir.exists();
-    fs::create_dir_all(dir).map_err(OpenError::io("create directory", dir))?;
-    for entry in fs::read_dir(dir).map_err(OpenError::io("list directory", dir))? {
-        let name = entry.map_err(OpenError::io("list directory", dir))?.file_name();
-        if ![LOCK, LOG, STAGE, "catalog.new"].iter().any(|ours| name == *ours) {
-            return Err(OpenError::Exists { path: dir.to_owned() });
-        }
-    }
-    let lock = lock(dir, false)?;
+fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError> {
+    only_ours(dir)?;
     let done = create_files(dir, options);
     if done.is_err() {
         let _ = fs::remove_file(dir.join(LOG));
@@ -87,7 +97,7 @@ fn create(dir: &Path, options: &Options) -> Result<Lock, OpenError> {
             let _ = fs::remove_dir(dir);
         }
     }
-    done.map(|()| lock)
+    done
 }
 
 fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
@@ -111,6 +121,7 @@ fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
         other => other,
     }
     .map_err(OpenError::io("create log", &path))?;
+    segment::refuse_foreign(&*medium)?;
     log::create(&*medium, catalog.store, options.log_bytes)?;
     let _ = fs::remove_file(dir.join(STAGE));
     let stage_path = dir.join(STAGE);
@@ -165,9 +176,15 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     let leftovers = stage::leftovers(&*stage_medium, &catalog.store, &boot)?;
     // 2
     let mut prepared = PreparedTable::new();
+    let mut stray = None;
     let (image, damage) = Image::scan(&*medium, &status, leftovers.appended, |record| {
+        stray = stray.take().or_else(|| stray_range(record, &segments));
         prepared::recover(&mut prepared, record);
     })?;
+    if let Some((lsn, text)) = stray {
+        let offset = log_offset(lsn, status.capacity.get());
+        return Err(OpenError::Stray { path: log_path, offset, text });
+    }
     let mut patches = Patches::of(image);
     // 3
     let damage = match damage {
@@ -200,15 +217,36 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     Ok(parts)
 }
 
+/// The first range of a record that lies in no segment, if any.
+pub(crate) fn stray_range(record: &Record<'_>, segments: &[Arc<SegmentState>]) -> Option<(Lsn, String)> {
+    let known = |r: &Range<'_>| {
+        let end = r.offset.checked_add(r.bytes.len() as u64);
+        segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
+    };
+    let range = record.ranges().find(|r| !known(r))?;
+    let (lsn, offset, segment) = (record.lsn, range.offset, range.segment.0);
+    Some((
+        lsn,
+        format!(
+            "the record at LSN {lsn} has a range at {offset} of segment {segment}, which has no such bytes"
+        ),
+    ))
+}
+
 fn append_leftover(
     log: &Log,
     parts: &mut Parts,
     patches: &mut Patches,
     body: &[u8],
 ) -> Result<(), OpenError> {
-    if Ranges::of(body).any(|r| parts.segments.iter().all(|s| s.id != r.segment)) {
+    let known = |r: Range<'_>| {
+        let end = r.offset.checked_add(r.bytes.len() as u64);
+        parts.segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
+    };
+    if !Ranges::of(body).all(known) {
         let path = log.medium().path().with_file_name(STAGE);
-        let defect = caliburn_log::format::Defect::Value("a staged record names an unknown segment".into());
+        let text = "a staged record names bytes that no segment has".into();
+        let defect = caliburn_log::format::Defect::Value(text);
         return Err(stage::StageError::Bad { path, offset: 0, defect }.into());
     }
     if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&parts.prepared) {
@@ -234,17 +272,24 @@ fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, Medi
 
 /// The log has no room for what the stage left over: truncate it as an epoch before going on.
 fn make_room(log: &Log, parts: &mut Parts, patches: &mut Patches) -> Result<(), OpenError> {
-    // Room for these is always kept.
-    for (id, body, lsn) in prepared::entries(&mut parts.prepared) {
-        *lsn = append(log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
-    }
     log.force()?;
     for segment in &parts.segments {
         patches.apply(segment, caliburn_os::page_size(), |_| {})?;
         segment.sync()?;
     }
-    log.advance_head(prepared::oldest(&parts.prepared).min(log.appended()))?;
     *patches = Patches::none(log.appended());
+    log.advance_head(prepared::oldest(&parts.prepared).min(log.appended()))?;
+    if log.free() < prepared::bytes(&parts.prepared) {
+        let text = "undecided transactions fill the log, which the reserve for them should have prevented";
+        let error = io::Error::new(io::ErrorKind::StorageFull, text);
+        return Err(MediaError::new("make room in the log", &**log.medium(), 0, error).into());
+    }
+    // So that the head can pass where they stand.
+    for (id, body, lsn) in prepared::entries(&mut parts.prepared) {
+        *lsn = append(log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
+    }
+    log.force()?;
+    log.advance_head(prepared::oldest(&parts.prepared).min(log.appended()))?;
     Ok(())
 }
 

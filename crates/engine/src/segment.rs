@@ -227,8 +227,8 @@ impl SegmentState {
     }
 }
 
-/// A file or device that holds something of Caliburn's is not taken for a new segment.
-fn refuse_foreign(medium: &dyn Medium) -> Result<(), SegmentError> {
+/// A file or device that holds something of Caliburn's is not taken for a new segment or log.
+pub(crate) fn refuse_foreign(medium: &dyn Medium) -> Result<(), SegmentError> {
     let mut magic = [0; 8];
     if medium.len().is_ok_and(|len| len >= 8) {
         medium.read_at(&mut magic, 0).map_err(|e| MediaError::new("read", medium, 0, e))?;

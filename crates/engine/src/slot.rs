@@ -250,11 +250,12 @@ impl<'t> Held<'t> {
         }
         met.sort_unstable();
         let (low, high) = uncovered(start, end, met.iter().map(|&(s, e, _)| (s, e)), gap);
-        // First widen one entry over all, then empty the others: a reader never misses a byte.
-        let keep = &slot.announced[met[0].2];
-        keep.start.store(low, Ordering::Release);
-        keep.end.store(high, Ordering::Release);
-        for &(_, _, i) in &met[1..] {
+        // A reader goes through the entries upwards. The last of those met becomes the whole range, then the
+        // others are emptied: whoever finds one empty comes to the whole range later.
+        let last = met.iter().map(|&(_, _, i)| i).max().expect("some were met");
+        slot.announced[last].start.store(low, Ordering::Release);
+        slot.announced[last].end.store(high, Ordering::Release);
+        for i in met.iter().map(|&(_, _, i)| i).filter(|i| *i != last) {
             slot.announced[i].end.store(0, Ordering::Release);
             slot.announced[i].start.store(0, Ordering::Release);
         }

@@ -23,7 +23,7 @@ use crate::transaction::{Mode, Transaction};
 use crate::truncation::Truncation;
 use caliburn_log::image::Damage;
 use caliburn_log::log::{Log, MediaError};
-use caliburn_log::record::FRAME;
+use caliburn_log::record::{BODY_MAX, FRAME};
 use caliburn_log::stage::Stage;
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::event::Event;
@@ -58,7 +58,8 @@ pub(crate) struct Shared {
     pub page_size: usize,
     pub page_shift: u32,
     pub reserve_bytes: u64,
-    /// Longest body of a record that the log can take.
+    /// Longest body of a record that the log can take: half of it, so that undecided transactions, a quarter
+    /// at most, and room to write them anew, never stand in its way.
     pub body_max: u64,
     pub live: Option<Live>,
     pub gate: AtomicU32,
@@ -101,7 +102,10 @@ impl Shared {
     pub fn new(dir: &Path, options: &Options, parts: Parts) -> Shared {
         let page_size = caliburn_os::page_size();
         let limits = Limits::read();
-        let body_max = parts.live.as_ref().map_or(0, |live| live.log.capacity() - 2 * FRAME as u64);
+        let body_max = parts
+            .live
+            .as_ref()
+            .map_or(0, |live| (live.log.capacity() / 2 - FRAME as u64).min(BODY_MAX as u64));
         let marked = parts.live.as_ref().map_or(Lsn(0), |live| live.log.appended());
         Shared {
             dir: dir.to_owned(),
@@ -109,7 +113,7 @@ impl Shared {
             media: options.media.clone(),
             page_size,
             page_shift: page_size.trailing_zeros(),
-            reserve_bytes: options.reserve_bytes,
+            reserve_bytes: options.reserve_bytes.min(1 << 46),
             body_max,
             gate: AtomicU32::new(if parts.live.is_some() { 0 } else { gate::READ_ONLY }),
             live: parts.live,
@@ -276,7 +280,16 @@ impl Store {
         if shared.live.is_some() {
             let start = |name: &str, life: fn(&Shared)| {
                 let shared = shared.clone();
-                std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))
+                let guarded = move || {
+                    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| life(&shared)));
+                    if ended.is_err() {
+                        // Nobody must wait for a thread that is gone.
+                        let error = io::Error::other("a background thread panicked");
+                        let log = &shared.live().log;
+                        shared.fail(MediaError::new("keep up with", &**log.medium(), 0, error));
+                    }
+                };
+                std::thread::Builder::new().name(name.into()).spawn(guarded)
             };
             let fail = OpenError::io("start a thread for", path);
             match (
@@ -394,6 +407,7 @@ impl Store {
     /// # Errors
     /// When the store has failed.
     pub fn flush(&self) -> Result<(), CommitError> {
+        self.takes_changes()?;
         Ok(self.shared.flush_all()?)
     }
 
@@ -403,7 +417,12 @@ impl Store {
     /// # Errors
     /// When the store has failed.
     pub fn truncate(&self) -> Result<(), CommitError> {
+        self.takes_changes()?;
         Ok(self.shared.truncate_all()?)
+    }
+
+    fn takes_changes(&self) -> Result<(), CommitError> {
+        if self.shared.live.is_some() { Ok(()) } else { Err(CommitError::ReadOnly) }
     }
 
     /// Changes what can be changed while the store is open.

@@ -15,7 +15,7 @@
 use crate::error::{CommitError, Failure, RangeError};
 use crate::region::{Region, RegionState};
 use crate::slot::{Held, Undo};
-use crate::store::Shared;
+use crate::store::{Shared, gate};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
@@ -23,6 +23,7 @@ use caliburn_log::stage::Body;
 use caliburn_os::{ordinal, span};
 use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::Ordering;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Whether a transaction can be aborted.
@@ -256,7 +257,7 @@ impl<'t> Transaction<'t> {
         let needed = body + range_bytes(len) as u64;
         if needed > store.body_max {
             let capacity = store.live().log.capacity();
-            let needed = (needed + FRAME as u64).next_multiple_of(1 << 20);
+            let needed = ((needed + FRAME as u64) * 2).next_multiple_of(1 << 20);
             return Err(RangeError::LogTooSmall { needed, capacity });
         }
         let needed = page_bytes + (pages + work.saved.len() + len) as u64;
@@ -350,6 +351,9 @@ impl<'t> Transaction<'t> {
             return Ok(None);
         }
         tally.body_bytes.add(len as u64);
+        if store.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
+            store.failure()?;
+        }
         let live = store.live();
         let stamp = loop {
             if len > live.stage.body_max() {

@@ -101,11 +101,12 @@ impl Shared {
         }
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
         if log.used() > self.truncation_threshold() || starved() {
-            // Leave the newest quarter: its pages will change again.
-            let goal = Lsn(log.appended().0.saturating_sub(log.capacity() / 4).max(log.head().0));
+            // Leave the newest quarter, whose pages will change again, unless somebody waits for space.
+            let spare = if starved() { 0 } else { log.capacity() / 4 };
+            let goal = Lsn(log.appended().0.saturating_sub(spare).max(log.head().0));
             let outcome = self.incremental(&guard, goal, &|_| true)?;
             let critical = log.used() > log.capacity() / 10 * 8 || starved();
-            if outcome != Outcome::Done && critical {
+            if (outcome != Outcome::Done && critical) || starved() {
                 self.epoch(&guard)?;
             }
         }
@@ -287,7 +288,7 @@ impl Shared {
             let image = Image::read(&**log.medium(), log.capacity(), head, end).map_err(|e| self.fail(e))?;
             let patches = Patches::of(image);
             for id in patches.segments() {
-                let Some(segment) = self.segment_state(id) else { continue };
+                let segment = self.segment_state(id).expect("opening and commits admit known segments only");
                 let mut numbers = Vec::new();
                 patches
                     .apply(&segment, self.page_size, |number| numbers.push(number))

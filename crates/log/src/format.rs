@@ -87,6 +87,8 @@ pub struct Status {
     pub incarnation: U32,
     /// 1 after an orderly close, when the log is empty.
     pub clean: U32,
+    /// The tail when this incarnation began: records from here on are of this incarnation.
+    pub opened: U64,
 }
 
 /// Head of a log record. Range headers with their bytes follow, then a [`Trailer`].
@@ -227,7 +229,7 @@ pub struct StagedHeader {
 
 const _: () = {
     assert!(size_of::<Preamble>() == 32);
-    assert!(size_of::<Status>() == 72);
+    assert!(size_of::<Status>() == 80);
     assert!(size_of::<RecordHeader>() == 32 && size_of::<RecordHeader>().is_multiple_of(ALIGN));
     assert!(size_of::<RangeHeader>() == 16 && size_of::<RangeHeader>().is_multiple_of(ALIGN));
     assert!(size_of::<Trailer>() == 8);

@@ -38,11 +38,18 @@ pub struct Image {
 }
 
 impl Image {
-    /// Reads `[from, to)`, which the caller knows to hold whole valid records.
+    /// Reads `[from, to)` back and verifies every record. What is not valid there is damage.
     pub fn read(medium: &dyn Medium, capacity: u64, from: Lsn, to: Lsn) -> Result<Image, MediaError> {
         let mut bytes = buffer(medium, to.0 - from.0)?;
         read_ring(medium, capacity, from, &mut bytes)?;
-        Ok(Image { head: from, bytes })
+        let image = Image { head: from, bytes };
+        let end = image.records().last().map_or(from, |record| record.next());
+        if end == to {
+            return Ok(image);
+        }
+        let damage = damage_at(medium, capacity, end, to);
+        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, damage.to_string());
+        Err(MediaError::new("read the log back", medium, damage.offset, error))
     }
 
     /// Reads from the head of a log until its tail, calling `each` with every valid record. Damage is
@@ -60,6 +67,9 @@ impl Image {
         let (mut have, mut at, mut incarnation) = (0u64, 0u64, 0u32);
         loop {
             let window = &bytes[at as usize..have as usize];
+            if head.0 + at >= status.opened.get() {
+                incarnation = incarnation.max(status.incarnation.get());
+            }
             match decode(window, Lsn(head.0 + at), incarnation, capacity - at) {
                 Decoded::Valid(record) => {
                     each(&record);

@@ -68,6 +68,9 @@ pub struct Log {
     forced: AtomicU64,
     appended: AtomicU64,
     status: Mutex<Status>,
+    /// One force at a time; after one that failed, what the kernel has dropped is unknown, and no later
+    /// force may count as a success.
+    forcing: Mutex<Option<MediaError>>,
 }
 
 /// Writes a new, empty log: the ring filled with zeros, so that later forces change no metadata of the
@@ -158,7 +161,13 @@ impl Log {
             head: AtomicU64::new(status.head.get()),
             forced: AtomicU64::new(forced.0),
             appended: AtomicU64::new(tail.0),
-            status: Mutex::new(Status { incarnation: incarnation.into(), clean: 0.into(), ..status }),
+            forcing: Mutex::new(None),
+            status: Mutex::new(Status {
+                incarnation: incarnation.into(),
+                clean: 0.into(),
+                opened: tail.0.into(),
+                ..status
+            }),
         };
         log.write_status(|_| {})?;
         Ok(log)
@@ -196,12 +205,14 @@ impl Log {
 
     /// Bytes that can be appended before the head must move.
     pub fn free(&self) -> u64 {
-        self.capacity - (self.appended().0 - self.head().0)
+        self.capacity - self.used()
     }
 
     /// Bytes between head and tail.
     pub fn used(&self) -> u64 {
-        self.appended().0 - self.head().0
+        // The head first: it never overtakes an end that is read later.
+        let head = self.head().0;
+        self.appended().0 - head
     }
 
     /// Writes bytes at a position in the ring, in two parts where it wraps. Publishes nothing.
@@ -239,7 +250,7 @@ impl Log {
     pub fn force(&self) -> Result<(), MediaError> {
         let appended = self.appended();
         if self.forced() < appended {
-            self.medium.sync().map_err(|e| MediaError::new("force the log", &*self.medium, LOG_DATA, e))?;
+            self.sync("force the log", LOG_DATA)?;
             self.forced.fetch_max(appended.0, Ordering::AcqRel);
         }
         Ok(())
@@ -267,9 +278,22 @@ impl Log {
         status.generation += 1;
         status.forced = self.forced().0.into();
         let at = STATUS_AT[(status.generation.get() % 2) as usize];
-        let fail = |action| move |e| MediaError::new(action, &*self.medium, at, e);
         let page = status_page(&status, self.store);
-        self.medium.write_at(&page, at).map_err(fail("write the log's status"))?;
-        self.medium.sync().map_err(fail("force the log's status"))
+        self.medium
+            .write_at(&page, at)
+            .map_err(|e| MediaError::new("write the log's status", &*self.medium, at, e))?;
+        self.sync("force the log's status", at)
+    }
+
+    fn sync(&self, action: &'static str, offset: u64) -> Result<(), MediaError> {
+        let mut failed = self.forcing.lock().expect("no thread panics while it forces");
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        self.medium.sync().map_err(|e| {
+            let error = MediaError::new(action, &*self.medium, offset, e);
+            *failed = Some(error.clone());
+            error
+        })
     }
 }

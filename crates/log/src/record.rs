@@ -222,7 +222,7 @@ pub fn peel(bytes: &[u8]) -> Option<(Kind, usize, &[u8])> {
     let (header, rest) = RecordHeader::ref_from_prefix(bytes).ok()?;
     let len = header.units.get() as usize * ALIGN;
     let kind = Kind::from_byte(header.kind)?;
-    let (_, _, ranges) = split_prefix(kind, rest.get(..len - FRAME)?)?;
+    let (_, _, ranges) = split_prefix(kind, rest.get(..len.checked_sub(FRAME)?)?)?;
     Some((kind, len, ranges))
 }
 

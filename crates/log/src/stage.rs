@@ -68,6 +68,9 @@ const BIAS_AFTER: u32 = 8;
 /// Smallest stage in bytes.
 pub const STAGE_BYTES_MIN: u64 = (CHUNKS * 4096) as u64;
 
+/// Largest stage in bytes.
+pub const STAGE_BYTES_MAX: u64 = 16 << 30;
+
 /// Why a stage cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
@@ -102,6 +105,8 @@ pub struct Stage {
     chunk_bytes: usize,
     clock: Clock,
     bias: AtomicU32,
+    /// No stamp may be smaller any more.
+    last_horizon: AtomicU64,
     lanes: Box<[Lane]>,
     chunks: Box<[Chunk]>,
     free: Mutex<Vec<u32>>,
@@ -291,6 +296,7 @@ impl Stage {
             chunk_bytes,
             clock: Clock::after(floor),
             bias: AtomicU32::new(SHARED),
+            last_horizon: AtomicU64::new(floor),
             lanes: (0..LANES).map(|_| Lane::default()).collect(),
             chunks: (0..CHUNKS).map(|_| Chunk::default()).collect(),
             free: Mutex::new((0..CHUNKS as u32).rev().collect()),
@@ -314,7 +320,7 @@ impl Stage {
 
     /// A stamp of now.
     pub fn now(&self) -> u64 {
-        self.clock.now()
+        self.clock.now_after(self.last_horizon.load(Ordering::Relaxed))
     }
 
     fn folded(&self) -> &AtomicU64 {
@@ -410,7 +416,7 @@ impl Stage {
             // The holder's later commits see this, if they are later than this one in any order.
             self.bias.swap(SHARED, Ordering::SeqCst);
         }
-        self.clock.now()
+        self.clock.now_after(self.last_horizon.load(Ordering::Relaxed).max(work.last))
     }
 
     /// Waits until every lane that is entered has been left once.
@@ -501,7 +507,8 @@ impl Stage {
     pub fn horizon(&self) -> u64 {
         // From here on nobody stamps behind the clock, but for those in a lane; they are waited for.
         self.bias.swap(SHARED, Ordering::SeqCst);
-        let horizon = self.clock.now();
+        let horizon = self.clock.now_after(self.last_horizon.load(Ordering::Relaxed));
+        self.last_horizon.store(horizon, Ordering::Relaxed);
         barrier::heavy();
         self.wait_lanes(None);
         self.bias.store(self.bias_rest(), Ordering::SeqCst);
@@ -543,8 +550,9 @@ impl Stage {
             let published = self.published(number as u32);
             let collected = chunk.collected.load(Ordering::Relaxed);
             chunk.consumed.store(collected, Ordering::Release);
-            let done = collected == published.load(Ordering::Acquire);
-            if chunk.retired.load(Ordering::Acquire) && done {
+            // First whether the lane has left the chunk: only then is the count final.
+            let retired = chunk.retired.load(Ordering::Acquire);
+            if retired && collected == published.load(Ordering::Acquire) {
                 published.store(0, Ordering::Release);
                 chunk.collected.store(0, Ordering::Relaxed);
                 chunk.consumed.store(0, Ordering::Relaxed);
@@ -669,7 +677,7 @@ mod tests {
                 });
             }
             let mut last = 0;
-            for _ in 0..500 {
+            for _ in 0..150 {
                 let (horizon, mut found) = (stage.horizon(), Vec::new());
                 stage.collect(horizon, &mut found);
                 if let (Some(first), Some(end)) = (found.first(), found.last()) {

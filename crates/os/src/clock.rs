@@ -6,31 +6,54 @@
 //! the kernel itself trusts the counter as its clock source (it has then checked that no core's counter
 //! is behind another's). Stamps mean nothing after a reboot.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A source of stamps, shared by all threads of a store.
 #[derive(Debug)]
 pub struct Clock {
-    hardware: bool,
+    hardware: AtomicBool,
     counter: AtomicU64,
 }
+
+/// Far beyond any stamp that hardware gave before it was found to have gone back: a month of ticks.
+const LEAP: u64 = 1 << 52;
 
 impl Clock {
     /// A clock whose stamps are all greater than `floor`, a stamp of the same boot.
     pub fn after(floor: u64) -> Clock {
-        Clock { hardware: hardware_usable() && hardware_now() > floor, counter: AtomicU64::new(floor + 1) }
+        let hardware = hardware_usable() && hardware_now() > floor;
+        Clock { hardware: AtomicBool::new(hardware), counter: AtomicU64::new(floor + 1) }
     }
 
     /// Whether stamps come from the hardware and so advance by themselves, faster than commits can.
     pub fn advances(&self) -> bool {
-        self.hardware
+        self.hardware.load(Ordering::Relaxed)
     }
 
     /// The next stamp. Greater than every stamp whose taking happened before this call; stamps taken at
     /// the same moment by two threads may be equal, and then belong to commits that no one could order.
     #[inline(always)]
     pub fn now(&self) -> u64 {
-        if self.hardware { hardware_now() } else { self.counter.fetch_add(1, Ordering::SeqCst) + 1 }
+        if self.advances() { hardware_now() } else { self.counter.fetch_add(1, Ordering::SeqCst) + 1 }
+    }
+
+    /// The next stamp, which must be greater than `floor`, a stamp taken earlier. If it is not, the
+    /// machine's counter has gone back, as it may when a machine was suspended: from then on a counter of
+    /// our own, far ahead of all earlier stamps, takes its place.
+    #[inline(always)]
+    pub fn now_after(&self, floor: u64) -> u64 {
+        let stamp = self.now();
+        if stamp > floor { stamp } else { self.leap(floor) }
+    }
+
+    #[cold]
+    fn leap(&self, floor: u64) -> u64 {
+        if self.hardware.swap(false, Ordering::SeqCst) {
+            self.counter.fetch_max(floor + LEAP, Ordering::SeqCst);
+        }
+        // Another thread may have cleared the flag and not set the counter yet.
+        self.counter.fetch_max(floor + 1, Ordering::SeqCst);
+        self.now()
     }
 }
 
@@ -69,7 +92,8 @@ mod tests {
     /// across threads.
     #[test]
     fn stamps_ascend_across_threads() {
-        for clock in [Clock::after(0), Clock { hardware: false, counter: AtomicU64::new(0) }] {
+        for clock in [Clock::after(0), Clock { hardware: AtomicBool::new(false), counter: AtomicU64::new(0) }]
+        {
             let last = Mutex::new(0);
             std::thread::scope(|scope| {
                 for _ in 0..4 {
@@ -84,6 +108,15 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn a_counter_that_went_back_is_replaced() {
+        let clock = Clock::after(0);
+        let floor = clock.now() + LEAP / 2;
+        let stamp = clock.now_after(floor);
+        assert!(stamp > floor && !clock.advances());
+        assert!(clock.now() > stamp);
     }
 
     #[test]

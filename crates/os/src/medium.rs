@@ -18,7 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// One file or raw device, addressed by byte offset.
-pub trait Medium: Send + Sync + fmt::Debug {
+///
+/// # Safety
+/// The engine maps what `descriptor` gives: it must stay the same file or device as long as the medium
+/// lives, be at least as long as `len` says and `set_len` promised, and never shrink.
+pub unsafe trait Medium: Send + Sync + fmt::Debug {
     /// Fills `buffer` from `offset`; reading past the end is `UnexpectedEof`.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`.
@@ -95,7 +99,9 @@ impl FileMedium {
     }
 }
 
-impl Medium for FileMedium {
+// SAFETY: the descriptor is that of one open file, which nothing here ever shrinks below what was promised; the
+// store's lock keeps other programs of ours away.
+unsafe impl Medium for FileMedium {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
     }

@@ -9,6 +9,21 @@
 /// Longest copy done in 16-byte steps; beyond it the string instruction of the machine is faster.
 const STEPS_MAX: usize = 2048;
 
+#[inline(always)]
+unsafe fn move1(source: *const u8, target: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller vouches for a readable and a writable byte.
+    unsafe {
+        std::arch::asm!("mov {0}, byte ptr [{1}]", "mov byte ptr [{2}], {0}",
+            out(reg_byte) _, in(reg) source, in(reg) target, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller vouches for a readable and a writable byte.
+    unsafe {
+        target.write_volatile(source.read_volatile());
+    }
+}
+
 /// Moves 8 bytes at offset `AT` of both pointers.
 #[inline(always)]
 unsafe fn move8<const AT: usize>(source: *const u8, target: *mut u8) {
@@ -69,9 +84,7 @@ unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: every access below lies within `len` bytes of both pointers, which the caller vouches for.
     unsafe {
         if len < 8 {
-            for i in 0..len {
-                target.add(i).write_volatile(source.add(i).read_volatile());
-            }
+            (0..len).for_each(|i| move1(source.add(i), target.add(i)));
             return;
         }
         let mut at = 0;
