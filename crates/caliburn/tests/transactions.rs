@@ -470,3 +470,36 @@ fn a_failed_write_fails_the_store_for_good_and_what_was_acknowledged_is_there_af
     let store = options().open(&copy).unwrap();
     assert!([1, 2].contains(&region(&store).load::<u64>(0)));
 }
+
+#[test]
+fn a_long_transaction_blocks_incremental_truncation_and_the_epoch_takes_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut options = options();
+    options.log_bytes(64 << 10);
+    let store = options.open(&path).unwrap();
+    let memory = region(&store);
+    let mut long = store.begin(Mode::Restore).unwrap();
+    long.store(&memory, 8, &99u64).unwrap();
+    // The same page changes with each commit, and twenty times the log passes.
+    for i in 0..20_000u64 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, 16, &i).unwrap();
+        tx.store(&memory, 4096 + (i as usize % 1000) * 64, &i).unwrap();
+        tx.commit(if i % 100 == 0 { Class::Power } else { Class::Process }).unwrap();
+    }
+    store.flush().unwrap();
+    let statistics = store.statistics();
+    assert!(statistics.epochs > 0 && statistics.pages_blocked > 0, "{statistics:?}");
+    // The page went to its segment from the log, without the uncommitted bytes.
+    store.truncate().unwrap();
+    let segment = std::fs::read(path.join("data.segment")).unwrap();
+    let word = |at: usize| u64::from_ne_bytes(segment[65536 + at..65536 + at + 8].try_into().unwrap());
+    assert_eq!((word(8), word(16)), (0, 19_999));
+    long.commit(Class::Power).unwrap();
+    drop((memory, store));
+    clean(&path);
+    let store = open(&path);
+    let memory = region(&store);
+    assert_eq!((memory.load::<u64>(8), memory.load::<u64>(16)), (99, 19_999));
+}

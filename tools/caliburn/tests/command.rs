@@ -1,0 +1,148 @@
+//! The command as a user meets it: exit codes, output for people and as JSON.
+
+use caliburn::{Class, Mode, Store};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn caliburn(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_caliburn")).args(arguments).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn json(output: &Output) -> Vec<Value> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    text(output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A store with commits to two segments, and one undecided transaction; kept open by the caller.
+fn sample(path: &Path) -> Store {
+    let store = Store::options().create(true).log_bytes(1 << 20).open(path).unwrap();
+    let a = store.create_segment("a", 1 << 16).unwrap().map_all().unwrap();
+    let b = store.create_segment("b", 1 << 16).unwrap().map_all().unwrap();
+    for i in 0..5u64 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&a, i as usize * 100, &i).unwrap();
+        if i == 3 {
+            tx.write(&b, 4000, b"hello").unwrap();
+        }
+        tx.commit(Class::Power).unwrap();
+    }
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&a, 1000, b"undecided").unwrap();
+    tx.prepare(b"order-66").unwrap();
+    // What is still in the log is the point of the tests: the regions stay mapped, so nothing is truncated.
+    std::mem::forget((a, b));
+    store
+}
+
+#[test]
+fn create_add_info_check_recover() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = path.to_str().unwrap();
+    assert!(text(&caliburn(&["create", store, "--log-bytes", "1M"])).contains("log of 1 MiB"));
+    assert_eq!(caliburn(&["create", store]).status.code(), Some(2), "a store is there already");
+    assert_eq!(json(&caliburn(&["add-segment", store, "data", "100K", "--json"]))[0]["bytes"], 131_072);
+    let info = json(&caliburn(&["info", store, "--json"])).remove(0);
+    assert_eq!((&info["segments"][0]["name"], &info["log"]["bytes"]), (&"data".into(), &(1 << 20).into()));
+    assert!(text(&caliburn(&["info", store])).contains("closed in good order"));
+    assert!(text(&caliburn(&["recover", store])).contains("recovered in"));
+    assert_eq!(json(&caliburn(&["check", store, "--json"]))[0]["clean"], true);
+
+    let segment = path.join("data.segment");
+    let mut bytes = std::fs::read(&segment).unwrap();
+    bytes[70_000] = 1;
+    std::fs::write(&segment, bytes).unwrap();
+    let damaged = caliburn(&["check", store]);
+    assert_eq!(damaged.status.code(), Some(1));
+    assert!(
+        text(&damaged).contains("DAMAGED") && text(&damaged).contains("offset 69632"),
+        "{}",
+        text(&damaged)
+    );
+    assert_eq!(caliburn(&["check", "/nonexistent"]).status.code(), Some(2));
+    assert_eq!(caliburn(&["check"]).status.code(), Some(2));
+    assert_eq!(caliburn(&["check", store, "--unknown"]).status.code(), Some(2));
+    assert_eq!(caliburn(&["unknown"]).status.code(), Some(2));
+}
+
+#[test]
+fn log_searches_by_segment_range_time_record_and_identifier() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let name = path.to_str().unwrap();
+    let store = sample(&path);
+    let log = |more: &[&str]| json(&caliburn(&[&["log", name, "--json"], more].concat()));
+    let all = log(&[]);
+    assert_eq!(all.len(), 6);
+    assert_eq!(
+        all.iter().map(|e| e["kind"].as_str().unwrap()).collect::<Vec<_>>()[4..],
+        ["commit", "prepare"]
+    );
+    let mut reversed = log(&["--reverse"]);
+    reversed.reverse();
+    assert_eq!(reversed, all, "the log reads the same in both directions");
+    assert_eq!(log(&["--segment", "b"]), all[3..4]);
+    assert_eq!(log(&["--segment", "a", "--range", "104..205"]), all[1..3]);
+    assert!(log(&["--segment", "a", "--range", "108..200"]).is_empty());
+    assert_eq!(log(&["--lsn", &all[2]["lsn"].to_string()]), all[2..3]);
+    assert_eq!(log(&["--global-id", "order-66"]), all[5..]);
+    assert_eq!(log(&["--since", "-3600"]), all);
+    assert!(log(&["--until", "-3600"]).is_empty());
+    let bytes = log(&["--segment", "b", "--bytes"]);
+    assert_eq!(bytes[0]["changes"][1]["bytes"], "68656c6c6f");
+    let people = text(&caliburn(&["log", name]));
+    assert!(people.contains("b 4000..4005") && people.contains("\"order-66\""), "{people}");
+    // Records that were truncated can still be found until they are overwritten.
+    store.abort_prepared(b"order-66").unwrap();
+    store.truncate().unwrap();
+    assert!(log(&[]).is_empty());
+    assert_eq!(log(&["--all"])[..6], all);
+}
+
+#[test]
+fn log_follows_a_store_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = sample(&path);
+    let mut follower = Command::new(env!("CARGO_BIN_EXE_caliburn"))
+        .args(["log", path.to_str().unwrap(), "--json", "--follow"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    let seen: Vec<Value> = (0..6).map(|_| next()).collect();
+    assert_eq!(seen[5]["kind"], "prepare");
+    store.commit_prepared(b"order-66").unwrap();
+    let event = next();
+    assert_eq!((&event["kind"], &event["global_id"]), (&"resolve".into(), &"order-66".into()));
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+}
+
+#[test]
+fn demo_counts_exactly_in_both_classes() {
+    for class in ["process", "power"] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("demo");
+        let arguments =
+            ["demo", "--kills", "5", "--seed", "7", "--class", class, "--json", "--input", "src", "--store"];
+        let result = json(&caliburn(&[&arguments[..], &[store.to_str().unwrap()]].concat())).remove(0);
+        assert_eq!((&result["exact"], &result["kills"]), (&true.into(), &5.into()), "{result}");
+        assert!(result["commits"].as_u64().unwrap() > 0 && result["rounds"].as_u64().unwrap() > 0);
+    }
+    let empty = tempfile::tempdir().unwrap();
+    let none = caliburn(&["demo", "--input", empty.path().to_str().unwrap()]);
+    assert_eq!(none.status.code(), Some(2));
+    let other = tempfile::tempdir().unwrap();
+    std::fs::write(other.path().join("precious"), "x").unwrap();
+    let refused = caliburn(&["demo", "--input", "src", "--store", other.path().to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(2), "other files are not removed");
+    assert!(other.path().join("precious").exists());
+}
