@@ -1,27 +1,11 @@
 //! What transactions promise while nothing crashes, and across orderly and disorderly ends.
 
-use caliburn::{Class, Mode, Options, RangeError, Region, Store, Tuning};
+mod support;
+
+use caliburn::{Class, Mode, RangeError, Region, Store, Tuning};
 use std::path::Path;
 use std::time::Duration;
-
-fn options() -> Options {
-    let mut options = Store::options();
-    options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
-    options
-}
-
-fn open(path: &Path) -> Store {
-    options().open(path).unwrap()
-}
-
-fn region(store: &Store) -> Region {
-    store.segment_or_create("data", 1 << 20).unwrap().map_all().unwrap()
-}
-
-fn clean(path: &Path) {
-    let report = caliburn::check(path).unwrap();
-    assert!(report.is_clean(), "{:#?}", report.problems);
-}
+use support::{clean, copy_store, open, options, region};
 
 #[test]
 fn a_committed_change_is_there_after_reopening_and_an_aborted_one_is_not() {
@@ -68,15 +52,11 @@ fn a_store_left_without_closing_is_recovered() {
     }
 }
 
-/// Copies the store's files as they are now, which is what a killed process leaves, and goes on there.
+/// Goes on with a copy of the store's files as they are now, which is what a killed process leaves.
 fn leave(store: Store, memory: Region) {
     let path = store.path().to_owned();
     let copy = path.with_extension("copy");
-    std::fs::create_dir(&copy).unwrap();
-    for entry in std::fs::read_dir(&path).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
-    }
+    copy_store(&path, &copy);
     drop((memory, store));
     std::fs::remove_dir_all(&path).unwrap();
     clean(&copy);
@@ -461,11 +441,7 @@ fn a_failed_write_fails_the_store_for_good_and_what_was_acknowledged_is_there_af
     drop(refused);
     assert!(store.close().is_err());
     let copy = dir.path().join("copy");
-    std::fs::create_dir(&copy).unwrap();
-    for entry in std::fs::read_dir(&path).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
-    }
+    copy_store(&path, &copy);
     clean(&copy);
     let store = options().open(&copy).unwrap();
     assert!([1, 2].contains(&region(&store).load::<u64>(0)));
