@@ -248,6 +248,27 @@ fn a_full_disk_at_create_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_creation_that_failed_can_be_tried_again_with_the_log_elsewhere() {
+    let Some(mount) = mount("512k") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for existing in [false, true] {
+        let log = dir.path().join(format!("log-{existing}"));
+        if existing {
+            std::fs::write(&log, vec![0; 4 << 20]).unwrap();
+        }
+        let mut options = options();
+        options.log_path(&log);
+        let error = options.open(mount.path.join("s")).unwrap_err().to_string();
+        assert!(error.contains("allocate the stage"), "{error}");
+        let store = options.open(dir.path().join(format!("store-{existing}"))).unwrap();
+        // A log that is a store's is not taken for another.
+        let error = options.open(dir.path().join("thief")).unwrap_err().to_string();
+        assert!(error.contains("already holds part of a store"), "{error}");
+        put(&store, &region(&store), 0, 1, Class::Power);
+    }
+}
+
+#[test]
 fn a_full_disk_at_grow_leaves_the_segment_as_it_was_and_stops_neither_commits_nor_truncation() {
     let Some(mount) = mount("8m") else { return };
     let path = mount.path.join("s");

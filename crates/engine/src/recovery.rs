@@ -21,13 +21,13 @@ use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::segment::{self, SegmentState};
 use crate::store::{Live, Parts};
-use caliburn_log::format::{LOG_DATA, Lsn};
+use caliburn_log::format::{BLOCK, LOG_DATA, Lsn, STATUS_AT};
 use caliburn_log::image::Image;
 use caliburn_log::log::{self, Log, MediaError};
 use caliburn_log::record::{self, FRAME, Kind, Place, Range, Ranges, Record};
 use caliburn_log::stage::{self, Stage};
 use caliburn_os::host::{self, Lock, LockError};
-use caliburn_os::medium::Media;
+use caliburn_os::medium::{Media, Medium};
 use caliburn_os::memory::Limits;
 use std::fs;
 use std::io;
@@ -50,8 +50,9 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
         return Err(OpenError::NotAStore { path: dir.to_owned() });
     }
     if may_create && !dir.join(CATALOG).exists() {
-        // Before a lock file is put among files of another kind.
-        only_ours(dir)?;
+        // Before a lock file is put among files of another kind. Segments of a store that was finished at
+        // this very moment are none.
+        only_ours(dir).or_else(|error| if dir.join(CATALOG).exists() { Ok(()) } else { Err(error) })?;
     }
     // What is there is looked at under the lock: another process may be creating or removing it.
     let lock = lock(dir, options.read_only)?;
@@ -116,13 +117,32 @@ fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
         segments: Vec::new(),
     };
     let path = Catalog::resolve(dir, &catalog.log_path);
-    let medium = match media.create(&path) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => media.open(&path, true),
-        other => other,
-    }
-    .map_err(OpenError::io("create log", &path))?;
+    let (medium, made) = match media.create(&path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(&path, true), false),
+        other => (other, true),
+    };
+    let medium = medium.map_err(OpenError::io("create log", &path))?;
     segment::refuse_foreign(&*medium)?;
-    log::create(&*medium, catalog.store, options.log_bytes)?;
+    let done = fill_files(dir, options, &catalog, &*medium);
+    if done.is_err() {
+        // A second attempt must not take what is left for another store's log.
+        if made {
+            let _ = fs::remove_file(&path);
+        } else {
+            let _ = STATUS_AT.map(|at| medium.write_at(&[0; BLOCK], at));
+        }
+    }
+    done
+}
+
+fn fill_files(
+    dir: &Path,
+    options: &Options,
+    catalog: &Catalog,
+    log_medium: &dyn Medium,
+) -> Result<(), OpenError> {
+    let media = &*options.media;
+    log::create(log_medium, catalog.store, options.log_bytes)?;
     let _ = fs::remove_file(dir.join(STAGE));
     let stage_path = dir.join(STAGE);
     let stage = media.create(&stage_path).map_err(OpenError::io("create stage", &stage_path))?;

@@ -7,7 +7,7 @@ use crate::store::Shared;
 use crate::sums::Sums;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM_UNIT, SegmentHeader};
-use caliburn_log::log::MediaError;
+use caliburn_log::log::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::page_size;
@@ -31,6 +31,7 @@ pub(crate) struct SegmentState {
     pub medium: Arc<dyn Medium>,
     pub len: AtomicU64,
     pub sums: Mutex<Sums>,
+    forcing: Forcing,
 }
 
 pub(crate) fn check_name(name: &str) -> Result<(), SegmentError> {
@@ -124,6 +125,7 @@ impl SegmentState {
             medium,
             len: AtomicU64::new(entry.len),
             sums: Mutex::new(sums),
+            forcing: Forcing::default(),
         })
     }
 
@@ -171,6 +173,7 @@ impl SegmentState {
             medium,
             len: AtomicU64::new(entry.len),
             sums: Mutex::new(sums),
+            forcing: Forcing::default(),
         })
     }
 
@@ -192,7 +195,7 @@ impl SegmentState {
 
     /// Forces data and sums.
     pub fn sync(&self) -> Result<(), MediaError> {
-        self.medium.sync().map_err(|e| MediaError::new("force segment", &*self.medium, SEGMENT_DATA, e))?;
+        self.forcing.sync(&*self.medium, "force segment", SEGMENT_DATA)?;
         self.sums.lock().expect("no panic under this lock").write()
     }
 
@@ -200,7 +203,7 @@ impl SegmentState {
     pub fn extend(&self, len: u64) -> Result<(), MediaError> {
         let end = SEGMENT_DATA + len;
         self.medium.set_len(end).map_err(|e| MediaError::new("allocate segment", &*self.medium, end, e))?;
-        self.medium.sync().map_err(|e| MediaError::new("force segment", &*self.medium, end, e))?;
+        self.forcing.sync(&*self.medium, "force segment", end)?;
         self.sums.lock().expect("no panic under this lock").grow(len)
     }
 

@@ -141,10 +141,13 @@ impl Slot {
 impl Slot {
     /// Whether the transaction in this slot announced any byte of `[start, end)`.
     pub fn touches(&self, start: usize, end: usize) -> bool {
-        let count = self.count.load(Ordering::Acquire) as usize;
-        let small = self.announced[..count.min(ANNOUNCED)]
-            .iter()
-            .any(|a| a.start.load(Ordering::Acquire) < end && a.end.load(Ordering::Acquire) > start);
+        // The count is read anew at each step: while this looks, a range found at one entry may be joined
+        // into one further on. Whoever finds an entry emptied then sees the count that covers its new place.
+        let counted = |i: &usize| *i < self.count.load(Ordering::Acquire) as usize;
+        let small = (0..ANNOUNCED).take_while(counted).map(|i| &self.announced[i]).any(|a| {
+            let (s, e) = (a.start.load(Ordering::Acquire), a.end.load(Ordering::Acquire));
+            s < end && e > start
+        });
         small || (self.spilled.load(Ordering::Acquire) && self.spill_touches(start, end))
     }
 
@@ -534,5 +537,61 @@ impl Reserve {
             }
             self.released.wait(seen, None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Store;
+
+    /// Ranges are joined in all ways while another thread looks: what was announced is seen all the time.
+    #[test]
+    fn a_reader_never_misses_an_announced_page() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+        let region = store.create_segment("a", 1 << 16).unwrap().map_all().unwrap();
+        let (state, page) = (&*region.state, state_page(&region));
+        let slots = Slots::default();
+        // Odd while the page is announced.
+        let (phase, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut looked = 0u64;
+                while !done.load(Ordering::Relaxed) {
+                    let before = phase.load(Ordering::SeqCst);
+                    let seen = slots.iter().any(|(_, slot)| slot.touches(page, page + 4096));
+                    if before % 2 == 1 && phase.load(Ordering::SeqCst) == before {
+                        looked += 1;
+                        assert!(seen, "an announced page was missed");
+                    }
+                }
+                assert!(looked > 0);
+            });
+            for round in 0..60_000usize {
+                let mut held = slots.hold();
+                let mut gaps = Vec::new();
+                // The page's end, then a range on the next page further on, then what joins them; or the
+                // other way round.
+                let (one, two) = ((page + 4080, page + 4096), (page + 4104, page + 4120));
+                let (first, second) = if round % 2 == 0 { (one, two) } else { (two, one) };
+                held.announce(state, first.0, first.1, &mut gaps);
+                if round % 2 == 0 {
+                    phase.fetch_add(1, Ordering::SeqCst);
+                    held.announce(state, second.0, second.1, &mut gaps);
+                } else {
+                    held.announce(state, second.0, second.1, &mut gaps);
+                    phase.fetch_add(1, Ordering::SeqCst);
+                }
+                held.announce(state, page + 4096, page + 4104, &mut gaps);
+                phase.fetch_add(1, Ordering::SeqCst);
+                held.release();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    fn state_page(region: &crate::Region) -> usize {
+        region.as_ptr().addr() + 8192
     }
 }

@@ -4,7 +4,7 @@
 
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, Defect, SUM_UNIT, SUMS_DATA, SUMS_MAGIC, SumsHeader};
-use caliburn_log::log::MediaError;
+use caliburn_log::log::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use std::collections::BTreeMap;
@@ -20,6 +20,7 @@ const PER_BLOCK: u64 = 1024;
 pub(crate) struct Sums {
     medium: Arc<dyn Medium>,
     changed: BTreeMap<u64, Box<[u32; PER_BLOCK as usize]>>,
+    forcing: Forcing,
 }
 
 /// Bytes of a sums file for a segment of `len` bytes.
@@ -41,7 +42,7 @@ impl Sums {
         format::seal(&mut block, SUMS_MAGIC, store);
         medium.write_at(&block, 0).map_err(fail("write the sums"))?;
         medium.sync().map_err(fail("force the sums"))?;
-        Ok(Sums { medium, changed: BTreeMap::new() })
+        Ok(Sums { medium, changed: BTreeMap::new(), forcing: Forcing::default() })
     }
 
     /// Takes up an existing file.
@@ -63,14 +64,18 @@ impl Sums {
             return Err(Ok(Defect::Value("the sums belong to another segment".into())));
         }
         let held = medium.len().map_err(|e| Err(MediaError::new("measure the sums", &*medium, 0, e)))?;
-        if held < file_bytes(len) { Err(cut()) } else { Ok(Sums { medium, changed: BTreeMap::new() }) }
+        if held < file_bytes(len) {
+            Err(cut())
+        } else {
+            Ok(Sums { medium, changed: BTreeMap::new(), forcing: Forcing::default() })
+        }
     }
 
     /// Makes room for a segment of `len` bytes.
     pub fn grow(&self, len: u64) -> Result<(), MediaError> {
         let fail = |e| MediaError::new("allocate the sums", &*self.medium, file_bytes(len), e);
         self.medium.set_len(file_bytes(len)).map_err(fail)?;
-        self.medium.sync().map_err(|e| MediaError::new("force the sums", &*self.medium, 0, e))
+        self.forcing.sync(&*self.medium, "force the sums", 0)
     }
 
     /// Notes the content of whole units of data from `offset`.
@@ -123,7 +128,7 @@ impl Sums {
             let fail = |e| MediaError::new("write the sums", &*self.medium, offset, e);
             self.medium.write_at(&bytes, offset).map_err(fail)?;
         }
-        self.medium.sync().map_err(|e| MediaError::new("force the sums", &*self.medium, SUMS_DATA, e))?;
+        self.forcing.sync(&*self.medium, "force the sums", SUMS_DATA)?;
         self.changed.clear();
         Ok(())
     }

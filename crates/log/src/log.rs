@@ -41,6 +41,28 @@ impl MediaError {
     }
 }
 
+/// One force of a medium at a time; after one that failed, what the kernel has dropped is unknown, and no
+/// later force counts as a success, though the system would report one.
+#[derive(Debug, Default)]
+pub struct Forcing {
+    failed: Mutex<Option<MediaError>>,
+}
+
+impl Forcing {
+    /// Forces everything written to the medium so far.
+    pub fn sync(&self, medium: &dyn Medium, action: &'static str, offset: u64) -> Result<(), MediaError> {
+        let mut failed = self.failed.lock().expect("no thread panics while it forces");
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        medium.sync().map_err(|e| {
+            let error = MediaError::new(action, medium, offset, e);
+            *failed = Some(error.clone());
+            error
+        })
+    }
+}
+
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
@@ -68,9 +90,7 @@ pub struct Log {
     forced: AtomicU64,
     appended: AtomicU64,
     status: Mutex<Status>,
-    /// One force at a time; after one that failed, what the kernel has dropped is unknown, and no later
-    /// force may count as a success.
-    forcing: Mutex<Option<MediaError>>,
+    forcing: Forcing,
 }
 
 /// Writes a new, empty log: the ring filled with zeros, so that later forces change no metadata of the
@@ -161,7 +181,7 @@ impl Log {
             head: AtomicU64::new(status.head.get()),
             forced: AtomicU64::new(forced.0),
             appended: AtomicU64::new(tail.0),
-            forcing: Mutex::new(None),
+            forcing: Forcing::default(),
             status: Mutex::new(Status {
                 incarnation: incarnation.into(),
                 clean: 0.into(),
@@ -286,14 +306,6 @@ impl Log {
     }
 
     fn sync(&self, action: &'static str, offset: u64) -> Result<(), MediaError> {
-        let mut failed = self.forcing.lock().expect("no thread panics while it forces");
-        if let Some(error) = &*failed {
-            return Err(error.clone());
-        }
-        self.medium.sync().map_err(|e| {
-            let error = MediaError::new(action, &*self.medium, offset, e);
-            *failed = Some(error.clone());
-            error
-        })
+        self.forcing.sync(&*self.medium, action, offset)
     }
 }

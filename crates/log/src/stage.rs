@@ -304,7 +304,9 @@ impl Stage {
         };
         stage.bias.store(stage.bias_rest(), Ordering::SeqCst);
         stage.note_appended(appended);
-        stage.folded().store(stage.clock.now(), Ordering::Release);
+        let now = stage.clock.now();
+        stage.last_horizon.store(now, Ordering::Relaxed);
+        stage.folded().store(now, Ordering::Release);
         Ok(stage)
     }
 
@@ -402,7 +404,7 @@ impl Stage {
     fn stamp_by_clock(&self, number: u32, work: &mut LaneWork) -> u64 {
         work.unbiased += 1;
         let bias = self.bias.load(Ordering::SeqCst);
-        if bias == FREE {
+        if bias == FREE && self.clock.advances() {
             let wanted = work.unbiased >= BIAS_AFTER;
             if wanted && self.bias.compare_exchange(FREE, number, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             {
@@ -412,11 +414,16 @@ impl Stage {
                 barrier::heavy();
                 self.wait_lanes(Some(number));
             }
-        } else if bias != SHARED {
+        } else if bias != SHARED && bias != FREE {
             // The holder's later commits see this, if they are later than this one in any order.
             self.bias.swap(SHARED, Ordering::SeqCst);
         }
-        self.clock.now_after(self.last_horizon.load(Ordering::Relaxed).max(work.last))
+        let stamp = self.clock.now_after(self.last_horizon.load(Ordering::Relaxed).max(work.last));
+        if !self.clock.advances() {
+            // The hardware has gone back and a counter took its place: nobody may count beside it.
+            self.bias.swap(SHARED, Ordering::SeqCst);
+        }
+        stamp
     }
 
     /// Waits until every lane that is entered has been left once.

@@ -4,7 +4,9 @@
 //! threads, A's stamp must be smaller. A shared counter gives that at the price of one cache line that
 //! every committer fights over; the time-stamp counter gives it for about 10 ns and no sharing, where
 //! the kernel itself trusts the counter as its clock source (it has then checked that no core's counter
-//! is behind another's). Stamps mean nothing after a reboot.
+//! is behind another's). Stamps mean nothing after a reboot. A counter that goes back below the last stamp
+//! known to a caller (a machine that was suspended) is noticed and replaced; one that goes back less than
+//! that, within the time since the last flush, is not.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -48,11 +50,10 @@ impl Clock {
 
     #[cold]
     fn leap(&self, floor: u64) -> u64 {
-        if self.hardware.swap(false, Ordering::SeqCst) {
-            self.counter.fetch_max(floor + LEAP, Ordering::SeqCst);
-        }
-        // Another thread may have cleared the flag and not set the counter yet.
-        self.counter.fetch_max(floor + 1, Ordering::SeqCst);
+        // First the counter, then the flag: whoever counts counts from beyond all earlier stamps.
+        let lead = if self.advances() { LEAP } else { 1 };
+        self.counter.fetch_max(floor + lead, Ordering::SeqCst);
+        self.hardware.store(false, Ordering::SeqCst);
         self.now()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// A 128-bit identifier: of a boot or of a store.
@@ -52,9 +52,19 @@ pub enum LockError {
 impl Lock {
     /// Takes the lock at once or says who has it.
     pub fn exclusive(path: &Path) -> Result<Lock, LockError> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let lock =
-            Lock::take(file.map_err(LockError::Io)?, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        let identity = |m: std::fs::Metadata| (m.dev(), m.ino());
+        let lock = loop {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+            let lock = Lock::take(
+                file.map_err(LockError::Io)?,
+                rustix::fs::FlockOperation::NonBlockingLockExclusive,
+            )?;
+            // The file may have been removed between opening and locking it: then the lock is on nothing.
+            let ours = lock._file.metadata().map(identity).map_err(LockError::Io)?;
+            if std::fs::metadata(path).is_ok_and(|m| identity(m) == ours) {
+                break lock;
+            }
+        };
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         let text = format!("process {} ({})\n", std::process::id(), name.trim());
         // The text is for people; the lock is the kernel's. Failing to write it is no reason to fail.
