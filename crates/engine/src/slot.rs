@@ -568,7 +568,7 @@ mod tests {
                 }
                 assert!(looked > 0);
             });
-            for round in 0..60_000usize {
+            for round in 0..400_000usize {
                 let mut held = slots.hold();
                 let mut gaps = Vec::new();
                 // The page's end, then a range on the next page further on, then what joins them; or the
