@@ -97,7 +97,10 @@ impl Recorder {
             let mut content = file.content.clone();
             for change in &file.unsynced {
                 match change {
-                    Change::Extend(len) => content.resize(content.len().max(*len as usize), 0),
+                    Change::Extend(len) if random.below(4) < keep => {
+                        content.resize(content.len().max(*len as usize), 0);
+                    }
+                    Change::Extend(_) => {}
                     Change::Write(offset, bytes) => {
                         let whole = random.below(4) < keep;
                         let mut at = 0;
@@ -290,6 +293,12 @@ fn workload(store: &Store, memory: &Region, recorder: &Recorder, random: &mut Ra
             1 if random.below(5) == 0 => {
                 store.flush().unwrap();
                 recorder.acknowledged.store(number, Ordering::SeqCst);
+            }
+            // Growth is durable when it returns: no cut may leave a catalog ahead of its file.
+            3 if random.below(6) == 0 => {
+                let segment = store.segment("data").unwrap();
+                segment.grow(segment.len() + 65536).unwrap();
+                memory.grow(segment.len() as usize).unwrap();
             }
             2 if random.below(8) == 0 => {
                 store.truncate().unwrap();

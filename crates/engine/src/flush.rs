@@ -220,6 +220,7 @@ impl Shared {
     fn appended(&self, mut pages: MutexGuard<'_, Pages>, end: Lsn) {
         self.live().stage.note_appended(end);
         pages.marked_to(end);
+        self.note_private(&mut pages);
         let private = pages.private();
         drop(pages);
         self.regard_memory(private);

@@ -277,15 +277,6 @@ impl Shared {
         }
         Ok(())
     }
-
-    /// The pages that an aborted transaction has copied count as private.
-    pub(crate) fn note_aborted(&self, held: &crate::slot::Held<'_>) {
-        let mut pages = None;
-        held.each(|region, start, end| {
-            let pages = pages.get_or_insert_with(|| self.lock_pages());
-            pages.note_private(region.segment.id, region.offset_of(start), (end - start) as u64);
-        });
-    }
 }
 
 impl Store {

@@ -89,7 +89,8 @@ impl Store {
     pub fn query(&self) -> Query {
         let shared = &self.shared;
         let (dirty_pages, private_pages) = {
-            let pages = shared.lock_pages();
+            let mut pages = shared.lock_pages();
+            shared.note_private(&mut pages);
             (pages.dirty(), pages.private())
         };
         let log = shared.live.as_ref().map(|live| &live.log);

@@ -237,13 +237,17 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     Ok(parts)
 }
 
-/// The first range of a record that lies in no segment, if any.
-pub(crate) fn stray_range(record: &Record<'_>, segments: &[Arc<SegmentState>]) -> Option<(Lsn, String)> {
+fn first_unknown<'a>(mut ranges: Ranges<'a>, segments: &[Arc<SegmentState>]) -> Option<Range<'a>> {
     let known = |r: &Range<'_>| {
         let end = r.offset.checked_add(r.bytes.len() as u64);
         segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
     };
-    let range = record.ranges().find(|r| !known(r))?;
+    ranges.find(|r| !known(r))
+}
+
+/// Position and description of a record with a range that lies in no segment.
+pub(crate) fn stray_range(record: &Record<'_>, segments: &[Arc<SegmentState>]) -> Option<(Lsn, String)> {
+    let range = first_unknown(record.ranges(), segments)?;
     let (lsn, offset, segment) = (record.lsn, range.offset, range.segment.0);
     Some((
         lsn,
@@ -259,11 +263,7 @@ fn append_leftover(
     patches: &mut Patches,
     body: &[u8],
 ) -> Result<(), OpenError> {
-    let known = |r: Range<'_>| {
-        let end = r.offset.checked_add(r.bytes.len() as u64);
-        parts.segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
-    };
-    if !Ranges::of(body).all(known) {
+    if first_unknown(Ranges::of(body), &parts.segments).is_some() {
         let path = log.medium().path().with_file_name(STAGE);
         let text = "a staged record names bytes that no segment has".into();
         let defect = caliburn_log::format::Defect::Value(text);

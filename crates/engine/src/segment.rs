@@ -119,14 +119,7 @@ impl SegmentState {
         let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
         let sums = Sums::create(sums, store, entry.id, entry.len)?;
         media.sync_directory(dir).map_err(io_error("force directory", dir))?;
-        Ok(SegmentState {
-            id: entry.id,
-            name: entry.name.clone(),
-            medium,
-            len: AtomicU64::new(entry.len),
-            sums: Mutex::new(sums),
-            forcing: Forcing::default(),
-        })
+        Ok(SegmentState::of(entry, medium, sums))
     }
 
     /// Takes up a segment of the catalog.
@@ -167,14 +160,18 @@ impl SegmentState {
             Ok(defect) => SegmentError::Bad { path: sums_path, offset: 0, defect },
             Err(media) => media.into(),
         })?;
-        Ok(SegmentState {
+        Ok(SegmentState::of(entry, medium, sums))
+    }
+
+    fn of(entry: &Entry, medium: Arc<dyn Medium>, sums: Sums) -> SegmentState {
+        SegmentState {
             id: entry.id,
             name: entry.name.clone(),
             medium,
             len: AtomicU64::new(entry.len),
             sums: Mutex::new(sums),
             forcing: Forcing::default(),
-        })
+        }
     }
 
     pub fn len(&self) -> u64 {

@@ -3,7 +3,7 @@
 //! Who holds what, in the order in which locks are taken:
 //!
 //! ```text
-//!   mapping lock  >  truncation lock  >  flush lock  >  prepared, pages, sums, catalog, regions        (each briefly)
+//!   mapping lock  >  truncation lock  >  flush lock  >  prepared, pages, aborted, sums, catalog, regions  (each briefly)
 //! ```
 //!
 //! The hot path (begin, set_range, commit in the `Process` class) takes none of them.
@@ -18,7 +18,7 @@ use crate::prepared::PreparedTable;
 use crate::recovery;
 use crate::region::RegionState;
 use crate::segment::{self, Segment, SegmentState};
-use crate::slot::{Reserve, Slots};
+use crate::slot::{Held, Reserve, Slots};
 use crate::transaction::{Mode, Transaction};
 use crate::truncation::Truncation;
 use caliburn_log::image::Damage;
@@ -80,6 +80,9 @@ pub(crate) struct Shared {
     pub damage: Option<Damage>,
     pub limits: Limits,
     pages: Mutex<Pages>,
+    /// Bytes that aborted transactions touched, not yet noted in `pages`: an abort must not wait for a lock
+    /// that is held while a whole batch is marked.
+    aborted: Mutex<Vec<(SegmentId, u64, u64)>>,
     failure: OnceLock<Failure>,
     tuning: RwLock<Tuning>,
     budget: AtomicU64,
@@ -130,6 +133,7 @@ impl Shared {
             pending: RwLock::new(parts.pending),
             damage: parts.damage,
             pages: Mutex::new(Pages::new(page_size, marked)),
+            aborted: Mutex::default(),
             failure: OnceLock::new(),
             budget: AtomicU64::new(options.tuning.budget(&limits)),
             limits,
@@ -149,6 +153,28 @@ impl Shared {
 
     pub fn lock_pages(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The pages that an aborted transaction has copied are private.
+    pub fn note_aborted(&self, held: &Held<'_>) {
+        let mut aborted = self.aborted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        held.each(|region, start, end| {
+            aborted.push((region.id, region.offset_of(start), (end - start) as u64))
+        });
+        let many = aborted.len() >= 4096;
+        drop(aborted);
+        if many {
+            self.note_private(&mut self.lock_pages());
+        }
+    }
+
+    /// Takes over what aborts have left to be noted.
+    pub fn note_private(&self, pages: &mut Pages) {
+        let aborted =
+            std::mem::take(&mut *self.aborted.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        for (segment, offset, len) in aborted {
+            pages.note_private(segment, offset, len);
+        }
     }
 
     pub fn tuning(&self) -> Tuning {

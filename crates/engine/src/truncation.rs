@@ -347,7 +347,11 @@ impl Shared {
     fn relieve(&self, guard: &MutexGuard<'_, ()>) -> Result<(), Failure> {
         let page = self.page_size as u64;
         let budget = self.memory_budget();
-        let private = self.lock_pages().private() * page;
+        let private = {
+            let mut pages = self.lock_pages();
+            self.note_private(&mut pages);
+            pages.private() * page
+        };
         let pressed = self.gate.load(Ordering::SeqCst) & gate::PRESSED != 0;
         let short = private > 0 && self.limits.short();
         if private > budget / 4 * 3 || pressed || short {

@@ -1,23 +1,11 @@
 //! `check`.
 
-use crate::{Failure, size};
-use clap::Args;
+use crate::{Failure, OneStore, size};
 use serde_json::json;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Arguments of `check`.
-#[derive(Args, Debug)]
-pub struct Arguments {
-    /// Directory of the store.
-    store: PathBuf,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
 /// Verifies a store; damage makes the exit code 1.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     let report = caliburn::check(&arguments.store)?;
     if arguments.json {
         let problems: Vec<_> = report

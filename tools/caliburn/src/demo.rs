@@ -80,7 +80,8 @@ pub fn work(arguments: &Worker) -> Result<ExitCode, Failure> {
     loop {
         let next = table.files();
         let at = next as usize % files.len();
-        if at == 0 && stop.exists() {
+        // At least one round, or there would be nothing to compare.
+        if at == 0 && next > 0 && stop.exists() {
             break;
         }
         let text =

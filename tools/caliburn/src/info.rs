@@ -1,23 +1,11 @@
 //! `info`.
 
-use crate::{Failure, size};
-use clap::Args;
+use crate::{Failure, OneStore, size};
 use serde_json::json;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Arguments of `info`.
-#[derive(Args, Debug)]
-pub struct Arguments {
-    /// Directory of the store.
-    store: PathBuf,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
 /// Prints what a store consists of.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     let info = caliburn::info(&arguments.store)?;
     if arguments.json {
         let segments: Vec<_> = info

@@ -9,7 +9,8 @@ mod recover;
 mod size;
 mod words;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// What a subcommand may fail with.
@@ -23,6 +24,16 @@ struct Arguments {
     command: Command,
 }
 
+/// Arguments of the subcommands that deal with one whole store.
+#[derive(Args, Debug)]
+struct OneStore {
+    /// Directory of the store.
+    store: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Kill a program that counts words in recoverable memory, again and again, and compare every count.
@@ -32,13 +43,13 @@ enum Command {
     /// Add a segment to a store.
     AddSegment(create::Segment),
     /// Show what a store consists of.
-    Info(info::Arguments),
+    Info(OneStore),
     /// Verify a whole store without writing to it: exit 0 clean, 1 damaged, 2 could not look.
-    Check(check::Arguments),
+    Check(OneStore),
     /// Search and print the history of modifications that the log holds.
     Log(log::Arguments),
     /// Open a store, which recovers it, bring its segments up to date, and close it.
-    Recover(recover::Arguments),
+    Recover(OneStore),
     #[command(hide = true)]
     DemoWorker(demo::Worker),
 }

@@ -1,25 +1,13 @@
 //! `recover`.
 
-use crate::Failure;
+use crate::{Failure, OneStore};
 use caliburn::Store;
-use clap::Args;
 use serde_json::json;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Arguments of `recover`.
-#[derive(Args, Debug)]
-pub struct Arguments {
-    /// Directory of the store.
-    store: PathBuf,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
 /// Recovers a store.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     let start = Instant::now();
     let store = Store::open(&arguments.store)?;
     let opened = start.elapsed();
