@@ -15,7 +15,6 @@ use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT,
 use caliburn_log::image::Image;
 use caliburn_log::log;
 use caliburn_log::stage;
-use caliburn_os::host;
 use caliburn_os::medium::{Files, Media};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -67,13 +66,17 @@ impl Report {
 /// # Errors
 /// When it cannot be looked at: not a store, in use, a file that cannot be read. Damage is in the report.
 pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
-    let dir = dir.as_ref();
+    check_on(&Files, dir.as_ref())
+}
+
+/// [`check()`], with files from elsewhere.
+pub(crate) fn check_on(media: &dyn Media, dir: &Path) -> Result<Report, OpenError> {
     let mut report = Report::default();
-    if !dir.join(recovery::CATALOG).exists() {
+    if !media.exists(&dir.join(recovery::CATALOG)) {
         return Err(OpenError::NotAStore { path: dir.to_owned() });
     }
-    let _lock = recovery::lock(dir, true)?;
-    let catalog = match recovery::read_catalog(dir) {
+    let _lock = recovery::lock(media, dir, true)?;
+    let catalog = match recovery::read_catalog(media, dir) {
         Ok(catalog) => catalog,
         Err(OpenError::Catalog { path, offset, defect }) => {
             report.problem(&path, offset, defect);
@@ -83,14 +86,14 @@ pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
     };
     let mut segments = Vec::new();
     for entry in &catalog.segments {
-        match SegmentState::open(&Files, dir, &catalog.store, entry, false) {
+        match SegmentState::open(media, dir, &catalog.store, entry, false) {
             Ok(segment) => segments.push(Arc::new(segment)),
             Err(SegmentError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
             Err(error) => report.problem(&Catalog::resolve(dir, &entry.path), 0, error),
         }
     }
     report.segments = catalog.segments.len() as u64;
-    if let Some(patches) = check_log(dir, &catalog, &segments, &mut report)? {
+    if let Some(patches) = check_log(media, dir, &catalog, &segments, &mut report)? {
         for segment in &segments {
             check_sums(segment, &patches, &mut report)?;
         }
@@ -100,13 +103,14 @@ pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
 
 /// Verifies log and stage; what they would write to the segments, if they are sound.
 fn check_log(
+    media: &dyn Media,
     dir: &Path,
     catalog: &Catalog,
     segments: &[Arc<SegmentState>],
     report: &mut Report,
 ) -> Result<Option<Patches>, OpenError> {
     let path = Catalog::resolve(dir, &catalog.log_path);
-    let medium = match Files.open(&path, false) {
+    let medium = match media.open(&path, false) {
         Ok(medium) => medium,
         Err(error) => {
             report.problem(&path, 0, format!("cannot be opened: {error}"));
@@ -129,7 +133,7 @@ fn check_log(
             return Ok(None);
         }
     };
-    let known = check_stage(dir, catalog, report)?;
+    let known = check_stage(media, dir, catalog, report)?;
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
     let capacity = status.capacity.get();
@@ -153,16 +157,21 @@ fn check_log(
 }
 
 /// Verifies the stage; how far the log must reach, if the stage tells.
-fn check_stage(dir: &Path, catalog: &Catalog, report: &mut Report) -> Result<Option<Lsn>, OpenError> {
+fn check_stage(
+    media: &dyn Media,
+    dir: &Path,
+    catalog: &Catalog,
+    report: &mut Report,
+) -> Result<Option<Lsn>, OpenError> {
     let path = dir.join("stage");
-    let medium = match Files.open(&path, false) {
+    let medium = match media.open(&path, false) {
         Ok(medium) => medium,
         Err(error) => {
             report.notes.push(format!("stage {}: {error}; it is made anew at opening", path.display()));
             return Ok(None);
         }
     };
-    let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     match stage::leftovers(&*medium, &catalog.store, &boot) {
         Ok(left) => {
             if !left.records.is_empty() {

@@ -9,9 +9,9 @@
 //!   1 horizon H                       every commit that returned before now is stamped before H
 //!   2 collect records stamped < H     in stamp order
 //!   3 encode, merge if all are lazy
-//!   4 wait for log space, append      survives the process
-//!   5 mark pages                      truncation knows what the records changed
-//!   6 fold the stage to H             its space is free
+//!   4 wait for log space, write
+//!   5 move the stage's frontier to H  now they are in the log, and no longer in the stage
+//!   6 publish, mark pages             truncation knows what the records changed
 //!   7 force the log, durable := H     survives a power cut
 //! ```
 
@@ -25,10 +25,11 @@ use caliburn_log::merge::Merger;
 use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
 use caliburn_log::stage::{CHUNKS, Staged};
 use caliburn_os::barrier;
+use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// What flushing needs besides the stage and the log.
 #[derive(Default)]
@@ -75,10 +76,6 @@ pub(crate) struct Work {
     cohort: u64,
     /// How long the last force took.
     force_time: Duration,
-}
-
-pub(crate) fn now_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
 }
 
 impl Work {
@@ -151,11 +148,15 @@ impl Shared {
                 bytes += (s.body.len() + FRAME) as u64;
                 bytes <= most
             });
-            let (batch, later) = rest.split_at(piece.count().max(1));
-            self.append_batch(work, batch.iter().map(|s| s.body), merge && batch.len() > 1)?;
+            let mut count = piece.count().max(1);
+            // The frontier passes all records of one stamp together.
+            count += rest[count..].iter().take_while(|s| s.stamp == rest[count - 1].stamp).count();
+            let (batch, later) = rest.split_at(count);
+            let folded = later.first().map_or(horizon, |s| s.stamp);
+            self.append_batch(work, batch.iter().map(|s| s.body), merge && batch.len() > 1, folded)?;
             rest = later;
         }
-        live.stage.fold(horizon);
+        live.stage.fold();
         self.flush.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(horizon)
     }
@@ -165,6 +166,7 @@ impl Shared {
         work: &mut Work,
         bodies: impl ExactSizeIterator<Item = &'b [u8]> + DoubleEndedIterator + Clone,
         merge: bool,
+        folded: u64,
     ) -> Result<(), Failure> {
         let Work { merger, buffer, .. } = work;
         let count = bodies.len() as u64;
@@ -187,20 +189,23 @@ impl Shared {
                 record::encode(buffer, Kind::Commit, place, &[], body);
             }
         }
-        self.append_encoded(buffer, if merge { 1 } else { count })
+        self.append_encoded(buffer, if merge { 1 } else { count }, Some(folded))
     }
 
     /// The place of the next record. Only for the holder of the flush lock.
     fn place(&self) -> Place {
         let log = &self.live().log;
-        Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: now_ns() }
+        Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: wall_ns() }
     }
 
-    /// Steps 4 and 5, for records encoded for the end of the log, where there is room for them.
-    fn append_encoded(&self, records: &[u8], count: u64) -> Result<(), Failure> {
+    /// Steps 4 to 6, for records encoded for the end of the log, where there is room for them. `folded`: what
+    /// was staged before that stamp is among them, or earlier in the log.
+    fn append_encoded(&self, records: &[u8], count: u64, folded: Option<u64>) -> Result<(), Failure> {
         let log = &self.live().log;
         let mut lsn = log.appended();
-        log.append(records).map_err(|e| self.fail(e))?;
+        let end = log.append(records).map_err(|e| self.fail(e))?;
+        self.live().stage.advance(folded, end);
+        log.publish(end);
         self.flush.records.fetch_add(count, Ordering::Relaxed);
         self.flush.log_bytes.fetch_add(records.len() as u64, Ordering::Relaxed);
         let mut pages = self.lock_pages();
@@ -218,7 +223,6 @@ impl Shared {
 
     /// All records before `end` were appended and marked: truncation may have to do something.
     fn appended(&self, mut pages: MutexGuard<'_, Pages>, end: Lsn) {
-        self.live().stage.note_appended(end);
         pages.marked_to(end);
         self.note_private(&mut pages);
         let private = pages.private();
@@ -391,9 +395,7 @@ impl Shared {
                 continue;
             }
             if wanted & SPACE != 0 {
-                let mut work = self.lock_flush();
-                let _ = self.flush_staged(&mut work, self.tuning().merge_lazy);
-                self.unlock_flush(work);
+                let _ = self.flush_lazily();
                 deadline = deadline.or(Some(Instant::now() + interval));
                 continue;
             }
@@ -420,6 +422,20 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Moves what is staged to the log, without forcing it.
+    fn flush_lazily(&self) -> Result<(), Failure> {
+        let mut work = self.lock_flush();
+        let done = self.flush_staged(&mut work, self.tuning().merge_lazy);
+        self.unlock_flush(work);
+        done.map(drop)
+    }
+
+    /// One round of the background flusher.
+    pub(crate) fn tend_flush(&self, force: bool) -> Result<(), Failure> {
+        let wanted = self.flush.wanted.swap(0, Ordering::SeqCst);
+        if force || wanted & FORCE != 0 { self.flush_all() } else { self.flush_lazily() }
     }
 
     /// Wakes everybody who waits for a flush, a force or log space, after a failure or at closing.
@@ -450,6 +466,7 @@ impl Shared {
             for (offset, bytes) in writes {
                 live.log.write(at(offset), bytes).map_err(|e| self.fail(e))?;
             }
+            live.stage.advance(None, end);
             live.log.publish(end);
             self.flush.records.fetch_add(1, Ordering::Relaxed);
             self.flush.log_bytes.fetch_add((len + FRAME) as u64, Ordering::Relaxed);
@@ -493,7 +510,7 @@ impl Shared {
         let place = self.place();
         buffer.clear();
         record::encode(buffer, kind, place, prefix, body);
-        self.append_encoded(buffer, 1)?;
+        self.append_encoded(buffer, 1, None)?;
         Ok(place.lsn)
     }
 }

@@ -91,7 +91,7 @@ impl History {
     /// When there is no store or its log cannot be read.
     pub fn open(dir: impl AsRef<Path>) -> Result<History, OpenError> {
         let dir = dir.as_ref();
-        let catalog = recovery::read_catalog(dir)?;
+        let catalog = recovery::read_catalog(&Files, dir)?;
         let path = Catalog::resolve(dir, &catalog.log_path);
         let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
         Ok(History { medium, catalog })

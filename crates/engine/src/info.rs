@@ -61,11 +61,11 @@ pub struct SegmentInfo {
 /// When there is none, or its catalog or log status cannot be read.
 pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
     let dir = dir.as_ref();
-    let catalog = recovery::read_catalog(dir)?;
+    let catalog = recovery::read_catalog(&Files, dir)?;
     let path = Catalog::resolve(dir, &catalog.log_path);
     let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
     let status = log::read_status(&*medium, Some(&catalog.store))?;
-    let in_use_by = match recovery::lock(dir, true) {
+    let in_use_by = match recovery::lock(&Files, dir, true) {
         Err(OpenError::InUse { holder, .. }) => Some(holder),
         _ => None,
     };

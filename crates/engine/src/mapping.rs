@@ -205,14 +205,31 @@ impl Shared {
     /// Writes the region's changes to the segment and takes the region off the books. The memory goes
     /// when the last reference to the state does.
     pub fn unmap(&self, region: &Arc<RegionState>) -> Result<(), MapError> {
-        let transactions = self.slots.touching(region.base, region.base + region.len()).len();
-        if transactions > 0 {
-            return Err(MapError::Uncommitted { segment: region.segment.name.clone(), transactions });
-        }
+        self.undeclared(region)?;
         let closed = self.gate.load(Ordering::SeqCst) & (gate::CLOSED | gate::READ_ONLY) != 0;
         if !closed {
             self.write_region(region)?;
         }
+        self.let_go(region, closed);
+        Ok(())
+    }
+
+    /// Lets a region of a failed store go, whose segment cannot be brought up to date: the log has what it lacks.
+    pub fn abandon(&self, region: &Arc<RegionState>) -> Result<(), MapError> {
+        self.undeclared(region)?;
+        self.let_go(region, true);
+        Ok(())
+    }
+
+    fn undeclared(&self, region: &RegionState) -> Result<(), MapError> {
+        let transactions = self.slots.touching(region.base, region.base + region.len()).len();
+        if transactions > 0 {
+            return Err(MapError::Uncommitted { segment: region.segment.name.clone(), transactions });
+        }
+        Ok(())
+    }
+
+    fn let_go(&self, region: &Arc<RegionState>, closed: bool) {
         self.regions.write().expect("no panic under this lock").retain(|r| !Arc::ptr_eq(r, region));
         if closed {
             self.unlock_if_done();
@@ -223,7 +240,6 @@ impl Shared {
                 region.start / self.page_size as u64..region.end() / self.page_size as u64,
             );
         }
-        Ok(())
     }
 
     /// The region that holds an address.

@@ -1,5 +1,6 @@
 //! How a store is created and opened (RVM's options and `set_options`).
 
+use crate::check::Report;
 use crate::error::OpenError;
 use crate::store::Store;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
@@ -22,6 +23,7 @@ pub struct Options {
     pub(crate) stage_bytes: u64,
     pub(crate) reserve_bytes: u64,
     pub(crate) media: Arc<dyn Media>,
+    pub(crate) background: bool,
     pub(crate) tuning: Tuning,
 }
 
@@ -86,6 +88,7 @@ impl Default for Options {
             stage_bytes: 32 << 20,
             reserve_bytes: 64 << 30,
             media: Arc::new(Files),
+            background: true,
             tuning: Tuning::default(),
         }
     }
@@ -153,6 +156,14 @@ impl Options {
         self
     }
 
+    /// Without background threads nothing is flushed or truncated but by calls; the program calls
+    /// [`Store::tend`] now and then instead. For simulations, which must repeat exactly.
+    #[doc(hidden)]
+    pub fn background(&mut self, yes: bool) -> &mut Options {
+        self.background = yes;
+        self
+    }
+
     /// What can also be changed later.
     pub fn tuning(&mut self, tuning: Tuning) -> &mut Options {
         self.tuning = tuning;
@@ -164,11 +175,20 @@ impl Options {
     /// # Errors
     /// See [`OpenError`]. A failed creation leaves nothing behind that a second attempt would trip over.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store, OpenError> {
-        self.check()?;
+        self.validate()?;
         Store::open_with(path.as_ref(), self)
     }
 
-    fn check(&self) -> Result<(), OpenError> {
+    /// Verifies the store in directory `path`, as [`check()`](crate::check()) does, on the media of these
+    /// options.
+    ///
+    /// # Errors
+    /// As [`check()`](crate::check()).
+    pub fn check(&self, path: impl AsRef<Path>) -> Result<Report, OpenError> {
+        crate::check::check_on(&*self.media, path.as_ref())
+    }
+
+    fn validate(&self) -> Result<(), OpenError> {
         let bad = |name, value, why: String| Err(OpenError::Option { name, value, why });
         if self.log_bytes < LOG_BYTES_MIN || !self.log_bytes.is_multiple_of(BLOCK as u64) {
             return bad(

@@ -20,6 +20,7 @@ use crate::transaction::restore;
 use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, GLOBAL_ID_MAX, Kind, Ranges, Record, prefix};
+use caliburn_os::clock::wall_ns;
 use caliburn_os::span;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -144,8 +145,7 @@ impl Shared {
         self.wait_log(work.buffer(), 2 * own)?;
         // In the table before it is in the log, so that the head never passes it.
         let lsn = self.live().log.appended();
-        let entry =
-            Entry { body: body.to_vec(), lsn, time: crate::flush::now_ns(), slot: None, deciding: true };
+        let entry = Entry { body: body.to_vec(), lsn, time: wall_ns(), slot: None, deciding: true };
         self.lock_prepared().insert(global_id.to_vec(), entry);
         let prefix = prefix(Kind::Prepare, 1, global_id);
         let done = self

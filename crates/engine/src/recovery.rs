@@ -26,10 +26,9 @@ use caliburn_log::image::Image;
 use caliburn_log::log::{self, Log, MediaError};
 use caliburn_log::record::{self, FRAME, Kind, Place, Range, Ranges, Record};
 use caliburn_log::stage::{self, Stage};
-use caliburn_os::host::{self, Lock, LockError};
+use caliburn_os::clock::wall_ns;
+use caliburn_os::host::{Lock, LockError};
 use caliburn_os::medium::{Media, Medium};
-use caliburn_os::memory::Limits;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,20 +42,22 @@ const STAGE: &str = "stage";
 /// Opens or creates the store as the options say.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
     let may_create = (options.create_new || options.create) && !options.read_only;
-    let made_dir = may_create && !dir.exists();
+    let media = &*options.media;
+    let there = || media.exists(&dir.join(CATALOG));
+    let made_dir = may_create && !media.exists(dir);
     if made_dir {
-        fs::create_dir_all(dir).map_err(OpenError::io("create directory", dir))?;
-    } else if !may_create && !dir.join(CATALOG).exists() {
+        media.create_directory(dir).map_err(OpenError::io("create directory", dir))?;
+    } else if !may_create && !there() {
         return Err(OpenError::NotAStore { path: dir.to_owned() });
     }
-    if may_create && !dir.join(CATALOG).exists() {
+    if may_create && !there() {
         // Before a lock file is put among files of another kind. Segments of a store that was finished at
         // this very moment are none.
-        only_ours(dir).or_else(|error| if dir.join(CATALOG).exists() { Ok(()) } else { Err(error) })?;
+        only_ours(media, dir).or_else(|error| if there() { Ok(()) } else { Err(error) })?;
     }
     // What is there is looked at under the lock: another process may be creating or removing it.
-    let lock = lock(dir, options.read_only)?;
-    let there = dir.join(CATALOG).exists();
+    let lock = lock(media, dir, options.read_only)?;
+    let there = there();
     if there && options.create_new {
         return Err(OpenError::Exists { path: dir.to_owned() });
     }
@@ -66,9 +67,8 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
     recover(dir, options, lock)
 }
 
-fn only_ours(dir: &Path) -> Result<(), OpenError> {
-    for entry in fs::read_dir(dir).map_err(OpenError::io("list directory", dir))? {
-        let name = entry.map_err(OpenError::io("list directory", dir))?.file_name();
+fn only_ours(media: &dyn Media, dir: &Path) -> Result<(), OpenError> {
+    for name in media.list(dir).map_err(OpenError::io("list directory", dir))? {
         if ![LOCK, LOG, STAGE, CATALOG, "catalog.new"].iter().any(|ours| name == *ours) {
             return Err(OpenError::Exists { path: dir.to_owned() });
         }
@@ -76,10 +76,9 @@ fn only_ours(dir: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-pub(crate) fn lock(dir: &Path, shared: bool) -> Result<Lock, OpenError> {
+pub(crate) fn lock(media: &dyn Media, dir: &Path, shared: bool) -> Result<Lock, OpenError> {
     let path = dir.join(LOCK);
-    let taken = if shared { Lock::shared(&path) } else { Lock::exclusive(&path) };
-    taken.map_err(|error| match error {
+    media.lock(&path, shared).map_err(|error| match error {
         LockError::Held(holder) => OpenError::InUse { path: dir.to_owned(), holder },
         LockError::Io(source) => OpenError::Io { action: "lock", path, source },
     })
@@ -88,14 +87,15 @@ pub(crate) fn lock(dir: &Path, shared: bool) -> Result<Lock, OpenError> {
 /// Makes a store. The catalog comes last: without it the directory holds no store, and the files of an
 /// attempt that failed are made anew.
 fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError> {
-    only_ours(dir)?;
+    let media = &*options.media;
+    only_ours(media, dir)?;
     let done = create_files(dir, options);
     if done.is_err() {
-        let _ = fs::remove_file(dir.join(LOG));
-        let _ = fs::remove_file(dir.join(STAGE));
+        let _ = media.remove(&dir.join(LOG));
+        let _ = media.remove(&dir.join(STAGE));
         if made_dir {
-            let _ = fs::remove_file(dir.join(LOCK));
-            let _ = fs::remove_dir(dir);
+            let _ = media.remove(&dir.join(LOCK));
+            let _ = media.remove_directory(dir);
         }
     }
     done
@@ -106,12 +106,12 @@ fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
     let log_path = match &options.log_path {
         Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
         None => {
-            let _ = fs::remove_file(dir.join(LOG));
+            let _ = media.remove(&dir.join(LOG));
             PathBuf::from(LOG)
         }
     };
     let catalog = Catalog {
-        store: host::random_id().map_err(OpenError::io("draw a random identity for", dir))?,
+        store: media.random_id().map_err(OpenError::io("draw a random identity for", dir))?,
         log_path,
         next: 0,
         segments: Vec::new(),
@@ -127,7 +127,7 @@ fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
     if done.is_err() {
         // A second attempt must not take what is left for another store's log.
         if made {
-            let _ = fs::remove_file(&path);
+            let _ = media.remove(&path);
         } else {
             let _ = STATUS_AT.map(|at| medium.write_at(&[0; BLOCK], at));
         }
@@ -143,7 +143,7 @@ fn fill_files(
 ) -> Result<(), OpenError> {
     let media = &*options.media;
     log::create(log_medium, catalog.store, options.log_bytes)?;
-    let _ = fs::remove_file(dir.join(STAGE));
+    let _ = media.remove(&dir.join(STAGE));
     let stage_path = dir.join(STAGE);
     let stage = media.create(&stage_path).map_err(OpenError::io("create stage", &stage_path))?;
     stage
@@ -157,9 +157,9 @@ fn fill_files(
     media.sync_directory(parent).map_err(OpenError::io("force directory", parent))
 }
 
-pub(crate) fn read_catalog(dir: &Path) -> Result<Catalog, OpenError> {
+pub(crate) fn read_catalog(media: &dyn Media, dir: &Path) -> Result<Catalog, OpenError> {
     let path = dir.join(CATALOG);
-    let bytes = match fs::read(&path) {
+    let bytes = match media.read(&path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return Err(OpenError::NotAStore { path: dir.to_owned() });
         }
@@ -181,12 +181,12 @@ pub(crate) fn open_segments(
 fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError> {
     let (media, write) = (&*options.media, !options.read_only);
     // 1
-    let catalog = read_catalog(dir)?;
+    let catalog = read_catalog(media, dir)?;
     let segments = open_segments(media, dir, &catalog, write)?;
     let log_path = Catalog::resolve(dir, &catalog.log_path);
     let medium = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
     let status = log::read_status(&*medium, Some(&catalog.store))?;
-    let boot = host::boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     let stage_path = dir.join(STAGE);
     let stage_medium = match media.open(&stage_path, write) {
         Err(e) if e.kind() == io::ErrorKind::NotFound && write => media.create(&stage_path),
@@ -211,7 +211,16 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         Some(damage) if !options.salvage => return Err(damage.into()),
         other => other,
     };
-    let mut parts = Parts { catalog, segments, live: None, pending: None, prepared, damage, lock };
+    let mut parts = Parts {
+        catalog,
+        segments,
+        live: None,
+        pending: None,
+        prepared,
+        damage,
+        lock,
+        limits: media.limits(),
+    };
     if !write {
         // With damage in between, what is later than the damage would be out of order.
         for (_, body) in leftovers.records.iter().filter(|_| parts.damage.is_none()) {
@@ -224,12 +233,11 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     // 4
     let log = Log::open(medium, parts.catalog.store, status, patches.tail(), Lsn(status.forced.get()))?;
     // 5
-    for (_, body) in &leftovers.records {
-        append_leftover(&log, &mut parts, &mut patches, body)?;
+    for (stamp, body) in &leftovers.records {
+        append_leftover(&log, &*stage_medium, &mut parts, &mut patches, *stamp, body)?;
     }
     // 6
-    let bytes =
-        options.stage_bytes.min(options.tuning.budget(&Limits::read()) / 8).max(stage::STAGE_BYTES_MIN);
+    let bytes = options.stage_bytes.min(options.tuning.budget(&parts.limits) / 8).max(stage::STAGE_BYTES_MIN);
     let stage =
         Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended())?;
     parts.pending = (!patches.is_empty()).then_some(patches);
@@ -259,18 +267,20 @@ pub(crate) fn stray_range(record: &Record<'_>, segments: &[Arc<SegmentState>]) -
 
 fn append_leftover(
     log: &Log,
+    stage: &dyn Medium,
     parts: &mut Parts,
     patches: &mut Patches,
+    stamp: u64,
     body: &[u8],
 ) -> Result<(), OpenError> {
     if first_unknown(Ranges::of(body), &parts.segments).is_some() {
-        let path = log.medium().path().with_file_name(STAGE);
+        let path = stage.path().to_owned();
         let text = "a staged record names bytes that no segment has".into();
         let defect = caliburn_log::format::Defect::Value(text);
         return Err(stage::StageError::Bad { path, offset: 0, defect }.into());
     }
     if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&parts.prepared) {
-        make_room(log, parts, patches)?;
+        make_room(log, parts, patches, || stage::advance(stage, stamp, log.appended()))?;
     }
     append(log, Kind::Commit, &[], body)?;
     patches.push(body.to_vec(), log.appended());
@@ -278,21 +288,24 @@ fn append_leftover(
 }
 
 fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, MediaError> {
-    let place = Place {
-        lsn: log.appended(),
-        forced: log.forced(),
-        incarnation: log.incarnation(),
-        time: crate::flush::now_ns(),
-    };
+    let place =
+        Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: wall_ns() };
     let mut bytes = Vec::new();
     record::encode(&mut bytes, kind, place, prefix, body);
-    log.append(&bytes)?;
+    log.publish(log.append(&bytes)?);
     Ok(place.lsn)
 }
 
-/// The log has no room for what the stage left over: truncate it as an epoch before going on.
-fn make_room(log: &Log, parts: &mut Parts, patches: &mut Patches) -> Result<(), OpenError> {
+/// The log has no room for what the stage left over: truncate it as an epoch before going on. The stage's
+/// frontier is moved by `advance` before the head can pass it.
+fn make_room(
+    log: &Log,
+    parts: &mut Parts,
+    patches: &mut Patches,
+    advance: impl Fn() -> Result<(), MediaError>,
+) -> Result<(), OpenError> {
     log.force()?;
+    advance()?;
     for segment in &parts.segments {
         patches.apply(segment, caliburn_os::page_size(), |_| {})?;
         segment.sync()?;
@@ -309,6 +322,7 @@ fn make_room(log: &Log, parts: &mut Parts, patches: &mut Patches) -> Result<(), 
         *lsn = append(log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
     }
     log.force()?;
+    advance()?;
     log.advance_head(prepared::oldest(&parts.prepared).min(log.appended()))?;
     Ok(())
 }

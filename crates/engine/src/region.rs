@@ -183,9 +183,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.mapped
-            && let Err(error) = self.store.unmap(&self.state)
-        {
+        if !self.mapped {
+            return;
+        }
+        let done = self.store.unmap(&self.state).or_else(|error| match self.store.failure() {
+            Err(_) => self.store.abandon(&self.state),
+            Ok(()) => Err(error),
+        });
+        if let Err(error) = done {
             // Whoever still refers to the memory keeps it: the mapping stays until the process ends.
             tracing::error!(%error, "a region could not be unmapped and stays");
             std::mem::forget(self.state.clone());

@@ -73,15 +73,15 @@ impl SegmentState {
         let path = Catalog::resolve(dir, &entry.path);
         let sums_path = sums_path(dir, &entry.name);
         // Left by a creation that never reached the catalog.
-        let _ = std::fs::remove_file(&sums_path);
+        let _ = media.remove(&sums_path);
         if !entry.path.is_absolute() {
-            let _ = std::fs::remove_file(&path);
+            let _ = media.remove(&path);
         }
         let made = Self::create_files(media, dir, store, entry, &path, &sums_path);
         if made.is_err() {
-            let _ = std::fs::remove_file(&sums_path);
+            let _ = media.remove(&sums_path);
             if !entry.path.is_absolute() {
-                let _ = std::fs::remove_file(&path);
+                let _ = media.remove(&path);
             }
         }
         made

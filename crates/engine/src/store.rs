@@ -99,12 +99,13 @@ pub(crate) struct Parts {
     pub prepared: PreparedTable,
     pub damage: Option<Damage>,
     pub lock: Lock,
+    pub limits: Limits,
 }
 
 impl Shared {
     pub fn new(dir: &Path, options: &Options, parts: Parts) -> Shared {
         let page_size = caliburn_os::page_size();
-        let limits = Limits::read();
+        let limits = parts.limits;
         let body_max = parts
             .live
             .as_ref()
@@ -303,7 +304,7 @@ impl Store {
         let parts = recovery::open(path, options)?;
         let shared = Arc::new(Shared::new(path, options, parts));
         let mut threads = Vec::new();
-        if shared.live.is_some() {
+        if shared.live.is_some() && options.background {
             let start = |name: &str, life: fn(&Shared)| {
                 let shared = shared.clone();
                 let guarded = move || {
@@ -435,6 +436,17 @@ impl Store {
     pub fn flush(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
         Ok(self.shared.flush_all()?)
+    }
+
+    /// Does once what the background threads do again and again; `force` says that the flush interval is over.
+    ///
+    /// # Errors
+    /// When the store has failed.
+    #[doc(hidden)]
+    pub fn tend(&self, force: bool) -> Result<(), CommitError> {
+        self.takes_changes()?;
+        self.shared.tend_flush(force)?;
+        Ok(self.shared.truncate_as_needed()?)
     }
 
     /// Waits until every committed change is in its segment, and the log empty but for what undecided

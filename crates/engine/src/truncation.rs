@@ -93,7 +93,7 @@ impl Shared {
         }
     }
 
-    fn truncate_as_needed(&self) -> Result<(), Failure> {
+    pub(crate) fn truncate_as_needed(&self) -> Result<(), Failure> {
         let log = &self.live().log;
         let guard = self.lock_truncation();
         if self.pending.read().expect("no panic under this lock").is_some() {

@@ -210,10 +210,11 @@ pub struct StageHeader {
     pub chunks: U64,
 }
 
-/// Offset of the stage's folded stamp, a native atomic.
-pub const STAGE_FOLDED: usize = 256;
-/// Offset of the end of the log as the stage's process knew it, a native atomic; `u64::MAX` if unknown.
-pub const STAGE_APPENDED: usize = 264;
+/// Offset of a native atomic that says which of the stage's two frontiers counts: 0 or 1.
+pub const STAGE_CURRENT: usize = 256;
+/// Offsets of the two frontiers, two native words each: records stamped before the first are in the log,
+/// which ends at the second. A first word of `u64::MAX`: nothing is staged, whatever the chunks hold.
+pub const STAGE_FRONTIERS: [usize; 2] = [264, 280];
 /// Bytes of a chunk's head: the count of published bytes (a native atomic) and nothing else.
 pub const CHUNK_HEAD: usize = 64;
 
@@ -237,7 +238,7 @@ const _: () = {
     assert!(size_of::<SumsHeader>() == 40);
     assert!(size_of::<CatalogHeader>() == 56);
     assert!(size_of::<CatalogEntry>() == 24);
-    assert!(size_of::<StageHeader>() == 64 && STAGE_FOLDED >= 64);
+    assert!(size_of::<StageHeader>() == 64 && STAGE_CURRENT >= 64);
     assert!(size_of::<StagedHeader>() == 16);
 };
 

@@ -53,8 +53,8 @@ impl Image {
     }
 
     /// Reads from the head of a log until its tail, calling `each` with every valid record. Damage is
-    /// returned beside the part that precedes it. `known` is how far the log certainly reaches, if a
-    /// stage of this boot tells; else the rest of the ring is searched for proof of damage.
+    /// returned beside the part that precedes it. `known` is where the log ends, if a stage of this boot
+    /// tells; else it ends at the first invalid record, and the rest of the ring is searched for proof of damage.
     pub fn scan(
         medium: &dyn Medium,
         status: &Status,
@@ -65,12 +65,13 @@ impl Image {
         // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
         let mut bytes = buffer(medium, capacity)?;
         let (mut have, mut at, mut incarnation) = (0u64, 0u64, 0u32);
-        loop {
+        let most = known.map_or(capacity, |end| end.0.saturating_sub(head.0).min(capacity));
+        while at < most {
             let window = &bytes[at as usize..have as usize];
             if head.0 + at >= status.opened.get() {
                 incarnation = incarnation.max(status.incarnation.get());
             }
-            match decode(window, Lsn(head.0 + at), incarnation, capacity - at) {
+            match decode(window, Lsn(head.0 + at), incarnation, most - at) {
                 Decoded::Valid(record) => {
                     each(&record);
                     incarnation = record.incarnation;

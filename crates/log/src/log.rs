@@ -253,12 +253,11 @@ impl Log {
         Ok(())
     }
 
-    /// Appends whole records.
-    pub fn append(&self, records: &[u8]) -> Result<(), MediaError> {
+    /// Writes whole records behind the end of the log; [`Log::publish`] makes the returned end count.
+    pub fn append(&self, records: &[u8]) -> Result<Lsn, MediaError> {
         let at = self.appended();
         self.write(at, records)?;
-        self.publish(Lsn(at.0 + records.len() as u64));
-        Ok(())
+        Ok(Lsn(at.0 + records.len() as u64))
     }
 
     /// Makes `end` the end of the log after its records were written.

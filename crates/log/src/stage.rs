@@ -5,12 +5,18 @@
 //! moves records from the stage to the log.
 //!
 //! ```text
-//!  | header, folded | chunk 0 | chunk 1 | ... |        chunk: | published | record | record | ... |
+//!  | header, frontier | chunk 0 | chunk 1 | ... |        chunk: | published | record | record | ... |
 //!
 //!  committer:  enter lane - stamp - write record - publish - leave      (each thread its own lane)
 //!  flusher:    horizon H: a stamp such that every record stamped before H is published
-//!              collect records before H, in stamp order - append to the log - fold: folded := H
+//!              collect records before H, in stamp order - write them to the log
+//!              frontier := (H, end of the log) - free what held nothing else
 //! ```
+//!
+//! **The frontier** says at the same moment which records have left the stage and how far the log counts.
+//! It is kept twice and switched by one store, so that a record is never in both or in neither: were
+//! some found in both, recovery would append old values behind newer ones, and a power cut in the midst
+//! of that would leave the two mixed.
 //!
 //! **Stamps without a locked instruction.** Reading the time-stamp counter in order costs 28 ns and, like any
 //! serialising instruction, keeps the processor from overlapping cache misses of successive commits. So
@@ -28,11 +34,12 @@
 //! ```
 //!
 //! Invariant: a record is published only when it is whole; a committer killed before that leaves nothing,
-//! and other lanes do not depend on it. Invariant: records stamped before `folded` are in the log.
+//! and other lanes do not depend on it. Invariant: the records stamped before the frontier are in the log, and
+//! the others are not.
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
 use crate::format::{
-    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_APPENDED, STAGE_FOLDED, STAGE_MAGIC, SegmentId,
+    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC, SegmentId,
     StageHeader,
 };
 use crate::format::{Defect, StagedHeader, padded};
@@ -45,7 +52,7 @@ use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
 use caliburn_os::ordinal::Ordinal;
-use caliburn_os::span;
+use caliburn_os::{simulated, span};
 use std::cell::UnsafeCell;
 use std::io;
 use std::path::PathBuf;
@@ -166,7 +173,9 @@ impl Body {
             if !len.is_multiple_of(format::ALIGN) {
                 self.at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
             }
+            simulated::stored(self.at, total);
             span::copy(source, self.at.add(size_of::<RangeHeader>()), len);
+            simulated::stored(self.at, total);
             self.at = self.at.add(total);
         }
         self.left -= total;
@@ -180,8 +189,8 @@ pub struct Leftovers {
     pub records: Vec<(u64, Vec<u8>)>,
     /// No stamp in the stage is greater.
     pub last: u64,
-    /// The log reached at least this far. Since the stage is of this boot, all of it must be there,
-    /// forced or not.
+    /// Where the log ends. Since the stage is of this boot, all of it must be there, forced or not, and what
+    /// was written beyond is in the stage, or was never committed.
     pub appended: Option<Lsn>,
 }
 
@@ -211,12 +220,13 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers
     if header.boot != *boot {
         return Ok(Leftovers::default());
     }
-    let folded = u64::from_ne_bytes(block[STAGE_FOLDED..STAGE_FOLDED + 8].try_into().expect("eight bytes"));
-    let appended =
-        u64::from_ne_bytes(block[STAGE_APPENDED..STAGE_APPENDED + 8].try_into().expect("eight bytes"));
+    let (folded, appended) = frontier(&block).map_err(|d| bad(STAGE_CURRENT as u64, d))?;
+    if folded == u64::MAX {
+        return Ok(Leftovers { appended: Some(appended), ..Leftovers::default() });
+    }
     let chunk_bytes = header.chunk_bytes.get();
     let mut found = Vec::new();
-    let mut last = if folded == u64::MAX { 0 } else { folded };
+    let mut last = folded;
     for chunk in 0..header.chunks.get() {
         let start = BLOCK as u64 + chunk * chunk_bytes;
         let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));
@@ -242,7 +252,31 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers
         }
     }
     found.sort_by_key(|(stamp, _)| *stamp);
-    Ok(Leftovers { records: found, last, appended: (appended != u64::MAX).then_some(Lsn(appended)) })
+    Ok(Leftovers { records: found, last, appended: Some(appended) })
+}
+
+fn word(block: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(block[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn frontier(block: &[u8]) -> Result<(u64, Lsn), Defect> {
+    match STAGE_FRONTIERS.get(word(block, STAGE_CURRENT) as usize) {
+        Some(at) => Ok((word(block, *at), Lsn(word(block, at + 8)))),
+        None => Err(Defect::Value("it does not say which of its frontiers counts".into())),
+    }
+}
+
+/// Moves the frontier of a stage that is not mapped: what is stamped before `folded` is in the log, which
+/// ends at `appended`.
+pub fn advance(medium: &dyn Medium, folded: u64, appended: Lsn) -> Result<(), MediaError> {
+    let fail = |action| move |e| MediaError::new(action, medium, STAGE_CURRENT as u64, e);
+    let mut block = [0; BLOCK];
+    medium.read_at(&mut block, 0).map_err(fail("read the stage"))?;
+    let next = 1 - word(&block, STAGE_CURRENT).min(1);
+    let at = STAGE_FRONTIERS[next as usize] as u64;
+    let words = [folded.to_ne_bytes(), appended.0.to_ne_bytes()].concat();
+    medium.write_at(&words, at).map_err(fail("write the stage"))?;
+    medium.write_at(&next.to_ne_bytes(), STAGE_CURRENT as u64).map_err(fail("write the stage"))
 }
 
 fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
@@ -267,9 +301,9 @@ impl Stage {
         let page = caliburn_os::page_size();
         let chunk_bytes = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
         let total = (BLOCK.max(page) + CHUNKS * chunk_bytes).next_multiple_of(page);
-        // Killed anywhere in here, the stage counts as empty: first "all folded", last the true value.
+        // Killed anywhere in here, the stage counts as empty, and the log to its end.
         medium.set_len(total as u64).map_err(fail("allocate the stage"))?;
-        medium.write_at(&[0xFF; 16], STAGE_FOLDED as u64).map_err(fail("write the stage"))?;
+        advance(medium, u64::MAX, appended)?;
         let header = StageHeader {
             boot,
             chunk_bytes: (chunk_bytes as u64).into(),
@@ -278,19 +312,18 @@ impl Stage {
         };
         let mut block = header.as_bytes().to_vec();
         format::seal(&mut block, STAGE_MAGIC, store);
-        let mut bare = [0u8; STAGE_FOLDED];
-        bare[..block.len()].copy_from_slice(&block);
         for chunk in 0..CHUNKS {
             let at = (BLOCK + chunk * chunk_bytes) as u64;
             medium.write_at(&[0; 8], at).map_err(fail("write the stage"))?;
         }
-        medium.write_at(&bare, 0).map_err(fail("write the stage"))?;
+        medium.write_at(&block, 0).map_err(fail("write the stage"))?;
 
         barrier::prepare();
         let map = Reservation::new(total, None).map_err(fail("reserve memory for the stage"))?;
         // SAFETY: the reservation is new, nobody refers into it; the file was just made long enough and
         // belongs to this store, whose lock this process holds.
         unsafe { map.map_shared(0, total, medium.descriptor(), 0) }.map_err(fail("map the stage"))?;
+        simulated::mapped(medium.descriptor(), map.base().as_ptr(), total);
         let stage = Stage {
             map,
             chunk_bytes,
@@ -303,10 +336,9 @@ impl Stage {
             freed: Event::default(),
         };
         stage.bias.store(stage.bias_rest(), Ordering::SeqCst);
-        stage.note_appended(appended);
         let now = stage.clock.now();
         stage.last_horizon.store(now, Ordering::Relaxed);
-        stage.folded().store(now, Ordering::Release);
+        stage.advance(Some(now), appended);
         Ok(stage)
     }
 
@@ -325,16 +357,23 @@ impl Stage {
         self.clock.now_after(self.last_horizon.load(Ordering::Relaxed))
     }
 
-    fn folded(&self) -> &AtomicU64 {
+    /// A word of the header.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < BLOCK);
         // SAFETY: the first block of the map is the header, alive as long as `self`; the offset is aligned.
-        unsafe { &*self.map.base().as_ptr().add(STAGE_FOLDED).cast::<AtomicU64>() }
+        unsafe { &*self.map.base().as_ptr().add(offset).cast::<AtomicU64>() }
     }
 
-    /// Remembers where the log ends, for the next process of this boot.
-    pub fn note_appended(&self, end: Lsn) {
-        // SAFETY: as in `folded`.
-        let word = unsafe { &*self.map.base().as_ptr().add(STAGE_APPENDED).cast::<AtomicU64>() };
-        word.store(end.0, Ordering::Release);
+    /// Moves the frontier, at once for both: the log counts up to `appended`, and records stamped before
+    /// `folded` are in it. Only for the holder of the flush lock, after the records were written to the log
+    /// and before anybody takes them for part of it.
+    pub fn advance(&self, folded: Option<u64>, appended: Lsn) {
+        let current = self.word(STAGE_CURRENT).load(Ordering::Relaxed);
+        let [now, next] =
+            if current == 0 { STAGE_FRONTIERS } else { [STAGE_FRONTIERS[1], STAGE_FRONTIERS[0]] };
+        set(self.word(next), folded.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
+        set(self.word(next + 8), appended.0);
+        set(self.word(STAGE_CURRENT), 1 - current);
     }
 
     fn chunk(&self, chunk: u32) -> *mut u8 {
@@ -466,13 +505,14 @@ impl Stage {
             let at = self.chunk(chunk).add(CHUNK_HEAD + work.filled);
             let header = StagedHeader { stamp: stamp.into(), len: (len as u64).into() };
             at.cast::<StagedHeader>().write_unaligned(header);
+            simulated::stored(at, size_of::<StagedHeader>());
             let mut body = Body { at: at.add(size_of::<StagedHeader>()), left: len };
             fill(&mut body);
             assert_eq!(body.left, 0, "a commit writes what it announced");
         }
         work.filled += needed;
         // Publishing: whatever kills this process after the next store, the record is there.
-        self.published(chunk).store(work.filled as u64, Ordering::Release);
+        set(self.published(chunk), work.filled as u64);
         Stage::leave(lane);
         Some((stamp, opened))
     }
@@ -548,10 +588,9 @@ impl Stage {
         found.sort_by_key(|staged| staged.stamp);
     }
 
-    /// Says that every record stamped before `horizon` is in the log, and frees the chunks that held
-    /// nothing else. Only for the holder of the flush lock, after [`Stage::collect`].
-    pub fn fold(&self, horizon: u64) {
-        self.folded().store(horizon, Ordering::Release);
+    /// Frees the chunks of which everything was collected. Only for the holder of the flush lock, after
+    /// [`Stage::collect`], when the frontier has passed what was collected.
+    pub fn fold(&self) {
         let mut freed = false;
         for (number, chunk) in self.chunks.iter().enumerate() {
             let published = self.published(number as u32);
@@ -560,7 +599,7 @@ impl Stage {
             // First whether the lane has left the chunk: only then is the count final.
             let retired = chunk.retired.load(Ordering::Acquire);
             if retired && collected == published.load(Ordering::Acquire) {
-                published.store(0, Ordering::Release);
+                set(published, 0);
                 chunk.collected.store(0, Ordering::Relaxed);
                 chunk.consumed.store(0, Ordering::Relaxed);
                 chunk.retired.store(false, Ordering::Relaxed);
@@ -572,6 +611,13 @@ impl Stage {
             self.freed.signal();
         }
     }
+}
+
+/// Stores a word that recovery reads, after everything that was stored before it.
+#[inline(always)]
+fn set(word: &AtomicU64, value: u64) {
+    word.store(value, Ordering::Release);
+    simulated::stored(word.as_ptr().cast_const().cast(), size_of::<u64>());
 }
 
 /// Bytes that a body takes in the stage or the log, given the lengths of its ranges.
@@ -618,13 +664,16 @@ mod tests {
         }
         let horizon = stage.horizon();
         stage.collect(horizon, &mut Vec::new());
-        stage.fold(horizon);
+        stage.advance(Some(horizon), Lsn(640));
+        stage.fold();
         // The second lane ends the bias of the first, again and again.
         for value in 10..100 {
             if value % 30 < 28 { put(&stage, value) } else { put_by_another(value) }.unwrap();
         }
         drop(stage);
-        let found = leftovers(&*medium, &STORE, &BOOT).unwrap().records;
+        let left = leftovers(&*medium, &STORE, &BOOT).unwrap();
+        assert_eq!(left.appended, Some(Lsn(640)));
+        let found = left.records;
         assert_eq!(values(&found), (10..100).collect::<Vec<_>>());
         assert!(
             leftovers(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(),
@@ -661,7 +710,7 @@ mod tests {
             stage.collect(horizon, &mut found);
             assert!(!found.is_empty() && found.is_sorted_by_key(|s| s.stamp));
             drop(found);
-            stage.fold(horizon);
+            stage.fold();
             while put(&stage, count).is_some() {
                 count += 1;
             }
@@ -695,7 +744,7 @@ mod tests {
                     assert!(end.stamp < horizon);
                 }
                 last = horizon;
-                stage.fold(horizon);
+                stage.fold();
             }
             done.store(true, Ordering::Relaxed);
         });

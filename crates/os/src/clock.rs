@@ -8,7 +8,9 @@
 //! known to a caller (a machine that was suspended) is noticed and replaced; one that goes back less than
 //! that, within the time since the last flush, is not.
 
+use crate::simulated;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A source of stamps, shared by all threads of a store.
 #[derive(Debug)]
@@ -58,10 +60,19 @@ impl Clock {
     }
 }
 
+/// Nanoseconds since 1970, for people.
+pub fn wall_ns() -> u64 {
+    let real = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    simulated::clock().unwrap_or_else(real)
+}
+
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn hardware_now() -> u64 {
     use std::sync::atomic::compiler_fence;
+    if let Some(time) = simulated::clock() {
+        return time;
+    }
     // `rdtscp` waits until every earlier instruction has executed, so a lock taken before the call is
     // held when the counter is read; the compiler fences say the same to the compiler.
     compiler_fence(Ordering::SeqCst);
@@ -81,6 +92,9 @@ fn hardware_now() -> u64 {
 /// Whether the kernel keeps time by the processor's counter. `Clock::after` short-circuits on this.
 fn hardware_usable() -> bool {
     const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    if simulated::clock().is_some() {
+        return true;
+    }
     cfg!(target_arch = "x86_64") && std::fs::read_to_string(SOURCE).is_ok_and(|name| name.trim() == "tsc")
 }
 

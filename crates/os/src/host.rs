@@ -1,5 +1,6 @@
 //! Identity: of this boot, of a new store, and of the process that holds a store open.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -33,11 +34,11 @@ pub fn random_id() -> io::Result<Id> {
     Ok(id)
 }
 
-/// An exclusive lock on a file, with a text that names the holder. The kernel drops it when the process
-/// ends, however it ends.
+/// A lock on a file, with a text that names the holder. The kernel drops it when the process ends, however
+/// it ends.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    _held: Box<dyn fmt::Debug + Send + Sync>,
 }
 
 /// Why a lock was not had.
@@ -50,37 +51,42 @@ pub enum LockError {
 }
 
 impl Lock {
+    /// A lock that lasts as long as `held`.
+    pub fn of(held: impl fmt::Debug + Send + Sync + 'static) -> Lock {
+        Lock { _held: Box::new(held) }
+    }
+
     /// Takes the lock at once or says who has it.
     pub fn exclusive(path: &Path) -> Result<Lock, LockError> {
         let identity = |m: std::fs::Metadata| (m.dev(), m.ino());
-        let lock = loop {
+        let file = loop {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-            let lock = Lock::take(
+            let file = Lock::take(
                 file.map_err(LockError::Io)?,
                 rustix::fs::FlockOperation::NonBlockingLockExclusive,
             )?;
             // The file may have been removed between opening and locking it: then the lock is on nothing.
-            let ours = lock._file.metadata().map(identity).map_err(LockError::Io)?;
+            let ours = file.metadata().map(identity).map_err(LockError::Io)?;
             if std::fs::metadata(path).is_ok_and(|m| identity(m) == ours) {
-                break lock;
+                break file;
             }
         };
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         let text = format!("process {} ({})\n", std::process::id(), name.trim());
         // The text is for people; the lock is the kernel's. Failing to write it is no reason to fail.
-        let _ = lock._file.set_len(0).and_then(|()| lock._file.write_all_at(text.as_bytes(), 0));
-        Ok(lock)
+        let _ = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
+        Ok(Lock::of(file))
     }
 
     /// Takes the lock shared with other readers, writing nothing.
     pub fn shared(path: &Path) -> Result<Lock, LockError> {
         let file = File::open(path).map_err(LockError::Io)?;
-        Lock::take(file, rustix::fs::FlockOperation::NonBlockingLockShared)
+        Lock::take(file, rustix::fs::FlockOperation::NonBlockingLockShared).map(Lock::of)
     }
 
-    fn take(file: File, operation: rustix::fs::FlockOperation) -> Result<Lock, LockError> {
+    fn take(file: File, operation: rustix::fs::FlockOperation) -> Result<File, LockError> {
         match rustix::fs::flock(&file, operation) {
-            Ok(()) => Ok(Lock { _file: file }),
+            Ok(()) => Ok(file),
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut text = vec![0; 256];
                 let read = file.read_at(&mut text, 0).unwrap_or(0);

@@ -12,6 +12,7 @@
 //! | [`host`] | boot identity, random identifiers, locks with a named holder |
 //! | [`ordinal`] | small numbers for threads, and what they own by them |
 //! | [`event`] | waiting for a counter to change |
+//! | [`simulated`] | what development builds report to a simulator |
 
 pub mod barrier;
 pub mod clock;
@@ -21,6 +22,7 @@ pub mod map;
 pub mod medium;
 pub mod memory;
 pub mod ordinal;
+pub mod simulated;
 pub mod span;
 
 /// The system's page size in bytes; a power of two, never assumed.

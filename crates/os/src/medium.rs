@@ -9,6 +9,9 @@
 //! 3. After a failed write or sync nothing is known of unsynced writes; the engine never retries.
 //! 4. `Media::replace` is atomic and durable: afterwards the file has the old content or the new one.
 
+use crate::host::{self, Id, Lock, LockError};
+use crate::memory::Limits;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -40,7 +43,8 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn path(&self) -> &Path;
 }
 
-/// Where media come from: a directory tree.
+/// Where media come from: a directory tree on a machine. What has a body here asks the operating system;
+/// a simulated machine replaces all of it.
 pub trait Media: Send + Sync + fmt::Debug {
     /// Opens an existing file or device.
     fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>>;
@@ -50,6 +54,56 @@ pub trait Media: Send + Sync + fmt::Debug {
     fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()>;
     /// Makes the names in a directory durable.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
+
+    /// Whether something has that name.
+    fn exists(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
+    /// Creates a directory, and those above it.
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    /// The names in a directory.
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect()
+    }
+
+    /// The whole content of a small file.
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        fs::read(path)
+    }
+
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    /// Removes an empty directory.
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    /// Locks a file, made if it is missing, against other processes: shared with other readers, or alone.
+    fn lock(&self, path: &Path, shared: bool) -> Result<Lock, LockError> {
+        if shared { Lock::shared(path) } else { Lock::exclusive(path) }
+    }
+
+    /// A fresh random identity.
+    fn random_id(&self) -> io::Result<Id> {
+        host::random_id()
+    }
+
+    /// How much memory this process may use.
+    fn limits(&self) -> Limits {
+        Limits::read()
+    }
+
+    /// The identity of this boot: memory with another one did not survive.
+    fn boot_id(&self) -> io::Result<Id> {
+        host::boot_id()
+    }
 }
 
 /// Files and block devices of the running system.

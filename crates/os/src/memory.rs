@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 pub struct Limits {
     /// The group's folder with the files that follow, if a limit is set there.
     group: Option<Group>,
+    /// The whole system's stalls, looked at where no group has a limit.
+    pressure: Option<PathBuf>,
     physical_bytes: u64,
 }
 
@@ -21,11 +23,17 @@ struct Group {
 }
 
 impl Limits {
+    /// A machine with so much memory, which is never short.
+    pub fn of(physical_bytes: u64) -> Limits {
+        Limits { group: None, pressure: None, physical_bytes }
+    }
+
     /// Reads the limits that hold for this process now.
     pub fn read() -> Limits {
         let physical_bytes =
             rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit);
-        Limits { group: group().filter(|g| g.limit_bytes < physical_bytes), physical_bytes }
+        let group = group().filter(|g| g.limit_bytes < physical_bytes);
+        Limits { group, pressure: Some("/proc/pressure/memory".into()), physical_bytes }
     }
 
     /// The bytes that this process and its group may use: the group's limit or physical memory.
@@ -43,7 +51,7 @@ impl Limits {
         let stalled = |path: &Path| stalled_share(path).is_some_and(|share| share > 10.0);
         match &self.group {
             Some(group) => near(group) || group.pressure.as_deref().is_some_and(stalled),
-            None => stalled(Path::new("/proc/pressure/memory")),
+            None => self.pressure.as_deref().is_some_and(stalled),
         }
     }
 }

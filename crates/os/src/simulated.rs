@@ -1,0 +1,81 @@
+//! What development builds (`--cfg caliburn_sim`) add for the crash tests: stores to mapped media are
+//! reported to a simulator, and bugs can be planted. In every other build these functions are empty.
+
+#[cfg(not(caliburn_sim))]
+mod seam {
+    /// `len` bytes at `at`, in memory that survives the process, have just been stored.
+    #[inline(always)]
+    pub fn stored(_at: *const u8, _len: usize) {}
+
+    /// A medium was mapped shared.
+    #[inline(always)]
+    pub fn mapped(_descriptor: std::os::fd::BorrowedFd<'_>, _base: *const u8, _len: usize) {}
+
+    /// The time that a simulator says it is, for everything that reads a clock.
+    #[inline(always)]
+    pub fn clock() -> Option<u64> {
+        None
+    }
+
+    /// Whether the bug of that name is to be there.
+    #[inline(always)]
+    pub fn planted(_bug: &str) -> bool {
+        false
+    }
+}
+
+#[cfg(caliburn_sim)]
+mod seam {
+    use std::cell::RefCell;
+    use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+    use std::rc::Rc;
+    use std::sync::OnceLock;
+
+    /// What a simulator wants to know of memory.
+    pub trait Watcher {
+        /// A medium was mapped shared.
+        fn mapped(&self, descriptor: RawFd, base: usize, len: usize);
+        /// Bytes were stored.
+        fn stored(&self, at: usize, len: usize);
+        /// The time: greater at each call.
+        fn clock(&self) -> u64;
+    }
+
+    thread_local! {
+        static WATCHER: RefCell<Option<Rc<dyn Watcher>>> = const { RefCell::new(None) };
+    }
+
+    /// Has everything that this thread does reported to `watcher`.
+    pub fn watch(watcher: Option<Rc<dyn Watcher>>) {
+        WATCHER.set(watcher);
+    }
+
+    fn tell(what: impl FnOnce(&dyn Watcher)) {
+        if let Some(watcher) = WATCHER.with_borrow(Clone::clone) {
+            what(&*watcher);
+        }
+    }
+
+    /// `len` bytes at `at`, in memory that survives the process, have just been stored.
+    pub fn stored(at: *const u8, len: usize) {
+        tell(|watcher| watcher.stored(at.addr(), len));
+    }
+
+    /// A medium was mapped shared.
+    pub fn mapped(descriptor: BorrowedFd<'_>, base: *const u8, len: usize) {
+        tell(|watcher| watcher.mapped(descriptor.as_raw_fd(), base.addr(), len));
+    }
+
+    /// The time that a simulator says it is, for everything that reads a clock.
+    pub fn clock() -> Option<u64> {
+        WATCHER.with_borrow(Clone::clone).map(|watcher| watcher.clock())
+    }
+
+    /// Whether the bug of that name is to be there: the one that the environment names.
+    pub fn planted(bug: &str) -> bool {
+        static PLANTED: OnceLock<Option<String>> = OnceLock::new();
+        PLANTED.get_or_init(|| std::env::var("CALIBURN_PLANTED").ok()).as_deref() == Some(bug)
+    }
+}
+
+pub use seam::*;

@@ -1,0 +1,181 @@
+//! `exhaustive`, `torture`, `faults`, `replay`.
+
+use caliburn_sim::explore::{self, Care, Explorer, Failure};
+use caliburn_sim::life::nursery;
+use caliburn_sim::random::Random;
+use caliburn_sim::script;
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+#[derive(Parser)]
+#[command(about = "Crash tests of Caliburn on simulated machines")]
+struct Command {
+    #[command(subcommand)]
+    kind: Kind,
+    /// Threads, each with machines of its own.
+    #[arg(long, default_value_t = 2, global = true)]
+    threads: u64,
+}
+
+#[derive(Subcommand)]
+enum Kind {
+    /// Every workload of up to so many transactions, crashed after everything it does.
+    Exhaustive {
+        /// Transactions.
+        #[arg(long, default_value_t = 2)]
+        transactions: u32,
+        /// Of 64 moments of lives after the first, how many are cut too.
+        #[arg(long, default_value_t = 4)]
+        later: u64,
+    },
+    /// Long random workloads until so many crash images were recovered.
+    Torture {
+        /// Crash images.
+        #[arg(long, default_value_t = 100_000)]
+        images: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Workloads on machines whose operations fail, each once.
+    Faults {
+        /// Random workloads.
+        #[arg(long, default_value_t = 20)]
+        workloads: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Repeats what a failure printed.
+    Replay {
+        /// `script | cut | script ...`
+        path: String,
+    },
+}
+
+#[derive(Default)]
+struct Totals {
+    images: AtomicU64,
+    lives: AtomicU64,
+    repeated: AtomicU64,
+    workloads: AtomicU64,
+    faults: AtomicU64,
+    stop: AtomicBool,
+    failure: Mutex<Option<String>>,
+    first: Explorer,
+}
+
+impl Totals {
+    fn add(&self, explorer: &Explorer) {
+        self.images.fetch_add(explorer.images, Ordering::Relaxed);
+        self.lives.fetch_add(explorer.lives, Ordering::Relaxed);
+        self.repeated.fetch_add(explorer.repeated, Ordering::Relaxed);
+        self.workloads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn fail(&self, what: &str, failure: &Failure) {
+        self.failure.lock().expect("no panic here").get_or_insert(format!("{what}: {failure}"));
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+pub fn main() -> ExitCode {
+    let command = Command::parse();
+    let totals = Totals::default();
+    let start = Instant::now();
+    if let Kind::Replay { path } = &command.kind {
+        return match explore::replay(&nursery(), path) {
+            Ok(()) => {
+                println!("nothing is wrong");
+                ExitCode::SUCCESS
+            }
+            Err(why) => {
+                println!("{why}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..command.threads {
+            let (totals, command) = (&totals, &command);
+            scope.spawn(move || work(command, thread, totals));
+        }
+    });
+    let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+    println!(
+        "{} workloads, {} crash images recovered and compared, {} equal ones skipped, {} faults, {:.0} s",
+        count(&totals.workloads),
+        count(&totals.images),
+        count(&totals.repeated),
+        count(&totals.faults),
+        start.elapsed().as_secs_f64()
+    );
+    match totals.failure.into_inner().expect("no panic here") {
+        None => ExitCode::SUCCESS,
+        Some(failure) => {
+            println!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work(command: &Command, thread: u64, totals: &Totals) {
+    let birth = nursery();
+    let mine = |number: u64| number % command.threads == thread;
+    let stopped = || totals.stop.load(Ordering::Relaxed);
+    match command.kind {
+        Kind::Exhaustive { transactions, later } => {
+            let care = Care { losses: 1, first: 64, later, lives: 2 };
+            for count in 0..=transactions {
+                for (number, script) in script::workloads(count).enumerate() {
+                    if stopped() {
+                        return;
+                    }
+                    if mine(number as u64) {
+                        let mut explorer = totals.first.sharing();
+                        if let Err(failure) = explorer.explore(&birth, &script, care, number as u64) {
+                            totals.fail("exhaustive", &failure);
+                        }
+                        totals.add(&explorer);
+                    }
+                }
+            }
+        }
+        Kind::Torture { images, seed } => {
+            for number in (0..).filter(|n| mine(*n)) {
+                if stopped() || totals.images.load(Ordering::Relaxed) >= images {
+                    return;
+                }
+                let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
+                let steps = 20 + Random::new(seed).below(150) as usize;
+                let script = script::random(seed, steps);
+                let care = Care { losses: 1, first: 3, later: 1, lives: 3 };
+                let mut explorer = totals.first.sharing();
+                if let Err(failure) = explorer.explore(&birth, &script, care, seed) {
+                    totals.fail(&format!("torture, seed {seed}"), &failure);
+                }
+                totals.add(&explorer);
+            }
+        }
+        Kind::Faults { workloads, seed } => {
+            let small = script::workloads(2);
+            let random = (0..workloads).map(|n| script::random(seed.wrapping_mul(1_000_003) + n, 30));
+            for (number, script) in small.chain(random).enumerate() {
+                if stopped() {
+                    return;
+                }
+                if mine(number as u64) {
+                    match explore::faults(&birth, &script, &mut Random::new(seed + number as u64)) {
+                        Ok(injected) => drop(totals.faults.fetch_add(injected, Ordering::Relaxed)),
+                        Err(failure) => totals.fail("faults", &failure),
+                    }
+                    totals.workloads.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        Kind::Replay { .. } => {}
+    }
+}

@@ -1,0 +1,360 @@
+//! Every crash of a workload: after each thing that a life does to its disk, the process is killed and the
+//! power is cut, in several ways; a new life begins from what is left, and is cut short itself.
+
+use crate::disk::{Act, Disk, Loss};
+use crate::life::{Birth, live, machine};
+use crate::media::{Entry, Fault};
+use crate::model::{Bounds, History, Mark};
+use crate::random::Random;
+use crate::script::Script;
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+
+/// How a life ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// The process is killed.
+    Killed,
+    /// It is killed when so many bytes of a write were done.
+    Interrupted(usize),
+    /// The power fails.
+    Power(Loss),
+}
+
+/// When and how a life ends: after so many entries of its journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// Entries of the journal that come before.
+    pub after: usize,
+    /// How.
+    pub how: How,
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.after)?;
+        match self.how {
+            How::Killed => f.write_str("k"),
+            How::Interrupted(bytes) => write!(f, "i{bytes}"),
+            How::Power(Loss::All) => f.write_str("a"),
+            How::Power(Loss::Nothing) => f.write_str("n"),
+            How::Power(Loss::Some(seed)) => write!(f, "s{seed}"),
+        }
+    }
+}
+
+impl FromStr for Cut {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cut, String> {
+        let bad = || format!("{text:?} is no cut; one is like 17k, 17i4096, 17a, 17n or 17s5");
+        let text = text.trim();
+        let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+        let number = || text[at + 1..].parse().map_err(|_| bad());
+        let how = match text.as_bytes()[at] {
+            b'k' => How::Killed,
+            b'i' => How::Interrupted(number()? as usize),
+            b'a' => How::Power(Loss::All),
+            b'n' => How::Power(Loss::Nothing),
+            b's' => How::Power(Loss::Some(number()?)),
+            _ => return Err(bad()),
+        };
+        Ok(Cut { after: text[..at].parse().map_err(|_| bad())?, how })
+    }
+}
+
+/// A wrong thing, and the lives and cuts that lead to it.
+#[derive(Debug)]
+pub struct Failure {
+    /// `script | cut | script | cut | ... `, to be given to `replay`.
+    pub path: String,
+    /// What was wrong.
+    pub why: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\nreplay with: replay '{}'", self.why, self.path)
+    }
+}
+
+/// How thoroughly to look.
+#[derive(Debug, Clone, Copy)]
+pub struct Care {
+    /// Random losses at each moment of the first life.
+    pub losses: u64,
+    /// Of 64 moments of the first life, how many are cut.
+    pub first: u64,
+    /// Of 64 moments of later lives, how many are cut.
+    pub later: u64,
+    /// Lives after the first.
+    pub lives: usize,
+}
+
+/// Looks at crashes, and counts them.
+#[derive(Debug, Default)]
+pub struct Explorer {
+    /// What was looked at, by any of the explorers that share it.
+    seen: Arc<Mutex<HashSet<u64>>>,
+    /// Pictures of a crashed disk that were recovered and compared.
+    pub images: u64,
+    /// Pictures equal to an earlier one, not looked at again.
+    pub repeated: u64,
+    /// Lives.
+    pub lives: u64,
+}
+
+/// What lives after a crash do before they are cut.
+const LATER: [&str; 6] = [
+    "",
+    "tx:restore:power:80+100",
+    "tx:norestore:lazy:90+200,4090+12 tend",
+    "tx:restore:lazy:70+20 truncate",
+    "resolve tx:restore:lazy:4000+200 flush",
+    "tx:restore:power:80+100 reopen",
+];
+
+impl Explorer {
+    /// Another one, which does not repeat what this one has seen.
+    pub fn sharing(&self) -> Explorer {
+        Explorer { seen: self.seen.clone(), ..Explorer::default() }
+    }
+
+    /// Lives the script from `birth` and looks at every crash.
+    pub fn explore(&mut self, birth: &Birth, script: &Script, care: Care, seed: u64) -> Result<(), Failure> {
+        let mut random = Random::new(seed);
+        self.life(birth, script, care, 0, &mut random).map_err(|mut failure| {
+            failure.path = format!("{script}{}", failure.path);
+            failure
+        })
+    }
+
+    fn life(
+        &mut self,
+        birth: &Birth,
+        script: &Script,
+        care: Care,
+        depth: usize,
+        random: &mut Random,
+    ) -> Result<(), Failure> {
+        let here = |why| Failure { path: String::new(), why };
+        let (lived, mut end) = begin(birth, script, depth == 0, None).map_err(here)?;
+        self.lives += 1;
+        if depth > 0 {
+            self.images += 1;
+        }
+        if depth == care.lives {
+            return Ok(());
+        }
+        for (after, entry) in lived.iter().enumerate() {
+            let before = end.disk.clone();
+            let Some(act) = end.pass(entry) else { continue };
+            if !random.chance(if depth == 0 { care.first } else { care.later }, 64) {
+                continue;
+            }
+            for how in hows(act, care, depth, random) {
+                let cut = Cut { after: after + 1, how };
+                let child = end.birth(cut, &before, act, depth);
+                let mut hasher = DefaultHasher::new();
+                let Birth { bounds, .. } = &child;
+                (child.disk.digest(), child.durable, depth).hash(&mut hasher);
+                child.history.digest(bounds.process, bounds.highest).hash(&mut hasher);
+                if !self.seen.lock().expect("no panic under this lock").insert(hasher.finish()) {
+                    self.repeated += 1;
+                    continue;
+                }
+                let script: Script = random.pick(&LATER).parse().expect("these scripts are right");
+                self.life(&child, &script, care, depth + 1, random).map_err(|mut failure| {
+                    failure.path = format!(" | {cut} | {script}{}", failure.path);
+                    failure
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A life's journal being gone through again.
+struct End {
+    disk: Disk,
+    birth: Birth,
+    /// All states, the life's own too.
+    lived: History,
+    /// What the life found when it opened the store; while it does, a second try must find the same.
+    found: Option<usize>,
+    time: u64,
+}
+
+/// Lives a life; its journal, and the walk through it.
+fn begin(
+    birth: &Birth,
+    script: &Script,
+    close: bool,
+    fault: Option<Fault>,
+) -> Result<(Vec<Entry<Mark>>, End), String> {
+    let machine = machine(birth, fault);
+    let lived = catch_unwind(AssertUnwindSafe(|| live(birth, script, close, &machine)));
+    let lived = lived.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
+        Err(format!("panicked: {text}"))
+    })?;
+    let mut walked = birth.clone();
+    if let Some(found) = lived.found
+        && birth.durable
+    {
+        // Opening it again, at whatever moment, must show the same.
+        walked.bounds = Bounds { process: found, power: found, highest: found, ..birth.bounds };
+    }
+    Ok((
+        lived.journal,
+        End {
+            disk: birth.disk.clone(),
+            birth: walked,
+            lived: lived.history,
+            found: lived.found,
+            time: lived.time,
+        },
+    ))
+}
+
+impl End {
+    /// Goes on by an entry; the act, if it is one.
+    fn pass<'e>(&mut self, entry: &'e Entry<Mark>) -> Option<&'e Act> {
+        match entry {
+            Entry::Mark(mark) => {
+                if let Mark::Opened(_) = mark {
+                    self.found = None;
+                    self.birth.history = self.lived.clone();
+                }
+                self.birth.bounds.note(*mark);
+                None
+            }
+            Entry::Act(act) => {
+                self.disk.apply(act);
+                Some(act)
+            }
+        }
+    }
+
+    /// The life that begins after a cut here. `before` is the disk before the last act.
+    fn birth(&self, cut: Cut, before: &Disk, act: &Act, depth: usize) -> Birth {
+        let mut bounds = self.birth.bounds;
+        let (disk, durable) = match (cut.how, act) {
+            (How::Power(loss), _) => {
+                bounds.process = bounds.power;
+                (self.disk.after_power_cut(loss), true)
+            }
+            (How::Interrupted(done), Act::Write(id, offset, bytes)) => {
+                (before.interrupted(*id, *offset, bytes, done.min(bytes.len())), false)
+            }
+            _ => (self.disk.clone(), false),
+        };
+        if !durable && let Some(found) = self.found {
+            (bounds.process, bounds.highest) = (found, found);
+        }
+        // A new boot begins, or the old one goes on.
+        let boot = if durable { [depth as u8 + 3; 16] } else { self.birth.boot };
+        let time = if durable { (depth as u64 + 3) << 41 } else { self.time };
+        let history = self.birth.history.until(bounds.power, bounds.highest);
+        Birth { disk, boot, time, bounds, history, durable }
+    }
+}
+
+/// The ways in which a life is cut after an act.
+fn hows(act: &Act, care: Care, depth: usize, random: &mut Random) -> Vec<How> {
+    let mut hows = vec![How::Killed];
+    if let Act::Write(_, _, bytes) = act
+        && bytes.len() > 4096
+    {
+        hows.push(How::Interrupted(4096 * (1 + random.below(bytes.len() as u64 / 4096) as usize)));
+    }
+    // Memory does not survive a power cut; nothing else has changed.
+    if !matches!(act, Act::Store(..)) {
+        hows.push(How::Power(Loss::All));
+        hows.push(How::Power(Loss::Nothing));
+        hows.extend((0..care.losses).map(|_| How::Power(Loss::Some(random.bits()))));
+    }
+    if depth > 0 {
+        return vec![*random.pick(&hows)];
+    }
+    hows
+}
+
+/// Repeats what a failure prints: `script | cut | script | cut | script`.
+pub fn replay(birth: &Birth, path: &str) -> Result<(), String> {
+    let mut birth = birth.clone();
+    let parts: Vec<&str> = path.split('|').collect();
+    for (depth, part) in parts.chunks(2).enumerate() {
+        let script: Script = part[0].parse()?;
+        let (journal, mut end) = begin(&birth, &script, depth == 0, None)?;
+        let Some(cut) = part.get(1) else { return Ok(()) };
+        let cut: Cut = cut.parse()?;
+        let mut before = end.disk.clone();
+        let mut last = None;
+        for entry in &journal[..cut.after.min(journal.len())] {
+            before = end.disk.clone();
+            last = end.pass(entry).or(last);
+        }
+        let act = last.ok_or("nothing was done before the cut")?;
+        println!("life {depth}: {} entries, found state {:?}", journal.len(), end.found);
+        let from = cut.after.saturating_sub(if depth == 0 { 40 } else { 1000 });
+        for (i, entry) in journal.iter().enumerate().take(cut.after).skip(from) {
+            println!("  {i:4} {}", brief(entry));
+        }
+        birth = end.birth(cut, &before, act, depth);
+    }
+    Ok(())
+}
+
+fn brief(entry: &Entry<Mark>) -> String {
+    match entry {
+        Entry::Act(Act::Write(file, offset, bytes)) => {
+            format!("write {file} at {offset}, {} bytes", bytes.len())
+        }
+        Entry::Act(Act::Store(file, offset, bytes)) => {
+            format!("store {file} at {offset}, {} bytes", bytes.len())
+        }
+        Entry::Act(Act::Replace(name, file, _)) => format!("replace {} by {file}", name.display()),
+        Entry::Act(act) => format!("{act:?}"),
+        Entry::Mark(mark) => format!("{mark:?}"),
+    }
+}
+
+/// Lives the script once for each of its operations, with a fault there; whatever the store says, what it
+/// acknowledged is there when the machine is repaired.
+pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64, Failure> {
+    let sound = machine(birth, None);
+    let why = |why: String, fault: Option<Fault>| Failure {
+        path: format!("{script}"),
+        why: format!("{fault:?}: {why}"),
+    };
+    live(birth, script, true, &sound).map_err(|e| why(e, None))?;
+    let mut injected = 0;
+    for at in 0..sound.operations() {
+        let fault = Fault {
+            at,
+            lasting: random.chance(1, 2),
+            full: random.chance(1, 3),
+            part: random.below(17) as u8,
+        };
+        let fail = |text| why(text, Some(fault));
+        let (journal, mut end) = begin(birth, script, true, Some(fault)).map_err(fail)?;
+        injected += 1;
+        let mut before = end.disk.clone();
+        let mut last = &Act::Fence;
+        for entry in &journal {
+            before = end.disk.clone();
+            last = end.pass(entry).unwrap_or(last);
+        }
+        for how in [How::Killed, How::Power(Loss::All), How::Power(Loss::Some(random.bits()))] {
+            let child = end.birth(Cut { after: journal.len(), how }, &before, last, 0);
+            begin(&child, &Script::default(), false, None).map_err(|e| fail(format!("{how:?}: {e}")))?;
+        }
+    }
+    Ok(injected)
+}

@@ -1,0 +1,21 @@
+//! Crash tests of Caliburn on simulated machines. Exists in development builds only:
+//! `RUSTFLAGS="--cfg caliburn_sim"`; `cargo xtask` sets it.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`media`] | the machine behind the engine's seam, and the faults it may commit |
+//! | [`disk`], [`content`] | what it keeps, and what a crash leaves of it |
+//! | [`model`] | what a store must hold |
+//! | [`script`] | workloads as text |
+//! | [`life`] | a store opened, compared, put through a script |
+//! | [`explore`] | every crash of a life, and of the lives after it |
+#![cfg(caliburn_sim)]
+
+pub mod content;
+pub mod disk;
+pub mod explore;
+pub mod life;
+pub mod media;
+pub mod model;
+pub mod random;
+pub mod script;

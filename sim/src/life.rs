@@ -1,0 +1,419 @@
+//! One life of a store on a simulated machine: opened, compared with the model, put through a script.
+
+use crate::content::Content;
+use crate::disk::{Disk, Loss};
+use crate::media::{Entry, Fault, Machine, MachineMedia};
+use crate::model::{Bounds, Changes, History, Mark, State};
+use crate::random::Random;
+use crate::script::{End, Script, Step};
+use caliburn::{Class, Mode, Options, Region, Store, Tuning};
+use caliburn_os::host::Id;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Where the store is on its machine.
+pub const STORE: &str = "/machine/store";
+/// Bytes of the segment when it is new.
+pub const SEGMENT: u64 = 65536;
+
+/// The machine of a life.
+pub type LifeMachine = Machine<Mark>;
+
+/// Where a life begins.
+#[derive(Debug, Clone)]
+pub struct Birth {
+    /// The disk that the last life left.
+    pub disk: Disk,
+    /// The boot it begins in.
+    pub boot: Id,
+    /// What time it is.
+    pub time: u64,
+    /// What may be found.
+    pub bounds: Bounds,
+    /// The states so far.
+    pub history: History,
+    /// Whether all of the disk is durable, as after a power cut.
+    pub durable: bool,
+}
+
+/// How a life went.
+#[derive(Debug)]
+pub struct Lived {
+    /// What was found at its beginning, if it came so far.
+    pub found: Option<usize>,
+    /// All states, the new ones too.
+    pub history: History,
+    /// Everything that happened in it.
+    pub journal: Vec<Entry<Mark>>,
+    /// What time it was in the end.
+    pub time: u64,
+    /// Why it ended early, if the machine failed.
+    pub failed: Option<String>,
+}
+
+/// An open store and what its memory must show.
+struct Life {
+    machine: Arc<LifeMachine>,
+    store: Option<Store>,
+    region: Option<Region>,
+    history: History,
+    live: Content,
+    undecided: VecDeque<Undecided>,
+    number: u64,
+}
+
+struct Undecided {
+    id: Vec<u8>,
+    changes: Changes,
+    recovered: bool,
+}
+
+/// What ends a life early.
+#[derive(Debug)]
+pub enum Ended {
+    /// The machine failed, and the store said so.
+    Failed(String),
+    /// The store did something wrong.
+    Wrong(String),
+}
+
+type Step0 = Result<(), Ended>;
+
+fn wrong<T>(text: impl Into<String>) -> Result<T, Ended> {
+    Err(Ended::Wrong(text.into()))
+}
+
+/// Options for a store that does everything in the calling thread.
+pub fn options(machine: &Arc<LifeMachine>) -> Options {
+    let mut options = Store::options();
+    let tuning = Tuning { memory_budget: Some(1 << 30), ..Tuning::default() };
+    options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
+    options.background(false).tuning(tuning).media(Arc::new(MachineMedia(machine.clone())));
+    options
+}
+
+/// Bytes that belong to range `range` of the transaction of that number.
+fn pattern(number: u64, range: usize, len: usize) -> Arc<[u8]> {
+    let mut random = Random::new(number << 8 | range as u64);
+    (0..len).map(|_| 1 + random.below(255) as u8).collect()
+}
+
+/// Lives a life on a machine: opening, script, and closing if `close`. Stops at the first wrong thing.
+pub fn live(
+    birth: &Birth,
+    script: &Script,
+    close: bool,
+    machine: &Arc<LifeMachine>,
+) -> Result<Lived, String> {
+    machine.run(|| {
+        let mut life = match Life::begin(birth, machine) {
+            Ok((life, found)) => (life, found),
+            Err(Ended::Failed(why)) if machine.failed() => {
+                let (history, journal, time) =
+                    (birth.history.clone(), machine.take_journal(), machine.time());
+                return Ok(Lived { found: None, history, journal, time, failed: Some(why) });
+            }
+            Err(Ended::Failed(why)) => return Err(format!("not opened: {why}")),
+            Err(Ended::Wrong(why)) => return Err(why),
+        };
+        let done = life.0.work(script, close);
+        let failed = match done {
+            Ok(()) => None,
+            Err(Ended::Failed(why)) if machine.failed() => {
+                life.0.stays_failed()?;
+                Some(why)
+            }
+            Err(Ended::Failed(why) | Ended::Wrong(why)) => return Err(why),
+        };
+        let found = Some(life.1);
+        // What the end writes is not part of the life.
+        let (journal, time) = (machine.take_journal(), machine.time());
+        Ok(Lived { found, history: life.0.end(), journal, time, failed })
+    })
+}
+
+/// The machine of a life that begins thus.
+pub fn machine(birth: &Birth, fault: Option<Fault>) -> Arc<LifeMachine> {
+    Machine::new(birth.disk.clone(), birth.boot, birth.time, fault)
+}
+
+impl Life {
+    fn begin(birth: &Birth, machine: &Arc<LifeMachine>) -> Result<(Life, usize), Ended> {
+        let options = options(machine);
+        let failed = |what: &str, error: &dyn std::fmt::Display| Ended::Failed(format!("{what}: {error}"));
+        let report = options.check(STORE).map_err(|e| failed("check", &e))?;
+        if !report.is_clean() {
+            let text = format!("check found damage: {:?}", report.problems);
+            return if machine.failed() { Err(Ended::Failed(text)) } else { wrong(text) };
+        }
+        let store = options.open(STORE).map_err(|e| failed("open", &e))?;
+        let segment = store.segment("data").map_err(|e| failed("segment", &e))?;
+        let len = segment.len();
+        if !(birth.bounds.len.0..=birth.bounds.len.1).contains(&len) {
+            return wrong(format!("the segment is {len} bytes long and not {:?}", birth.bounds.len));
+        }
+        let region = segment.map_all().map_err(|e| failed("map", &e))?;
+        let prepared = store.prepared();
+        let ids = prepared.iter().map(|p| &p.global_id[..]);
+        let Bounds { process, highest, power, .. } = birth.bounds;
+        let Some(found) = birth.history.find(process, highest, bytes(&region), &ids) else {
+            let newest = birth.history.get(highest);
+            let at = newest.memory.differs(bytes(&region));
+            return wrong(format!(
+                "the memory is that of no commit from {process} to {highest}; it differs from the newest at {at:?}; undecided: {:?}, there: {:?}",
+                ids.collect::<Vec<_>>(),
+                newest.prepared.keys().collect::<Vec<_>>()
+            ));
+        };
+        machine.mark(Mark::Opened(found));
+        let history = birth.history.until(power.min(found), found);
+        let state = history.get(found).clone();
+        let undecided = state.prepared.iter().map(|(id, changes)| Undecided {
+            id: id.clone(),
+            changes: changes.clone(),
+            recovered: true,
+        });
+        let life = Life {
+            machine: machine.clone(),
+            store: Some(store),
+            region: Some(region),
+            live: state.memory.clone(),
+            undecided: undecided.collect(),
+            number: found as u64 * 7919 + machine.operations(),
+            history,
+        };
+        Ok((life, found))
+    }
+
+    fn store(&self) -> &Store {
+        self.store.as_ref().expect("open until the end")
+    }
+
+    fn region(&self) -> &Region {
+        self.region.as_ref().expect("mapped until the end")
+    }
+
+    fn work(&mut self, script: &Script, close: bool) -> Step0 {
+        for (i, step) in script.0.iter().enumerate() {
+            self.step(step)?;
+            if let Some(at) = self.live.differs(bytes(self.region())) {
+                return wrong(format!("after step {i}, {step}, the memory is not as it was left, at {at}"));
+            }
+            // Without threads nobody else makes room.
+            if i % 12 == 11 {
+                self.store().tend(false).map_err(failure)?;
+            }
+        }
+        if close {
+            self.close()?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> Step0 {
+        let newest = self.history.newest().0;
+        match step {
+            Step::Transaction { restore, end, ranges } => self.transaction(*restore, *end, ranges)?,
+            Step::Flush => {
+                self.store().flush().map_err(failure)?;
+                self.machine.mark(Mark::Forced(newest));
+            }
+            Step::Truncate => {
+                self.store().truncate().map_err(failure)?;
+                self.machine.mark(Mark::Forced(newest));
+            }
+            Step::Tend => self.store().tend(false).map_err(failure)?,
+            Step::Force => {
+                self.store().tend(true).map_err(failure)?;
+                self.machine.mark(Mark::Forced(newest));
+            }
+            Step::Grow => {
+                let len = self.region().len() as u64 + SEGMENT;
+                self.machine.mark(Mark::GrowthBegun(len));
+                self.store().segment("data").and_then(|s| s.grow(len)).map_err(failure)?;
+                self.machine.mark(Mark::Grown(len));
+                self.region().grow(len as usize).map_err(failure)?;
+            }
+            Step::Remap => self.remap()?,
+            Step::Reopen if self.in_process() => {}
+            Step::Reopen => {
+                self.close()?;
+                self.store = Some(options(&self.machine).open(STORE).map_err(failure)?);
+                self.region =
+                    Some(self.store().segment("data").map_err(failure)?.map_all().map_err(failure)?);
+                self.undecided.iter_mut().for_each(|u| u.recovered = true);
+            }
+            Step::Resolve | Step::Forget => self.decide(*step == Step::Resolve)?,
+        }
+        Ok(())
+    }
+
+    fn transaction(&mut self, restore: bool, end: End, ranges: &[(usize, usize)]) -> Step0 {
+        self.number += 1;
+        let number = self.number;
+        let len = self.region().len();
+        let inside = ranges.iter().filter(|(offset, bytes)| offset + bytes <= len);
+        let changes: Changes =
+            inside.enumerate().map(|(i, (offset, len))| (*offset, pattern(number, i, *len))).collect();
+        let store = self.store.as_ref().expect("open until the end");
+        let region = self.region.as_ref().expect("mapped until the end");
+        let mode = if restore { Mode::Restore } else { Mode::NoRestore };
+        let mut tx = store.begin(mode).map_err(failure)?;
+        for (offset, bytes) in &changes {
+            tx.write(region, *offset, bytes).map_err(failure)?;
+        }
+        if end == End::Abort {
+            tx.abort();
+            return Ok(());
+        }
+        let (_, before) = self.history.newest();
+        if end == End::Prepare {
+            let id = number.to_be_bytes().to_vec();
+            let mut state = (**before).clone();
+            state.prepared.insert(id.clone(), changes.clone());
+            let state = self.history.push(state);
+            self.machine.mark(Mark::Begun(state));
+            tx.prepare(&id).map_err(failure)?;
+            self.machine.mark(Mark::Forced(state));
+            self.apply_live(&changes);
+            self.undecided.push_back(Undecided { id, changes, recovered: false });
+            return Ok(());
+        }
+        let state = self.history.push(before.with(&changes));
+        self.machine.mark(Mark::Begun(state));
+        match end {
+            End::Power => tx.commit(Class::Power).map_err(failure)?,
+            End::Async => drop(tx.commit_async().map_err(failure)?),
+            _ => tx.commit(Class::Process).map_err(failure)?,
+        }
+        self.machine.mark(if end == End::Power { Mark::Forced(state) } else { Mark::Committed(state) });
+        self.apply_live(&changes);
+        Ok(())
+    }
+
+    fn apply_live(&mut self, changes: &Changes) {
+        changes.iter().for_each(|(offset, bytes)| self.live.write(*offset as u64, bytes));
+    }
+
+    /// Whether a transaction of this process is undecided: its memory cannot be unmapped.
+    fn in_process(&self) -> bool {
+        self.undecided.iter().any(|u| !u.recovered)
+    }
+
+    fn remap(&mut self) -> Step0 {
+        let region = self.region.take().expect("mapped until the end");
+        match region.unmap() {
+            Ok(()) if self.in_process() => {
+                return wrong("a region with an undecided transaction was unmapped");
+            }
+            Ok(()) => {
+                let segment = self.store().segment("data").map_err(failure)?;
+                self.region = Some(segment.map_all().map_err(failure)?);
+            }
+            Err(error) => {
+                let refused = error.to_string();
+                self.region = Some(error.region);
+                if !self.in_process() {
+                    return Err(Ended::Failed(refused));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self, commit: bool) -> Step0 {
+        let Some(Undecided { id, changes, recovered }) = self.undecided.pop_front() else { return Ok(()) };
+        let (_, before) = self.history.newest();
+        let mut state = if commit { before.with(&changes) } else { (**before).clone() };
+        state.prepared.remove(&id);
+        let state = self.history.push(state);
+        self.machine.mark(Mark::Begun(state));
+        let done = if commit { self.store().commit_prepared(&id) } else { self.store().abort_prepared(&id) };
+        if let Err(error) = done {
+            self.undecided.push_front(Undecided { id, changes, recovered });
+            return Err(failure(error));
+        }
+        self.machine.mark(Mark::Forced(state));
+        if commit {
+            self.apply_live(&changes);
+        } else if !recovered {
+            let before: Changes = changes
+                .iter()
+                .map(|(offset, bytes)| {
+                    let mut old = vec![0; bytes.len()];
+                    self.history.get(state).memory.clone_range(*offset as u64, &mut old);
+                    (*offset, old.into())
+                })
+                .collect();
+            self.apply_live(&before);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> Step0 {
+        if self.in_process() {
+            return Ok(());
+        }
+        let newest = self.history.newest().0;
+        self.region = None;
+        self.store.take().expect("open until the end").close().map_err(failure)?;
+        self.machine.mark(Mark::Forced(newest));
+        Ok(())
+    }
+
+    /// A store that failed never reports a success again.
+    fn stays_failed(&mut self) -> Result<(), String> {
+        let Some(store) = self.store.take() else { return Ok(()) };
+        if store.query().failed {
+            if store.begin(Mode::Restore).is_ok() {
+                return Err("a failed store began a transaction".into());
+            }
+            if store.flush().is_ok() || store.truncate().is_ok() {
+                return Err("a failed store reported success".into());
+            }
+            if store.close().is_ok() {
+                return Err("a failed store closed in good order".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops everything.
+    fn end(mut self) -> History {
+        if let Some(store) = &self.store {
+            for undecided in self.undecided.iter().filter(|u| !u.recovered) {
+                let _ = store.abort_prepared(&undecided.id);
+            }
+        }
+        self.region = None;
+        self.store = None;
+        self.history
+    }
+}
+
+fn failure(error: impl std::fmt::Display) -> Ended {
+    Ended::Failed(error.to_string())
+}
+
+fn bytes(region: &Region) -> &[u8] {
+    // SAFETY: the region is mapped while it is borrowed, and only this thread stores to it, not meanwhile.
+    unsafe { std::slice::from_raw_parts(region.as_ptr(), region.len()) }
+}
+
+/// A store with an empty segment, closed in good order, on a machine that was then switched off.
+pub fn nursery() -> Birth {
+    let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, None);
+    machine.run(|| {
+        let store = options(&machine).open(STORE).expect("a sound machine makes a store");
+        store.create_segment("data", SEGMENT).expect("a sound machine makes a segment");
+        store.close().expect("a sound machine closes a store");
+    });
+    Birth {
+        disk: machine.disk().after_power_cut(Loss::Nothing),
+        boot: [2; 16],
+        durable: true,
+        time: 1 << 41,
+        bounds: Bounds::exactly(0, SEGMENT),
+        history: History::new(State::default()),
+    }
+}

@@ -1,0 +1,428 @@
+//! The simulated machine: files and names in memory, behind the engine's one seam to media.
+//!
+//! # The faults that it may commit
+//!
+//! At a **power cut** ([`Disk::after_power_cut`]):
+//! 1. A write or extension that was not synced survives wholly, in some of its sectors (512 or 4096 bytes), or
+//!    not at all, whatever became of earlier and later ones.
+//! 2. A name that was created or removed without its directory being synced is as before, or not.
+//! 3. A store to mapped memory that was not flushed and fenced survives in any of its eight-byte words.
+//! 4. Everything else survives: nothing synced changes, sectors are not torn within, `replace` is atomic.
+//!
+//! At the **death of the process** ([`Disk::interrupted`]):
+//! 5. Every write and every store to mapped memory that was begun is there, in program order; the last
+//!    write may have come only part of the way. What was not synced can still be lost by a later power cut.
+//!
+//! While it **runs** ([`Fault`]):
+//! 6. Any one operation, or all from one on, fails with an error: as on a bad medium, or a full one.
+//! 7. A write that fails may have written a part; a read that fails may be short.
+//! 8. A sync that fails has lost what was not durable, though programs go on seeing it; later syncs succeed.
+//!
+//! On the **shelf** ([`Disk::flip`]): 9. A bit is flipped.
+
+use crate::disk::{Act, Disk, FileId};
+use caliburn::medium::{Media, Medium};
+use caliburn_os::host::{Id, Lock, LockError};
+use caliburn_os::memory::Limits;
+use caliburn_os::simulated::Watcher;
+use rustix::fs::MemfdFlags;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+/// What goes wrong while the machine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// The number of the operation that fails, from 0.
+    pub at: u64,
+    /// Whether all later ones fail too.
+    pub lasting: bool,
+    /// The medium is full, rather than bad.
+    pub full: bool,
+    /// How much of a failing write or read is done, in 16ths.
+    pub part: u8,
+}
+
+/// Everything that happened, in order.
+#[derive(Debug, Clone)]
+pub enum Entry<M> {
+    /// The engine did something to the disk.
+    Act(Act),
+    /// The workload says how far it is.
+    Mark(M),
+}
+
+/// A machine with a disk. `M` is what a workload notes in the journal.
+#[derive(Debug)]
+pub struct Machine<M> {
+    state: Mutex<State<M>>,
+    boot: Id,
+}
+
+#[derive(Debug)]
+struct State<M> {
+    disk: Disk,
+    journal: Vec<Entry<M>>,
+    operations: u64,
+    time: u64,
+    fault: Option<Fault>,
+    failed: bool,
+    descriptors: HashMap<RawFd, FileId>,
+    mappings: Vec<(usize, usize, FileId)>,
+    locked: bool,
+}
+
+/// A machine as the engine sees it.
+#[derive(Debug)]
+pub struct MachineMedia<M>(pub Arc<Machine<M>>);
+
+impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
+    /// A machine that was switched on with this disk.
+    pub fn new(disk: Disk, boot: Id, time: u64, fault: Option<Fault>) -> Arc<Machine<M>> {
+        let state = State {
+            disk,
+            journal: Vec::new(),
+            operations: 0,
+            time,
+            fault,
+            failed: false,
+            descriptors: HashMap::new(),
+            mappings: Vec::new(),
+            locked: false,
+        };
+        Arc::new(Machine { state: Mutex::new(state), boot })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<M>> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Notes something in the journal.
+    pub fn mark(&self, mark: M) {
+        self.lock().journal.push(Entry::Mark(mark));
+    }
+
+    /// Everything that happened so far.
+    pub fn take_journal(&self) -> Vec<Entry<M>> {
+        std::mem::take(&mut self.lock().journal)
+    }
+
+    /// Operations so far.
+    pub fn operations(&self) -> u64 {
+        self.lock().operations
+    }
+
+    /// Whether the fault has come about.
+    pub fn failed(&self) -> bool {
+        self.lock().failed
+    }
+
+    /// What time it is.
+    pub fn time(&self) -> u64 {
+        self.lock().time
+    }
+
+    /// The disk as programs see it now.
+    pub fn disk(&self) -> Disk {
+        self.lock().disk.clone()
+    }
+
+    /// Has the stores of this thread to mapped memory reported to this machine while `work` runs.
+    pub fn run<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        struct Unwatch;
+        impl Drop for Unwatch {
+            fn drop(&mut self) {
+                caliburn_os::simulated::watch(None);
+            }
+        }
+        caliburn_os::simulated::watch(Some(Rc::new(MachineWatcher(self.clone()))));
+        let _unwatch = Unwatch;
+        work()
+    }
+}
+
+impl<M> State<M> {
+    /// Counts an operation; the error and the part that is done if it is to fail.
+    fn step(&mut self) -> Result<(), (io::Error, u8)> {
+        let number = self.operations;
+        self.operations += 1;
+        match self.fault {
+            Some(fault) if number == fault.at || (fault.lasting && number > fault.at) => {
+                self.failed = true;
+                let errno = if fault.full { rustix::io::Errno::NOSPC } else { rustix::io::Errno::IO };
+                Err((errno.into(), fault.part))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn act(&mut self, act: Act) {
+        self.disk.apply(&act);
+        self.journal.push(Entry::Act(act));
+    }
+
+    fn plain_step(&mut self) -> io::Result<()> {
+        self.step().map_err(|(error, _)| error)
+    }
+}
+
+struct MachineWatcher<M>(Arc<Machine<M>>);
+
+thread_local! {
+    /// Reused for what stores to memory have changed.
+    static STORED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
+    fn mapped(&self, descriptor: RawFd, base: usize, len: usize) {
+        let mut state = self.0.lock();
+        let id = state.descriptors[&descriptor];
+        state.mappings.push((base, len, id));
+    }
+
+    fn stored(&self, at: usize, len: usize) {
+        let mut state = self.0.lock();
+        let inside = |(base, bytes, _): &&(usize, usize, FileId)| (*base..base + bytes).contains(&at);
+        let Some(&(base, _, id)) = state.mappings.iter().rev().find(inside) else { return };
+        STORED.with_borrow_mut(|bytes| {
+            bytes.resize(len, 0);
+            // SAFETY: this thread has just stored these bytes, and no other uses this store.
+            unsafe {
+                let source = std::ptr::with_exposed_provenance::<u8>(at);
+                caliburn_os::span::copy(source, bytes.as_mut_ptr(), len);
+            }
+            state.act(Act::Store(id, (at - base) as u64, bytes[..].into()));
+        });
+    }
+
+    fn clock(&self) -> u64 {
+        let mut state = self.0.lock();
+        state.time += 1 << 20;
+        state.time
+    }
+}
+
+#[derive(Debug)]
+struct SimulatedFile<M> {
+    machine: Arc<Machine<M>>,
+    id: FileId,
+    path: PathBuf,
+    write: bool,
+    /// Made when somebody maps the file.
+    descriptor: OnceLock<OwnedFd>,
+}
+
+impl<M: std::fmt::Debug + Send + 'static> SimulatedFile<M> {
+    fn writable(&self) -> io::Result<()> {
+        if self.write { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    }
+
+    fn write(&self, state: &mut State<M>, bytes: &[u8], offset: u64) -> io::Result<()> {
+        state.act(Act::Write(self.id, offset, bytes.into()));
+        match self.descriptor.get() {
+            Some(fd) => rustix::io::pwrite(fd, bytes, offset).map(drop).map_err(Into::into),
+            None => Ok(()),
+        }
+    }
+}
+
+// SAFETY: a file's descriptor is that of one anonymous file of its own, as long as the content when it is
+// made and extended with it; nothing shrinks.
+unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut state = self.machine.lock();
+        if let Err((error, part)) = state.step() {
+            let done = buffer.len() * usize::from(part) / 16;
+            state.disk.content(self.id).read(offset, &mut buffer[..done]);
+            return Err(error);
+        }
+        let all = state.disk.content(self.id).read(offset, buffer);
+        if all { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.writable()?;
+        let mut state = self.machine.lock();
+        if let Err((error, part)) = state.step() {
+            self.write(&mut state, &bytes[..bytes.len() * usize::from(part) / 16], offset)?;
+            return Err(error);
+        }
+        self.write(&mut state, bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = self.machine.lock();
+        if let Err((error, _)) = state.step() {
+            state.act(Act::Drop(self.id));
+            return Err(error);
+        }
+        state.act(Act::Sync(self.id));
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let mut state = self.machine.lock();
+        state.plain_step()?;
+        Ok(state.disk.content(self.id).len())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.writable()?;
+        let mut state = self.machine.lock();
+        state.plain_step()?;
+        if len > state.disk.content(self.id).len() {
+            state.act(Act::Extend(self.id, len));
+            if let Some(fd) = self.descriptor.get() {
+                rustix::fs::ftruncate(fd, len)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        let make = || {
+            let mut state = self.machine.lock();
+            let content = state.disk.content(self.id);
+            let made = rustix::fs::memfd_create("simulated", MemfdFlags::CLOEXEC).and_then(|fd| {
+                rustix::fs::ftruncate(&fd, content.len())?;
+                for (offset, page) in content.pages() {
+                    let inside = page.len().min((content.len() - offset) as usize);
+                    rustix::io::pwrite(&fd, &page[..inside], offset)?;
+                }
+                Ok(fd)
+            });
+            let fd = made.expect("the machine that simulates has memory");
+            state.descriptors.insert(fd.as_raw_fd(), self.id);
+            fd
+        };
+        self.descriptor.get_or_init(make).as_fd()
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Unlocks the machine's directory.
+struct Unlock<M: 'static>(Arc<Machine<M>>);
+
+impl<M> std::fmt::Debug for Unlock<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Unlock")
+    }
+}
+
+impl<M: 'static> Drop for Unlock<M> {
+    fn drop(&mut self) {
+        self.0.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).locked = false;
+    }
+}
+
+impl<M: std::fmt::Debug + Send + 'static> MachineMedia<M> {
+    fn file(&self, id: FileId, path: &Path, write: bool) -> Arc<dyn Medium> {
+        let (machine, path) = (self.0.clone(), path.to_owned());
+        Arc::new(SimulatedFile { machine, id, path, write, descriptor: OnceLock::new() })
+    }
+}
+
+impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
+    fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
+        let mut state = self.0.lock();
+        state.plain_step()?;
+        let id = state.disk.lookup(path).ok_or(io::ErrorKind::NotFound)?;
+        Ok(self.file(id, path, write))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        let mut state = self.0.lock();
+        state.plain_step()?;
+        if state.disk.lookup(path).is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let id = state.disk.unused();
+        state.act(Act::Create(path.to_owned(), id));
+        Ok(self.file(id, path, true))
+    }
+
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        let mut state = self.0.lock();
+        let id = state.disk.unused();
+        if let Err((error, part)) = state.step() {
+            // It may be done all the same: the error may come from making it durable.
+            if part >= 8 {
+                state.act(Act::Replace(path.to_owned(), id, content.into()));
+            }
+            return Err(error);
+        }
+        state.act(Act::Replace(path.to_owned(), id, content.into()));
+        Ok(())
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.0.lock();
+        state.plain_step()?;
+        state.act(Act::SyncDirectory(path.to_owned()));
+        Ok(())
+    }
+
+    fn exists(&self, path: &Path) -> bool {
+        let disk = &self.0.lock().disk;
+        disk.lookup(path).is_some() || !disk.list(path).is_empty()
+    }
+
+    fn create_directory(&self, _path: &Path) -> io::Result<()> {
+        self.0.lock().plain_step()
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let mut state = self.0.lock();
+        state.plain_step()?;
+        Ok(state.disk.list(path).iter().filter_map(|name| Some(name.file_name()?.to_owned())).collect())
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let mut state = self.0.lock();
+        state.plain_step()?;
+        let id = state.disk.lookup(path).ok_or(io::ErrorKind::NotFound)?;
+        Ok(state.disk.content(id).bytes())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.0.lock();
+        state.plain_step()?;
+        state.disk.lookup(path).ok_or(io::ErrorKind::NotFound)?;
+        state.act(Act::Remove(path.to_owned()));
+        Ok(())
+    }
+
+    fn remove_directory(&self, _path: &Path) -> io::Result<()> {
+        self.0.lock().plain_step()
+    }
+
+    fn lock(&self, _path: &Path, _shared: bool) -> Result<Lock, LockError> {
+        let mut state = self.0.lock();
+        state.plain_step().map_err(LockError::Io)?;
+        if std::mem::replace(&mut state.locked, true) {
+            return Err(LockError::Held("the simulated process".into()));
+        }
+        Ok(Lock::of(Unlock(self.0.clone())))
+    }
+
+    fn random_id(&self) -> io::Result<Id> {
+        Ok([7; 16])
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::of(8 << 30)
+    }
+
+    fn boot_id(&self) -> io::Result<Id> {
+        self.0.lock().plain_step()?;
+        Ok(self.0.boot)
+    }
+}

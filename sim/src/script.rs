@@ -1,0 +1,243 @@
+//! Workloads as text, so that a failure prints what repeats it.
+//!
+//! ```text
+//!   tx:restore:power:100+20,4090+12   a transaction that changes two ranges, and how it ends
+//!   flush truncate tend force         of the store
+//!   grow remap reopen                 of the segment, the region, the store
+//!   resolve forget                    the oldest undecided transaction is committed, aborted
+//! ```
+
+use crate::random::Random;
+use std::fmt;
+use std::str::FromStr;
+
+/// How a transaction ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Committed in the `Power` class.
+    Power,
+    /// Committed in the `Process` class.
+    Lazy,
+    /// Committed with a ticket.
+    Async,
+    /// Aborted.
+    Abort,
+    /// Prepared.
+    Prepare,
+}
+
+/// One step of a workload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// A transaction.
+    Transaction {
+        /// Keeps old values.
+        restore: bool,
+        /// How it ends.
+        end: End,
+        /// What it declares and changes: offset and length.
+        ranges: Vec<(usize, usize)>,
+    },
+    /// `Store::flush`.
+    Flush,
+    /// `Store::truncate`.
+    Truncate,
+    /// A round of the background threads.
+    Tend,
+    /// The same after the flush interval.
+    Force,
+    /// The segment and its region grow by 64 KiB.
+    Grow,
+    /// The region is unmapped and mapped again.
+    Remap,
+    /// The store is closed and opened again.
+    Reopen,
+    /// The oldest undecided transaction is committed.
+    Resolve,
+    /// The oldest undecided transaction is aborted.
+    Forget,
+}
+
+/// A workload.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Script(pub Vec<Step>);
+
+const ENDS: [(&str, End); 5] = [
+    ("power", End::Power),
+    ("lazy", End::Lazy),
+    ("async", End::Async),
+    ("abort", End::Abort),
+    ("prepare", End::Prepare),
+];
+
+const WORDS: [(&str, Step); 9] = [
+    ("flush", Step::Flush),
+    ("truncate", Step::Truncate),
+    ("tend", Step::Tend),
+    ("force", Step::Force),
+    ("grow", Step::Grow),
+    ("remap", Step::Remap),
+    ("reopen", Step::Reopen),
+    ("resolve", Step::Resolve),
+    ("forget", Step::Forget),
+];
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Step::Transaction { restore, end, ranges } = self {
+            let end = ENDS.iter().find(|(_, e)| e == end).expect("every end has a name").0;
+            write!(f, "tx:{}:{end}:", if *restore { "restore" } else { "norestore" })?;
+            for (i, (offset, len)) in ranges.iter().enumerate() {
+                write!(f, "{}{offset}+{len}", if i == 0 { "" } else { "," })?;
+            }
+            return Ok(());
+        }
+        f.write_str(WORDS.iter().find(|(_, step)| step == self).expect("every step has a name").0)
+    }
+}
+
+impl fmt::Display for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, step) in self.0.iter().enumerate() {
+            write!(f, "{}{step}", if i == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Script {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Script, String> {
+        text.split_whitespace().map(step).collect::<Result<_, _>>().map(Script)
+    }
+}
+
+fn step(word: &str) -> Result<Step, String> {
+    if let Some((_, step)) = WORDS.iter().find(|(name, _)| *name == word) {
+        return Ok(step.clone());
+    }
+    let bad = || format!("{word:?} is no step; a transaction is like tx:restore:power:100+20,4090+12");
+    let parts: Vec<&str> = word.split(':').collect();
+    let ["tx", mode, end, ranges] = parts[..] else { return Err(bad()) };
+    let range = |text: &str| {
+        let (offset, len) = text.split_once('+')?;
+        Some((offset.parse().ok()?, len.parse().ok()?))
+    };
+    Ok(Step::Transaction {
+        restore: mode == "restore",
+        end: ENDS.iter().find(|(name, _)| *name == end).ok_or_else(bad)?.1,
+        ranges: ranges.split(',').map(range).collect::<Option<_>>().ok_or_else(bad)?,
+    })
+}
+
+/// The alphabet of the exhaustive workloads: what each letter does at place `i` of a workload. Transactions
+/// of different places meet in pages, and in part in bytes.
+pub const ALPHABET: [fn(usize) -> Vec<Step>; 14] = [
+    // declare
+    |i| vec![tx(true, End::Power, &[(100 + 40 * i, 60)])],
+    |i| vec![tx(true, End::Lazy, &[(100 + 40 * i, 60), (4070 + 10 * i, 40)])],
+    // overlap
+    |i| vec![tx(true, End::Lazy, &[(200 + 8 * i, 30), (210, 50), (190, 24)])],
+    // adjacent
+    |i| vec![tx(true, End::Power, &[(8192 - 16, 16), (8192, 24 + i), (8192 - 24, 8)])],
+    // abort
+    |i| vec![tx(true, End::Abort, &[(100 + 40 * i, 200)])],
+    // no-restore
+    |i| vec![tx(false, End::Lazy, &[(130 + 40 * i, 60)])],
+    // lazy, flushed
+    |i| vec![tx(true, End::Lazy, &[(120, 9 + i)]), Step::Flush],
+    |i| vec![tx(true, End::Async, &[(121 + i, 9)]), Step::Tend],
+    // truncated
+    |i| vec![tx(true, End::Lazy, &[(140 + i, 3000)]), Step::Truncate],
+    // grown
+    |i| vec![Step::Grow, tx(true, End::Lazy, &[(65536 - 8, 16 + i)])],
+    // unmapped
+    |i| vec![tx(true, End::Lazy, &[(300 + 8 * i, 8)]), Step::Remap],
+    // prepared
+    |i| vec![tx(true, End::Prepare, &[(9000 + 64 * i, 40)])],
+    |i| {
+        vec![
+            tx(true, End::Prepare, &[(9000 + 64 * i, 40)]),
+            if i == 1 { Step::Forget } else { Step::Resolve },
+        ]
+    },
+    // larger than the stage takes
+    |i| vec![tx(true, End::Lazy, &[(200, 4100 + 8 * i)])],
+];
+
+fn tx(restore: bool, end: End, ranges: &[(usize, usize)]) -> Step {
+    Step::Transaction { restore, end, ranges: ranges.to_vec() }
+}
+
+/// Every workload of `count` letters.
+pub fn workloads(count: u32) -> impl Iterator<Item = Script> {
+    let letters = ALPHABET.len();
+    (0..letters.pow(count)).map(move |mut number| {
+        let mut steps = Vec::new();
+        for place in 0..count as usize {
+            steps.extend(ALPHABET[number % letters](place));
+            number /= letters;
+        }
+        Script(steps)
+    })
+}
+
+/// A long workload of a seed.
+pub fn random(seed: u64, steps: usize) -> Script {
+    let mut random = Random::new(seed);
+    // Some keep to a few pages, some roam.
+    let span = *random.pick(&[600, 5_000, 30_000, 59_000]);
+    let lazy = 1 + random.below(6);
+    let mut prepared = 0;
+    let steps = (0..steps).map(|_| match random.below(40) {
+        0 => Step::Flush,
+        1 => Step::Truncate,
+        2..=4 => Step::Tend,
+        5 => Step::Force,
+        6 if random.chance(1, 3) => Step::Grow,
+        7 => Step::Remap,
+        8 if random.chance(1, 2) => Step::Reopen,
+        9 | 10 => Step::Resolve,
+        11 => Step::Forget,
+        12 => {
+            prepared += 1;
+            tx(true, End::Prepare, &[(60_000 + prepared % 60 * 64, 1 + random.below(60) as usize)])
+        }
+        13 => tx(true, End::Lazy, &[(random.below(20_000) as usize, 4100 + random.below(3000) as usize)]),
+        kind => {
+            let ranges = 1 + if random.chance(1, 20) { random.below(40) } else { random.below(5) };
+            let range = |_| {
+                let longest = if random.chance(1, 8) { 700 } else { 40 };
+                let len = 1 + random.below(longest);
+                (random.below(span) as usize, len as usize)
+            };
+            let ranges: Vec<_> = (0..ranges).map(range).collect();
+            let end = match kind {
+                14 | 15 => End::Abort,
+                16 => End::Async,
+                _ if random.chance(lazy, 7) => End::Lazy,
+                _ => End::Power,
+            };
+            tx(end == End::Abort || random.chance(3, 4), end, &ranges)
+        }
+    });
+    Script(steps.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_are_read_as_they_are_printed() {
+        for seed in 0..50 {
+            let script = random(seed, 100);
+            assert_eq!(script.to_string().parse(), Ok(script));
+        }
+        for script in workloads(2) {
+            assert_eq!(script.to_string().parse(), Ok(script));
+        }
+        assert!("tx:restore:power:1".parse::<Script>().is_err());
+    }
+}
