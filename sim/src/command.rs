@@ -4,6 +4,7 @@ use caliburn_sim::explore::{self, Care, Explorer, Failure};
 use caliburn_sim::life::nursery;
 use caliburn_sim::random::Random;
 use caliburn_sim::script;
+use caliburn_sim::{creation, damage};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -49,6 +50,17 @@ enum Kind {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Crashes and failures while a store is made.
+    Creation,
+    /// Flipped bits in what crashes leave.
+    Flips {
+        /// Random workloads, each with 50 flips.
+        #[arg(long, default_value_t = 200)]
+        workloads: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Repeats what a failure printed.
     Replay {
         /// `script | cut | script ...`
@@ -63,6 +75,8 @@ struct Totals {
     repeated: AtomicU64,
     workloads: AtomicU64,
     faults: AtomicU64,
+    flips: AtomicU64,
+    noticed: AtomicU64,
     stop: AtomicBool,
     failure: Mutex<Option<String>>,
     first: Explorer,
@@ -106,11 +120,13 @@ pub fn main() -> ExitCode {
     });
     let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
     println!(
-        "{} workloads, {} crash images recovered and compared, {} equal ones skipped, {} faults, {:.0} s",
+        "{} workloads, {} crash images recovered and compared, {} equal ones skipped, {} faults, {} flips ({} noticed), {:.0} s",
         count(&totals.workloads),
         count(&totals.images),
         count(&totals.repeated),
         count(&totals.faults),
+        count(&totals.flips),
+        count(&totals.noticed),
         start.elapsed().as_secs_f64()
     );
     match totals.failure.into_inner().expect("no panic here") {
@@ -152,6 +168,9 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
                 let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
                 let steps = 20 + Random::new(seed).below(150) as usize;
                 let script = script::random(seed, steps);
+                let mut birth = birth.clone();
+                birth.short = number % 3 == 0;
+                birth.truncate_percent = [50, 1, 10, 90][number as usize / 3 % 4];
                 let care = Care { losses: 1, first: 3, later: 1, lives: 3 };
                 let mut explorer = totals.first.sharing();
                 if let Err(failure) = explorer.explore(&birth, &script, care, seed) {
@@ -174,6 +193,25 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
                     }
                     totals.workloads.fetch_add(1, Ordering::Relaxed);
                 }
+            }
+        }
+        Kind::Creation if thread > 0 => {}
+        Kind::Creation => match creation::creation(&mut Random::new(1)) {
+            Ok(cases) => drop(totals.images.fetch_add(cases, Ordering::Relaxed)),
+            Err(failure) => totals.fail("creation", &failure),
+        },
+        Kind::Flips { workloads, seed } => {
+            for number in (0..workloads).filter(|n| mine(*n) && !stopped()) {
+                let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
+                let script = script::random(seed, 40);
+                match damage::flips(&birth, &script, 50, &mut Random::new(seed)) {
+                    Ok(flips) => {
+                        totals.noticed.fetch_add(flips.noticed, Ordering::Relaxed);
+                        totals.flips.fetch_add(flips.noticed + flips.harmless, Ordering::Relaxed);
+                    }
+                    Err(failure) => totals.fail(&format!("flips, seed {seed}"), &failure),
+                }
+                totals.workloads.fetch_add(1, Ordering::Relaxed);
             }
         }
         Kind::Replay { .. } => {}

@@ -4,7 +4,7 @@
 
 use crate::content::Content;
 use crate::random::Random;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,8 +31,10 @@ pub enum Act {
     Sync(FileId),
     /// A sync failed: what was written to a file and not durable never will be, though programs see it.
     Drop(FileId),
-    /// Bytes are stored through a shared mapping.
+    /// Bytes are stored through a shared mapping of a file, in the page cache.
     Store(FileId, u64, Arc<[u8]>),
+    /// Bytes are stored to persistent memory, through the processor's caches.
+    StoreDirect(FileId, u64, Arc<[u8]>),
     /// The cache lines of these bytes are written back, once a fence follows.
     FlushLines(FileId, u64, u64),
     /// What was flushed before is durable after.
@@ -41,9 +43,10 @@ pub enum Act {
 
 #[derive(Debug, Clone, Hash)]
 enum Change {
-    Write(u64, Arc<[u8]>),
+    /// `true`: it made the file longer, and does so again if it survives.
+    Write(u64, Arc<[u8]>, bool),
     Extend(u64),
-    /// Through a mapping: in units of eight bytes. Flushed: durable at the next fence.
+    /// To persistent memory: in units of eight bytes. Flushed: durable at the next fence.
     Store {
         offset: u64,
         bytes: Arc<[u8]>,
@@ -110,10 +113,11 @@ impl Disk {
                 self.durable_names.insert(name.clone(), *id);
             }
             Act::SyncDirectory(path) => self.sync_names(path),
-            Act::Write(id, offset, bytes) => {
+            Act::Write(id, offset, bytes) | Act::Store(id, offset, bytes) => {
                 let file = self.file(*id);
+                let extends = offset + bytes.len() as u64 > file.now.len();
                 file.now.write(*offset, bytes);
-                file.pending.push(Change::Write(*offset, bytes.clone()));
+                file.pending.push(Change::Write(*offset, bytes.clone(), extends));
             }
             Act::Extend(id, len) => {
                 let file = self.file(*id);
@@ -125,14 +129,14 @@ impl Disk {
                 for change in pending.drain(..) {
                     match change {
                         Change::Extend(len) => durable.extend(len),
-                        Change::Write(offset, bytes) | Change::Store { offset, bytes, .. } => {
+                        Change::Write(offset, bytes, _) | Change::Store { offset, bytes, .. } => {
                             durable.write(offset, &bytes);
                         }
                     }
                 }
             }
             Act::Drop(id) => self.file(*id).pending.retain(|change| matches!(change, Change::Store { .. })),
-            Act::Store(id, offset, bytes) => {
+            Act::StoreDirect(id, offset, bytes) => {
                 let file = self.file(*id);
                 file.now.write(*offset, bytes);
                 file.pending.push(Change::Store { offset: *offset, bytes: bytes.clone(), flushed: false });
@@ -196,27 +200,24 @@ impl Disk {
             if !disk.names.values().any(|named| named == id) {
                 continue;
             }
-            let mut content = file.durable.clone();
+            let mut torn = Torn { content: file.durable.clone(), skipped: HashMap::new() };
             for change in &file.pending {
                 match change {
-                    Change::Extend(len) if random.below(4) < keep => content.extend(*len),
+                    Change::Extend(len) if random.below(4) < keep => torn.content.extend(*len),
                     Change::Extend(_) => {}
-                    Change::Write(offset, bytes) => {
+                    // Without the extension that came before it, it lies beyond the end.
+                    Change::Write(offset, bytes, extends)
+                        if !extends && offset + bytes.len() as u64 > torn.content.len() => {}
+                    Change::Write(offset, bytes, _) => {
                         let whole = random.below(4) < keep && loss != Loss::All;
-                        torn(
-                            &mut content,
-                            *offset,
-                            bytes,
-                            sector,
-                            |r| whole || r.below(4) < keep,
-                            &mut random,
-                        );
+                        torn.write(*offset, bytes, sector, || whole || random.below(4) < keep);
                     }
                     Change::Store { offset, bytes, .. } => {
-                        torn(&mut content, *offset, bytes, 8, |r| r.below(4) < keep, &mut random);
+                        torn.write(*offset, bytes, 8, || random.below(4) < keep);
                     }
                 }
             }
+            let content = torn.content;
             disk.files.insert(*id, File { now: content.clone(), durable: content, pending: Vec::new() });
         }
         disk
@@ -275,22 +276,34 @@ fn survive(names: &mut BTreeMap<PathBuf, FileId>, change: &NameChange) {
     }
 }
 
-/// Writes those units of `bytes` that survive.
-fn torn(
-    content: &mut Content,
-    offset: u64,
-    bytes: &[u8],
-    unit: usize,
-    survives: impl Fn(&mut Random) -> bool,
-    random: &mut Random,
-) {
-    let mut at = 0;
-    while at < bytes.len() {
-        let len = (unit - (offset as usize + at) % unit).min(bytes.len() - at);
-        if survives(random) {
-            content.write(offset + at as u64, &bytes[at..at + len]);
+/// Where bytes belong, and they.
+type Piece<'d> = (u64, &'d [u8]);
+
+/// A file at a power cut.
+struct Torn<'d> {
+    content: Content,
+    /// Changes that did not survive, by unit: they do if a later change of the same unit does, since a unit
+    /// goes to the medium as it stands.
+    skipped: HashMap<(u64, u64), Vec<Piece<'d>>>,
+}
+
+impl<'d> Torn<'d> {
+    /// Writes those units of `bytes` that survive.
+    fn write(&mut self, offset: u64, bytes: &'d [u8], unit: u64, mut survives: impl FnMut() -> bool) {
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min((unit - at % unit) as usize));
+            let skipped = self.skipped.entry((unit, at / unit)).or_default();
+            skipped.push((at, now));
+            if survives() {
+                for (at, bytes) in skipped.drain(..) {
+                    self.content.write(at, bytes);
+                }
+            }
+            at += now.len() as u64;
+            rest = later;
         }
-        at += len;
     }
 }
 
@@ -365,7 +378,8 @@ mod tests {
         let mut moments = Vec::new();
         let steps: [(u64, u64); 3] = [(64, 7), (128, 1), (0, 8)];
         for (at, value) in steps {
-            let acts = [Act::Store(0, at, value.to_le_bytes().into()), Act::FlushLines(0, at, 8), Act::Fence];
+            let acts =
+                [Act::StoreDirect(0, at, value.to_le_bytes().into()), Act::FlushLines(0, at, 8), Act::Fence];
             for act in acts.iter().take(if fences { 3 } else { 1 }) {
                 disk.apply(act);
                 moments.push(disk.clone());

@@ -179,7 +179,8 @@ impl Explorer {
 }
 
 /// A life's journal being gone through again.
-struct End {
+#[derive(Clone)]
+pub(crate) struct End {
     disk: Disk,
     birth: Birth,
     /// All states, the life's own too.
@@ -190,7 +191,7 @@ struct End {
 }
 
 /// Lives a life; its journal, and the walk through it.
-fn begin(
+pub(crate) fn begin(
     birth: &Birth,
     script: &Script,
     close: bool,
@@ -208,7 +209,8 @@ fn begin(
         && birth.durable
     {
         // Opening it again, at whatever moment, must show the same.
-        walked.bounds = Bounds { process: found, power: found, highest: found, ..birth.bounds };
+        walked.bounds =
+            Bounds { process: found, power: found, proven: found, highest: found, ..birth.bounds };
     }
     Ok((
         lived.journal,
@@ -223,6 +225,22 @@ fn begin(
 }
 
 impl End {
+    /// What is left after a cut of a life whose journal this is; nothing, if nothing was done before.
+    pub fn at(&self, journal: &[Entry<Mark>], cut: Cut, depth: usize) -> Option<Birth> {
+        let mut end = self.clone();
+        let mut last = None;
+        for entry in &journal[..cut.after.min(journal.len())] {
+            let before = end.disk.clone();
+            last = end.pass(entry).map(|act| (act, before)).or(last);
+        }
+        last.map(|(act, before)| end.birth(cut, &before, act, depth))
+    }
+
+    /// The life's states between two.
+    pub fn history(&self, oldest: usize, newest: usize) -> History {
+        self.lived.until(oldest, newest)
+    }
+
     /// Goes on by an entry; the act, if it is one.
     fn pass<'e>(&mut self, entry: &'e Entry<Mark>) -> Option<&'e Act> {
         match entry {
@@ -261,7 +279,7 @@ impl End {
         let boot = if durable { [depth as u8 + 3; 16] } else { self.birth.boot };
         let time = if durable { (depth as u64 + 3) << 41 } else { self.time };
         let history = self.birth.history.until(bounds.power, bounds.highest);
-        Birth { disk, boot, time, bounds, history, durable }
+        Birth { disk, boot, time, bounds, history, durable, ..self.birth }
     }
 }
 
@@ -291,22 +309,15 @@ pub fn replay(birth: &Birth, path: &str) -> Result<(), String> {
     let parts: Vec<&str> = path.split('|').collect();
     for (depth, part) in parts.chunks(2).enumerate() {
         let script: Script = part[0].parse()?;
-        let (journal, mut end) = begin(&birth, &script, depth == 0, None)?;
+        let (journal, end) = begin(&birth, &script, depth == 0, None)?;
         let Some(cut) = part.get(1) else { return Ok(()) };
         let cut: Cut = cut.parse()?;
-        let mut before = end.disk.clone();
-        let mut last = None;
-        for entry in &journal[..cut.after.min(journal.len())] {
-            before = end.disk.clone();
-            last = end.pass(entry).or(last);
-        }
-        let act = last.ok_or("nothing was done before the cut")?;
         println!("life {depth}: {} entries, found state {:?}", journal.len(), end.found);
         let from = cut.after.saturating_sub(if depth == 0 { 40 } else { 1000 });
         for (i, entry) in journal.iter().enumerate().take(cut.after).skip(from) {
             println!("  {i:4} {}", brief(entry));
         }
-        birth = end.birth(cut, &before, act, depth);
+        birth = end.at(&journal, cut, depth).ok_or("nothing was done before the cut")?;
     }
     Ok(())
 }
@@ -340,19 +351,14 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
             at,
             lasting: random.chance(1, 2),
             full: random.chance(1, 3),
-            part: random.below(17) as u8,
+            part: *random.pick(&[0, 1, 2, 32, 63, 64]),
         };
         let fail = |text| why(text, Some(fault));
-        let (journal, mut end) = begin(birth, script, true, Some(fault)).map_err(fail)?;
+        let (journal, end) = begin(birth, script, true, Some(fault)).map_err(fail)?;
         injected += 1;
-        let mut before = end.disk.clone();
-        let mut last = &Act::Fence;
-        for entry in &journal {
-            before = end.disk.clone();
-            last = end.pass(entry).unwrap_or(last);
-        }
         for how in [How::Killed, How::Power(Loss::All), How::Power(Loss::Some(random.bits()))] {
-            let child = end.birth(Cut { after: journal.len(), how }, &before, last, 0);
+            let cut = Cut { after: journal.len(), how };
+            let Some(child) = end.at(&journal, cut, 0) else { continue };
             begin(&child, &Script::default(), false, None).map_err(|e| fail(format!("{how:?}: {e}")))?;
         }
     }

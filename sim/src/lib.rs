@@ -8,10 +8,13 @@
 //! | [`model`] | what a store must hold |
 //! | [`script`] | workloads as text |
 //! | [`life`] | a store opened, compared, put through a script |
+//! | [`creation`], [`damage`] | crashes while a store is made; flipped bits |
 //! | [`explore`] | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
 pub mod content;
+pub mod creation;
+pub mod damage;
 pub mod disk;
 pub mod explore;
 pub mod life;

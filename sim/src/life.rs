@@ -34,6 +34,10 @@ pub struct Birth {
     pub history: History,
     /// Whether all of the disk is durable, as after a power cut.
     pub durable: bool,
+    /// Whether the machine is short of memory.
+    pub short: bool,
+    /// Share of the log at which truncation begins, in percent.
+    pub truncate_percent: u8,
 }
 
 /// How a life went.
@@ -60,6 +64,7 @@ struct Life {
     live: Content,
     undecided: VecDeque<Undecided>,
     number: u64,
+    truncate_percent: u8,
 }
 
 struct Undecided {
@@ -84,9 +89,12 @@ fn wrong<T>(text: impl Into<String>) -> Result<T, Ended> {
 }
 
 /// Options for a store that does everything in the calling thread.
-pub fn options(machine: &Arc<LifeMachine>) -> Options {
+pub fn options<M: std::fmt::Debug + Send + 'static>(
+    machine: &Arc<Machine<M>>,
+    truncate_percent: u8,
+) -> Options {
     let mut options = Store::options();
-    let tuning = Tuning { memory_budget: Some(1 << 30), ..Tuning::default() };
+    let tuning = Tuning { memory_budget: Some(1 << 30), truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
     options.background(false).tuning(tuning).media(Arc::new(MachineMedia(machine.clone())));
     options
@@ -134,12 +142,12 @@ pub fn live(
 
 /// The machine of a life that begins thus.
 pub fn machine(birth: &Birth, fault: Option<Fault>) -> Arc<LifeMachine> {
-    Machine::new(birth.disk.clone(), birth.boot, birth.time, fault)
+    Machine::new(birth.disk.clone(), birth.boot, birth.time, birth.short, fault)
 }
 
 impl Life {
     fn begin(birth: &Birth, machine: &Arc<LifeMachine>) -> Result<(Life, usize), Ended> {
-        let options = options(machine);
+        let options = options(machine, birth.truncate_percent);
         let failed = |what: &str, error: &dyn std::fmt::Display| Ended::Failed(format!("{what}: {error}"));
         let report = options.check(STORE).map_err(|e| failed("check", &e))?;
         if !report.is_clean() {
@@ -179,6 +187,7 @@ impl Life {
             region: Some(region),
             live: state.memory.clone(),
             undecided: undecided.collect(),
+            truncate_percent: birth.truncate_percent,
             number: found as u64 * 7919 + machine.operations(),
             history,
         };
@@ -238,7 +247,8 @@ impl Life {
             Step::Reopen if self.in_process() => {}
             Step::Reopen => {
                 self.close()?;
-                self.store = Some(options(&self.machine).open(STORE).map_err(failure)?);
+                self.store =
+                    Some(options(&self.machine, self.truncate_percent).open(STORE).map_err(failure)?);
                 self.region =
                     Some(self.store().segment("data").map_err(failure)?.map_all().map_err(failure)?);
                 self.undecided.iter_mut().for_each(|u| u.recovered = true);
@@ -283,7 +293,7 @@ impl Life {
         self.machine.mark(Mark::Begun(state));
         match end {
             End::Power => tx.commit(Class::Power).map_err(failure)?,
-            End::Async => drop(tx.commit_async().map_err(failure)?),
+            End::Async => _ = tx.commit_async().map_err(failure)?,
             _ => tx.commit(Class::Process).map_err(failure)?,
         }
         self.machine.mark(if end == End::Power { Mark::Forced(state) } else { Mark::Committed(state) });
@@ -402,9 +412,9 @@ fn bytes(region: &Region) -> &[u8] {
 
 /// A store with an empty segment, closed in good order, on a machine that was then switched off.
 pub fn nursery() -> Birth {
-    let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, None);
+    let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
     machine.run(|| {
-        let store = options(&machine).open(STORE).expect("a sound machine makes a store");
+        let store = options(&machine, 50).open(STORE).expect("a sound machine makes a store");
         store.create_segment("data", SEGMENT).expect("a sound machine makes a segment");
         store.close().expect("a sound machine closes a store");
     });
@@ -412,6 +422,8 @@ pub fn nursery() -> Birth {
         disk: machine.disk().after_power_cut(Loss::Nothing),
         boot: [2; 16],
         durable: true,
+        short: false,
+        truncate_percent: 50,
         time: 1 << 41,
         bounds: Bounds::exactly(0, SEGMENT),
         history: History::new(State::default()),

@@ -44,7 +44,7 @@ pub struct Fault {
     pub lasting: bool,
     /// The medium is full, rather than bad.
     pub full: bool,
-    /// How much of a failing write or read is done, in 16ths.
+    /// How much of a failing write or read is done, in 64ths.
     pub part: u8,
 }
 
@@ -62,6 +62,7 @@ pub enum Entry<M> {
 pub struct Machine<M> {
     state: Mutex<State<M>>,
     boot: Id,
+    short: bool,
 }
 
 #[derive(Debug)]
@@ -82,8 +83,8 @@ struct State<M> {
 pub struct MachineMedia<M>(pub Arc<Machine<M>>);
 
 impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
-    /// A machine that was switched on with this disk.
-    pub fn new(disk: Disk, boot: Id, time: u64, fault: Option<Fault>) -> Arc<Machine<M>> {
+    /// A machine that was switched on with this disk; `short` of memory or not.
+    pub fn new(disk: Disk, boot: Id, time: u64, short: bool, fault: Option<Fault>) -> Arc<Machine<M>> {
         let state = State {
             disk,
             journal: Vec::new(),
@@ -95,7 +96,7 @@ impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
             mappings: Vec::new(),
             locked: false,
         };
-        Arc::new(Machine { state: Mutex::new(state), boot })
+        Arc::new(Machine { state: Mutex::new(state), boot, short })
     }
 
     fn lock(&self) -> MutexGuard<'_, State<M>> {
@@ -237,7 +238,7 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let mut state = self.machine.lock();
         if let Err((error, part)) = state.step() {
-            let done = buffer.len() * usize::from(part) / 16;
+            let done = buffer.len() * usize::from(part) / 64;
             state.disk.content(self.id).read(offset, &mut buffer[..done]);
             return Err(error);
         }
@@ -249,7 +250,7 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
         self.writable()?;
         let mut state = self.machine.lock();
         if let Err((error, part)) = state.step() {
-            self.write(&mut state, &bytes[..bytes.len() * usize::from(part) / 16], offset)?;
+            self.write(&mut state, &bytes[..bytes.len() * usize::from(part) / 64], offset)?;
             return Err(error);
         }
         self.write(&mut state, bytes, offset)
@@ -354,7 +355,7 @@ impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
         let id = state.disk.unused();
         if let Err((error, part)) = state.step() {
             // It may be done all the same: the error may come from making it durable.
-            if part >= 8 {
+            if part >= 32 {
                 state.act(Act::Replace(path.to_owned(), id, content.into()));
             }
             return Err(error);
@@ -418,7 +419,7 @@ impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
     }
 
     fn limits(&self) -> Limits {
-        Limits::of(8 << 30)
+        Limits::of(8 << 30, self.0.short)
     }
 
     fn boot_id(&self) -> io::Result<Id> {

@@ -53,6 +53,8 @@ pub struct Bounds {
     pub process: usize,
     /// Earliest after a power cut.
     pub power: usize,
+    /// Earliest even if the log is damaged after the last force: what is later cannot be told from a torn tail.
+    pub proven: usize,
     /// Latest.
     pub highest: usize,
     /// Shortest and longest that the segment may be.
@@ -62,7 +64,7 @@ pub struct Bounds {
 impl Bounds {
     /// A store that is known to hold state `number`.
     pub fn exactly(number: usize, len: u64) -> Bounds {
-        Bounds { process: number, power: number, highest: number, len: (len, len) }
+        Bounds { process: number, power: number, proven: number, highest: number, len: (len, len) }
     }
 
     /// Takes note.
@@ -73,7 +75,9 @@ impl Bounds {
             Mark::Committed(number) => self.process = self.process.max(number),
             Mark::Forced(number) => {
                 self.process = self.process.max(number);
-                self.power = self.power.max(number);
+                if number > self.power {
+                    (self.proven, self.power) = (self.power, number);
+                }
             }
             Mark::GrowthBegun(len) => self.len.1 = self.len.1.max(len),
             Mark::Grown(len) => self.len.0 = self.len.0.max(len),

@@ -27,6 +27,7 @@ use caliburn_log::stage::{CHUNKS, Staged};
 use caliburn_os::barrier;
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
+use caliburn_os::simulated::planted;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
@@ -203,6 +204,9 @@ impl Shared {
     fn append_encoded(&self, records: &[u8], count: u64, folded: Option<u64>) -> Result<(), Failure> {
         let log = &self.live().log;
         let mut lsn = log.appended();
+        if planted("frontier-before-the-log") {
+            self.live().stage.advance(folded, Lsn(lsn.0 + records.len() as u64));
+        }
         let end = log.append(records).map_err(|e| self.fail(e))?;
         self.live().stage.advance(folded, end);
         log.publish(end);
@@ -211,7 +215,8 @@ impl Shared {
         let mut pages = self.lock_pages();
         let mut bytes = records;
         while let Some((kind, len, body)) = record::peel(bytes) {
-            for range in Ranges::of(body).take_while(|_| kind != Kind::Prepare) {
+            let skipped = if planted("resolved-pages-unmarked") { Kind::Resolve } else { Kind::Prepare };
+            for range in Ranges::of(body).take_while(|_| kind != Kind::Prepare && kind != skipped) {
                 pages.mark(range.segment, range.offset, range.bytes.len() as u64, lsn);
             }
             bytes = &bytes[len..];
@@ -256,7 +261,11 @@ impl Shared {
     /// Step 7 after the others, by whoever holds the flush lock. Forces even if nothing was staged, since
     /// an earlier flush may not have forced.
     pub(crate) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
-        self.live().log.force().map_err(|e| self.fail(e))?;
+        if let Err(error) = self.live().log.force()
+            && !planted("failed-force-ignored")
+        {
+            return Err(self.fail(error));
+        }
         self.failure()?;
         self.flush.forces.fetch_add(1, Ordering::Relaxed);
         self.flush.durable.fetch_max(horizon, Ordering::AcqRel);
@@ -277,7 +286,7 @@ impl Shared {
         self.flush.arrivals.fetch_add(1, Ordering::SeqCst);
         loop {
             let seen = self.flush.moved.count();
-            if self.is_durable(stamp) {
+            if self.is_durable(stamp) || planted("force-not-waited-for") {
                 return Ok(());
             }
             self.failure()?;
@@ -466,7 +475,9 @@ impl Shared {
             for (offset, bytes) in writes {
                 live.log.write(at(offset), bytes).map_err(|e| self.fail(e))?;
             }
-            live.stage.advance(None, end);
+            if !planted("large-commit-beyond-the-frontier") {
+                live.stage.advance(None, end);
+            }
             live.log.publish(end);
             self.flush.records.fetch_add(1, Ordering::Relaxed);
             self.flush.log_bytes.fetch_add((len + FRAME) as u64, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::host;
 use caliburn_os::map::Reservation;
+use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use std::io;
 use std::ops::Range;
@@ -105,7 +106,7 @@ impl Shared {
         let offset = SEGMENT_DATA + region.start + from as u64;
         let (medium, map) = (&region.segment.medium, &region.reservation);
         let pending = self.pending.read().expect("no panic under this lock");
-        let patches = pending.as_ref().filter(|p| !p.is_empty());
+        let patches = pending.as_ref().filter(|p| !p.is_empty() && !planted("pending-not-laid-over"));
         // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
         unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write || patches.is_some()) }
@@ -207,7 +208,7 @@ impl Shared {
     pub fn unmap(&self, region: &Arc<RegionState>) -> Result<(), MapError> {
         self.undeclared(region)?;
         let closed = self.gate.load(Ordering::SeqCst) & (gate::CLOSED | gate::READ_ONLY) != 0;
-        if !closed {
+        if !closed && !planted("unmapped-unwritten") {
             self.write_region(region)?;
         }
         self.let_go(region, closed);

@@ -5,6 +5,7 @@
 
 use caliburn_log::pagemap::PageMap;
 use caliburn_log::{Lsn, SegmentId};
+use caliburn_os::simulated::planted;
 use std::collections::VecDeque;
 
 /// Committed changes are in the log and in memory, not in the segment; the page stands in the queue.
@@ -53,6 +54,7 @@ impl Pages {
     }
 
     fn span(&self, offset: u64, len: u64) -> std::ops::RangeInclusive<u64> {
+        let len = if planted("range-marked-in-one-page") { 1 } else { len };
         offset >> self.shift..=(offset + len.max(1) - 1) >> self.shift
     }
 
@@ -184,7 +186,8 @@ impl Pages {
 
     /// First record that the queue needs; with an empty queue the first that may still be marked.
     pub fn oldest(&self) -> Lsn {
-        self.queue.front().map_or(self.marked, |d| d.lsn)
+        let first = usize::from(planted("one-record-too-far"));
+        self.queue.get(first).map_or(self.marked, |d| d.lsn)
     }
 
     /// Pages with private copies.

@@ -7,6 +7,7 @@ use caliburn_log::log::MediaError;
 use caliburn_log::record::{self, Kind, Range, Ranges};
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::map::Buffer;
+use caliburn_os::simulated::planted;
 
 /// The committed changes of a stretch of the log.
 #[derive(Debug)]
@@ -52,8 +53,10 @@ impl Patches {
             rest = &rest[len..];
             Some((kind, body))
         });
-        let applies =
-            |(kind, body)| matches!(kind, Kind::Commit | Kind::Group | Kind::Resolve).then_some(body);
+        let applies = |(kind, body)| {
+            let resolve = kind == Kind::Resolve && !planted("decision-without-its-ranges");
+            (matches!(kind, Kind::Commit | Kind::Group) || resolve).then_some(body)
+        };
         records.filter_map(applies).chain(self.later.iter().map(Vec::as_slice))
     }
 
@@ -90,7 +93,11 @@ impl Patches {
             let end = range.offset + range.bytes.len() as u64;
             parts.extend((range.offset / page_bytes..end.div_ceil(page_bytes)).map(|page| (page, number)));
         }
-        parts.sort_unstable();
+        if planted("older-bytes-over-newer") {
+            parts.sort_unstable_by_key(|(page, number)| (*page, usize::MAX - number));
+        } else {
+            parts.sort_unstable();
+        }
         let mut page = vec![0; page_size];
         for group in parts.chunk_by(|a, b| a.0 == b.0) {
             let start = group[0].0 * page_bytes;

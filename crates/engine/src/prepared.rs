@@ -21,6 +21,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, GLOBAL_ID_MAX, Kind, Ranges, Record, prefix};
 use caliburn_os::clock::wall_ns;
+use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -65,6 +66,7 @@ pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
             };
             table.insert(record.global_id.to_vec(), entry);
         }
+        Kind::Resolve | Kind::Forget if planted("decision-forgotten") => {}
         Kind::Resolve | Kind::Forget => {
             table.remove(record.global_id);
         }
@@ -150,7 +152,7 @@ impl Shared {
         let prefix = prefix(Kind::Prepare, 1, global_id);
         let done = self
             .append_one(work.buffer(), Kind::Prepare, &prefix, body)
-            .and_then(|_| self.force_flushed(horizon));
+            .and_then(|_| if planted("prepare-not-forced") { Ok(()) } else { self.force_flushed(horizon) });
         let mut table = self.lock_prepared();
         match done {
             Ok(()) => {

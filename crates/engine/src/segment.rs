@@ -11,6 +11,7 @@ use caliburn_log::log::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::page_size;
+use caliburn_os::simulated::planted;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -118,7 +119,9 @@ impl SegmentState {
         medium.sync().map_err(fail("force segment", 0))?;
         let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
         let sums = Sums::create(sums, store, entry.id, entry.len)?;
-        media.sync_directory(dir).map_err(io_error("force directory", dir))?;
+        if !planted("name-not-forced") {
+            media.sync_directory(dir).map_err(io_error("force directory", dir))?;
+        }
         Ok(SegmentState::of(entry, medium, sums))
     }
 
@@ -182,6 +185,9 @@ impl SegmentState {
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
         let at = SEGMENT_DATA + offset;
         self.medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*self.medium, at, e))?;
+        if planted("sum-forgotten") {
+            return Ok(());
+        }
         self.sums.lock().expect("no panic under this lock").note(offset, data)
     }
 
@@ -192,6 +198,9 @@ impl SegmentState {
 
     /// Forces data and sums.
     pub fn sync(&self) -> Result<(), MediaError> {
+        if planted("segment-not-forced") {
+            return self.sums.lock().expect("no panic under this lock").write();
+        }
         self.forcing.sync(&*self.medium, "force segment", SEGMENT_DATA)?;
         self.sums.lock().expect("no panic under this lock").write()
     }
@@ -200,7 +209,9 @@ impl SegmentState {
     pub fn extend(&self, len: u64) -> Result<(), MediaError> {
         let end = SEGMENT_DATA + len;
         self.medium.set_len(end).map_err(|e| MediaError::new("allocate segment", &*self.medium, end, e))?;
-        self.forcing.sync(&*self.medium, "force segment", end)?;
+        if !planted("growth-not-forced") {
+            self.forcing.sync(&*self.medium, "force segment", end)?;
+        }
         self.sums.lock().expect("no panic under this lock").grow(len)
     }
 

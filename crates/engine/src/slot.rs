@@ -18,6 +18,7 @@ use crate::region::RegionState;
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use caliburn_os::ordinal;
+use caliburn_os::simulated::planted;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ptr;
@@ -257,6 +258,7 @@ impl<'t> Held<'t> {
         // others are emptied: whoever finds one empty comes to the whole range later.
         let last = met.iter().map(|&(_, _, i)| i).max().expect("some were met");
         slot.announced[last].start.store(low, Ordering::Release);
+        let high = if planted("joined-range-cut-off") { met[0].1 } else { high };
         slot.announced[last].end.store(high, Ordering::Release);
         for i in met.iter().map(|&(_, _, i)| i).filter(|i| *i != last) {
             slot.announced[i].end.store(0, Ordering::Release);
@@ -518,7 +520,7 @@ impl Reserve {
     #[inline(always)]
     pub fn pass(&self, start: usize, end: usize, page: usize) {
         barrier::light();
-        if self.active.load(Ordering::Acquire) != 0 {
+        if self.active.load(Ordering::Acquire) != 0 && !planted("reservation-not-respected") {
             self.wait(start, end, page);
         }
     }

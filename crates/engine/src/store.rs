@@ -30,6 +30,7 @@ use caliburn_os::event::Event;
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Media;
 use caliburn_os::memory::Limits;
+use caliburn_os::simulated::planted;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -233,7 +234,9 @@ impl Shared {
         if len <= state.len() {
             return Ok(());
         }
-        state.extend(len)?;
+        if !planted("catalog-before-growth") {
+            state.extend(len)?;
+        }
         self.change_catalog(&mut catalog, |catalog| {
             entry_of(catalog, state.id).len = len;
         })?;
@@ -524,7 +527,9 @@ impl Store {
             // A panic there was printed; the store was not marked clean.
             let _ = thread.join();
         }
-        done?;
+        if !planted("failed-store-closed-clean") {
+            done?;
+        }
         let open = shared.slots.open();
         if open > 0 {
             return Err(CloseError::Uncommitted(open));

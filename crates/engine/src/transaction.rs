@@ -20,6 +20,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
+use caliburn_os::simulated::planted;
 use caliburn_os::{ordinal, span};
 use std::ops::Range;
 use std::ptr;
@@ -472,7 +473,9 @@ impl Drop for Transaction<'_> {
             held.suspend();
             return;
         }
-        restore(self.store, &mut held);
+        if !planted("abort-without-undo") {
+            restore(self.store, &mut held);
+        }
         self.store.note_aborted(&held);
         held.tally().aborted.add(1);
         held.release();

@@ -29,6 +29,7 @@ use crate::store::{Shared, gate};
 use caliburn_log::format::Lsn;
 use caliburn_log::image::Image;
 use caliburn_os::event::Event;
+use caliburn_os::simulated::planted;
 use caliburn_os::{map, span};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -165,6 +166,9 @@ impl Shared {
         if !touched.is_empty() {
             self.truncation.incremental.fetch_add(1, Ordering::Relaxed);
         }
+        if planted("head-before-segments") {
+            self.move_head()?;
+        }
         for segment in touched.values() {
             segment.sync().map_err(|e| self.fail(e))?;
         }
@@ -205,7 +209,7 @@ impl Shared {
         self.reserve.reserve(&addresses);
         for ((descriptor, region, address), copy) in mapped.iter().zip(copies.chunks_exact_mut(page)) {
             let declared = self.slots.iter().any(|(_, slot)| slot.touches(*address, address + page));
-            if declared {
+            if declared && !planted("uncommitted-page-written") {
                 kept.push(*descriptor);
             } else {
                 // SAFETY: the page lies in the region, which cannot be unmapped while we hold the truncation
@@ -217,7 +221,7 @@ impl Shared {
         self.reserve.release();
         blocked.extend(kept.iter().map(|d| d.page));
 
-        if !copied.is_empty() && !self.force_to_now()? {
+        if !copied.is_empty() && !planted("page-before-its-record") && !self.force_to_now()? {
             kept.extend(copied.iter().map(|(d, _)| *d));
             self.lock_pages().put_back(&sorted(kept));
             return Ok(false);
@@ -233,7 +237,9 @@ impl Shared {
         for (descriptor, _) in &copied {
             pages.cleaned(descriptor.page);
         }
-        pages.put_back(&sorted(kept));
+        if !planted("blocked-page-forgotten") {
+            pages.put_back(&sorted(kept));
+        }
         Ok(true)
     }
 
@@ -268,7 +274,8 @@ impl Shared {
         if self.pending.read().expect("no panic under this lock").is_some() {
             return Ok(());
         }
-        let oldest = self.lock_pages().oldest().min(self.oldest_prepared());
+        let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
+        let oldest = self.lock_pages().oldest().min(prepared);
         let head = oldest.min(log.forced());
         if head > log.head() {
             log.advance_head(head).map_err(|e| self.fail(e))?;
@@ -282,8 +289,11 @@ impl Shared {
         let log = &self.live().log;
         // First the queue, then the end of the epoch: all that was queued lies before it.
         let taken = self.lock_pages().take_all();
-        log.force().map_err(|e| self.fail(e))?;
-        let (head, end) = (log.head(), log.forced());
+        if !planted("epoch-of-unforced-log") {
+            log.force().map_err(|e| self.fail(e))?;
+        }
+        let end = if planted("epoch-of-unforced-log") { log.appended() } else { log.forced() };
+        let head = log.head();
         if head < end {
             let image = Image::read(&**log.medium(), log.capacity(), head, end).map_err(|e| self.fail(e))?;
             let patches = Patches::of(image);
@@ -411,7 +421,11 @@ impl Shared {
             let at = region.pointer(*address);
             // SAFETY: the page lies in a mapped region (as in `write_batch`). It equals its segment, nobody
             // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.
-            let dropped = !declared && unsafe { span::equals(at, content) && map::discard(at, page).is_ok() };
+            let dropped = !declared
+                && unsafe {
+                    (span::equals(at, content) || planted("page-dropped-unread"))
+                        && map::discard(at, page).is_ok()
+                };
             if dropped { gone.push(*id) } else { kept.push(*id) }
         }
         self.reserve.release();

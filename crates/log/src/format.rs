@@ -210,11 +210,13 @@ pub struct StageHeader {
     pub chunks: U64,
 }
 
-/// Offset of a native atomic that says which of the stage's two frontiers counts: 0 or 1.
+/// Offset of a native atomic that says which of the stage's two frontiers counts, 0 or 1; or [`STAGE_MAKING`].
 pub const STAGE_CURRENT: usize = 256;
 /// Offsets of the two frontiers, two native words each: records stamped before the first are in the log,
-/// which ends at the second. A first word of `u64::MAX`: nothing is staged, whatever the chunks hold.
+/// which ends at the second.
 pub const STAGE_FRONTIERS: [usize; 2] = [264, 280];
+/// The stage is being made: nothing is staged, whatever the header and the chunks hold.
+pub const STAGE_MAKING: u64 = 2;
 /// Bytes of a chunk's head: the count of published bytes (a native atomic) and nothing else.
 pub const CHUNK_HEAD: usize = 64;
 

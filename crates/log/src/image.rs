@@ -6,6 +6,7 @@ use crate::log::MediaError;
 use crate::record::{Decoded, FRAME, Record, decode};
 use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
+use caliburn_os::simulated::planted;
 use std::path::PathBuf;
 use zerocopy::FromBytes;
 
@@ -65,10 +66,11 @@ impl Image {
         // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
         let mut bytes = buffer(medium, capacity)?;
         let (mut have, mut at, mut incarnation) = (0u64, 0u64, 0u32);
+        let known = known.filter(|_| !planted("frontier-ignored"));
         let most = known.map_or(capacity, |end| end.0.saturating_sub(head.0).min(capacity));
         while at < most {
             let window = &bytes[at as usize..have as usize];
-            if head.0 + at >= status.opened.get() {
+            if head.0 + at >= status.opened.get() && !planted("opening-forgotten") {
                 incarnation = incarnation.max(status.incarnation.get());
             }
             match decode(window, Lsn(head.0 + at), incarnation, most - at) {
@@ -179,7 +181,7 @@ fn find_damage(
     while at + FRAME as u64 <= capacity {
         let lsn = Lsn(head + at);
         let needed = match decode(&bytes[at as usize..have as usize], lsn, incarnation, capacity - at) {
-            Decoded::Valid(record) if record.forced > tail => {
+            Decoded::Valid(record) if record.forced > tail && !planted("damage-taken-for-the-tail") => {
                 return Ok(Some(damage_at(medium, capacity, tail, record.forced)));
             }
             Decoded::Longer(needed) if at + needed <= capacity => needed,

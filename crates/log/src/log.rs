@@ -14,6 +14,7 @@
 use crate::format::{self, BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, STATUS_AT, Status};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
+use caliburn_os::simulated::planted;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +58,9 @@ impl Forcing {
         }
         medium.sync().map_err(|e| {
             let error = MediaError::new(action, medium, offset, e);
-            *failed = Some(error.clone());
+            if !planted("force-tried-again") {
+                *failed = Some(error.clone());
+            }
             error
         })
     }
@@ -172,7 +175,7 @@ impl Log {
         tail: Lsn,
         forced: Lsn,
     ) -> Result<Log, MediaError> {
-        let incarnation = status.incarnation.get() + 1;
+        let incarnation = status.incarnation.get() + u32::from(!planted("incarnation-kept"));
         let log = Log {
             medium,
             store,
@@ -184,7 +187,7 @@ impl Log {
             forcing: Forcing::default(),
             status: Mutex::new(Status {
                 incarnation: incarnation.into(),
-                clean: 0.into(),
+                clean: if planted("clean-kept") { status.clean } else { 0.into() },
                 opened: tail.0.into(),
                 ..status
             }),
@@ -269,7 +272,9 @@ impl Log {
     pub fn force(&self) -> Result<(), MediaError> {
         let appended = self.appended();
         if self.forced() < appended {
-            self.sync("force the log", LOG_DATA)?;
+            if !planted("log-not-forced") {
+                self.sync("force the log", LOG_DATA)?;
+            }
             self.forced.fetch_max(appended.0, Ordering::AcqRel);
         }
         Ok(())
@@ -279,6 +284,10 @@ impl Log {
     /// this returns, because the status page that says so is durable.
     pub fn advance_head(&self, head: Lsn) -> Result<(), MediaError> {
         assert!(head >= self.head() && head <= self.forced(), "the head moves forward within the forced log");
+        if planted("space-reused-early") {
+            self.head.store(head.0, Ordering::Release);
+            return Ok(());
+        }
         self.write_status(|status| status.head = head.0.into())?;
         self.head.store(head.0, Ordering::Release);
         Ok(())
@@ -296,11 +305,15 @@ impl Log {
         change(&mut status);
         status.generation += 1;
         status.forced = self.forced().0.into();
-        let at = STATUS_AT[(status.generation.get() % 2) as usize];
+        let twin = if planted("one-status-page") { 0 } else { status.generation.get() % 2 };
+        let at = STATUS_AT[twin as usize];
         let page = status_page(&status, self.store);
         self.medium
             .write_at(&page, at)
             .map_err(|e| MediaError::new("write the log's status", &*self.medium, at, e))?;
+        if planted("status-not-forced") {
+            return Ok(());
+        }
         self.sync("force the log's status", at)
     }
 

@@ -39,8 +39,8 @@
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
 use crate::format::{
-    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC, SegmentId,
-    StageHeader,
+    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING,
+    SegmentId, StageHeader,
 };
 use crate::format::{Defect, StagedHeader, padded};
 use crate::log::MediaError;
@@ -52,7 +52,8 @@ use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
 use caliburn_os::ordinal::Ordinal;
-use caliburn_os::{simulated, span};
+use caliburn_os::simulated::{self, planted};
+use caliburn_os::span;
 use std::cell::UnsafeCell;
 use std::io;
 use std::path::PathBuf;
@@ -211,19 +212,16 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers
         return Ok(Leftovers::default());
     }
     let block = read(0, BLOCK)?;
-    if block.iter().all(|byte| *byte == 0) {
+    if block.iter().all(|byte| *byte == 0) || word(&block, STAGE_CURRENT) == STAGE_MAKING {
         return Ok(Leftovers::default());
     }
     format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store))
         .map_err(|d| bad(0, d))?;
     let (header, _) = StageHeader::read_from_prefix(&block).expect("a block holds a header");
-    if header.boot != *boot {
+    if header.boot != *boot && !planted("stage-of-another-boot") {
         return Ok(Leftovers::default());
     }
     let (folded, appended) = frontier(&block).map_err(|d| bad(STAGE_CURRENT as u64, d))?;
-    if folded == u64::MAX {
-        return Ok(Leftovers { appended: Some(appended), ..Leftovers::default() });
-    }
     let chunk_bytes = header.chunk_bytes.get();
     let mut found = Vec::new();
     let mut last = folded;
@@ -251,7 +249,9 @@ pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers
             return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
         }
     }
-    found.sort_by_key(|(stamp, _)| *stamp);
+    if !planted("leftovers-unsorted") {
+        found.sort_by_key(|(stamp, _)| *stamp);
+    }
     Ok(Leftovers { records: found, last, appended: Some(appended) })
 }
 
@@ -272,7 +272,7 @@ pub fn advance(medium: &dyn Medium, folded: u64, appended: Lsn) -> Result<(), Me
     let fail = |action| move |e| MediaError::new(action, medium, STAGE_CURRENT as u64, e);
     let mut block = [0; BLOCK];
     medium.read_at(&mut block, 0).map_err(fail("read the stage"))?;
-    let next = 1 - word(&block, STAGE_CURRENT).min(1);
+    let next = u64::from(word(&block, STAGE_CURRENT) == 0);
     let at = STAGE_FRONTIERS[next as usize] as u64;
     let words = [folded.to_ne_bytes(), appended.0.to_ne_bytes()].concat();
     medium.write_at(&words, at).map_err(fail("write the stage"))?;
@@ -301,9 +301,10 @@ impl Stage {
         let page = caliburn_os::page_size();
         let chunk_bytes = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
         let total = (BLOCK.max(page) + CHUNKS * chunk_bytes).next_multiple_of(page);
-        // Killed anywhere in here, the stage counts as empty, and the log to its end.
+        // Killed anywhere in here, the stage counts as empty.
         medium.set_len(total as u64).map_err(fail("allocate the stage"))?;
-        advance(medium, u64::MAX, appended)?;
+        let making = STAGE_MAKING.to_ne_bytes();
+        medium.write_at(&making, STAGE_CURRENT as u64).map_err(fail("write the stage"))?;
         let header = StageHeader {
             boot,
             chunk_bytes: (chunk_bytes as u64).into(),
@@ -369,11 +370,16 @@ impl Stage {
     /// and before anybody takes them for part of it.
     pub fn advance(&self, folded: Option<u64>, appended: Lsn) {
         let current = self.word(STAGE_CURRENT).load(Ordering::Relaxed);
-        let [now, next] =
-            if current == 0 { STAGE_FRONTIERS } else { [STAGE_FRONTIERS[1], STAGE_FRONTIERS[0]] };
-        set(self.word(next), folded.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
-        set(self.word(next + 8), appended.0);
-        set(self.word(STAGE_CURRENT), 1 - current);
+        let next = u64::from(current == 0);
+        let (now, target) = (STAGE_FRONTIERS[1 - next as usize], STAGE_FRONTIERS[next as usize]);
+        if planted("frontier-in-place") {
+            set(self.word(now), folded.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
+            set(self.word(now + 8), appended.0);
+            return;
+        }
+        set(self.word(target), folded.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
+        set(self.word(target + 8), appended.0);
+        set(self.word(STAGE_CURRENT), next);
     }
 
     fn chunk(&self, chunk: u32) -> *mut u8 {
@@ -453,7 +459,7 @@ impl Stage {
                 barrier::heavy();
                 self.wait_lanes(Some(number));
             }
-        } else if bias != SHARED && bias != FREE {
+        } else if bias != SHARED && bias != FREE && !planted("bias-not-ended") {
             // The holder's later commits see this, if they are later than this one in any order.
             self.bias.swap(SHARED, Ordering::SeqCst);
         }
@@ -500,6 +506,9 @@ impl Stage {
         }
         let chunk = work.chunk.expect("rotate left a chunk");
         let stamp = self.stamp(number, work);
+        if planted("published-before-written") {
+            set(self.published(chunk), (work.filled + needed) as u64);
+        }
         // SAFETY: the chunk belongs to this lane until it is retired and freed; `filled + needed` fits.
         unsafe {
             let at = self.chunk(chunk).add(CHUNK_HEAD + work.filled);
@@ -557,7 +566,9 @@ impl Stage {
         let horizon = self.clock.now_after(self.last_horizon.load(Ordering::Relaxed));
         self.last_horizon.store(horizon, Ordering::Relaxed);
         barrier::heavy();
-        self.wait_lanes(None);
+        if !planted("horizon-does-not-wait") {
+            self.wait_lanes(None);
+        }
         self.bias.store(self.bias_rest(), Ordering::SeqCst);
         horizon
     }
@@ -598,7 +609,8 @@ impl Stage {
             chunk.consumed.store(collected, Ordering::Release);
             // First whether the lane has left the chunk: only then is the count final.
             let retired = chunk.retired.load(Ordering::Acquire);
-            if retired && collected == published.load(Ordering::Acquire) {
+            let all = collected == published.load(Ordering::Acquire) || planted("chunk-freed-too-soon");
+            if retired && all {
                 set(published, 0);
                 chunk.collected.store(0, Ordering::Relaxed);
                 chunk.consumed.store(0, Ordering::Relaxed);

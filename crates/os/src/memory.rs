@@ -12,6 +12,7 @@ pub struct Limits {
     /// The whole system's stalls, looked at where no group has a limit.
     pressure: Option<PathBuf>,
     physical_bytes: u64,
+    short: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -23,9 +24,9 @@ struct Group {
 }
 
 impl Limits {
-    /// A machine with so much memory, which is never short.
-    pub fn of(physical_bytes: u64) -> Limits {
-        Limits { group: None, pressure: None, physical_bytes }
+    /// A machine with so much memory, always short of it or never.
+    pub fn of(physical_bytes: u64, short: bool) -> Limits {
+        Limits { group: None, pressure: None, physical_bytes, short }
     }
 
     /// Reads the limits that hold for this process now.
@@ -33,7 +34,7 @@ impl Limits {
         let physical_bytes =
             rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit);
         let group = group().filter(|g| g.limit_bytes < physical_bytes);
-        Limits { group, pressure: Some("/proc/pressure/memory".into()), physical_bytes }
+        Limits { group, pressure: Some("/proc/pressure/memory".into()), physical_bytes, short: false }
     }
 
     /// The bytes that this process and its group may use: the group's limit or physical memory.
@@ -51,7 +52,7 @@ impl Limits {
         let stalled = |path: &Path| stalled_share(path).is_some_and(|share| share > 10.0);
         match &self.group {
             Some(group) => near(group) || group.pressure.as_deref().is_some_and(stalled),
-            None => self.pressure.as_deref().is_some_and(stalled),
+            None => self.short || self.pressure.as_deref().is_some_and(stalled),
         }
     }
 }

@@ -1,0 +1,65 @@
+//! Flipped bits. A store with one must say so, or be right all the same; it must never serve a mixture, and
+//! never panic.
+
+use crate::disk::Loss;
+use crate::explore::{Cut, Failure, How, begin};
+use crate::life::{Birth, STORE};
+use crate::random::Random;
+use crate::script::{End, Script, Step};
+use std::path::Path;
+
+/// What became of flipped bits.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Flips {
+    /// Refused, or reported by `check`.
+    pub noticed: u64,
+    /// Of no consequence.
+    pub harmless: u64,
+}
+
+/// Lives a script, and flips single bits of what crashes leave of it.
+pub fn flips(birth: &Birth, script: &Script, count: u64, random: &mut Random) -> Result<Flips, Failure> {
+    let fail = |why: String| Failure { path: script.to_string(), why };
+    let (journal, end) = begin(birth, script, true, None).map_err(fail)?;
+    let mut flips = Flips::default();
+    // A store with undecided transactions keeps a log.
+    let closes = !script.0.iter().any(|step| matches!(step, Step::Transaction { end: End::Prepare, .. }));
+    for _ in 0..count {
+        let after = 1 + random.below(journal.len() as u64) as usize;
+        let closed = closes && random.chance(1, 3);
+        let cut = Cut {
+            after: if closed { journal.len() } else { after },
+            how: *random.pick(&[How::Killed, How::Power(Loss::All), How::Power(Loss::Some(7))]),
+        };
+        let Some(mut child) = end.at(&journal, cut, 0) else { continue };
+        // While a log is there, pages that it names are not compared with their sums.
+        let names: &[&str] =
+            if closed { &["data.segment", "data.sums", "log"] } else { &["log", "log", "catalog", "stage"] };
+        let name = *random.pick(names);
+        let Some(file) = child.disk.lookup(&Path::new(STORE).join(name)) else { continue };
+        let len = child.disk.content(file).len();
+        // Beginnings, where the structure is, more often than the rest.
+        let offset = match random.below(3) {
+            0 => random.below(128),
+            1 if name == "log" => 65536 + random.below(4096.min(len - 65536)),
+            _ => random.below(len),
+        };
+        child.disk.flip(file, offset, 1 << random.below(8));
+        if name == "log" {
+            // The last batch of a log cannot be told from a torn tail once it is damaged.
+            child.bounds.process = child.bounds.proven;
+            child.bounds.power = child.bounds.proven;
+            child.history = end.history(child.bounds.proven, child.bounds.highest);
+        }
+        match begin(&child, &Script::default(), false, None) {
+            Ok(_) => flips.harmless += 1,
+            Err(why) if why.starts_with("check found damage") || why.starts_with("not opened") => {
+                flips.noticed += 1;
+            }
+            Err(why) => {
+                return Err(fail(format!("bit flipped in {name} at {offset}, cut {cut}: {why}")));
+            }
+        }
+    }
+    Ok(flips)
+}
