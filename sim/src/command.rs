@@ -61,6 +61,15 @@ enum Kind {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Several threads under a deterministic scheduler; needs `--cfg caliburn_shuttle`.
+    Threads {
+        /// Schedules.
+        #[arg(long, default_value_t = 2000)]
+        schedules: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Repeats what a failure printed.
     Replay {
         /// `script | cut | script ...`
@@ -112,6 +121,9 @@ pub fn main() -> ExitCode {
             }
         };
     }
+    if let Kind::Threads { schedules, seed } = command.kind {
+        return threads(schedules, seed);
+    }
     std::thread::scope(|scope| {
         for thread in 0..command.threads {
             let (totals, command) = (&totals, &command);
@@ -136,6 +148,20 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+#[cfg(caliburn_shuttle)]
+fn threads(schedules: u64, seed: u64) -> ExitCode {
+    let start = Instant::now();
+    let cuts = caliburn_sim::threads::schedules(schedules, seed);
+    println!("{schedules} schedules, {cuts} crash images recovered, {:.0} s", start.elapsed().as_secs_f64());
+    ExitCode::SUCCESS
+}
+
+#[cfg(not(caliburn_shuttle))]
+fn threads(_schedules: u64, _seed: u64) -> ExitCode {
+    eprintln!("built without --cfg caliburn_shuttle");
+    ExitCode::from(2)
 }
 
 fn work(command: &Command, thread: u64, totals: &Totals) {
@@ -214,6 +240,6 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
                 totals.workloads.fetch_add(1, Ordering::Relaxed);
             }
         }
-        Kind::Replay { .. } => {}
+        Kind::Replay { .. } | Kind::Threads { .. } => {}
     }
 }

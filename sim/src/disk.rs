@@ -19,7 +19,7 @@ pub enum Act {
     Create(PathBuf, FileId),
     /// A name goes.
     Remove(PathBuf),
-    /// A name gets a new file with this content, atomically and durably.
+    /// A name gets a new file with this content, which is durable; the name is when its directory is synced.
     Replace(PathBuf, FileId, Arc<[u8]>),
     /// Names in a directory become durable.
     SyncDirectory(PathBuf),
@@ -109,8 +109,7 @@ impl Disk {
                 let file = File { now: content.clone(), durable: content, pending: Vec::new() };
                 self.files.insert(*id, file);
                 self.names.insert(name.clone(), *id);
-                self.sync_names(name.parent().unwrap_or(Path::new("")));
-                self.durable_names.insert(name.clone(), *id);
+                self.pending_names.push(NameChange::Create(name.clone(), *id));
             }
             Act::SyncDirectory(path) => self.sync_names(path),
             Act::Write(id, offset, bytes) | Act::Store(id, offset, bytes) => {

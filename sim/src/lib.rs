@@ -9,6 +9,7 @@
 //! | [`script`] | workloads as text |
 //! | [`life`] | a store opened, compared, put through a script |
 //! | [`creation`], [`damage`] | crashes while a store is made; flipped bits |
+//! | `threads` | several threads under a deterministic scheduler |
 //! | [`explore`] | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
@@ -22,3 +23,5 @@ pub mod media;
 pub mod model;
 pub mod random;
 pub mod script;
+#[cfg(caliburn_shuttle)]
+pub mod threads;

@@ -195,7 +195,7 @@ impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
             // SAFETY: this thread has just stored these bytes, and no other uses this store.
             unsafe {
                 let source = std::ptr::with_exposed_provenance::<u8>(at);
-                caliburn_os::span::copy(source, bytes.as_mut_ptr(), len);
+                source.copy_to_nonoverlapping(bytes.as_mut_ptr(), len);
             }
             state.act(Act::Store(id, (at - base) as u64, bytes[..].into()));
         });
@@ -353,14 +353,13 @@ impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
     fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
         let mut state = self.0.lock();
         let id = state.disk.unused();
-        if let Err((error, part)) = state.step() {
-            // It may be done all the same: the error may come from making it durable.
-            if part >= 32 {
-                state.act(Act::Replace(path.to_owned(), id, content.into()));
-            }
-            return Err(error);
+        let done = state.step();
+        // If it fails, it may be done all the same: the error may come from making it durable.
+        if !done.as_ref().is_err_and(|(_, part)| *part < 32) {
+            state.act(Act::Replace(path.to_owned(), id, content.into()));
         }
-        state.act(Act::Replace(path.to_owned(), id, content.into()));
+        done.map_err(|(error, _)| error)?;
+        state.act(Act::SyncDirectory(path.parent().expect("a file is in a directory").to_owned()));
         Ok(())
     }
 

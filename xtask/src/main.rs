@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask test` runs everything that CI runs.
 
+mod sim;
 mod tidy;
 
 use std::process::{Command, ExitCode};
@@ -10,13 +11,21 @@ usage: cargo xtask TASK
 
   test    everything: formatting, lints, tests, documentation tests, demonstrations, small benchmarks
   tidy    only the style rules that no other tool checks
-  kills N [SEED]   the kill test with N kills, and N power cuts, in a release build";
+  torture --images N --seed S   long random workloads on simulated machines, crashed everywhere
+  simulate ...   any command of the simulator; --help lists them
+  mutants [NAME]   plants each bug of docs/testing.md, which must be caught
+  kills N   the kill test with N kills, and N power cuts, in a release build";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["test"] => test(),
         ["tidy"] => tidy::run(),
+        ["torture", "--images", images, "--seed", seed] => sim::torture(images, seed),
+        ["torture", "--images", images] => sim::torture(images, "1"),
+        ["simulate", ref rest @ ..] => sim::run(rest),
+        ["mutants"] => sim::mutants(None),
+        ["mutants", name] => sim::mutants(Some(name)),
         ["kills", n] => kills(n),
         _ => {
             eprintln!("{HELP}");
@@ -49,6 +58,7 @@ fn test() -> Result<(), String> {
     run("cargo clippy --workspace --all-targets --quiet -- --deny warnings")?;
     run("cargo test --workspace --quiet")?;
     run("cargo doc --workspace --no-deps --quiet")?;
+    sim::test()?;
     run("cargo build --release --workspace --quiet")?;
     for class in ["process", "power"] {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;

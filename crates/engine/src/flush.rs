@@ -28,8 +28,9 @@ use caliburn_os::barrier;
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::planted;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard, SCHEDULED};
+use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
 /// What flushing needs besides the stage and the log.
@@ -309,10 +310,10 @@ impl Shared {
     /// first of them only and let the rest wait for the force after that.
     fn lead(&self, work: &mut Work, merge: bool) -> Result<(), Failure> {
         let arrivals = || self.flush.arrivals.load(Ordering::SeqCst);
-        if work.cohort > 1 {
+        if work.cohort > 1 && !SCHEDULED {
             let start = Instant::now();
             while arrivals() - work.served < work.cohort && start.elapsed() < work.force_time / 2 {
-                std::thread::yield_now();
+                caliburn_os::sync::yield_now();
             }
         }
         let horizon_of = arrivals();

@@ -10,10 +10,11 @@ use caliburn_os::host;
 use caliburn_os::map::Reservation;
 use caliburn_os::simulated::planted;
 use caliburn_os::span;
+use caliburn_os::sync::MutexGuard;
+use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put.
 const LOADER_BASE: usize = 0x1000_0000_0000;

@@ -94,7 +94,7 @@ pub(crate) fn entries(table: &mut PreparedTable) -> impl Iterator<Item = (&[u8],
 }
 
 impl Shared {
-    fn lock_prepared(&self) -> std::sync::MutexGuard<'_, PreparedTable> {
+    fn lock_prepared(&self) -> caliburn_os::sync::MutexGuard<'_, PreparedTable> {
         self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 

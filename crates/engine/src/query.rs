@@ -3,7 +3,7 @@
 use crate::region::Region;
 use crate::store::Store;
 use crate::transaction::TransactionId;
-use std::sync::atomic::{AtomicU64, Ordering};
+use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 
 /// The state of a store at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]

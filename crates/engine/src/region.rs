@@ -13,10 +13,10 @@ use crate::store::Shared;
 use caliburn_log::SegmentId;
 use caliburn_os::map::Reservation;
 use caliburn_os::span;
+use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::FromBytes;
 
 /// What the engine keeps of a mapped region.

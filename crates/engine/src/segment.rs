@@ -12,11 +12,12 @@ use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::page_size;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::Mutex;
+use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Granularity of a segment's length, so that a store moves between machines of all page sizes.

@@ -19,11 +19,12 @@ use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use caliburn_os::ordinal;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::Mutex;
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 /// Ranges that a slot holds without a tree.
 pub(crate) const ANNOUNCED: usize = 16;

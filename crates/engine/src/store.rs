@@ -31,10 +31,11 @@ use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Media;
 use caliburn_os::memory::Limits;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 /// Bits of [`Shared::gate`]: why a transaction must not begin without a look.
@@ -234,12 +235,16 @@ impl Shared {
         if len <= state.len() {
             return Ok(());
         }
-        if !planted("catalog-before-growth") {
+        let early = planted("catalog-before-growth");
+        if !early {
             state.extend(len)?;
         }
         self.change_catalog(&mut catalog, |catalog| {
             entry_of(catalog, state.id).len = len;
         })?;
+        if early {
+            state.extend(len)?;
+        }
         state.len.store(len, Ordering::Release);
         Ok(())
     }

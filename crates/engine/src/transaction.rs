@@ -21,10 +21,10 @@ use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::{ordinal, span};
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::Ordering;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Whether a transaction can be aborted.

@@ -30,10 +30,11 @@ use caliburn_log::format::Lsn;
 use caliburn_log::image::Image;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::{AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard};
 use caliburn_os::{map, span};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// State and counters of truncation.
@@ -255,7 +256,7 @@ impl Shared {
                 return Ok(false);
             }
             let Some(mut work) = self.try_lock_flush() else {
-                std::thread::sleep(Duration::from_micros(20));
+                caliburn_os::sync::sleep(Duration::from_micros(20));
                 continue;
             };
             let done = match self.flush_if_room(&mut work) {

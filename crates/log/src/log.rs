@@ -15,10 +15,11 @@ use crate::format::{self, BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::Mutex;
+use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A medium refused or failed.
@@ -305,8 +306,7 @@ impl Log {
         change(&mut status);
         status.generation += 1;
         status.forced = self.forced().0.into();
-        let twin = if planted("one-status-page") { 0 } else { status.generation.get() % 2 };
-        let at = STATUS_AT[twin as usize];
+        let at = STATUS_AT[(status.generation.get() % 2) as usize];
         let page = status_page(&status, self.store);
         self.medium
             .write_at(&page, at)

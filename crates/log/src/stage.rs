@@ -54,11 +54,11 @@ use caliburn_os::medium::Medium;
 use caliburn_os::ordinal::Ordinal;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, SCHEDULED};
 use std::cell::UnsafeCell;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Number of chunks that a stage is divided into.
@@ -72,7 +72,7 @@ const FREE: u32 = u32::MAX;
 /// Nobody may have the bias: everybody stamps by the clock.
 const SHARED: u32 = u32::MAX - 1;
 /// Commits of a lane after which it asks for a bias that is free.
-const BIAS_AFTER: u32 = 8;
+const BIAS_AFTER: u32 = if SCHEDULED { 1 } else { 8 };
 /// Smallest stage in bytes.
 pub const STAGE_BYTES_MIN: u64 = (CHUNKS * 4096) as u64;
 
@@ -423,7 +423,7 @@ impl Stage {
                 return (lane, number as u32);
             }
             if attempt % (LANES - OWNED) == LANES - OWNED - 1 {
-                std::thread::yield_now();
+                caliburn_os::sync::yield_now();
             }
         }
         unreachable!("the loop ends by returning")
@@ -482,7 +482,7 @@ impl Stage {
             // Nobody waits for anything in a lane, but for lanes entered before the bias was taken.
             while turn % 2 == 1 && lane.turn.load(Ordering::SeqCst) == turn {
                 spins += 1;
-                if spins > 200 { std::thread::yield_now() } else { std::hint::spin_loop() }
+                if spins > 200 { caliburn_os::sync::yield_now() } else { std::hint::spin_loop() }
             }
         }
     }

@@ -6,8 +6,8 @@
 //! side run a barrier on every thread of the process, so that the hot side needs none but the compiler's.
 
 use crate::simulated;
+use crate::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 
 const MEMBARRIER_CMD_PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;

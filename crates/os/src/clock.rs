@@ -9,7 +9,7 @@
 //! that, within the time since the last flush, is not.
 
 use crate::simulated;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A source of stamps, shared by all threads of a store.
@@ -69,7 +69,7 @@ pub fn wall_ns() -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn hardware_now() -> u64 {
-    use std::sync::atomic::compiler_fence;
+    use crate::sync::atomic::compiler_fence;
     if let Some(time) = simulated::clock() {
         return time;
     }

@@ -12,6 +12,7 @@
 //! | [`host`] | boot identity, random identifiers, locks with a named holder |
 //! | [`ordinal`] | small numbers for threads, and what they own by them |
 //! | [`event`] | waiting for a counter to change |
+//! | [`sync`] | locks and atomics, or those of a deterministic scheduler |
 //! | [`simulated`] | what development builds report to a simulator |
 
 pub mod barrier;
@@ -24,6 +25,7 @@ pub mod memory;
 pub mod ordinal;
 pub mod simulated;
 pub mod span;
+pub mod sync;
 
 /// The system's page size in bytes; a power of two, never assumed.
 pub fn page_size() -> usize {

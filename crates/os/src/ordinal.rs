@@ -26,13 +26,15 @@ impl Ordinal {
 const NONE: usize = usize::MAX - 1;
 const ENDED: usize = usize::MAX;
 
-thread_local! {
+crate::sync::thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(NONE) };
-    static CLAIM: Claim = const { Claim };
+    static CLAIM: Claim = const { Claim { number: Cell::new(NONE) } };
 }
 
 /// Gives the number back when its thread ends.
-struct Claim;
+struct Claim {
+    number: Cell<usize>,
+}
 
 #[derive(Default)]
 struct Numbers {
@@ -44,7 +46,9 @@ static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { free: Vec::new(), next: 0 
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let number = NUMBER.replace(ENDED);
+        // The thread may come by once more while it ends; it owns nothing then.
+        let _ = NUMBER.try_with(|n| n.set(ENDED));
+        let number = self.number.get();
         if number < NONE {
             NUMBERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).free.push(number);
         }
@@ -54,7 +58,7 @@ impl Drop for Claim {
 /// The current thread's ordinal.
 #[inline(always)]
 pub fn current() -> Ordinal {
-    let mut number = NUMBER.get();
+    let mut number = NUMBER.with(Cell::get);
     if number == NONE {
         number = claim();
     }
@@ -63,18 +67,19 @@ pub fn current() -> Ordinal {
 
 #[cold]
 fn claim() -> usize {
-    if CLAIM.try_with(|_| ()).is_err() {
-        NUMBER.set(ENDED);
-        return ENDED;
-    }
-    let mut numbers = NUMBERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    // The lock orders what the last owner of a number did before what the next one does.
-    numbers.free.sort_unstable_by(|a, b| b.cmp(a));
-    let number = numbers.free.pop().unwrap_or_else(|| {
-        numbers.next += 1;
-        numbers.next - 1
+    let claimed = CLAIM.try_with(|claim| {
+        let mut numbers = NUMBERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // The lock orders what the last owner of a number did before what the next one does.
+        numbers.free.sort_unstable_by(|a, b| b.cmp(a));
+        let number = numbers.free.pop().unwrap_or_else(|| {
+            numbers.next += 1;
+            numbers.next - 1
+        });
+        claim.number.set(number);
+        number
     });
-    NUMBER.set(number);
+    let number = claimed.unwrap_or(ENDED);
+    NUMBER.with(|n| n.set(number));
     number
 }
 

@@ -6,6 +6,8 @@
 //! access by the machine: a race yields old or new bytes, word by word, and nothing worse. On
 //! architectures without an assembly body here, volatile byte accesses stand in.
 
+use crate::sync::{SCHEDULED, yield_now};
+
 /// Longest copy done in 16-byte steps; beyond it the string instruction of the machine is faster.
 const STEPS_MAX: usize = 2048;
 
@@ -124,6 +126,14 @@ unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
 /// `source` must be readable and `target` writable for `len` bytes, and the two must not overlap.
 #[inline(always)]
 pub unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
+    if SCHEDULED {
+        // SAFETY: each piece lies within the caller's `len` bytes.
+        (0..len).step_by(256).for_each(|at| unsafe {
+            yield_now();
+            steps(source.add(at), target.add(at), (len - at).min(256));
+        });
+        return;
+    }
     // SAFETY: passed on from the caller.
     unsafe { if len <= STEPS_MAX { steps(source, target, len) } else { bulk(source, target, len) } }
 }

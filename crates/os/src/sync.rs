@@ -1,0 +1,82 @@
+//! Locks and atomics: those of the standard library. Builds with `--cfg caliburn_shuttle` have others, which
+//! let a deterministic scheduler decide, at every access, which thread goes on.
+
+#[cfg(not(caliburn_shuttle))]
+mod chosen {
+    pub use std::sync::atomic;
+    pub use std::sync::{Mutex, MutexGuard, RwLock};
+    pub use std::thread::{sleep, yield_now};
+    pub use std::thread_local;
+
+    /// Whether a scheduler decides who goes on, and time means nothing.
+    pub const SCHEDULED: bool = false;
+}
+
+#[cfg(caliburn_shuttle)]
+mod chosen {
+    pub use shuttle::sync::{Mutex, MutexGuard, RwLock};
+    pub use shuttle::thread::{sleep, yield_now};
+    pub use shuttle::thread_local;
+
+    /// Whether a scheduler decides who goes on, and time means nothing.
+    pub const SCHEDULED: bool = true;
+
+    /// Atomics of the standard library, in place also in mapped memory, with a choice before each access.
+    pub mod atomic {
+        use super::yield_now;
+        pub use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+        macro_rules! atomic {
+            ($name:ident, $value:ty, $($method:ident)*) => {
+                /// As in the standard library.
+                #[derive(Debug, Default)]
+                #[repr(transparent)]
+                pub struct $name(std::sync::atomic::$name);
+
+                #[allow(missing_docs, reason = "as in the standard library")]
+                impl $name {
+                    pub const fn new(value: $value) -> $name {
+                        $name(std::sync::atomic::$name::new(value))
+                    }
+
+                    pub fn as_ptr(&self) -> *mut $value {
+                        self.0.as_ptr()
+                    }
+
+                    pub fn load(&self, order: Ordering) -> $value {
+                        yield_now();
+                        self.0.load(order)
+                    }
+
+                    pub fn store(&self, value: $value, order: Ordering) {
+                        yield_now();
+                        self.0.store(value, order)
+                    }
+
+                    pub fn compare_exchange(
+                        &self,
+                        current: $value,
+                        new: $value,
+                        success: Ordering,
+                        failure: Ordering,
+                    ) -> Result<$value, $value> {
+                        yield_now();
+                        self.0.compare_exchange(current, new, success, failure)
+                    }
+
+                    $(pub fn $method(&self, value: $value, order: Ordering) -> $value {
+                        yield_now();
+                        self.0.$method(value, order)
+                    })*
+                }
+            };
+        }
+
+        atomic!(AtomicBool, bool, swap fetch_or fetch_and);
+        atomic!(AtomicU32, u32, swap fetch_add fetch_sub fetch_or fetch_and);
+        atomic!(AtomicU64, u64, swap fetch_add fetch_sub fetch_max);
+        atomic!(AtomicUsize, usize, swap fetch_add fetch_sub);
+    }
+}
+
+pub use chosen::*;

@@ -1,0 +1,213 @@
+//! Several committers and a truncator under a deterministic scheduler (shuttle), which chooses at every access
+//! to an atomic or a lock who goes on. Each schedule is then crashed at several moments.
+//!
+//! Each thread changes two places of its own to the number of its commit. After a crash each must show a
+//! whole commit, none acknowledged missing, and none without those that had returned before it began.
+
+use crate::disk::{Act, Disk, Loss};
+use crate::life::{LifeMachine, SEGMENT, STORE, options};
+use crate::media::{Entry, Machine};
+use crate::random::Random;
+use caliburn::{Class, Mode, Region, Store};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, MaxSteps, Runner};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+const THREADS: usize = 3;
+const COMMITS: u64 = 5;
+/// Bytes of a thread's second place.
+const RUN: usize = 1500;
+
+/// What a thread says.
+#[derive(Debug, Clone, Copy)]
+enum Said {
+    Begun(usize, u64),
+    Returned(usize, u64, Class),
+}
+
+/// The newest commit of each thread.
+type Newest = [u64; THREADS];
+
+fn places(thread: usize) -> (usize, usize) {
+    (thread * 8, 4096 - 100 + thread * 2048)
+}
+
+fn commits(store: &Store, region: &Region, machine: &Machine<Said>, thread: usize) {
+    let (first, second) = places(thread);
+    for number in 1..=COMMITS {
+        if (number + thread as u64).is_multiple_of(3) {
+            let mut tx = store.begin(Mode::Restore).expect("sound");
+            tx.write(region, second, &[99; RUN]).expect("sound");
+            tx.abort();
+        }
+        machine.mark(Said::Begun(thread, number));
+        let mut tx = store.begin(Mode::Restore).expect("sound");
+        tx.write(region, second, &[number as u8; RUN]).expect("sound");
+        tx.store(region, first, &number).expect("sound");
+        let class = if (number + thread as u64).is_multiple_of(2) { Class::Power } else { Class::Process };
+        tx.commit(class).expect("sound");
+        machine.mark(Said::Returned(thread, number, class));
+    }
+}
+
+/// What is there, if every thread's places show whole commits.
+fn found(disk: Disk, boot: u8, time: u64) -> Result<Newest, String> {
+    let machine: Arc<LifeMachine> = Machine::new(disk, [boot; 16], time, false, None);
+    machine.run(|| {
+        let options = options(&machine, 50);
+        let report = options.check(STORE).map_err(|e| e.to_string())?;
+        if !report.is_clean() {
+            return Err(format!("{:?}", report.problems));
+        }
+        let store = options.open(STORE).map_err(|e| e.to_string())?;
+        let region = store.segment("data").and_then(|s| Ok(s.map_all())).map_err(|e| e.to_string())?;
+        let region = region.map_err(|e| e.to_string())?;
+        let mut newest = [0; THREADS];
+        for (thread, newest) in newest.iter_mut().enumerate() {
+            let (first, second) = places(thread);
+            *newest = region.load::<u64>(first);
+            let mut run = [0; RUN];
+            region.read(second, &mut run);
+            if run.iter().any(|byte| u64::from(*byte) != *newest) {
+                return Err(format!("thread {thread}: commit {newest} is half done"));
+            }
+        }
+        Ok(newest)
+    })
+}
+
+fn schedule(nursery: &Disk, seed: u64, cuts: &AtomicU64) {
+    let machine: Arc<Machine<Said>> = Machine::new(nursery.clone(), [2; 16], 1 << 41, seed % 3 == 0, None);
+    let seen = machine.run(|| {
+        let store = options(&machine, 1 + (seed % 40) as u8).open(STORE).expect("sound");
+        let region = store.segment("data").expect("made").map_all().expect("sound");
+        shuttle::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (store, region, machine) = (&store, &region, &machine);
+                scope.spawn(move || commits(store, region, machine, thread));
+            }
+            for round in 0..9 {
+                match round % 3 {
+                    0 => store.tend(false).expect("sound"),
+                    _ => store.truncate().expect("sound"),
+                }
+            }
+        });
+        let seen: Vec<u64> = (0..THREADS).map(|t| region.load(places(t).0)).collect();
+        let journal = machine.take_journal();
+        drop((region, store));
+        (seen, journal)
+    });
+    assert_eq!(seen.0, [COMMITS; THREADS], "the memory does not show the last commits");
+    let (journal, time) = (seen.1, machine.time());
+    let mut random = Random::new(seed);
+    let telling = |i: &usize| {
+        matches!(journal[*i], Entry::Mark(Said::Returned(..)) | Entry::Act(Act::Write(..) | Act::Sync(_)))
+    };
+    let ends: Vec<usize> = (0..journal.len()).filter(telling).collect();
+    for i in 0..8 {
+        let anywhere = random.below(journal.len() as u64) as usize;
+        // Half of the crashes come just after an acknowledgement, a write or a force.
+        let end = if i % 2 == 0 { anywhere } else { *random.pick(&ends) };
+        let power = random.chance(1, 2);
+        let said = walk(nursery, &journal[..=end]);
+        let (disk, boot, time) = match power {
+            true => (said.disk.after_power_cut(Loss::Some(random.bits())), 9, 1 << 43),
+            false => (said.disk, 2, time),
+        };
+        let floor = if power { said.forced } else { said.returned };
+        cuts.fetch_add(1, Ordering::Relaxed);
+        let newest =
+            found(disk, boot, time).unwrap_or_else(|why| panic!("cut at {end}, power {power}: {why}"));
+        for thread in 0..THREADS {
+            assert!(
+                (floor[thread]..=said.begun[thread]).contains(&newest[thread]),
+                "cut at {end}, power {power}: thread {thread} has {}, of {:?} returned and {:?} begun",
+                newest[thread],
+                floor,
+                said.begun
+            );
+            let before = said.before.get(&(thread, newest[thread])).copied().unwrap_or_default();
+            assert!(
+                before.iter().zip(newest).all(|(before, newest)| *before <= newest),
+                "cut at {end}, power {power}: {newest:?}, but {before:?} had returned before commit {} of thread {thread} began",
+                newest[thread]
+            );
+        }
+    }
+}
+
+/// The disk at a moment, and what had been said.
+#[derive(Default)]
+struct Moment {
+    disk: Disk,
+    begun: Newest,
+    returned: Newest,
+    forced: Newest,
+    /// What had returned when a commit began.
+    before: HashMap<(usize, u64), Newest>,
+}
+
+fn walk(nursery: &Disk, journal: &[Entry<Said>]) -> Moment {
+    let mut moment = Moment { disk: nursery.clone(), ..Moment::default() };
+    for entry in journal {
+        match entry {
+            Entry::Act(act) => moment.disk.apply(act),
+            Entry::Mark(Said::Begun(thread, number)) => {
+                moment.begun[*thread] = *number;
+                moment.before.insert((*thread, *number), moment.returned);
+            }
+            Entry::Mark(Said::Returned(thread, number, class)) => {
+                moment.returned[*thread] = *number;
+                if *class == Class::Power {
+                    // Whatever had returned when it began precedes it.
+                    let before = moment.before[&(*thread, *number)];
+                    moment.forced.iter_mut().zip(before).for_each(|(f, b)| *f = (*f).max(b));
+                    moment.forced[*thread] = *number;
+                }
+            }
+        }
+    }
+    moment
+}
+
+/// An empty store, made under the scheduler's locks.
+fn nursery() -> Disk {
+    let made = Arc::new(Mutex::new(Disk::default()));
+    let result = made.clone();
+    run(RandomScheduler::new_from_seed(0, 1), move || {
+        let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
+        machine.run(|| {
+            let store = options(&machine, 50).open(STORE).expect("sound");
+            store.create_segment("data", SEGMENT).expect("sound");
+            store.close().expect("sound");
+        });
+        *made.lock().expect("one thread") = machine.disk().after_power_cut(Loss::Nothing);
+    });
+    result.lock().expect("one thread").clone()
+}
+
+fn run(scheduler: impl Scheduler + 'static, work: impl Fn() + Send + Sync + 'static) {
+    let mut config = Config::new();
+    config.stack_size = 1 << 20;
+    config.max_steps = MaxSteps::FailAfter(5_000_000);
+    Runner::new(scheduler, config).run(work);
+}
+
+/// Tries so many schedules, half of them random and half with few preemptions. The number of crashes.
+pub fn schedules(count: u64, seed: u64) -> u64 {
+    let nursery = nursery();
+    let cuts = Arc::new(AtomicU64::new(0));
+    for kind in 0..2 {
+        let (nursery, cuts, number) = (nursery.clone(), cuts.clone(), AtomicU64::new(seed << 32));
+        let work = move || schedule(&nursery, number.fetch_add(1, Ordering::Relaxed), &cuts);
+        let half = (count / 2).max(1) as usize;
+        match kind {
+            0 => run(RandomScheduler::new_from_seed(seed, half), work),
+            _ => run(PctScheduler::new_from_seed(seed, 4, half), work),
+        }
+    }
+    cuts.load(Ordering::Relaxed)
+}

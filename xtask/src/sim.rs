@@ -1,0 +1,164 @@
+//! The crash tests, which need builds of their own: `--cfg caliburn_sim` has the simulator's hooks and the
+//! planted bugs, `--cfg caliburn_shuttle` the deterministic scheduler too.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The two builds, by their target folders.
+const SIM: (&str, &str) = ("target/sim", "--cfg caliburn_sim");
+const SHUTTLE: (&str, &str) = ("target/shuttle", "--cfg caliburn_sim --cfg caliburn_shuttle");
+/// Where the planted bugs are listed, each with what catches it.
+const LIST: &str = "docs/testing.md";
+
+fn cargo((folder, flags): (&str, &str), line: &str) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(line.split(' ')).args(["--profile", "sim", "--target-dir", folder]).env("RUSTFLAGS", flags);
+    command
+}
+
+fn succeed(mut command: Command, what: &str) -> Result<(), String> {
+    println!("--- {what}");
+    let start = Instant::now();
+    let status = command.status().map_err(|e| format!("{what}: {e}"))?;
+    println!("--- {:.0} s", start.elapsed().as_secs_f64());
+    if status.success() { Ok(()) } else { Err(format!("{what}: {status}")) }
+}
+
+fn build(kind: (&str, &str)) -> Result<PathBuf, String> {
+    succeed(cargo(kind, "build --quiet -p caliburn-sim"), &format!("build with {}", kind.1))?;
+    Ok(PathBuf::from(kind.0).join("sim/caliburn-sim"))
+}
+
+fn simulate(kind: (&str, &str), line: &str) -> Result<(), String> {
+    let mut command = Command::new(build(kind)?);
+    command.args(line.split(' '));
+    succeed(command, &format!("simulation: {line}"))
+}
+
+/// What CI runs of all this.
+pub fn test() -> Result<(), String> {
+    let mut clippy = cargo(SIM, "clippy --quiet -p caliburn-sim --all-targets");
+    clippy.args(["--", "--deny", "warnings"]);
+    succeed(clippy, "clippy of the simulator")?;
+    succeed(cargo(SIM, "test --quiet -p caliburn-sim"), "tests of the simulator")?;
+    for line in
+        ["exhaustive --transactions 3 --later 1", "torture --images 100000", "faults", "creation", "flips"]
+    {
+        simulate(SIM, line)?;
+    }
+    simulate(SHUTTLE, "threads --schedules 4000")?;
+    mutants(None)
+}
+
+/// Long random workloads until so many crash images were recovered.
+pub fn torture(images: &str, seed: &str) -> Result<(), String> {
+    simulate(SIM, &format!("torture --images {images} --seed {seed}"))
+}
+
+/// Any command of the simulator.
+pub fn run(line: &[&str]) -> Result<(), String> {
+    let kind = if line.first() == Some(&"threads") { SHUTTLE } else { SIM };
+    let mut command = Command::new(build(kind)?);
+    command.args(line);
+    succeed(command, "simulation")
+}
+
+/// A planted bug and what catches it.
+struct Planted {
+    name: String,
+    caught_by: String,
+}
+
+/// The table's rows: `| name | what is wrong | caught by |`.
+fn list() -> Result<Vec<Planted>, String> {
+    let text = fs::read_to_string(LIST).map_err(|e| format!("{LIST}: {e}"))?;
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, _, caught_by] = cells[..] else { return None };
+        let (name, caught_by) = (name.strip_prefix('`')?.strip_suffix('`')?, caught_by.trim_matches('`'));
+        Some(Planted { name: name.into(), caught_by: caught_by.into() })
+    };
+    let rows = text.split("## Planted bugs").nth(1).ok_or(format!("{LIST} has no part \"Planted bugs\""))?;
+    Ok(rows.lines().take_while(|line| !line.starts_with("## ")).filter_map(row).collect())
+}
+
+/// Names of the bugs in the sources.
+fn planted(folder: &str) -> Result<Vec<String>, String> {
+    let mut names = Vec::new();
+    let mut folders = vec![PathBuf::from(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))? {
+            let path = entry.map_err(|e| e.to_string())?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).map_err(|e| e.to_string())?;
+                let found = text.split("planted(\"").skip(1).filter_map(|rest| rest.split('"').next());
+                names.extend(found.map(str::to_owned));
+            }
+        }
+    }
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// Plants each bug in turn, or the one named, and demands that what is said to catch it does.
+pub fn mutants(only: Option<&str>) -> Result<(), String> {
+    let list = list()?;
+    let mut listed: Vec<&str> = list.iter().map(|p| &*p.name).collect();
+    listed.sort_unstable();
+    let planted = planted("crates")?;
+    if planted != listed {
+        return Err(format!("the planted bugs are {planted:?}, and {LIST} lists {listed:?}"));
+    }
+    let (sim, shuttle) = (build(SIM)?, build(SHUTTLE)?);
+    let mut escaped = Vec::new();
+    let chosen: Vec<&Planted> = list.iter().filter(|p| only.is_none_or(|name| p.name == name)).collect();
+    println!("--- {} planted bugs", chosen.len());
+    for planted in &chosen {
+        let start = Instant::now();
+        let mut command = match planted.caught_by.split_once(' ') {
+            Some(("test", target)) => cargo(SIM, &format!("test --quiet {target}")),
+            _ if planted.caught_by.starts_with("threads") => Command::new(&shuttle),
+            _ => Command::new(&sim),
+        };
+        if !planted.caught_by.starts_with("test ") {
+            command.args(planted.caught_by.split(' '));
+        }
+        command.env("CALIBURN_PLANTED", &planted.name);
+        let outcome = outcome(command)?;
+        println!(
+            "{:34} {:60} {outcome}, {:.0} s",
+            planted.name,
+            planted.caught_by,
+            start.elapsed().as_secs_f64()
+        );
+        if outcome == "ESCAPED" {
+            escaped.push(&*planted.name);
+        }
+    }
+    println!("{} of {} caught", chosen.len() - escaped.len(), chosen.len());
+    if escaped.is_empty() { Ok(()) } else { Err(format!("not caught: {}", escaped.join(", "))) }
+}
+
+fn outcome(mut command: Command) -> Result<&'static str, String> {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null()).spawn();
+    let mut child = child.map_err(|e| format!("{command:?}: {e}"))?;
+    let deadline = Instant::now() + Duration::from_secs(240);
+    while Instant::now() < deadline {
+        if child.try_wait().map_err(|e| e.to_string())?.is_some() {
+            let Output { status, stdout, .. } = child.wait_with_output().map_err(|e| e.to_string())?;
+            // A build that failed would prove nothing.
+            let said = String::from_utf8_lossy(&stdout);
+            let compiled = !said.contains("could not compile");
+            return Ok(if !status.success() && compiled { "caught" } else { "ESCAPED" });
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    Ok("caught (it hung)")
+}
