@@ -210,13 +210,18 @@ impl Life {
             }
             // Without threads nobody else makes room.
             if i % 12 == 11 {
-                self.store().tend(false).map_err(failure)?;
+                self.tend(false)?;
             }
         }
         if close {
             self.close()?;
         }
         Ok(())
+    }
+
+    fn tend(&self, force: bool) -> Step0 {
+        self.store().tend_flush(force).map_err(failure)?;
+        self.store().tend_truncation().map_err(failure)
     }
 
     fn step(&mut self, step: &Step) -> Step0 {
@@ -231,9 +236,10 @@ impl Life {
                 self.store().truncate().map_err(failure)?;
                 self.machine.mark(Mark::Forced(newest));
             }
-            Step::Tend => self.store().tend(false).map_err(failure)?,
+            Step::Tend => self.tend(false)?,
+            Step::Trim => self.store().tend_truncation().map_err(failure)?,
             Step::Force => {
-                self.store().tend(true).map_err(failure)?;
+                self.tend(true)?;
                 self.machine.mark(Mark::Forced(newest));
             }
             Step::Grow => {

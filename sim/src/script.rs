@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   tx:restore:power:100+20,4090+12   a transaction that changes two ranges, and how it ends
-//!   flush truncate tend force         of the store
+//!   flush truncate tend trim force         of the store
 //!   grow remap reopen                 of the segment, the region, the store
 //!   resolve forget                    the oldest undecided transaction is committed, aborted
 //! ```
@@ -46,6 +46,8 @@ pub enum Step {
     Tend,
     /// The same after the flush interval.
     Force,
+    /// A round of the truncation thread alone.
+    Trim,
     /// The segment and its region grow by 64 KiB.
     Grow,
     /// The region is unmapped and mapped again.
@@ -70,10 +72,11 @@ const ENDS: [(&str, End); 5] = [
     ("prepare", End::Prepare),
 ];
 
-const WORDS: [(&str, Step); 9] = [
+const WORDS: [(&str, Step); 10] = [
     ("flush", Step::Flush),
     ("truncate", Step::Truncate),
     ("tend", Step::Tend),
+    ("trim", Step::Trim),
     ("force", Step::Force),
     ("grow", Step::Grow),
     ("remap", Step::Remap),
@@ -193,7 +196,8 @@ pub fn random(seed: u64, steps: usize) -> Script {
     let steps = (0..steps).map(|_| match random.below(40) {
         0 => Step::Flush,
         1 => Step::Truncate,
-        2..=4 => Step::Tend,
+        2 | 3 => Step::Tend,
+        4 => Step::Trim,
         5 => Step::Force,
         6 if random.chance(1, 3) => Step::Grow,
         7 => Step::Remap,

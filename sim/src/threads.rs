@@ -90,7 +90,10 @@ fn schedule(nursery: &Disk, seed: u64, cuts: &AtomicU64) {
             }
             for round in 0..9 {
                 match round % 3 {
-                    0 => store.tend(false).expect("sound"),
+                    0 => {
+                        store.tend_flush(false).expect("sound");
+                        store.tend_truncation().expect("sound");
+                    }
                     _ => store.truncate().expect("sound"),
                 }
             }

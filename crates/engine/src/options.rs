@@ -157,7 +157,7 @@ impl Options {
     }
 
     /// Without background threads nothing is flushed or truncated but by calls; the program calls
-    /// [`Store::tend`] now and then instead. For simulations, which must repeat exactly.
+    /// [`Store::tend_flush`] and [`Store::tend_truncation`] now and then instead. For simulations, which must repeat exactly.
     #[doc(hidden)]
     pub fn background(&mut self, yes: bool) -> &mut Options {
         self.background = yes;

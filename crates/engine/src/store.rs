@@ -446,14 +446,23 @@ impl Store {
         Ok(self.shared.flush_all()?)
     }
 
-    /// Does once what the background threads do again and again; `force` says that the flush interval is over.
+    /// Does once what the flusher does again and again; `force` says that the flush interval is over.
     ///
     /// # Errors
     /// When the store has failed.
     #[doc(hidden)]
-    pub fn tend(&self, force: bool) -> Result<(), CommitError> {
+    pub fn tend_flush(&self, force: bool) -> Result<(), CommitError> {
         self.takes_changes()?;
-        self.shared.tend_flush(force)?;
+        Ok(self.shared.tend_flush(force)?)
+    }
+
+    /// Does once what the truncation thread does again and again.
+    ///
+    /// # Errors
+    /// When the store has failed.
+    #[doc(hidden)]
+    pub fn tend_truncation(&self) -> Result<(), CommitError> {
+        self.takes_changes()?;
         Ok(self.shared.truncate_as_needed()?)
     }
 

@@ -321,3 +321,62 @@ impl Log {
         self.forcing.sync(&*self.medium, action, offset)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use caliburn_os::medium::{Files, Media};
+    use std::os::fd::BorrowedFd;
+    use std::path::Path;
+    use std::sync::atomic::AtomicBool;
+
+    /// A medium whose first force fails, and which then pretends that nothing was amiss, as kernels do.
+    #[derive(Debug)]
+    struct Forgetful {
+        inner: Arc<dyn Medium>,
+        failed: AtomicBool,
+    }
+
+    // SAFETY: everything mapped is passed on from a file's medium.
+    unsafe impl Medium for Forgetful {
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+            self.inner.read_at(buffer, offset)
+        }
+        fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+            self.inner.write_at(bytes, offset)
+        }
+        fn sync(&self) -> io::Result<()> {
+            if self.failed.swap(true, std::sync::atomic::Ordering::SeqCst) {
+                Ok(())
+            } else {
+                Err(io::Error::other("lost"))
+            }
+        }
+        fn len(&self) -> io::Result<u64> {
+            self.inner.len()
+        }
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.inner.set_len(len)
+        }
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.inner.descriptor()
+        }
+        fn path(&self) -> &Path {
+            self.inner.path()
+        }
+    }
+
+    /// After a failed force the kernel has dropped what it could not write: that a later one succeeds says
+    /// nothing of those bytes.
+    #[test]
+    fn a_force_after_a_failed_one_fails_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = Files.create(&dir.path().join("f")).unwrap();
+        let medium = Forgetful { inner, failed: AtomicBool::new(false) };
+        let forcing = Forcing::default();
+        for _ in 0..3 {
+            let error = forcing.sync(&medium, "force", 0).unwrap_err().to_string();
+            assert!(error.contains("lost"), "{error}");
+        }
+    }
+}

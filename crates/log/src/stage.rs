@@ -482,7 +482,7 @@ impl Stage {
             // Nobody waits for anything in a lane, but for lanes entered before the bias was taken.
             while turn % 2 == 1 && lane.turn.load(Ordering::SeqCst) == turn {
                 spins += 1;
-                if spins > 200 { caliburn_os::sync::yield_now() } else { std::hint::spin_loop() }
+                if spins > 200 || SCHEDULED { caliburn_os::sync::yield_now() } else { std::hint::spin_loop() }
             }
         }
     }

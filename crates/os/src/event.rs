@@ -1,7 +1,7 @@
 //! Waiting for something to have happened: a counter that only grows, and the threads that wait for it.
 
-use crate::sync::SCHEDULED;
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
+use crate::sync::{SCHEDULED, yield_now};
 use rustix::thread::futex;
 use std::time::Duration;
 
@@ -28,7 +28,12 @@ impl Event {
     pub fn wait(&self, seen: u32, limit: Option<Duration>) {
         if SCHEDULED {
             // The scheduler chooses how long that takes.
-            while limit.is_none() && self.count() == seen {}
+            while self.count() == seen {
+                yield_now();
+                if limit.is_some() {
+                    break;
+                }
+            }
             return;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);

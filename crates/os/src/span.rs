@@ -6,7 +6,7 @@
 //! access by the machine: a race yields old or new bytes, word by word, and nothing worse. On
 //! architectures without an assembly body here, volatile byte accesses stand in.
 
-use crate::sync::{SCHEDULED, yield_now};
+use crate::sync::{SCHEDULED, choice};
 
 /// Longest copy done in 16-byte steps; beyond it the string instruction of the machine is faster.
 const STEPS_MAX: usize = 2048;
@@ -129,7 +129,7 @@ pub unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
     if SCHEDULED {
         // SAFETY: each piece lies within the caller's `len` bytes.
         (0..len).step_by(256).for_each(|at| unsafe {
-            yield_now();
+            choice();
             steps(source.add(at), target.add(at), (len - at).min(256));
         });
         return;

@@ -10,20 +10,35 @@ mod chosen {
 
     /// Whether a scheduler decides who goes on, and time means nothing.
     pub const SCHEDULED: bool = false;
+
+    /// Lets the scheduler choose who goes on.
+    #[inline(always)]
+    pub fn choice() {}
 }
 
 #[cfg(caliburn_shuttle)]
 mod chosen {
     pub use shuttle::sync::{Mutex, MutexGuard, RwLock};
-    pub use shuttle::thread::{sleep, yield_now};
+    pub use shuttle::thread::yield_now;
     pub use shuttle::thread_local;
 
     /// Whether a scheduler decides who goes on, and time means nothing.
     pub const SCHEDULED: bool = true;
 
+    /// Lets others go on.
+    pub fn sleep(_: std::time::Duration) {
+        yield_now();
+    }
+
+    static CHOICE: shuttle::sync::atomic::AtomicBool = shuttle::sync::atomic::AtomicBool::new(false);
+
+    /// Lets the scheduler choose who goes on. Unlike [`yield_now`], it says nothing of who should.
+    pub fn choice() {
+        CHOICE.load(std::sync::atomic::Ordering::SeqCst);
+    }
+
     /// Atomics of the standard library, in place also in mapped memory, with a choice before each access.
     pub mod atomic {
-        use super::yield_now;
         pub use std::sync::atomic::{Ordering, compiler_fence, fence};
 
         macro_rules! atomic {
@@ -44,12 +59,12 @@ mod chosen {
                     }
 
                     pub fn load(&self, order: Ordering) -> $value {
-                        yield_now();
+                        super::choice();
                         self.0.load(order)
                     }
 
                     pub fn store(&self, value: $value, order: Ordering) {
-                        yield_now();
+                        super::choice();
                         self.0.store(value, order)
                     }
 
@@ -60,12 +75,12 @@ mod chosen {
                         success: Ordering,
                         failure: Ordering,
                     ) -> Result<$value, $value> {
-                        yield_now();
+                        super::choice();
                         self.0.compare_exchange(current, new, success, failure)
                     }
 
                     $(pub fn $method(&self, value: $value, order: Ordering) -> $value {
-                        yield_now();
+                        super::choice();
                         self.0.$method(value, order)
                     })*
                 }
