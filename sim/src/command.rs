@@ -83,6 +83,7 @@ struct Totals {
     lives: AtomicU64,
     repeated: AtomicU64,
     workloads: AtomicU64,
+    stuck: AtomicU64,
     faults: AtomicU64,
     flips: AtomicU64,
     noticed: AtomicU64,
@@ -96,6 +97,7 @@ impl Totals {
         self.images.fetch_add(explorer.images, Ordering::Relaxed);
         self.lives.fetch_add(explorer.lives, Ordering::Relaxed);
         self.repeated.fetch_add(explorer.repeated, Ordering::Relaxed);
+        self.stuck.fetch_add(explorer.stuck, Ordering::Relaxed);
         self.workloads.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -106,6 +108,8 @@ impl Totals {
 }
 
 pub fn main() -> ExitCode {
+    // What goes wrong is reported with the script that led to it.
+    std::panic::set_hook(Box::new(|_| {}));
     let command = Command::parse();
     let totals = Totals::default();
     let start = Instant::now();
@@ -132,10 +136,11 @@ pub fn main() -> ExitCode {
     });
     let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
     println!(
-        "{} workloads, {} crash images recovered and compared, {} equal ones skipped, {} faults, {} flips ({} noticed), {:.0} s",
+        "{} workloads, {} crash images recovered and compared, {} equal ones skipped, {} stuck, {} faults, {} flips ({} noticed), {:.0} s",
         count(&totals.workloads),
         count(&totals.images),
         count(&totals.repeated),
+        count(&totals.stuck),
         count(&totals.faults),
         count(&totals.flips),
         count(&totals.noticed),
@@ -171,6 +176,15 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
     match command.kind {
         Kind::Exhaustive { transactions, later } => {
             let care = Care { losses: 1, first: 64, later, lives: 2 };
+            for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
+                let care = Care { losses: 8, later: 16, ..care };
+                let script = script.parse().expect("these scripts are right");
+                let mut explorer = totals.first.sharing();
+                if let Err(failure) = explorer.explore(&birth, &script, care, number as u64) {
+                    totals.fail("directed", &failure);
+                }
+                totals.add(&explorer);
+            }
             for count in 0..=transactions {
                 for (number, script) in script::workloads(count).enumerate() {
                     if stopped() {

@@ -64,6 +64,9 @@ struct Life {
     live: Content,
     undecided: VecDeque<Undecided>,
     number: u64,
+    /// Steps so far.
+    steps: u64,
+    hold: bool,
     truncate_percent: u8,
 }
 
@@ -188,6 +191,8 @@ impl Life {
             live: state.memory.clone(),
             undecided: undecided.collect(),
             truncate_percent: birth.truncate_percent,
+            steps: 0,
+            hold: false,
             number: found as u64 * 7919 + machine.operations(),
             history,
         };
@@ -204,17 +209,40 @@ impl Life {
 
     fn work(&mut self, script: &Script, close: bool) -> Step0 {
         for (i, step) in script.0.iter().enumerate() {
+            if !self.hold {
+                self.make_room()?;
+            }
             self.step(step)?;
             if let Some(at) = self.live.differs(bytes(self.region())) {
                 return wrong(format!("after step {i}, {step}, the memory is not as it was left, at {at}"));
             }
-            // Without threads nobody else makes room.
-            if i % 12 == 11 {
-                self.tend(false)?;
-            }
         }
         if close {
             self.close()?;
+        }
+        Ok(())
+    }
+
+    /// Without threads nobody else does, so nobody must have to wait for it.
+    fn make_room(&mut self) -> Step0 {
+        let free = |life: &Life| {
+            let query = life.store().query();
+            query.log_bytes - query.log_used
+        };
+        if free(self) < 44 << 10 {
+            self.store().tend_flush(false).map_err(failure)?;
+        }
+        if free(self) < 18 << 10 {
+            self.store().tend_truncation().map_err(failure)?;
+        }
+        if free(self) < 18 << 10 {
+            self.store().truncate().map_err(failure)?;
+            self.machine.mark(Mark::Forced(self.history.newest().0));
+        }
+        // Nor is the stage emptied.
+        self.steps += 1;
+        if self.steps % 5 == 0 {
+            self.store().tend_flush(false).map_err(failure)?;
         }
         Ok(())
     }
@@ -249,6 +277,7 @@ impl Life {
                 self.machine.mark(Mark::Grown(len));
                 self.region().grow(len as usize).map_err(failure)?;
             }
+            Step::Hold => self.hold = true,
             Step::Remap => self.remap()?,
             Step::Reopen if self.in_process() => {}
             Step::Reopen => {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   tx:restore:power:100+20,4090+12   a transaction that changes two ranges, and how it ends
-//!   flush truncate tend trim force         of the store
+//!   flush truncate tend trim force hold         of the store
 //!   grow remap reopen                 of the segment, the region, the store
 //!   resolve forget                    the oldest undecided transaction is committed, aborted
 //! ```
@@ -48,6 +48,8 @@ pub enum Step {
     Force,
     /// A round of the truncation thread alone.
     Trim,
+    /// From here on no room is made between steps.
+    Hold,
     /// The segment and its region grow by 64 KiB.
     Grow,
     /// The region is unmapped and mapped again.
@@ -72,11 +74,12 @@ const ENDS: [(&str, End); 5] = [
     ("prepare", End::Prepare),
 ];
 
-const WORDS: [(&str, Step); 10] = [
+const WORDS: [(&str, Step); 11] = [
     ("flush", Step::Flush),
     ("truncate", Step::Truncate),
     ("tend", Step::Tend),
     ("trim", Step::Trim),
+    ("hold", Step::Hold),
     ("force", Step::Force),
     ("grow", Step::Grow),
     ("remap", Step::Remap),
@@ -169,6 +172,19 @@ pub const ALPHABET: [fn(usize) -> Vec<Step>; 14] = [
     |i| vec![tx(true, End::Lazy, &[(200, 4100 + 8 * i)])],
 ];
 
+/// Workloads that lead to places where others seldom come.
+pub const DIRECTED: [&str; 2] = [
+    // The ring wraps over what was truncated a moment ago, before anything is forced again.
+    "tx:restore:power:0+9000 tx:restore:power:9000+9000 tx:restore:power:18000+9000 tx:restore:power:27000+9000 \
+     tx:restore:power:36000+9000 hold truncate tx:restore:lazy:100+9000 tx:restore:lazy:9100+9000 \
+     tx:restore:lazy:18100+9000 tx:restore:lazy:100+8",
+    // What the stage holds does not fit the log: recovery has to make room.
+    "tx:restore:power:0+9000 tx:restore:power:9000+9000 tx:restore:power:18000+9000 tx:restore:power:27000+9000 \
+     tx:restore:power:36000+9000 hold tx:restore:lazy:100+3900 tx:restore:lazy:2000+3900 \
+     tx:restore:lazy:3000+3900 tx:restore:lazy:100+3900 tx:restore:lazy:900+3900 tx:restore:lazy:7000+3900 \
+     tx:restore:lazy:200+3900 tx:restore:lazy:100+8",
+];
+
 fn tx(restore: bool, end: End, ranges: &[(usize, usize)]) -> Step {
     Step::Transaction { restore, end, ranges: ranges.to_vec() }
 }
@@ -192,6 +208,8 @@ pub fn random(seed: u64, steps: usize) -> Script {
     // Some keep to a few pages, some roam.
     let span = *random.pick(&[600, 5_000, 30_000, 59_000]);
     let lazy = 1 + random.below(6);
+    // Some fill the log again and again.
+    let large = random.chance(1, 4);
     let mut prepared = 0;
     let steps = (0..steps).map(|_| match random.below(40) {
         0 => Step::Flush,
@@ -209,6 +227,11 @@ pub fn random(seed: u64, steps: usize) -> Script {
             tx(true, End::Prepare, &[(60_000 + prepared % 60 * 64, 1 + random.below(60) as usize)])
         }
         13 => tx(true, End::Lazy, &[(random.below(20_000) as usize, 4100 + random.below(3000) as usize)]),
+        kind if large && kind.is_multiple_of(2) => {
+            let end = if random.chance(lazy, 7) { End::Lazy } else { End::Power };
+            let len = 1000 + random.below(9000) as usize;
+            tx(true, end, &[(random.below(50_000) as usize, len)])
+        }
         kind => {
             let ranges = 1 + if random.chance(1, 20) { random.below(40) } else { random.below(5) };
             let range = |_| {

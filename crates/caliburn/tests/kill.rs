@@ -1,6 +1,7 @@
-//! Real processes, really killed: two threads commit in both classes while truncation runs all the time,
-//! and SIGKILL comes at any moment, recovery included. Everything acknowledged must be there, and each
-//! thread's memory must be that of one of its commits.
+//! Real processes, really killed: two threads commit in both classes, a third does nothing but abort, the
+//! segment grows and truncation runs all the time, and SIGKILL comes at any moment, recovery included.
+//! Sometimes the process was stopped before. Everything acknowledged must be there, and each thread's
+//! memory must be that of one of its commits. On the temporary directory, in memory, and on XFS.
 
 mod support;
 
@@ -22,7 +23,8 @@ fn options() -> Options {
 }
 
 fn region(store: &Store) -> Region {
-    store.segment_or_create("data", (THREADS * PART) as u64).unwrap().map_all().unwrap()
+    // Behind the threads' parts, what is always aborted.
+    store.segment_or_create("data", (THREADS * PART + 65536) as u64).unwrap().map_all().unwrap()
 }
 
 fn mix(mut z: u64) -> u64 {
@@ -57,6 +59,21 @@ fn child() {
     let memory = region(&store);
     let (store, memory) = (&store, &memory);
     std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for round in 0u64.. {
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                for i in 0..1 + round % 40 {
+                    tx.store(memory, THREADS * PART + (mix(round + i) % 4000) as usize * 8, &u64::MAX)
+                        .unwrap();
+                }
+                tx.abort();
+                if round.is_multiple_of(300) && memory.len() < 8 << 20 {
+                    let segment = store.segment("data").unwrap();
+                    segment.grow(segment.len() + 65536).unwrap();
+                    memory.grow(segment.len() as usize).unwrap();
+                }
+            }
+        });
         for thread in 0..THREADS {
             scope.spawn(move || {
                 for number in memory.load::<u64>(offset(thread, 0)) + 1.. {
@@ -98,7 +115,46 @@ fn expected(thread: usize, last: u64) -> Vec<u64> {
 #[test]
 fn killed_at_any_moment_nothing_acknowledged_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("s");
+    kill_again_and_again(dir.path(), 1);
+}
+
+#[test]
+fn the_same_in_memory() {
+    let Some(mount) = support::mount("64m") else { return };
+    kill_again_and_again(&mount.path, 2);
+}
+
+#[test]
+fn the_same_on_xfs() {
+    let Some(mount) = support::mount_loop("xfs", 320) else { return };
+    kill_again_and_again(&mount.path, 3);
+}
+
+#[test]
+fn the_same_on_ext4_that_is_full() {
+    let Some(mount) = support::mount_loop("ext4", 64) else { return };
+    drop(options().open(mount.path.join("s")).unwrap());
+    drop(region(&options().open(mount.path.join("s")).unwrap()));
+    let full = std::fs::File::create(mount.path.join("full")).unwrap();
+    let block = [1; 65536];
+    // All but what the copies take that are looked at.
+    while free_bytes(&mount.path) > 24 << 20 {
+        (&full).write_all(&block).unwrap();
+    }
+    kill_again_and_again(&mount.path, 4);
+}
+
+fn free_bytes(path: &Path) -> u64 {
+    let text = support::run("df", &["--output=avail", "-B1", path.to_str().unwrap()]);
+    text.lines().last().unwrap().trim().parse().unwrap()
+}
+
+fn signal(child: &std::process::Child, name: &str) {
+    support::run("kill", &[name, &child.id().to_string()]);
+}
+
+fn kill_again_and_again(dir: &Path, seed: u64) {
+    let path = dir.join("s");
     let store = options().open(&path).unwrap();
     drop(region(&store));
     store.close().unwrap();
@@ -113,7 +169,7 @@ fn killed_at_any_moment_nothing_acknowledged_is_lost() {
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         // A third die within their first milliseconds, while they recover.
-        let random = mix(kill * 31 + 7);
+        let random = mix(kill * 31 + seed);
         let life = if random.is_multiple_of(3) { random / 3 % 9_000 } else { random / 3 % 90_000 };
         let reader = std::thread::spawn(move || {
             let mut last = [0u64; THREADS];
@@ -129,6 +185,14 @@ fn killed_at_any_moment_nothing_acknowledged_is_lost() {
             last
         });
         std::thread::sleep(Duration::from_micros(life));
+        if random.is_multiple_of(8) {
+            signal(&child, "-STOP");
+            std::thread::sleep(Duration::from_millis(3));
+            if random.is_multiple_of(16) {
+                signal(&child, "-CONT");
+                std::thread::sleep(Duration::from_micros(life / 8));
+            }
+        }
         child.kill().unwrap();
         let status = child.wait().unwrap();
         assert!(!status.success() && status.code().is_none(), "the child died by itself: {status}");
@@ -137,7 +201,7 @@ fn killed_at_any_moment_nothing_acknowledged_is_lost() {
         }
         // Looked at on a copy, so that the next child has to recover too.
         if kill % 4 == 0 {
-            let copy = dir.path().join("copy");
+            let copy = dir.join("copy");
             support::copy_store(&path, &copy);
             verify(&copy, &acknowledged, kill);
             std::fs::remove_dir_all(&copy).unwrap();

@@ -21,6 +21,7 @@ use crate::slot::Held;
 use crate::store::{Shared, gate};
 use crate::transaction::Transaction;
 use caliburn_log::format::Lsn;
+use caliburn_log::log::MediaError;
 use caliburn_log::merge::Merger;
 use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
 use caliburn_log::stage::{CHUNKS, Staged};
@@ -252,6 +253,10 @@ impl Shared {
                 break;
             }
             self.failure()?;
+            if !self.background && !SCHEDULED {
+                let error = std::io::Error::other("the log is full and nobody makes room");
+                return Err(self.fail(MediaError::new("append to", &**live.log.medium(), 0, error)));
+            }
             self.wake_truncation();
             self.space.wait(seen, Some(Duration::from_millis(100)));
         }

@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     pub slots: Slots,
     pub reserve: Reserve,
     pub flush: Flush,
+    /// Whether there are threads that flush and truncate.
+    pub background: bool,
     /// Signalled when the log's head moved.
     pub space: Event,
     pub truncation: Truncation,
@@ -126,6 +128,7 @@ impl Shared {
             slots: Slots::default(),
             reserve: Reserve::default(),
             flush: Flush::default(),
+            background: options.background,
             space: Event::default(),
             truncation: Truncation::default(),
             mapping: Mutex::default(),

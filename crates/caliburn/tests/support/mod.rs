@@ -75,6 +75,27 @@ pub fn mount(size: &str) -> Option<Mount> {
     Some(Mount { path, _dir: dir })
 }
 
+/// A file system of a kind on a loop device, unmounted at the end. Needs root, loop devices and the kind's
+/// `mkfs`; without them says so and returns none.
+pub fn mount_loop(kind: &str, megabytes: u64) -> Option<Mount> {
+    let mkfs = format!("mkfs.{kind}");
+    if !root() || Command::new(&mkfs).arg("-V").output().is_err() {
+        eprintln!("not run: a file system on a loop device needs root and {mkfs}");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, path) = (dir.path().join("image"), dir.path().join("mounted"));
+    std::fs::create_dir(&path).unwrap();
+    std::fs::File::create(&image).unwrap().set_len(megabytes << 20).unwrap();
+    run(&mkfs, &["-q", image.to_str().unwrap()]);
+    let arguments = ["-o", "loop", image.to_str().unwrap(), path.to_str().unwrap()];
+    if !Command::new("mount").args(arguments).status().unwrap().success() {
+        eprintln!("not run: this kernel mounts no {kind} on a loop device");
+        return None;
+    }
+    Some(Mount { path, _dir: dir })
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.path).status();
