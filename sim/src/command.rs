@@ -177,7 +177,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
         Kind::Exhaustive { transactions, later } => {
             let care = Care { losses: 1, first: 64, later, lives: 2 };
             for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
-                let care = Care { losses: 8, later: 16, ..care };
+                let care = Care { losses: 8, first: 20, later: 14, lives: 3 };
                 let script = script.parse().expect("these scripts are right");
                 let mut explorer = totals.first.sharing();
                 if let Err(failure) = explorer.explore(&birth, &script, care, number as u64) {

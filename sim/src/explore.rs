@@ -308,7 +308,7 @@ fn hows(act: &Act, care: Care, depth: usize, random: &mut Random) -> Vec<How> {
         hows.extend((0..care.losses).map(|_| How::Power(Loss::Some(random.bits()))));
     }
     if depth > 0 {
-        return vec![*random.pick(&hows)];
+        return vec![if random.chance(1, 2) { How::Killed } else { *random.pick(&hows) }];
     }
     hows
 }

@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask test` runs everything that CI runs.
 
+mod fuzz;
 mod sim;
 mod tidy;
 
@@ -14,6 +15,7 @@ usage: cargo xtask TASK
   torture --images N --seed S   long random workloads on simulated machines, crashed everywhere
   simulate ...   any command of the simulator; --help lists them
   mutants [NAME]   plants each bug of docs/testing.md, which must be caught
+  fuzz SECONDS     coverage-guided fuzzing of the log's reader and of whole stores
   kills N   the kill test with N kills, and N power cuts, in a release build";
 
 fn main() -> ExitCode {
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         ["simulate", ref rest @ ..] => sim::run(rest),
         ["mutants"] => sim::mutants(None),
         ["mutants", name] => sim::mutants(Some(name)),
+        ["fuzz", seconds] => fuzz::run(seconds),
         ["kills", n] => kills(n),
         _ => {
             eprintln!("{HELP}");

@@ -1,0 +1,212 @@
+//! Every allocation and every system call on a store's files fails, once each, one at a time, in a process
+//! that opens the store, commits, truncates and closes. Each call gives an error or a success; the library
+//! does not panic; and the store has what was acknowledged, whatever failed.
+//!
+//! Failing an allocation ends a Rust program: that is the death of the process, which the store survives.
+//! System calls are failed by `strace`.
+
+mod support;
+
+use caliburn::{Class, Mode, Store};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicI64, Ordering};
+use support::{clean, options};
+
+/// Allocations until one fails; negative: none does.
+static COUNTDOWN: AtomicI64 = AtomicI64::new(-1);
+
+struct Failing;
+
+// SAFETY: everything is passed on to the system's allocator, or refused.
+unsafe impl GlobalAlloc for Failing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTDOWN.load(Ordering::Relaxed) >= 0 && COUNTDOWN.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: passed on from the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: passed on from the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Failing = Failing;
+
+fn say(what: &str, value: u64) {
+    let text = format!("{what} {value}\n");
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// Opens, commits, grows, prepares, truncates, closes. Says what was acknowledged.
+fn use_store(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let store = options().open(path)?;
+    let segment = store.segment("data")?;
+    let region = segment.map_all()?;
+    for (value, class) in [(2u64, Class::Process), (3, Class::Power)] {
+        let mut tx = store.begin(Mode::Restore)?;
+        tx.store(&region, 0, &value)?;
+        tx.store(&region, 8192, &value)?;
+        say("begun", value);
+        tx.commit(class)?;
+        say("committed", value);
+    }
+    segment.grow(segment.len() + 65536)?;
+    region.grow(segment.len() as usize)?;
+    let mut tx = store.begin(Mode::Restore)?;
+    tx.store(&region, 16, &9u64)?;
+    tx.prepare(b"id")?;
+    store.abort_prepared(b"id")?;
+    store.truncate()?;
+    region.unmap()?;
+    store.close()?;
+    say("closed", 0);
+    Ok(())
+}
+
+/// Run in the child.
+#[test]
+fn child() {
+    let Some(path) = std::env::var_os("CALIBURN_CALLS_STORE") else { return };
+    if let Some(number) = std::env::var("CALIBURN_CALLS_ALLOCATION").ok().and_then(|n| n.parse().ok()) {
+        COUNTDOWN.store(number, Ordering::Relaxed);
+    }
+    let done = use_store(Path::new(&path));
+    if COUNTDOWN.swap(-1, Ordering::Relaxed) >= 0 {
+        say("untouched", 0);
+    }
+    if let Err(error) = done {
+        eprintln!("error: {error}");
+    }
+}
+
+fn nursery(dir: &Path) {
+    let store = options().open(dir).unwrap();
+    let region = support::region(&store);
+    for offset in [0, 8192] {
+        support::put(&store, &region, offset, 1, Class::Power);
+    }
+    drop(region);
+    store.close().unwrap();
+    // Something to recover.
+    let store = options().open(dir).unwrap();
+    let region = support::region(&store);
+    let copy = dir.with_extension("crashed");
+    support::put(&store, &region, 24, 7, Class::Process);
+    support::copy_store(dir, &copy);
+    drop((region, store));
+    std::fs::remove_dir_all(dir).unwrap();
+    std::fs::rename(&copy, dir).unwrap();
+}
+
+/// What a number of the child's lines says, the newest.
+fn said(output: &Output, what: &str) -> Option<u64> {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lines = text.lines().filter_map(|line| line.rsplit_once(&format!("{what} "))?.1.trim().parse().ok());
+    lines.last()
+}
+
+fn judge(path: &Path, output: &Output, what: &str) {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!errors.contains("panicked at crates/engine") && !errors.contains("panicked at crates/log"), "{what}: {errors}");
+    assert!(!errors.contains("panicked at crates/os"), "{what}: {errors}");
+    clean(path);
+    let store = options().open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let region = support::region(&store);
+    let (first, second): (u64, u64) = (region.load(0), region.load(8192));
+    let (low, high) = (said(output, "committed").unwrap_or(1), said(output, "begun").unwrap_or(1));
+    assert_eq!(first, second, "{what}: half done");
+    assert!((low..=high).contains(&first), "{what}: {first} is there, {low} was acknowledged: {errors}");
+    assert_eq!((region.load::<u64>(16), region.load::<u64>(24)), (0, 7), "{what}");
+    drop(region);
+    store.close().unwrap();
+}
+
+fn fresh(dir: &Path) -> std::path::PathBuf {
+    let path = dir.join("s");
+    std::fs::remove_dir_all(&path).ok();
+    support::copy_store(&dir.join("nursery"), &path);
+    path
+}
+
+#[test]
+fn every_allocation_may_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    nursery(&dir.path().join("nursery"));
+    let mut failed = 0;
+    for number in 0.. {
+        let path = fresh(dir.path());
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture"])
+            .env("CALIBURN_CALLS_STORE", &path)
+            .env("CALIBURN_CALLS_ALLOCATION", number.to_string())
+            .env("RUST_BACKTRACE", "0")
+            .output()
+            .unwrap();
+        judge(&path, &output, &format!("allocation {number}"));
+        if said(&output, "untouched").is_some() {
+            break;
+        }
+        failed += 1;
+    }
+    assert!(failed > 100, "only {failed} allocations were failed");
+    println!("{failed} allocations failed once each");
+}
+
+#[test]
+fn every_system_call_on_the_stores_files_may_fail() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        eprintln!("not run: strace is not installed");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    nursery(&dir.path().join("nursery"));
+    let files = ["", "log", "stage", "catalog", "catalog.new", "lock", "data.segment", "data.sums"];
+    let calls = [
+        ("openat", "EMFILE"), ("read", "EIO"), ("pread64", "EIO"), ("pwrite64", "EIO"), ("pwrite64", "ENOSPC"),
+        ("fdatasync", "EIO"), ("fsync", "EIO"), ("fallocate", "ENOSPC"), ("fallocate", "EOPNOTSUPP"),
+        ("ftruncate", "EIO"), ("mmap", "ENOMEM"), ("flock", "ENOLCK"), ("rename", "EIO"), ("statx", "EIO"),
+        ("fstat", "EIO"), ("lseek", "EIO"), ("close", "EIO"), ("clone3", "EAGAIN"), ("madvise", "EAGAIN"),
+        ("mprotect", "ENOMEM"), ("getrandom", "EINTR"),
+    ];
+    let mut failed = 0;
+    for (call, error) in calls {
+        for when in 1..400 {
+            let path = fresh(dir.path());
+            let mut strace = Command::new("strace");
+            strace.args(["-f", "-qq", "-e", &format!("trace={call}")]);
+            strace.args(["-e", &format!("inject={call}:error={error}:when={when}")]);
+            // Calls that name no file of the store are failed wherever they are.
+            if !["clone3", "madvise", "mprotect", "getrandom"].contains(&call) {
+                for file in files {
+                    strace.arg("-P").arg(path.join(file));
+                }
+            }
+            strace.arg(std::env::current_exe().unwrap()).args(["--exact", "child", "--nocapture"]);
+            strace.env("CALIBURN_CALLS_STORE", &path).env("RUST_BACKTRACE", "0");
+            let output = strace.output().unwrap();
+            let injected = String::from_utf8_lossy(&output.stderr).contains("(INJECTED)");
+            judge(&path, &output, &format!("{call} number {when} with {error}"));
+            if !injected {
+                break;
+            }
+            failed += 1;
+        }
+    }
+    assert!(failed > 60, "only {failed} system calls were failed");
+    println!("{failed} system calls failed once each");
+}
+
+#[test]
+fn a_store_is_used_as_described() {
+    let dir = tempfile::tempdir().unwrap();
+    nursery(&dir.path().join("nursery"));
+    use_store(&fresh(dir.path())).unwrap();
+    drop(Store::open(dir.path().join("s")).unwrap());
+}
