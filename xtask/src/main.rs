@@ -3,6 +3,7 @@
 mod fuzz;
 mod sim;
 mod tidy;
+mod vm;
 
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -16,6 +17,7 @@ usage: cargo xtask TASK
   simulate ...   any command of the simulator; --help lists them
   mutants [NAME]   plants each bug of docs/testing.md, which must be caught
   fuzz SECONDS     coverage-guided fuzzing of the log's reader and of whole stores
+  vm N             panics, resets and power cuts of virtual machines, N each
   kills N   the kill test with N kills, and N power cuts, in a release build";
 
 fn main() -> ExitCode {
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         ["mutants"] => sim::mutants(None),
         ["mutants", name] => sim::mutants(Some(name)),
         ["fuzz", seconds] => fuzz::run(seconds),
+        ["vm", rounds] => vm::run(rounds),
         ["kills", n] => kills(n),
         _ => {
             eprintln!("{HELP}");

@@ -114,7 +114,10 @@ fn said(output: &Output, what: &str) -> Option<u64> {
 
 fn judge(path: &Path, output: &Output, what: &str) {
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!errors.contains("panicked at crates/engine") && !errors.contains("panicked at crates/log"), "{what}: {errors}");
+    assert!(
+        !errors.contains("panicked at crates/engine") && !errors.contains("panicked at crates/log"),
+        "{what}: {errors}"
+    );
     assert!(!errors.contains("panicked at crates/os"), "{what}: {errors}");
     clean(path);
     let store = options().open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -169,11 +172,27 @@ fn every_system_call_on_the_stores_files_may_fail() {
     nursery(&dir.path().join("nursery"));
     let files = ["", "log", "stage", "catalog", "catalog.new", "lock", "data.segment", "data.sums"];
     let calls = [
-        ("openat", "EMFILE"), ("read", "EIO"), ("pread64", "EIO"), ("pwrite64", "EIO"), ("pwrite64", "ENOSPC"),
-        ("fdatasync", "EIO"), ("fsync", "EIO"), ("fallocate", "ENOSPC"), ("fallocate", "EOPNOTSUPP"),
-        ("ftruncate", "EIO"), ("mmap", "ENOMEM"), ("flock", "ENOLCK"), ("rename", "EIO"), ("statx", "EIO"),
-        ("fstat", "EIO"), ("lseek", "EIO"), ("close", "EIO"), ("clone3", "EAGAIN"), ("madvise", "EAGAIN"),
-        ("mprotect", "ENOMEM"), ("getrandom", "EINTR"),
+        ("openat", "EMFILE"),
+        ("read", "EIO"),
+        ("pread64", "EIO"),
+        ("pwrite64", "EIO"),
+        ("pwrite64", "ENOSPC"),
+        ("fdatasync", "EIO"),
+        ("fsync", "EIO"),
+        ("fallocate", "ENOSPC"),
+        ("fallocate", "EOPNOTSUPP"),
+        ("ftruncate", "EIO"),
+        ("mmap", "ENOMEM"),
+        ("flock", "ENOLCK"),
+        ("rename", "EIO"),
+        ("statx", "EIO"),
+        ("fstat", "EIO"),
+        ("lseek", "EIO"),
+        ("close", "EIO"),
+        ("clone3", "EAGAIN"),
+        ("madvise", "EAGAIN"),
+        ("mprotect", "ENOMEM"),
+        ("getrandom", "EINTR"),
     ];
     let mut failed = 0;
     for (call, error) in calls {

@@ -1,0 +1,88 @@
+//! What runs inside a virtual machine that is about to crash (`cargo xtask vm`): verifies what the last crash
+//! left, then commits in two threads and says on its console what was acknowledged.
+//!
+//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `CRASH` is a letter for the kernel's
+//! sysrq trigger, or `-`.
+
+use caliburn::{Class, Mode, Region, Store};
+use std::io::Write;
+use std::time::Duration;
+
+const THREADS: usize = 2;
+const CELLS: u64 = 500;
+const PART: usize = CELLS as usize * 64;
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
+/// The cells that commit `number` of a thread sets to `number`; cell 0 always.
+fn cells(thread: usize, number: u64) -> impl Iterator<Item = usize> {
+    let random = mix(number * 2 + thread as u64);
+    std::iter::once(0).chain((0..random % 12).map(move |i| 1 + (mix(random + i) % (CELLS - 1)) as usize))
+}
+
+fn verify(region: &Region, acknowledged: [u64; THREADS]) {
+    for (thread, acknowledged) in acknowledged.into_iter().enumerate() {
+        let last: u64 = region.load(thread * PART);
+        assert!(last >= acknowledged, "thread {thread}: {acknowledged} was acknowledged and {last} is there");
+        let mut expected = vec![0; CELLS as usize];
+        for number in 1..=last {
+            cells(thread, number).for_each(|cell| expected[cell] = number);
+        }
+        for (cell, value) in expected.into_iter().enumerate() {
+            let there: u64 = region.load(thread * PART + cell * 64);
+            assert_eq!(there, value, "thread {thread}, cell {cell}, commit {last}");
+        }
+    }
+}
+
+fn say(text: String) {
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, store, log, crash, after, a, b] = &arguments[..] else { panic!("see the source") };
+    let number = |text: &str| text.parse::<u64>().expect("a number");
+    let path = std::path::Path::new(store);
+    if path.join("catalog").exists() {
+        let report = caliburn::check(path).expect("the store can be looked at");
+        assert!(report.is_clean(), "{:?}", report.problems);
+    }
+    let mut options = Store::options();
+    options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
+    if log != "-" {
+        options.log_path(log);
+    }
+    let store = &options.open(path).expect("the store opens");
+    let segment = store.segment_or_create("data", (THREADS * PART) as u64).expect("a segment");
+    let region = &segment.map_all().expect("a region");
+    verify(region, [number(a), number(b)]);
+    say(format!("guest: verified {} {}\n", region.load::<u64>(0), region.load::<u64>(PART)));
+    std::thread::scope(|scope| {
+        if crash != "-" {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(number(after)));
+                let _ = std::fs::write("/proc/sysrq-trigger", crash);
+            });
+        }
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for number in region.load::<u64>(thread * PART) + 1.. {
+                    let mut tx = store.begin(Mode::Restore).expect("begun");
+                    for cell in cells(thread, number) {
+                        tx.store(region, thread * PART + cell * 64, &number).expect("declared");
+                    }
+                    let class = if mix(number).is_multiple_of(3) { Class::Power } else { Class::Process };
+                    tx.commit(class).expect("committed");
+                    if class == Class::Power {
+                        say(format!("ack {thread} {number}\n"));
+                    }
+                }
+            });
+        }
+    });
+}
