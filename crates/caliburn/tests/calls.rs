@@ -108,8 +108,9 @@ fn nursery(dir: &Path) {
 /// What a number of the child's lines says, the newest.
 fn said(output: &Output, what: &str) -> Option<u64> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let lines = text.lines().filter_map(|line| line.rsplit_once(&format!("{what} "))?.1.trim().parse().ok());
-    lines.last()
+    let mut lines =
+        text.lines().filter_map(|line| line.rsplit_once(&format!("{what} "))?.1.trim().parse().ok());
+    lines.next_back()
 }
 
 fn judge(path: &Path, output: &Output, what: &str) {
