@@ -209,7 +209,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
                 let steps = 20 + Random::new(seed).below(150) as usize;
                 let script = script::random(seed, steps);
                 let mut birth = birth.clone();
-                birth.short = number % 3 == 0;
+                birth.short = number.is_multiple_of(3);
                 birth.truncate_percent = [50, 1, 10, 90][number as usize / 3 % 4];
                 let care = Care { losses: 1, first: 3, later: 1, lives: 3 };
                 let mut explorer = totals.first.sharing();

@@ -3,14 +3,14 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`media`] | the machine behind the engine's seam, and the faults it may commit |
-//! | [`disk`], [`content`] | what it keeps, and what a crash leaves of it |
-//! | [`model`] | what a store must hold |
-//! | [`script`] | workloads as text |
-//! | [`life`] | a store opened, compared, put through a script |
-//! | [`creation`], [`damage`] | crashes while a store is made; flipped bits |
+//! | `media` | the machine behind the engine's seam, and the faults it may commit |
+//! | `disk`, `content` | what it keeps, and what a crash leaves of it |
+//! | `model` | what a store must hold |
+//! | `script` | workloads as text |
+//! | `life` | a store opened, compared, put through a script |
+//! | `creation`, `damage` | crashes while a store is made; flipped bits |
 //! | `threads` | several threads under a deterministic scheduler |
-//! | [`explore`] | every crash of a life, and of the lives after it |
+//! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
 pub mod content;

@@ -241,7 +241,7 @@ impl Life {
         }
         // Nor is the stage emptied.
         self.steps += 1;
-        if self.steps % 5 == 0 {
+        if self.steps.is_multiple_of(5) {
             self.store().tend_flush(false).map_err(failure)?;
         }
         Ok(())

@@ -62,7 +62,7 @@ fn found(disk: Disk, boot: u8, time: u64) -> Result<Newest, String> {
             return Err(format!("{:?}", report.problems));
         }
         let store = options.open(STORE).map_err(|e| e.to_string())?;
-        let region = store.segment("data").and_then(|s| Ok(s.map_all())).map_err(|e| e.to_string())?;
+        let region = store.segment("data").map(|s| s.map_all()).map_err(|e| e.to_string())?;
         let region = region.map_err(|e| e.to_string())?;
         let mut newest = [0; THREADS];
         for (thread, newest) in newest.iter_mut().enumerate() {
@@ -79,7 +79,8 @@ fn found(disk: Disk, boot: u8, time: u64) -> Result<Newest, String> {
 }
 
 fn schedule(nursery: &Disk, seed: u64, cuts: &AtomicU64) {
-    let machine: Arc<Machine<Said>> = Machine::new(nursery.clone(), [2; 16], 1 << 41, seed % 3 == 0, None);
+    let machine: Arc<Machine<Said>> =
+        Machine::new(nursery.clone(), [2; 16], 1 << 41, seed.is_multiple_of(3), None);
     let seen = machine.run(|| {
         let store = options(&machine, 1 + (seed % 40) as u8).open(STORE).expect("sound");
         let region = store.segment("data").expect("made").map_all().expect("sound");

@@ -3,7 +3,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`format`] | every byte that reaches a medium: structures, offsets, magics, checksums |
+//! | [`mod@format`] | every byte that reaches a medium: structures, offsets, magics, checksums |
 //! | [`record`] | one log record: encoded, decoded, read in either direction |
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
 //! | [`image`] | the live part of a log, read back and verified |

@@ -488,7 +488,7 @@ impl Stage {
     }
 
     /// Commits one record of `len` body bytes, which `fill` must write in full. Returns the stamp, and
-    /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::wait_free`]).
+    /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]).
     #[inline]
     pub fn append(&self, thread: Ordinal, len: usize, fill: impl FnOnce(&mut Body)) -> Option<(u64, bool)> {
         debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
