@@ -1,7 +1,7 @@
 //! `exhaustive`, `torture`, `faults`, `replay`.
 
 use caliburn_sim::explore::{self, Care, Explorer, Failure};
-use caliburn_sim::life::nursery;
+use caliburn_sim::life::{Birth, nursery};
 use caliburn_sim::random::Random;
 use caliburn_sim::script;
 use caliburn_sim::{creation, damage};
@@ -114,7 +114,7 @@ pub fn main() -> ExitCode {
     let totals = Totals::default();
     let start = Instant::now();
     if let Kind::Replay { path } = &command.kind {
-        return match explore::replay(&nursery(), path) {
+        return match explore::replay(&nursery(), path, true) {
             Ok(()) => {
                 println!("nothing is wrong");
                 ExitCode::SUCCESS
@@ -175,30 +175,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
     let stopped = || totals.stop.load(Ordering::Relaxed);
     match command.kind {
         Kind::Exhaustive { transactions, later } => {
-            let care = Care { losses: 1, first: 64, later, lives: 2 };
-            for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
-                let care = Care { losses: 8, first: 20, later: 14, lives: 3 };
-                let script = script.parse().expect("these scripts are right");
-                let mut explorer = totals.first.sharing();
-                if let Err(failure) = explorer.explore(&birth, &script, care, number as u64) {
-                    totals.fail("directed", &failure);
-                }
-                totals.add(&explorer);
-            }
-            for count in 0..=transactions {
-                for (number, script) in script::workloads(count).enumerate() {
-                    if stopped() {
-                        return;
-                    }
-                    if mine(number as u64) {
-                        let mut explorer = totals.first.sharing();
-                        if let Err(failure) = explorer.explore(&birth, &script, care, number as u64) {
-                            totals.fail("exhaustive", &failure);
-                        }
-                        totals.add(&explorer);
-                    }
-                }
-            }
+            exhaustive(&birth, transactions, later, (thread, command.threads), totals);
         }
         Kind::Torture { images, seed } => {
             for number in (0..).filter(|n| mine(*n)) {
@@ -255,5 +232,40 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             }
         }
         Kind::Replay { .. } | Kind::Threads { .. } => {}
+    }
+}
+
+/// Every small workload, and those that lead to places of interest; this thread's `part` of them.
+fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), totals: &Totals) {
+    let mine = |number: u64| number % part.1 == part.0;
+    let stopped = || totals.stop.load(Ordering::Relaxed);
+    let care = Care { losses: 1, first: 64, later, lives: 2 };
+    for path in explore::FOUND.iter().filter(|_| part.0 == 0) {
+        if let Err(why) = explore::replay(birth, path, false) {
+            totals.fail("found before", &Failure { path: (*path).into(), why });
+        }
+    }
+    for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
+        let care = Care { losses: 8, first: 20, later: 14, lives: 3 };
+        let script = script.parse().expect("these scripts are right");
+        let mut explorer = totals.first.sharing();
+        if let Err(failure) = explorer.explore(birth, &script, care, number as u64) {
+            totals.fail("directed", &failure);
+        }
+        totals.add(&explorer);
+    }
+    for count in 0..=transactions {
+        for (number, script) in script::workloads(count).enumerate() {
+            if stopped() {
+                return;
+            }
+            if mine(number as u64) {
+                let mut explorer = totals.first.sharing();
+                if let Err(failure) = explorer.explore(birth, &script, care, number as u64) {
+                    totals.fail("exhaustive", &failure);
+                }
+                totals.add(&explorer);
+            }
+        }
     }
 }

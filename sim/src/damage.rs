@@ -19,14 +19,21 @@ pub struct Flips {
 
 /// Lives a script, and flips single bits of what crashes leave of it.
 pub fn flips(birth: &Birth, script: &Script, count: u64, random: &mut Random) -> Result<Flips, Failure> {
+    // While truncation is half done, a damaged log may leave a mixture that nothing can tell from a torn tail.
+    let keeps_log =
+        |step: &&Step| matches!(step, Step::Transaction { .. } | Step::Flush | Step::Resolve | Step::Forget);
+    let script = &Script(script.0.iter().filter(keeps_log).take(14).cloned().collect());
     let fail = |why: String| Failure { path: script.to_string(), why };
-    let (journal, end) = begin(birth, script, true, None).map_err(fail)?;
-    let mut flips = Flips::default();
     // A store with undecided transactions keeps a log.
     let closes = !script.0.iter().any(|step| matches!(step, Step::Transaction { end: End::Prepare, .. }));
+    let mut flips = Flips::default();
+    let closed = closes && random.chance(1, 3);
+    let (journal, end) = match begin(birth, script, closed, None) {
+        Err(why) if why.contains("nobody makes room") => return Ok(flips),
+        begun => begun.map_err(fail)?,
+    };
     for _ in 0..count {
         let after = 1 + random.below(journal.len() as u64) as usize;
-        let closed = closes && random.chance(1, 3);
         let cut = Cut {
             after: if closed { journal.len() } else { after },
             how: *random.pick(&[How::Killed, How::Power(Loss::All), How::Power(Loss::Some(7))]),
@@ -38,9 +45,11 @@ pub fn flips(birth: &Birth, script: &Script, count: u64, random: &mut Random) ->
         let name = *random.pick(names);
         let Some(file) = child.disk.lookup(&Path::new(STORE).join(name)) else { continue };
         let len = child.disk.content(file).len();
+        // The stage is memory: what is staged has no checksum, its header has.
+        let len = if name == "stage" { 64 } else { len };
         // Beginnings, where the structure is, more often than the rest.
         let offset = match random.below(3) {
-            0 => random.below(128),
+            0 => random.below(len.min(128)),
             1 if name == "log" => 65536 + random.below(4096.min(len - 65536)),
             _ => random.below(len),
         };

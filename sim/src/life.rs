@@ -166,7 +166,8 @@ impl Life {
         let region = segment.map_all().map_err(|e| failed("map", &e))?;
         let prepared = store.prepared();
         let ids = prepared.iter().map(|p| &p.global_id[..]);
-        let Bounds { process, highest, power, .. } = birth.bounds;
+        let Bounds { process, highest, power, exact, .. } = birth.bounds;
+        let (process, highest) = exact.map_or((process, highest), |exact| (exact, exact));
         let Some(found) = birth.history.find(process, highest, bytes(&region), &ids) else {
             let newest = birth.history.get(highest);
             let at = newest.memory.differs(bytes(&region));

@@ -57,6 +57,8 @@ pub struct Bounds {
     pub proven: usize,
     /// Latest.
     pub highest: usize,
+    /// Exactly this one, before a power cut: a recovery that was cut short had come to it.
+    pub exact: Option<usize>,
     /// Shortest and longest that the segment may be.
     pub len: (u64, u64),
 }
@@ -64,13 +66,22 @@ pub struct Bounds {
 impl Bounds {
     /// A store that is known to hold state `number`.
     pub fn exactly(number: usize, len: u64) -> Bounds {
-        Bounds { process: number, power: number, proven: number, highest: number, len: (len, len) }
+        Bounds {
+            process: number,
+            power: number,
+            proven: number,
+            highest: number,
+            exact: None,
+            len: (len, len),
+        }
     }
 
     /// Takes note.
     pub fn note(&mut self, mark: Mark) {
         match mark {
-            Mark::Opened(number) => (self.process, self.highest) = (number, number),
+            Mark::Opened(number) => {
+                (self.process, self.highest, self.exact) = (number, number, None);
+            }
             Mark::Begun(number) => self.highest = self.highest.max(number),
             Mark::Committed(number) => self.process = self.process.max(number),
             Mark::Forced(number) => {

@@ -473,3 +473,38 @@ fn creating_over_other_files_is_refused() {
     open(&path).close().unwrap();
     assert!(matches!(options().create_new(true).open(&path), Err(OpenError::Exists { .. })));
 }
+
+/// A medium that was pulled and plugged in again, without a reboot, has lost what was in the page cache: its
+/// stage says less than the log that was forced. Believed, it would end the log too soon.
+#[test]
+fn a_stage_older_than_its_log_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (stage, early) = (path.join("stage"), dir.path().join("early"));
+    let store = support::open(&path);
+    let region = support::region(&store);
+    support::put(&store, &region, 0, 1, Class::Power);
+    std::fs::copy(&stage, &early).unwrap();
+    support::put(&store, &region, 0, 2, Class::Power);
+    drop(region);
+    store.close().unwrap();
+    std::fs::copy(&early, &stage).unwrap();
+    let error = support::options().open(&path).unwrap_err().to_string();
+    assert!(error.contains("older than the log") && error.contains("remove the stage"), "{error}");
+    assert!(!caliburn::check(&path).unwrap().is_clean());
+    std::fs::remove_file(&stage).unwrap();
+    let store = support::open(&path);
+    assert_eq!(support::region(&store).load::<u64>(0), 2);
+}
+
+/// Creation forces the names of what it makes outside of the store, too; here only that it can.
+#[test]
+fn directories_above_a_new_store_and_its_log_are_made_and_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = support::options();
+    options.log_path(dir.path().join("elsewhere"));
+    let store = options.open(dir.path().join("a/b/c/s")).unwrap();
+    store.create_segment_at("x", 65536, dir.path().join("x")).unwrap();
+    store.close().unwrap();
+    clean(&dir.path().join("a/b/c/s"));
+}

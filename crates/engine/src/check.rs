@@ -133,7 +133,7 @@ fn check_log(
             return Ok(None);
         }
     };
-    let known = check_stage(media, dir, catalog, report)?;
+    let known = check_stage(media, dir, catalog, Lsn(status.forced.get()), report)?;
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
     let capacity = status.capacity.get();
@@ -161,6 +161,7 @@ fn check_stage(
     media: &dyn Media,
     dir: &Path,
     catalog: &Catalog,
+    forced: Lsn,
     report: &mut Report,
 ) -> Result<Option<Lsn>, OpenError> {
     let path = dir.join("stage");
@@ -172,7 +173,8 @@ fn check_stage(
         }
     };
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    match stage::leftovers(&*medium, &catalog.store, &boot) {
+    let left = stage::leftovers(&*medium, &catalog.store, &boot);
+    match left.and_then(|left| left.not_older_than(forced, &*medium).map(|()| left)) {
         Ok(left) => {
             if !left.records.is_empty() {
                 report.notes.push(format!(

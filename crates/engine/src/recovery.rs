@@ -4,7 +4,7 @@
 //!   1 lock the directory, read the catalog, open the segments, the log and the stage
 //!   2 scan the log from head to tail: every record verified, its ranges noted
 //!   3 damage in the forced part: refuse, or for salvage go on read-only with what precedes it
-//!   4 begin a new incarnation, durably: what lies beyond a torn tail is never taken up
+//!   4 force the log, begin a new incarnation, durably: what lies beyond the tail is never taken up
 //!   5 append what a stage of this boot holds beyond the log, in commit order
 //!   6 empty the stage; serve
 //! ```
@@ -47,7 +47,12 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
     let there = || media.exists(&dir.join(CATALOG));
     let made_dir = may_create && !media.exists(dir);
     if made_dir {
+        let missing: Vec<&Path> = dir.ancestors().take_while(|above| !media.exists(above)).collect();
         media.create_directory(dir).map_err(OpenError::io("create directory", dir))?;
+        // The store's own name is forced when it is complete.
+        for above in missing.iter().skip(1).filter_map(|made| made.parent()) {
+            media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
+        }
     } else if !may_create && !there() {
         return Err(OpenError::NotAStore { path: dir.to_owned() });
     }
@@ -90,8 +95,9 @@ pub(crate) fn lock(media: &dyn Media, dir: &Path, shared: bool) -> Result<Lock, 
 fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError> {
     let media = &*options.media;
     only_ours(media, dir)?;
-    let done = create_files(dir, options);
-    if done.is_err() && !media.exists(&dir.join(CATALOG)) {
+    let mut bare = true;
+    let done = create_files(dir, options, &mut bare);
+    if done.is_err() && bare {
         let _ = media.remove(&dir.join(LOG));
         let _ = media.remove(&dir.join(STAGE));
         if made_dir {
@@ -109,7 +115,8 @@ fn uncatalogued(media: &dyn Media, dir: &Path) -> bool {
     !media.exists(&catalog) || (media.remove(&catalog).is_ok() && media.sync_directory(dir).is_ok())
 }
 
-fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
+/// `bare` tells, after a failure, whether the directory durably has no catalog.
+fn create_files(dir: &Path, options: &Options, bare: &mut bool) -> Result<(), OpenError> {
     let media = &*options.media;
     let log_path = match &options.log_path {
         Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
@@ -131,8 +138,9 @@ fn create_files(dir: &Path, options: &Options) -> Result<(), OpenError> {
     };
     let medium = medium.map_err(OpenError::io("create log", &path))?;
     segment::refuse_foreign(&*medium)?;
-    let done = fill_files(dir, options, &catalog, &*medium);
-    if done.is_err() && uncatalogued(media, dir) {
+    let done = fill_files(dir, options, &catalog, &*medium, made);
+    *bare = done.is_ok() || uncatalogued(media, dir);
+    if done.is_err() && *bare {
         // A second attempt must not take what is left for another store's log.
         if made {
             let _ = media.remove(&path);
@@ -148,6 +156,7 @@ fn fill_files(
     options: &Options,
     catalog: &Catalog,
     log_medium: &dyn Medium,
+    made: bool,
 ) -> Result<(), OpenError> {
     let media = &*options.media;
     log::create(log_medium, catalog.store, options.log_bytes)?;
@@ -158,6 +167,9 @@ fn fill_files(
         .set_len(options.stage_bytes)
         .map_err(|e| MediaError::new("allocate the stage", &*stage, options.stage_bytes, e))?;
     media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
+    if let (true, Some(above)) = (made && catalog.log_path.is_absolute(), catalog.log_path.parent()) {
+        media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
+    }
     let catalog_path = dir.join(CATALOG);
     media.replace(&catalog_path, &catalog.encode()).map_err(OpenError::io("write catalog", &catalog_path))?;
     // The directory's own name.
@@ -202,6 +214,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     }
     .map_err(OpenError::io("open stage", &stage_path))?;
     let leftovers = stage::leftovers(&*stage_medium, &catalog.store, &boot)?;
+    leftovers.not_older_than(Lsn(status.forced.get()), &*stage_medium)?;
     // 2
     let mut prepared = PreparedTable::new();
     let mut stray = None;

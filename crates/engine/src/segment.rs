@@ -97,11 +97,11 @@ impl SegmentState {
         path: &Path,
         sums_path: &Path,
     ) -> Result<SegmentState, SegmentError> {
-        let medium = match media.create(path) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => media.open(path, true),
-            other => other,
-        }
-        .map_err(io_error("create segment", path))?;
+        let (medium, made) = match media.create(path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(path, true), false),
+            other => (other, true),
+        };
+        let medium = medium.map_err(io_error("create segment", path))?;
         let fail = |action, offset| {
             let medium = medium.clone();
             move |e| MediaError::new(action, &*medium, offset, e)
@@ -120,6 +120,9 @@ impl SegmentState {
         medium.sync().map_err(fail("force segment", 0))?;
         let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
         let sums = Sums::create(sums, store, entry.id, entry.len)?;
+        if let (true, Some(above)) = (made && entry.path.is_absolute(), path.parent()) {
+            media.sync_directory(above).map_err(io_error("force directory", above))?;
+        }
         if !planted("name-not-forced") {
             media.sync_directory(dir).map_err(io_error("force directory", dir))?;
         }

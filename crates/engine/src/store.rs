@@ -44,6 +44,8 @@ pub(crate) mod gate {
     pub const PRESSED: u32 = 2;
     pub const CLOSED: u32 = 4;
     pub const READ_ONLY: u32 = 8;
+    /// Closing has written the last it had to write.
+    pub const DONE: u32 = 16;
 }
 
 /// What a store opened for writing has.
@@ -222,8 +224,8 @@ impl Shared {
 
     /// Gives up the directory if nothing needs it any more.
     pub fn unlock_if_done(&self) {
-        let closed = self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0;
-        if closed && self.regions.read().expect("no panic under this lock").is_empty() {
+        let done = self.gate.load(Ordering::SeqCst) & gate::DONE != 0;
+        if done && self.regions.read().expect("no panic under this lock").is_empty() {
             self.lock.lock().expect("no panic under this lock").take();
         }
     }
@@ -530,7 +532,7 @@ impl Store {
             return Ok(());
         }
         let done = if shared.live.is_some() { self.shut_live(&shared) } else { Ok(()) };
-        shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        shared.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
         shared.unlock_if_done();
         done
     }

@@ -193,6 +193,12 @@ impl Log {
                 ..status
             }),
         };
+        if forced < tail && !planted("opened-before-forced") {
+            // Once the status says that this opening began at `tail`, an older record may lie before it that one
+            // of those here has overwritten: were these lost then, that one would come up again.
+            log.sync("force the log", LOG_DATA)?;
+            log.forced.store(tail.0, Ordering::Release);
+        }
         log.write_status(|_| {})?;
         Ok(log)
     }

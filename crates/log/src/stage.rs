@@ -195,6 +195,20 @@ pub struct Leftovers {
     pub appended: Option<Lsn>,
 }
 
+impl Leftovers {
+    /// Refuses a stage whose frontier lies before what its log says was forced. A process that dies leaves none
+    /// such; a medium that lost what was in the page cache, without a reboot, does.
+    pub fn not_older_than(&self, forced: Lsn, medium: &dyn Medium) -> Result<(), StageError> {
+        let Some(end) = self.appended.filter(|end| *end < forced) else { return Ok(()) };
+        let text = format!(
+            "it is older than the log: it ends the log at LSN {end}, which was forced up to {forced}. The medium lost \
+             what was not forced, without a reboot; remove the stage to go on with what was"
+        );
+        let offset = STAGE_CURRENT as u64;
+        Err(StageError::Bad { path: medium.path().to_owned(), offset, defect: Defect::Value(text) })
+    }
+}
+
 /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
 pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers, StageError> {
     let bad = |offset, defect| StageError::Bad { path: medium.path().to_owned(), offset, defect };

@@ -44,12 +44,24 @@ pub struct Lock {
 /// A locked file. Unlocked by word and not only by being closed: a child that was forked at this moment has
 /// the file open too, until it executes its own program.
 #[derive(Debug)]
-struct Locked(File);
+struct Locked {
+    file: File,
+    /// Whose lock it is: a child that was forked and lives on must not give it up.
+    process: u32,
+}
+
+impl Locked {
+    fn held(file: File) -> Lock {
+        Lock::of(Locked { file, process: std::process::id() })
+    }
+}
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing unlocks it, too, when this fails.
-        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+        if self.process == std::process::id() {
+            // Closing unlocks it, too, when this fails.
+            let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
+        }
     }
 }
 
@@ -87,13 +99,13 @@ impl Lock {
         let text = format!("process {} ({})\n", std::process::id(), name.trim());
         // The text is for people; the lock is the kernel's. Failing to write it is no reason to fail.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
-        Ok(Lock::of(Locked(file)))
+        Ok(Locked::held(file))
     }
 
     /// Takes the lock shared with other readers, writing nothing.
     pub fn shared(path: &Path) -> Result<Lock, LockError> {
         let file = File::open(path).map_err(LockError::Io)?;
-        Lock::take(file, rustix::fs::FlockOperation::NonBlockingLockShared).map(|file| Lock::of(Locked(file)))
+        Lock::take(file, rustix::fs::FlockOperation::NonBlockingLockShared).map(Locked::held)
     }
 
     fn take(file: File, operation: rustix::fs::FlockOperation) -> Result<File, LockError> {
