@@ -245,15 +245,6 @@ fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), to
             totals.fail("found before", &Failure { path: (*path).into(), why });
         }
     }
-    for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
-        let care = Care { losses: 8, first: 20, later: 14, lives: 3 };
-        let script = script.parse().expect("these scripts are right");
-        let mut explorer = totals.first.sharing();
-        if let Err(failure) = explorer.explore(birth, &script, care, number as u64) {
-            totals.fail("directed", &failure);
-        }
-        totals.add(&explorer);
-    }
     for count in 0..=transactions {
         for (number, script) in script::workloads(count).enumerate() {
             if stopped() {
@@ -267,5 +258,14 @@ fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), to
                 totals.add(&explorer);
             }
         }
+    }
+    for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
+        let care = Care { losses: 8, first: 20, later: 14, lives: 3 };
+        let script = script.parse().expect("these scripts are right");
+        let mut explorer = totals.first.sharing();
+        if let Err(failure) = explorer.explore(birth, &script, care, number as u64) {
+            totals.fail("directed", &failure);
+        }
+        totals.add(&explorer);
     }
 }
