@@ -180,13 +180,17 @@ impl Disk {
     /// The disk after the machine lost power.
     pub fn after_power_cut(&self, loss: Loss) -> Disk {
         let mut random = Random::new(if let Loss::Some(seed) = loss { seed } else { 0 });
-        // Some cuts keep nearly all, some nearly nothing; a sector is 512 or 4096 bytes.
+        // Some cuts keep nearly all, some nearly nothing; a sector is 512 or 4096 bytes, or torn itself.
         let keep = match loss {
             Loss::All => 0,
             Loss::Nothing => 4,
             Loss::Some(_) => 1 + random.below(3),
         };
-        let sector = if random.chance(1, 2) { 512 } else { 4096 };
+        let sector = match (random.chance(1, 2), loss) {
+            (_, Loss::Some(seed)) if seed % 8 == 1 => 8,
+            (true, _) => 512,
+            (false, _) => 4096,
+        };
         let mut disk = Disk { durable_names: self.durable_names.clone(), ..Disk::default() };
         for change in &self.pending_names {
             if random.below(4) < keep {

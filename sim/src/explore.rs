@@ -380,7 +380,22 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
         for how in [How::Killed, How::Power(Loss::All), How::Power(Loss::Some(random.bits()))] {
             let cut = Cut { after: journal.len(), how };
             let Some(child) = end.at(&journal, cut, 0) else { continue };
-            begin(&child, &Script::default(), false, None).map_err(|e| fail(format!("{how:?}: {e}")))?;
+            let why = |e: String| fail(format!("{how:?}: {e}"));
+            // What is acknowledged after the repair is there, too, when the power fails then.
+            let after: Script = "tx:restore:power:80+100".parse().expect("this script is right");
+            let (journal, repaired) = begin(&child, &after, false, None).map_err(why)?;
+            let mut cuts = vec![Cut { after: journal.len(), how: How::Power(Loss::All) }];
+            let page =
+                |entry: &Entry<Mark>| matches!(entry, Entry::Act(Act::Write(_, _, b)) if b.len() == 4096);
+            let torn = |after, seed| Cut { after, how: How::Power(Loss::Some(seed)) };
+            cuts.push(torn(1 + random.below(journal.len() as u64) as usize, random.bits()));
+            let pages = journal.iter().enumerate().filter(|(_, entry)| page(entry));
+            cuts.extend(pages.take(6).map(|(i, _)| torn(i + 1, random.bits() | 1)));
+            for cut in cuts {
+                let Some(child) = repaired.at(&journal, cut, 1) else { continue };
+                let why = |e: String| fail(format!("{how:?}, repaired, then {cut}: {e}"));
+                begin(&child, &Script::default(), false, None).map_err(why)?;
+            }
         }
     }
     Ok(injected)

@@ -3,11 +3,12 @@
 //! # The faults that it may commit
 //!
 //! At a **power cut** ([`Disk::after_power_cut`]):
-//! 1. A write or extension that was not synced survives wholly, in some of its sectors (512 or 4096 bytes), or
-//!    not at all, whatever became of earlier and later ones.
+//! 1. A write or extension that was not synced survives wholly, in some of its sectors (512 or 4096 bytes; in
+//!    some cuts of 8), or not at all, whatever became of earlier and later ones.
 //! 2. A name that was created or removed without its directory being synced is as before, or not.
 //! 3. A store to mapped memory that was not flushed and fenced survives in any of its eight-byte words.
-//! 4. Everything else survives: nothing synced changes, sectors are not torn within, `replace` is atomic.
+//! 4. Everything else survives: nothing synced changes, not in a sector that is half written either, and
+//!    `replace` is atomic.
 //!
 //! At the **death of the process** ([`Disk::interrupted`]):
 //! 5. Every write and every store to mapped memory that was begun is there, in program order; the last

@@ -4,6 +4,7 @@ mod fuzz;
 mod sim;
 mod tidy;
 mod vm;
+mod writes;
 
 use std::process::{Command, ExitCode};
 use std::time::Instant;

@@ -1,8 +1,10 @@
 //! Virtual machines that crash: QEMU under software emulation with Debian's cloud kernel and an initramfs of
 //! busybox and our own static program. The kernel panics, is reset, or loses its power (the emulator is
-//! killed) while commits go on; the next boot verifies. The store is on a virtio disk with ext4; in every
-//! other machine its log is on an emulated NVDIMM.
+//! killed) while commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. The store is
+//! on a virtio disk with ext4; in every other machine its log is on an emulated NVDIMM. One more machine
+//! logs what it writes to its disk (dm-log-writes), see `writes.rs`.
 
+use crate::writes;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -16,7 +18,10 @@ const FOLDER: &str = "target/vm";
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// How a machine ends.
-const CRASHES: [(&str, &str); 3] = [("panic", "c"), ("reset", "b"), ("power cut", "-")];
+const CRASHES: [(&str, &str); 4] =
+    [("panic", "c"), ("reset", "b"), ("power cut", "-"), ("failing disk, then a power cut", "f")];
+/// Seconds from its start after which the failing disk refuses writes: opened by then, with commits going on.
+const SOUND: u32 = 4;
 
 /// Crashes machines in each way so many times.
 pub fn run(rounds: &str) -> Result<(), String> {
@@ -29,15 +34,16 @@ pub fn run(rounds: &str) -> Result<(), String> {
         new_media()?;
         let mut acknowledged = [0u64; 2];
         let share = if nvdimm { rounds / 2 } else { rounds - rounds / 2 };
-        for round in 0..share * 3 + 1 {
+        let ways = CRASHES.len() as u64;
+        for round in 0..share * ways + 1 {
             // The last boot only verifies.
-            let (name, trigger) = CRASHES[(round % 3) as usize];
+            let (name, trigger) = CRASHES[(round % ways) as usize];
             let after = 150 + round * 7919 % 1100;
-            let last = round == share * 3;
+            let last = round == share * ways;
             life(&kernel, nvdimm, trigger, after, last, &mut acknowledged)
                 .map_err(|e| format!("{kind}, round {round}, {name}: {e}"))?;
             if !last {
-                counts[(round % 3) as usize] += 1;
+                counts[(round % ways) as usize] += 1;
             }
         }
         println!("{kind}: {} commits survived", acknowledged.iter().sum::<u64>());
@@ -46,7 +52,36 @@ pub fn run(rounds: &str) -> Result<(), String> {
         println!("{count} times {name}");
     }
     println!("every acknowledged commit was there, {:.0} s", start.elapsed().as_secs_f64());
-    Ok(())
+    writes::run(rounds as usize * 20)
+}
+
+/// A machine that logs the writes to its disk while commits go on for a moment.
+pub fn log_writes(log: &str) -> Result<(), String> {
+    let _ = fs::remove_file(log);
+    let file = fs::File::create(log).map_err(|e| format!("{log}: {e}"))?;
+    file.set_len(512 << 20).map_err(|e| format!("{log}: {e}"))?;
+    new_media()?;
+    fs::copy(format!("{FOLDER}/disk"), writes::BASE).map_err(|e| format!("{}: {e}", writes::BASE))?;
+    let mut machine = start(&kernel()?, false, "-,w,2500,0,0", Some(log))?;
+    let lines = console(&mut machine)?;
+    let mut said = String::new();
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        match lines.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) if line.starts_with("ack ") => {}
+            Ok(line) => said += &format!("{line}\n"),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let _ = machine.kill();
+    let _ = machine.wait();
+    if said.contains("guest: ended 0") { Ok(()) } else { Err(format!("the logging machine: {said}")) }
+}
+
+/// Where the program is that runs in the machines.
+pub fn guest() -> String {
+    format!("target/guest/{TARGET}/release/guest")
 }
 
 struct Kernel {
@@ -54,7 +89,7 @@ struct Kernel {
     modules: Vec<PathBuf>,
 }
 
-fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
+pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     if !output.status.success() {
         return Err(format!("{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr)));
@@ -65,14 +100,14 @@ fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
 /// Debian's cloud kernel, and the modules that the guest needs, in order.
 fn kernel() -> Result<Kernel, String> {
     let missing =
-        "install qemu-system-x86, linux-image-cloud-amd64, busybox-static, cpio, kmod and e2fsprogs";
+        "install qemu-system-x86, linux-image-cloud-amd64, busybox-static, cpio, kmod, dmsetup and e2fsprogs";
     let entries = fs::read_dir("/boot").map_err(|e| format!("/boot: {e}; {missing}"))?;
     let names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
     let version =
         names.filter_map(|n| Some(n.strip_prefix("vmlinuz-")?.to_owned())).find(|n| n.contains("cloud"));
     let version = version.ok_or(format!("no cloud kernel in /boot: {missing}"))?;
     let mut modules: Vec<PathBuf> = Vec::new();
-    for module in ["virtio_pci", "virtio_blk", "nfit", "nd_pmem"] {
+    for module in ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "dm_flakey", "dm_log_writes"] {
         for line in output("modprobe", &["-S", &version, "-D", module])?.lines() {
             let Some(path) = line.trim().strip_prefix("insmod ") else { continue };
             let path = PathBuf::from(path.trim());
@@ -102,7 +137,16 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     }
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
     fs::copy(busybox.ok_or("install busybox-static")?, root.join("bin/busybox")).map_err(io("busybox"))?;
-    fs::copy(format!("target/guest/{TARGET}/release/guest"), root.join("bin/guest")).map_err(io("guest"))?;
+    fs::copy(guest(), root.join("bin/guest")).map_err(io("guest"))?;
+    let dmsetup = ["/sbin/dmsetup", "/usr/sbin/dmsetup"].into_iter().find(|p| Path::new(p).exists());
+    let dmsetup = dmsetup.ok_or("install dmsetup")?;
+    fs::copy(dmsetup, root.join("bin/dmsetup")).map_err(io("dmsetup"))?;
+    // The libraries that it needs, where it looks for them.
+    for path in output("ldd", &[dmsetup])?.split_whitespace().filter(|word| word.starts_with('/')) {
+        let target = root.join(&path[1..]);
+        fs::create_dir_all(target.parent().unwrap_or(&root)).map_err(io(path))?;
+        fs::copy(path, target).map_err(io(path))?;
+    }
     let mut init = "#!/bin/busybox sh\nb=/bin/busybox\n$b mount -t proc proc /proc\n\
                     $b mount -t sysfs sysfs /sys\n$b mount -t devtmpfs dev /dev\n"
         .to_owned();
@@ -110,10 +154,22 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
         fs::copy(module, root.join(format!("modules/{i}.ko"))).map_err(io("modules"))?;
         init += &format!("$b insmod /modules/{i}.ko\n");
     }
-    init += "$b mount -t ext4 /dev/vda /mnt || echo guest: no disk\n\
-             for word in $($b cat /proc/cmdline); do case $word in guest=*) words=${word#guest=};; esac; done\n\
+    let table = |rest: &str| {
+        format!(
+            "/bin/dmsetup create d --noudevsync --table \"0 $($b cat /sys/block/vda/size) {rest}\"; disk=/dev/dm-0;;\n"
+        )
+    };
+    init += "disk=/dev/vda\n\
+             for word in $($b cat /proc/cmdline); do case $word in guest=*) words=${word#guest=};; esac; done\n";
+    init += &format!(
+        "case $words in\n*,f,*) {}*,w,*) {}esac\n",
+        table(&format!("flakey /dev/vda 0 {SOUND} 1000 1 error_writes")),
+        table("log-writes /dev/vda /dev/vdb")
+    );
+    init += "$b mount -t ext4 $disk /mnt || echo guest: no disk\n\
              /bin/guest /mnt/store $(echo $words | $b tr , ' ')\n\
-             echo guest: ended $?\n$b sync\n$b poweroff -f\n";
+             echo guest: ended $?\n$b umount /mnt\n$b sync\n\
+             [ $disk = /dev/vda ] || /bin/dmsetup remove --noudevsync d\n$b poweroff -f\n";
     fs::write(root.join("init"), init).map_err(io("init"))?;
     let pack = format!(
         "chmod +x {0}/init && cd {0} && find . | cpio -o -H newc --quiet | gzip -1 > ../initramfs",
@@ -132,12 +188,15 @@ fn new_media() -> Result<(), String> {
     output("mkfs.ext4", &["-q", &format!("{FOLDER}/disk")]).map(drop)
 }
 
-fn start(kernel: &Kernel, nvdimm: bool, words: &str) -> Result<Child, String> {
+fn start(kernel: &Kernel, nvdimm: bool, words: &str, second: Option<&str>) -> Result<Child, String> {
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-nographic", "-no-reboot", "-kernel"]);
     qemu.arg(&kernel.image).args(["-initrd", &format!("{FOLDER}/initramfs")]);
     qemu.args(["-append", &format!("console=ttyS0 panic=-1 loglevel=3 guest={words}")]);
     qemu.args(["-drive", &format!("file={FOLDER}/disk,if=virtio,format=raw")]);
+    if let Some(second) = second {
+        qemu.args(["-drive", &format!("file={second},if=virtio,format=raw")]);
+    }
     if nvdimm {
         qemu.args(["-machine", "pc,nvdimm=on", "-m", "512,slots=2,maxmem=1G", "-object"]);
         qemu.arg(format!("memory-backend-file,id=mem1,share=on,mem-path={FOLDER}/nvdimm,size=16M"));
@@ -160,17 +219,15 @@ fn life(
 ) -> Result<(), String> {
     let log = if nvdimm { "/dev/pmem0" } else { "-" };
     let words = format!("{log},{trigger},{after},{},{}", acknowledged[0], acknowledged[1]);
-    let mut machine = start(kernel, nvdimm, &words)?;
-    let console = BufReader::new(machine.stdout.take().ok_or("no console")?);
-    let (sender, lines) = channel();
-    std::thread::spawn(move || {
-        for line in console.split(b'\n').map_while(Result::ok) {
-            if sender.send(String::from_utf8_lossy(&line).trim().to_owned()).is_err() {
-                return;
-            }
-        }
-    });
-    let ended = watch(&mut machine, &lines, trigger == "-" || last, after, acknowledged);
+    let mut machine = start(kernel, nvdimm, &words, None)?;
+    let lines = console(&mut machine)?;
+    let end = match trigger {
+        _ if last => End::Kill,
+        "-" => End::Kill,
+        "f" => End::KillWhenFailed,
+        _ => End::Itself,
+    };
+    let ended = watch(&mut machine, &lines, end, after, acknowledged);
     let _ = machine.kill();
     let _ = machine.wait();
     // What it had said before it died counts.
@@ -180,10 +237,35 @@ fn life(
     ended
 }
 
+/// The lines that a machine says.
+fn console(machine: &mut Child) -> Result<Receiver<String>, String> {
+    let console = BufReader::new(machine.stdout.take().ok_or("no console")?);
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        for line in console.split(b'\n').map_while(Result::ok) {
+            if sender.send(String::from_utf8_lossy(&line).trim().to_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(lines)
+}
+
+/// What ends a machine.
+#[derive(PartialEq, Eq)]
+enum End {
+    /// It does.
+    Itself,
+    /// Its power is cut.
+    Kill,
+    /// Its power is cut when its disk has failed.
+    KillWhenFailed,
+}
+
 fn watch(
     machine: &mut Child,
     lines: &Receiver<String>,
-    kill: bool,
+    end: End,
     after: u64,
     acknowledged: &mut [u64; 2],
 ) -> Result<(), String> {
@@ -192,6 +274,9 @@ fn watch(
     let mut said = String::new();
     while start.elapsed() < PATIENCE {
         match lines.recv_timeout(Duration::from_millis(5)) {
+            Ok(line) if line.contains("guest: failed") && end == End::KillWhenFailed => {
+                return machine.kill().map_err(|e| e.to_string());
+            }
             Ok(line) if line.contains("guest: verified") => verified = Some(Instant::now()),
             Ok(line) if line.contains("guest: ended") || line.contains("guest: no disk") => {
                 return Err(format!("{said}{line}"));
@@ -210,7 +295,7 @@ fn watch(
                 return Err(format!("it went off before it verified: {said}"));
             }
         }
-        if kill && verified.is_some_and(|at| at.elapsed() > Duration::from_millis(after)) {
+        if end == End::Kill && verified.is_some_and(|at| at.elapsed() > Duration::from_millis(after)) {
             return machine.kill().map_err(|e| e.to_string());
         }
     }

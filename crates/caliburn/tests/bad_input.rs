@@ -489,12 +489,52 @@ fn a_stage_older_than_its_log_is_refused() {
     drop(region);
     store.close().unwrap();
     std::fs::copy(&early, &stage).unwrap();
-    let error = support::options().open(&path).unwrap_err().to_string();
-    assert!(error.contains("older than the log") && error.contains("remove the stage"), "{error}");
-    assert!(!caliburn::check(&path).unwrap().is_clean());
+    let refused = |path: &Path| {
+        let error = support::options().open(path).unwrap_err().to_string();
+        assert!(error.contains("older than the log") && error.contains("remove the stage"), "{error}");
+        assert!(!caliburn::check(path).unwrap().is_clean());
+        let salvaged = Store::options().salvage(true).open(path).unwrap();
+        assert!(salvaged.damage().unwrap().to_string().contains("older than the log"));
+        let memory = salvaged.segment("data").unwrap().map_all().unwrap();
+        memory.load::<u64>(0)
+    };
+    assert_eq!(refused(&path), 2);
     std::fs::remove_file(&stage).unwrap();
     let store = support::open(&path);
-    assert_eq!(support::region(&store).load::<u64>(0), 2);
+    let region = support::region(&store);
+    assert_eq!(region.load::<u64>(0), 2);
+
+    // No status page tells; the records do that were forced since.
+    std::fs::copy(&stage, &early).unwrap();
+    for i in 3..6 {
+        support::put(&store, &region, 0, i, Class::Power);
+    }
+    let copy = dir.path().join("copy");
+    copy_store(&path, &copy);
+    std::fs::copy(&early, copy.join("stage")).unwrap();
+    assert_eq!(refused(&copy), 5);
+}
+
+/// A stage that cannot be read is left out for salvage, and said to be missing.
+#[test]
+fn a_damaged_stage_is_left_out_for_salvage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (live, path) = (dir.path().join("live"), dir.path().join("s"));
+    let store = open(&live);
+    let memory = region(&store);
+    put(&store, &memory, 0, 1, Class::Power);
+    copy_store(&live, &path);
+    for (offset, bytes) in [(0, &b"garbage!"[..]), (33, &[0xAA, 0x55]), (4096, &[0xFF; 8])] {
+        let before = std::fs::read(path.join("stage")).unwrap();
+        patch(&path.join("stage"), offset, bytes);
+        let error = Store::open(&path).unwrap_err().to_string();
+        let salvaged = Store::options().salvage(true).open(&path).unwrap();
+        assert_eq!(salvaged.damage().unwrap().to_string(), error);
+        assert_eq!(salvaged.segment("data").unwrap().map_all().unwrap().load::<u64>(0), 1);
+        drop(salvaged);
+        std::fs::write(path.join("stage"), before).unwrap();
+    }
+    assert!(Store::options().salvage(true).open(&path).unwrap().damage().is_none());
 }
 
 /// Creation forces the names of what it makes outside of the store, too; here only that it can.

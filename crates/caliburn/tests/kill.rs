@@ -1,12 +1,14 @@
 //! Real processes, really killed: two threads commit in both classes, a third does nothing but abort, the
 //! segment grows and truncation runs all the time, and SIGKILL comes at any moment, recovery included.
 //! Sometimes the process was stopped before. Everything acknowledged must be there, and each thread's
-//! memory must be that of one of its commits. On the temporary directory, in memory, and on XFS.
+//! memory must be that of one of its commits. On the temporary directory, in memory, on XFS, and on an ext4 that
+//! is full.
 
 mod support;
 
 use caliburn::{Class, Mode, Options, Region, Store};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -55,6 +57,12 @@ fn offset(thread: usize, cell: u64) -> usize {
 #[test]
 fn child() {
     let Some(path) = std::env::var_os("CALIBURN_KILL_STORE") else { return };
+    // A thread that finds something wrong ends the process, for its parent to see.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::exit(1);
+    }));
     let store = options().open(Path::new(&path)).unwrap();
     let memory = region(&store);
     let (store, memory) = (&store, &memory);
@@ -69,8 +77,11 @@ fn child() {
                 tx.abort();
                 if round.is_multiple_of(300) && memory.len() < 8 << 20 {
                     let segment = store.segment("data").unwrap();
-                    segment.grow(segment.len() + 65536).unwrap();
-                    memory.grow(segment.len() as usize).unwrap();
+                    match segment.grow(segment.len() + 65536) {
+                        Ok(()) => memory.grow(segment.len() as usize).unwrap(),
+                        Err(error) if error.to_string().contains("No space left") => say("full"),
+                        Err(error) => panic!("{error}"),
+                    }
                 }
             }
         });
@@ -93,12 +104,16 @@ fn child() {
                     }
                     tx.commit(if mix(number).is_multiple_of(11) { Class::Power } else { Class::Process })
                         .unwrap();
-                    let line = format!("ack {thread} {number}\n");
-                    std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+                    say(&format!("ack {thread} {number}"));
                 }
             });
         }
     });
+}
+
+/// In one piece: a process that is killed says half a line at most, and that last.
+fn say(line: &str) {
+    std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
 /// What a thread's part must hold after its commit `last`.
@@ -136,30 +151,26 @@ fn the_same_on_ext4_that_is_full() {
     drop(options().open(mount.path.join("s")).unwrap());
     drop(region(&options().open(mount.path.join("s")).unwrap()));
     let full = std::fs::File::create(mount.path.join("full")).unwrap();
-    let block = [1; 65536];
-    // All but what the copies take that are looked at.
-    while free_bytes(&mount.path) > 24 << 20 {
-        (&full).write_all(&block).unwrap();
-    }
-    kill_again_and_again(&mount.path, 4);
-}
-
-fn free_bytes(path: &Path) -> u64 {
-    let text = support::run("df", &["--output=avail", "-B1", path.to_str().unwrap()]);
-    text.lines().last().unwrap().trim().parse().unwrap()
+    while (&full).write_all(&[1; 65536]).is_ok() {}
+    // Some growth succeeds.
+    full.set_len(full.metadata().unwrap().len() - (1 << 20)).unwrap();
+    assert!(kill_again_and_again(&mount.path, 4), "no growth met the end of the file system");
 }
 
 fn signal(child: &std::process::Child, name: &str) {
     support::run("kill", &[name, &child.id().to_string()]);
 }
 
-fn kill_again_and_again(dir: &Path, seed: u64) {
+/// Whether the file system was full for any of them.
+fn kill_again_and_again(dir: &Path, seed: u64) -> bool {
     let path = dir.join("s");
+    let copies = tempfile::tempdir().unwrap();
     let store = options().open(&path).unwrap();
     drop(region(&store));
     store.close().unwrap();
     let kills = std::env::var("CALIBURN_KILLS").map_or(60, |n| n.parse().unwrap());
     let mut acknowledged = [0u64; THREADS];
+    let mut full = false;
     for kill in 0..kills {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture"])
@@ -172,8 +183,9 @@ fn kill_again_and_again(dir: &Path, seed: u64) {
         let random = mix(kill * 31 + seed);
         let life = if random.is_multiple_of(3) { random / 3 % 9_000 } else { random / 3 % 90_000 };
         let reader = std::thread::spawn(move || {
-            let mut last = [0u64; THREADS];
+            let (mut last, mut full) = ([0u64; THREADS], false);
             for line in output.lines().map_while(Result::ok) {
+                full |= line == "full";
                 // The test harness prints its own lines before ours.
                 let Some((_, line)) = line.split_once("ack ") else { continue };
                 if let Some((thread, number)) =
@@ -182,7 +194,7 @@ fn kill_again_and_again(dir: &Path, seed: u64) {
                     last[thread] = number;
                 }
             }
-            last
+            (last, full)
         });
         std::thread::sleep(Duration::from_micros(life));
         if random.is_multiple_of(8) {
@@ -195,13 +207,15 @@ fn kill_again_and_again(dir: &Path, seed: u64) {
         }
         child.kill().unwrap();
         let status = child.wait().unwrap();
-        assert!(!status.success() && status.code().is_none(), "the child died by itself: {status}");
-        for (newest, last) in acknowledged.iter_mut().zip(reader.join().unwrap()) {
+        assert_eq!(status.signal(), Some(9), "the child died by itself: {status}");
+        let (said, was_full) = reader.join().unwrap();
+        full |= was_full;
+        for (newest, last) in acknowledged.iter_mut().zip(said) {
             *newest = (*newest).max(last);
         }
         // Looked at on a copy, so that the next child has to recover too.
         if kill % 4 == 0 {
-            let copy = dir.join("copy");
+            let copy = copies.path().join("copy");
             support::copy_store(&path, &copy);
             verify(&copy, &acknowledged, kill);
             std::fs::remove_dir_all(&copy).unwrap();
@@ -209,6 +223,7 @@ fn kill_again_and_again(dir: &Path, seed: u64) {
     }
     verify(&path, &acknowledged, kills);
     assert!(acknowledged.iter().all(|n| *n > 100), "hardly anything was committed: {acknowledged:?}");
+    full
 }
 
 fn verify(path: &Path, acknowledged: &[u64], kill: u64) {

@@ -11,10 +11,10 @@ use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::recovery;
 use crate::segment::SegmentState;
-use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
+use caliburn_log::format::{self, BLOCK, LOG_MAGIC, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::image::Image;
+use caliburn_log::leftovers::{Leftovers, StageError};
 use caliburn_log::log;
-use caliburn_log::stage;
 use caliburn_os::medium::{Files, Media};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -58,6 +58,13 @@ impl Report {
 
     fn problem(&mut self, path: &Path, offset: u64, text: impl ToString) {
         self.problems.push(Problem { path: path.to_owned(), offset, text: text.to_string() });
+    }
+
+    fn stage_problem(&mut self, path: &Path, error: StageError) {
+        match error {
+            StageError::Bad { path, offset, defect } => self.problem(&path, offset, defect),
+            StageError::Media(_) => self.problem(path, 0, error),
+        }
     }
 }
 
@@ -133,7 +140,8 @@ fn check_log(
             return Ok(None);
         }
     };
-    let known = check_stage(media, dir, catalog, Lsn(status.forced.get()), report)?;
+    let stage = check_stage(media, dir, catalog, report)?;
+    let known = stage.as_ref().and_then(|left| left.appended);
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
     let capacity = status.capacity.get();
@@ -145,6 +153,9 @@ fn check_log(
         }
         prepared::recover(&mut prepared, record);
     })?;
+    if let Some(Err(error)) = stage.map(|left| left.not_older_than(image.forced())) {
+        report.stage_problem(&dir.join(recovery::STAGE), error);
+    }
     let patches = Patches::of(image);
     for (offset, text) in stray {
         report.problem(&path, offset, text);
@@ -156,15 +167,14 @@ fn check_log(
     Ok(Some(patches))
 }
 
-/// Verifies the stage; how far the log must reach, if the stage tells.
+/// Verifies the stage; what it holds, if it can be read.
 fn check_stage(
     media: &dyn Media,
     dir: &Path,
     catalog: &Catalog,
-    forced: Lsn,
     report: &mut Report,
-) -> Result<Option<Lsn>, OpenError> {
-    let path = dir.join("stage");
+) -> Result<Option<Leftovers>, OpenError> {
+    let path = dir.join(recovery::STAGE);
     let medium = match media.open(&path, false) {
         Ok(medium) => medium,
         Err(error) => {
@@ -173,8 +183,7 @@ fn check_stage(
         }
     };
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    let left = stage::leftovers(&*medium, &catalog.store, &boot);
-    match left.and_then(|left| left.not_older_than(forced, &*medium).map(|()| left)) {
+    match Leftovers::read(&*medium, &catalog.store, &boot) {
         Ok(left) => {
             if !left.records.is_empty() {
                 report.notes.push(format!(
@@ -182,10 +191,9 @@ fn check_stage(
                     left.records.len()
                 ));
             }
-            return Ok(left.appended);
+            return Ok(Some(left));
         }
-        Err(stage::StageError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
-        Err(error) => report.problem(&path, 0, error),
+        Err(error) => report.stage_problem(&path, error),
     }
     Ok(None)
 }

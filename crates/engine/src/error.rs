@@ -2,8 +2,8 @@
 
 use caliburn_log::format::Defect;
 use caliburn_log::image::Damage;
+use caliburn_log::leftovers::StageError;
 use caliburn_log::log::{LogError, MediaError};
-use caliburn_log::stage::StageError;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

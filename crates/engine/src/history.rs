@@ -8,11 +8,12 @@ use crate::error::OpenError;
 use crate::recovery;
 use caliburn_log::format::{ALIGN, LOG_DATA, Lsn, SegmentId};
 use caliburn_log::image::Image;
+use caliburn_log::leftovers;
 use caliburn_log::log::{self, MediaError};
 use caliburn_log::record::{Decoded, Kind, decode};
 use caliburn_os::medium::{Files, Media, Medium};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// One modification range of a record.
@@ -81,6 +82,7 @@ impl Filter {
 #[derive(Debug)]
 pub struct History {
     medium: Arc<dyn Medium>,
+    stage: PathBuf,
     catalog: Catalog,
 }
 
@@ -94,7 +96,13 @@ impl History {
         let catalog = recovery::read_catalog(&Files, dir)?;
         let path = Catalog::resolve(dir, &catalog.log_path);
         let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
-        Ok(History { medium, catalog })
+        Ok(History { medium, stage: dir.join(recovery::STAGE), catalog })
+    }
+
+    /// Where the log ends, if a stage of this boot says so: what stands beyond was not committed there.
+    fn end(&self) -> Option<Lsn> {
+        let stage = Files.open(&self.stage, false).ok()?;
+        leftovers::log_end(&*stage, &self.catalog.store, &Files.boot_id().ok()?).ok()?
     }
 
     /// The live records that a filter accepts, oldest first, or newest first.
@@ -103,7 +111,7 @@ impl History {
     /// When the log cannot be read or is damaged.
     pub fn live(&self, filter: &Filter, newest_first: bool) -> Result<Vec<Event>, OpenError> {
         let status = log::read_status(&*self.medium, Some(&self.catalog.store))?;
-        let (image, damage) = Image::scan(&*self.medium, &status, None, |_| {})?;
+        let (image, damage) = Image::scan(&*self.medium, &status, self.end(), |_| {})?;
         let mut found: Vec<Event> = if newest_first {
             image.records_back().map(|r| self.event(&r)).filter(|e| filter.accepts(e)).collect()
         } else {

@@ -118,7 +118,8 @@ impl Options {
         self
     }
 
-    /// With a damaged log, opens read-only and shows what precedes the damage.
+    /// With a damaged log or stage, opens read-only and shows what precedes the damage;
+    /// [`Store::damage`] tells what is missing.
     pub fn salvage(&mut self, yes: bool) -> &mut Options {
         self.salvage = yes;
         self.read_only |= yes;

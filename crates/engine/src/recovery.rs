@@ -3,8 +3,9 @@
 //! ```text
 //!   1 lock the directory, read the catalog, open the segments, the log and the stage
 //!   2 scan the log from head to tail: every record verified, its ranges noted
-//!   3 damage in the forced part: refuse, or for salvage go on read-only with what precedes it
-//!   4 force the log, begin a new incarnation, durably: what lies beyond the tail is never taken up
+//!   3 damage in the forced part, or a stage that is older: refuse, or for salvage go on read-only without it
+//!   4 write again and force what may not be durable; begin a new incarnation, durably: what lies beyond
+//!     the tail is never taken up
 //!   5 append what a stage of this boot holds beyond the log, in commit order
 //!   6 empty the stage; serve
 //! ```
@@ -21,8 +22,9 @@ use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::segment::{self, SegmentState};
 use crate::store::{Live, Parts};
-use caliburn_log::format::{BLOCK, LOG_DATA, Lsn, STATUS_AT};
-use caliburn_log::image::Image;
+use caliburn_log::format::{BLOCK, LOG_DATA, Lsn, STATUS_AT, Status};
+use caliburn_log::image::{Damage, Image};
+use caliburn_log::leftovers::{self, Leftovers, StageError};
 use caliburn_log::log::{self, Log, MediaError};
 use caliburn_log::record::{self, FRAME, Kind, Place, Range, Ranges, Record};
 use caliburn_log::stage::{self, Stage};
@@ -38,7 +40,7 @@ use std::sync::Arc;
 pub(crate) const CATALOG: &str = "catalog";
 const LOCK: &str = "lock";
 const LOG: &str = "log";
-const STAGE: &str = "stage";
+pub(crate) const STAGE: &str = "stage";
 
 /// Opens or creates the store as the options say.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
@@ -213,25 +215,27 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         other => other,
     }
     .map_err(OpenError::io("open stage", &stage_path))?;
-    let leftovers = stage::leftovers(&*stage_medium, &catalog.store, &boot)?;
-    leftovers.not_older_than(Lsn(status.forced.get()), &*stage_medium)?;
-    // 2
-    let mut prepared = PreparedTable::new();
-    let mut stray = None;
-    let (image, damage) = Image::scan(&*medium, &status, leftovers.appended, |record| {
-        stray = stray.take().or_else(|| stray_range(record, &segments));
-        prepared::recover(&mut prepared, record);
-    })?;
-    if let Some((lsn, text)) = stray {
-        let offset = log_offset(lsn, status.capacity.get());
-        return Err(OpenError::Stray { path: log_path, offset, text });
-    }
-    let mut patches = Patches::of(image);
-    // 3
-    let damage = match damage {
-        Some(damage) if !options.salvage => return Err(damage.into()),
-        other => other,
+    let mut damage = None;
+    let mut salvage = |error: OpenError| {
+        if !options.salvage {
+            return Err(error);
+        }
+        damage.get_or_insert(error);
+        Ok(())
     };
+    let mut leftovers = match Leftovers::read(&*stage_medium, &catalog.store, &boot) {
+        Err(error @ StageError::Bad { .. }) => salvage(error.into()).map(|()| Leftovers::default())?,
+        other => other?,
+    };
+    // 2, 3
+    let mut found = read_log(&*medium, &status, leftovers.appended, &segments)?;
+    if let Err(error) = leftovers.not_older_than(found.image.forced()) {
+        salvage(error.into())?;
+        leftovers = Leftovers::default();
+        found = read_log(&*medium, &status, None, &segments)?;
+    }
+    let FoundLog { image, damage: missing, prepared } = found;
+    missing.map_or(Ok(()), |missing| salvage(missing.into()))?;
     let mut parts = Parts {
         catalog,
         segments,
@@ -243,6 +247,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         limits: media.limits(),
     };
     if !write {
+        let mut patches = Patches::of(image);
         // With damage in between, what is later than the damage would be out of order.
         for (_, body) in leftovers.records.iter().filter(|_| parts.damage.is_none()) {
             let tail = patches.tail();
@@ -252,7 +257,8 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         return Ok(parts);
     }
     // 4
-    let log = Log::open(medium, parts.catalog.store, status, patches.tail(), Lsn(status.forced.get()))?;
+    let log = Log::open(medium, parts.catalog.store, status, &image)?;
+    let mut patches = Patches::of(image);
     // 5
     for (stamp, body) in leftovers.records.iter().skip(usize::from(planted("first-leftover-lost"))) {
         append_leftover(&log, &*stage_medium, &mut parts, &mut patches, *stamp, body)?;
@@ -264,6 +270,32 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     parts.pending = (!patches.is_empty()).then_some(patches);
     parts.live = Some(Live { stage, log });
     Ok(parts)
+}
+
+/// What the live log holds.
+struct FoundLog {
+    image: Image,
+    damage: Option<Damage>,
+    prepared: PreparedTable,
+}
+
+fn read_log(
+    medium: &dyn Medium,
+    status: &Status,
+    end: Option<Lsn>,
+    segments: &[Arc<SegmentState>],
+) -> Result<FoundLog, OpenError> {
+    let mut prepared = PreparedTable::new();
+    let mut stray = None;
+    let (image, damage) = Image::scan(medium, status, end, |record| {
+        stray = stray.take().or_else(|| stray_range(record, segments));
+        prepared::recover(&mut prepared, record);
+    })?;
+    if let Some((lsn, text)) = stray {
+        let offset = log_offset(lsn, status.capacity.get());
+        return Err(OpenError::Stray { path: medium.path().to_owned(), offset, text });
+    }
+    Ok(FoundLog { image, damage, prepared })
 }
 
 fn first_unknown<'a>(mut ranges: Ranges<'a>, segments: &[Arc<SegmentState>]) -> Option<Range<'a>> {
@@ -298,10 +330,10 @@ fn append_leftover(
         let path = stage.path().to_owned();
         let text = "a staged record names bytes that no segment has".into();
         let defect = caliburn_log::format::Defect::Value(text);
-        return Err(stage::StageError::Bad { path, offset: 0, defect }.into());
+        return Err(StageError::Bad { path, offset: 0, defect }.into());
     }
     if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&parts.prepared) {
-        make_room(log, parts, patches, || stage::advance(stage, stamp, log.appended()))?;
+        make_room(log, parts, patches, || leftovers::advance(stage, stamp, log.appended()))?;
     }
     append(log, Kind::Commit, &[], body)?;
     patches.push(body.to_vec(), log.appended());

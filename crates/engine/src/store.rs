@@ -21,7 +21,6 @@ use crate::segment::{self, Segment, SegmentState};
 use crate::slot::{Held, Reserve, Slots};
 use crate::transaction::{Mode, Transaction};
 use crate::truncation::Truncation;
-use caliburn_log::image::Damage;
 use caliburn_log::log::{Log, MediaError};
 use caliburn_log::record::{BODY_MAX, FRAME};
 use caliburn_log::stage::Stage;
@@ -83,7 +82,7 @@ pub(crate) struct Shared {
     pub prepared: Mutex<PreparedTable>,
     /// Committed changes of the log found at opening that the segments may lack.
     pub pending: RwLock<Option<Patches>>,
-    pub damage: Option<Damage>,
+    pub damage: Option<OpenError>,
     pub limits: Limits,
     pages: Mutex<Pages>,
     /// Bytes that aborted transactions touched, not yet noted in `pages`: an abort must not wait for a lock
@@ -103,7 +102,7 @@ pub(crate) struct Parts {
     pub live: Option<Live>,
     pub pending: Option<Patches>,
     pub prepared: PreparedTable,
-    pub damage: Option<Damage>,
+    pub damage: Option<OpenError>,
     pub lock: Lock,
     pub limits: Limits,
 }
@@ -511,8 +510,9 @@ impl Store {
         &self.shared.dir
     }
 
-    /// Damage found in the log, when the store was opened for salvage.
-    pub fn damage(&self) -> Option<&Damage> {
+    /// Why only a part of the store is shown, when it was opened for salvage: what opening would have refused it
+    /// for.
+    pub fn damage(&self) -> Option<&OpenError> {
         self.shared.damage.as_ref()
     }
 

@@ -215,6 +215,9 @@ pub const STAGE_CURRENT: usize = 256;
 /// Offsets of the two frontiers, two native words each: records stamped before the first are in the log,
 /// which ends at the second.
 pub const STAGE_FRONTIERS: [usize; 2] = [264, 280];
+/// Offset of a second copy of the boot's identity, in another sector: whatever a power cut leaves of a header, it
+/// takes both copies to say that the stage is of another boot.
+pub const STAGE_BOOT: usize = 2048;
 /// The stage is being made: nothing is staged, whatever the header and the chunks hold.
 pub const STAGE_MAKING: u64 = 2;
 /// Bytes of a chunk's head: the count of published bytes (a native atomic) and nothing else.

@@ -36,6 +36,7 @@ pub struct Damage {
 pub struct Image {
     head: Lsn,
     bytes: Buffer,
+    forced: Lsn,
 }
 
 impl Image {
@@ -43,7 +44,7 @@ impl Image {
     pub fn read(medium: &dyn Medium, capacity: u64, from: Lsn, to: Lsn) -> Result<Image, MediaError> {
         let mut bytes = buffer(medium, to.0 - from.0)?;
         read_ring(medium, capacity, from, &mut bytes)?;
-        let image = Image { head: from, bytes };
+        let image = Image { head: from, bytes, forced: to };
         let end = image.records().last().map_or(from, |record| record.next());
         if end == to {
             return Ok(image);
@@ -63,42 +64,45 @@ impl Image {
         mut each: impl FnMut(&Record<'_>),
     ) -> Result<(Image, Option<Damage>), MediaError> {
         let (head, capacity) = (Lsn(status.head.get()), status.capacity.get());
-        // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
-        let mut bytes = buffer(medium, capacity)?;
-        let (mut have, mut at, mut incarnation) = (0u64, 0u64, 0u32);
         let known = known.filter(|_| !planted("frontier-ignored"));
         let most = known.map_or(capacity, |end| end.0.saturating_sub(head.0).min(capacity));
-        while at < most {
-            let window = &bytes[at as usize..have as usize];
-            if head.0 + at >= status.opened.get() && !planted("opening-forgotten") {
-                incarnation = incarnation.max(status.incarnation.get());
-            }
-            match decode(window, Lsn(head.0 + at), incarnation, most - at) {
-                Decoded::Valid(record) => {
-                    each(&record);
-                    incarnation = record.incarnation;
-                    at += record.len();
-                }
-                Decoded::Longer(needed) if have < capacity && at + needed <= capacity => {
-                    let more = needed.max(STEP).min(capacity - have);
-                    let target = &mut bytes[have as usize..(have + more) as usize];
-                    read_ring(medium, capacity, Lsn(head.0 + have), target)?;
-                    have += more;
-                }
-                _ => break,
-            }
-        }
-        let tail = Lsn(head.0 + at);
-        let forced = known.unwrap_or_default().max(Lsn(status.forced.get()));
-        let damage = if forced > tail {
-            Some(damage_at(medium, capacity, tail, forced))
-        } else if known.is_some() || status.clean == 1 {
+        let mut scan = Scan {
+            medium,
+            status,
+            // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
+            bytes: buffer(medium, capacity)?,
+            have: 0,
+            at: 0,
+            incarnation: 0,
+            forced: Lsn(status.forced.get()),
+        };
+        while scan.next(most, &mut each)? {}
+        let (end, tail) = (scan.at, Lsn(head.0 + scan.at));
+        let needed = known.unwrap_or_default().max(scan.forced);
+        let damage = if needed > tail {
+            Some(damage_at(medium, capacity, tail, needed))
+        } else if status.clean == 1 {
+            None
+        } else if known.is_some() {
+            // What lies here was not committed; but its own words may tell that more was forced than the stage
+            // knows of.
+            while scan.next(capacity, |_| {})? {}
             None
         } else {
-            find_damage(medium, status, &mut bytes, have, at, incarnation)?
+            find_damage(medium, status, &mut scan.bytes, scan.have, end, scan.incarnation)?
         };
-        bytes.truncate(at as usize);
-        Ok((Image { head, bytes }, damage))
+        scan.bytes.truncate(end as usize);
+        Ok((Image { head, bytes: scan.bytes, forced: scan.forced }, damage))
+    }
+
+    /// How far the log is known to have been forced: a status page or a record says so.
+    pub fn forced(&self) -> Lsn {
+        self.forced
+    }
+
+    /// The bytes from a position on.
+    pub fn since(&self, from: Lsn) -> &[u8] {
+        &self.bytes[(from.0.max(self.head.0) - self.head.0) as usize..]
     }
 
     /// First position.
@@ -140,6 +144,52 @@ impl Image {
             end = start;
             Some(record)
         })
+    }
+}
+
+/// A walk through the records of a log.
+struct Scan<'m> {
+    medium: &'m dyn Medium,
+    status: &'m Status,
+    bytes: Buffer,
+    /// How much was read.
+    have: u64,
+    /// Where the next record is, from the head.
+    at: u64,
+    /// That of the last record: none that follows has an older one.
+    incarnation: u32,
+    /// The highest position that anything says was forced.
+    forced: Lsn,
+}
+
+impl Scan<'_> {
+    /// Goes past the next record, if there is a valid one that ends before `most`.
+    fn next(&mut self, most: u64, mut each: impl FnMut(&Record<'_>)) -> Result<bool, MediaError> {
+        let (head, capacity) = (self.status.head.get(), self.status.capacity.get());
+        let lsn = Lsn(head + self.at);
+        if lsn.0 >= self.status.opened.get() && !planted("opening-forgotten") {
+            self.incarnation = self.incarnation.max(self.status.incarnation.get());
+        }
+        while self.at < most {
+            let window = &self.bytes[self.at as usize..self.have as usize];
+            match decode(window, lsn, self.incarnation, most - self.at) {
+                Decoded::Valid(record) => {
+                    each(&record);
+                    self.incarnation = record.incarnation;
+                    self.forced = self.forced.max(record.forced);
+                    self.at += record.len();
+                    return Ok(true);
+                }
+                Decoded::Longer(needed) if self.have < capacity && self.at + needed <= capacity => {
+                    let more = needed.max(STEP).min(capacity - self.have);
+                    let target = &mut self.bytes[self.have as usize..(self.have + more) as usize];
+                    read_ring(self.medium, capacity, Lsn(head + self.have), target)?;
+                    self.have += more;
+                }
+                _ => break,
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -7,12 +7,14 @@
 //! | [`record`] | one log record: encoded, decoded, read in either direction |
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
 //! | [`image`] | the live part of a log, read back and verified |
+//! | [`leftovers`] | what a killed process left in its stage |
 //! | [`stage`] | records of committed transactions in memory that survives the process |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
 //! | [`pagemap`] | a sparse array indexed by segment and page |
 
 pub mod format;
 pub mod image;
+pub mod leftovers;
 pub mod log;
 pub mod merge;
 pub mod pagemap;

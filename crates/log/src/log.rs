@@ -12,6 +12,7 @@
 //! (the holder of its truncation lock). The three positions are atomics that anybody may read.
 
 use crate::format::{self, BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, STATUS_AT, Status};
+use crate::image::Image;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -167,15 +168,19 @@ pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, Lo
 }
 
 impl Log {
-    /// Takes the log up for appending at `tail`, in a new incarnation that is made durable before this
-    /// returns. `forced` says how much of the log is known to be forced.
+    /// Takes the log up for appending at the end of its image, in a new incarnation that is made durable
+    /// before this returns.
+    ///
+    /// Everything that is not known to be forced is written again first. After a force that failed, or a write
+    /// back that did without anybody hearing of it, the system goes on showing what the medium lacks, and a
+    /// later force says nothing of it.
     pub fn open(
         medium: Arc<dyn Medium>,
         store: Id,
         status: Status,
-        tail: Lsn,
-        forced: Lsn,
+        image: &Image,
     ) -> Result<Log, MediaError> {
+        let (forced, tail) = (image.forced().min(image.tail()), image.tail());
         let incarnation = status.incarnation.get() + u32::from(!planted("incarnation-kept"));
         let log = Log {
             medium,
@@ -193,7 +198,14 @@ impl Log {
                 ..status
             }),
         };
-        if forced < tail && !planted("opened-before-forced") {
+        if !planted("unforced-not-rewritten") {
+            log.write(forced, image.since(forced))?;
+        }
+        if !planted("status-not-rewritten") {
+            // The next status page goes over the twin, which may be the only one on the medium.
+            log.put_status(&status)?;
+        }
+        if !planted("opened-before-forced") {
             // Once the status says that this opening began at `tail`, an older record may lie before it that one
             // of those here has overwritten: were these lost then, that one would come up again.
             log.sync("force the log", LOG_DATA)?;
@@ -312,15 +324,19 @@ impl Log {
         change(&mut status);
         status.generation += 1;
         status.forced = self.forced().0.into();
-        let at = STATUS_AT[(status.generation.get() % 2) as usize];
-        let page = status_page(&status, self.store);
-        self.medium
-            .write_at(&page, at)
-            .map_err(|e| MediaError::new("write the log's status", &*self.medium, at, e))?;
+        let at = self.put_status(&status)?;
         if planted("status-not-forced") {
             return Ok(());
         }
         self.sync("force the log's status", at)
+    }
+
+    /// Writes a status page to its place; where that is.
+    fn put_status(&self, status: &Status) -> Result<u64, MediaError> {
+        let at = STATUS_AT[(status.generation.get() % 2) as usize];
+        let fail = |e| MediaError::new("write the log's status", &*self.medium, at, e);
+        self.medium.write_at(&status_page(status, self.store), at).map_err(fail)?;
+        Ok(at)
     }
 
     fn sync(&self, action: &'static str, offset: u64) -> Result<(), MediaError> {
@@ -331,16 +347,46 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{self, Kind, Place};
     use caliburn_os::medium::{Files, Media};
     use std::os::fd::BorrowedFd;
     use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
-    /// A medium whose first force fails, and which then pretends that nothing was amiss, as kernels do.
+    /// A medium with a cache. A force that fails drops what was written, and the medium then pretends that
+    /// nothing was amiss, as kernels do. A status page must be written only while its twin is the newest and durable:
+    /// what is being written when the power fails may be lost.
     #[derive(Debug)]
     struct Forgetful {
         inner: Arc<dyn Medium>,
-        failed: AtomicBool,
+        durable: Arc<dyn Medium>,
+        unforced: Mutex<Vec<(u64, Vec<u8>)>>,
+        fails: AtomicBool,
+    }
+
+    impl Forgetful {
+        fn new(dir: &tempfile::TempDir) -> Forgetful {
+            let file = |name: &str| Files.create(&dir.path().join(name)).unwrap();
+            let (inner, durable) = (file("cached"), file("durable"));
+            Forgetful { inner, durable, unforced: Mutex::new(Vec::new()), fails: AtomicBool::new(false) }
+        }
+
+        fn check_twin(&self, offset: u64) {
+            let Some(twin) = STATUS_AT.iter().find(|at| STATUS_AT.contains(&offset) && **at != offset) else {
+                return;
+            };
+            let generation = |medium: &dyn Medium, at| {
+                let mut page = vec![0; BLOCK];
+                medium.read_at(&mut page, at).ok()?;
+                format::unseal(&page, LOG_MAGIC, "log", None).ok()?;
+                Some(Status::read_from_prefix(&page).unwrap().0.generation.get())
+            };
+            let seen = generation(&*self.inner, offset).max(generation(&*self.inner, *twin));
+            let made = STATUS_AT.iter().any(|at| generation(&*self.durable, *at).is_some());
+            if made && generation(&*self.inner, offset) < seen {
+                assert_eq!(generation(&*self.durable, *twin), seen, "the only durable status is overwritten");
+            }
+        }
     }
 
     // SAFETY: everything mapped is passed on from a file's medium.
@@ -349,19 +395,22 @@ mod tests {
             self.inner.read_at(buffer, offset)
         }
         fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+            self.check_twin(offset);
+            self.unforced.lock().unwrap().push((offset, bytes.to_vec()));
             self.inner.write_at(bytes, offset)
         }
         fn sync(&self) -> io::Result<()> {
-            if self.failed.swap(true, std::sync::atomic::Ordering::SeqCst) {
-                Ok(())
-            } else {
-                Err(io::Error::other("lost"))
+            let unforced = std::mem::take(&mut *self.unforced.lock().unwrap());
+            if self.fails.swap(false, std::sync::atomic::Ordering::SeqCst) {
+                return Err(io::Error::other("lost"));
             }
+            unforced.iter().try_for_each(|(offset, bytes)| self.durable.write_at(bytes, *offset))
         }
         fn len(&self) -> io::Result<u64> {
             self.inner.len()
         }
         fn set_len(&self, len: u64) -> io::Result<()> {
+            self.durable.set_len(len)?;
             self.inner.set_len(len)
         }
         fn descriptor(&self) -> BorrowedFd<'_> {
@@ -377,12 +426,62 @@ mod tests {
     #[test]
     fn a_force_after_a_failed_one_fails_too() {
         let dir = tempfile::tempdir().unwrap();
-        let inner = Files.create(&dir.path().join("f")).unwrap();
-        let medium = Forgetful { inner, failed: AtomicBool::new(false) };
+        let medium = Forgetful::new(&dir);
+        medium.fails.store(true, std::sync::atomic::Ordering::SeqCst);
         let forcing = Forcing::default();
         for _ in 0..3 {
             let error = forcing.sync(&medium, "force", 0).unwrap_err().to_string();
             assert!(error.contains("lost"), "{error}");
+        }
+    }
+
+    /// Whatever of a log's forces fails, reopening it in the same boot makes durable what it shows.
+    #[test]
+    fn opening_after_a_failed_force_relies_on_nothing_that_was_not_forced() {
+        let store = [7; 16];
+        let record = |log: &Log| {
+            let place =
+                Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: 0 };
+            let mut bytes = Vec::new();
+            record::encode(&mut bytes, Kind::Commit, place, &[], &[]);
+            bytes
+        };
+        for failing in 0..4 {
+            let dir = tempfile::tempdir().unwrap();
+            let medium = Arc::new(Forgetful::new(&dir));
+            create(&*medium, store, LOG_BYTES_MIN).unwrap();
+            let open = || {
+                let status = read_status(&*medium, Some(&store)).unwrap();
+                let (image, damage) = Image::scan(&*medium, &status, None, |_| {}).unwrap();
+                assert!(damage.is_none(), "{damage:?}");
+                Log::open(medium.clone(), store, status, &image)
+            };
+            let mut forces = 0;
+            let mut live = || -> Result<(), MediaError> {
+                let mut fail_at = |at: u32| {
+                    medium.fails.store(at == failing, std::sync::atomic::Ordering::SeqCst);
+                    forces += 1;
+                };
+                let log = open()?;
+                log.publish(log.append(&record(&log))?);
+                fail_at(0);
+                log.force()?;
+                log.publish(log.append(&record(&log))?);
+                fail_at(1);
+                log.force()?;
+                fail_at(2);
+                log.advance_head(log.forced())?;
+                log.publish(log.append(&record(&log))?);
+                fail_at(3);
+                log.force()
+            };
+            live().unwrap_err();
+            assert_eq!(forces, failing + 1);
+            let log = open().unwrap();
+            let durable = read_status(&*medium.durable, Some(&store)).unwrap();
+            assert_eq!(durable.opened.get(), log.appended().0);
+            let (image, damage) = Image::scan(&*medium.durable, &durable, None, |_| {}).unwrap();
+            assert_eq!((image.tail(), damage.is_none()), (log.appended(), true));
         }
     }
 }

@@ -39,12 +39,10 @@
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
 use crate::format::{
-    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING,
-    SegmentId, StageHeader,
+    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC,
+    STAGE_MAKING, SegmentId, StageHeader, StagedHeader, padded,
 };
-use crate::format::{Defect, StagedHeader, padded};
 use crate::log::MediaError;
-use crate::record::well_formed;
 use caliburn_os::barrier;
 use caliburn_os::clock::Clock;
 use caliburn_os::event::Event;
@@ -57,8 +55,6 @@ use caliburn_os::span;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, SCHEDULED};
 use std::cell::UnsafeCell;
-use std::io;
-use std::path::PathBuf;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Number of chunks that a stage is divided into.
@@ -78,24 +74,6 @@ pub const STAGE_BYTES_MIN: u64 = (CHUNKS * 4096) as u64;
 
 /// Largest stage in bytes.
 pub const STAGE_BYTES_MAX: u64 = 16 << 30;
-
-/// Why a stage cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StageError {
-    /// The medium failed.
-    #[error(transparent)]
-    Media(#[from] MediaError),
-    /// The stage is not what it must be.
-    #[error("stage {}, offset {offset}: {defect}", path.display())]
-    Bad {
-        /// The stage's file.
-        path: PathBuf,
-        /// Where.
-        offset: u64,
-        /// What is wrong.
-        defect: Defect,
-    },
-}
 
 /// A record found in the stage.
 #[derive(Debug, Clone)]
@@ -183,117 +161,7 @@ impl Body {
     }
 }
 
-/// What a stage holds beyond the log.
-#[derive(Debug, Default)]
-pub struct Leftovers {
-    /// Stamps and bodies of the records that were not folded, oldest first.
-    pub records: Vec<(u64, Vec<u8>)>,
-    /// No stamp in the stage is greater.
-    pub last: u64,
-    /// Where the log ends. Since the stage is of this boot, all of it must be there, forced or not, and what
-    /// was written beyond is in the stage, or was never committed.
-    pub appended: Option<Lsn>,
-}
-
-impl Leftovers {
-    /// Refuses a stage whose frontier lies before what its log says was forced. A process that dies leaves none
-    /// such; a medium that lost what was in the page cache, without a reboot, does.
-    pub fn not_older_than(&self, forced: Lsn, medium: &dyn Medium) -> Result<(), StageError> {
-        let Some(end) = self.appended.filter(|end| *end < forced) else { return Ok(()) };
-        let text = format!(
-            "it is older than the log: it ends the log at LSN {end}, which was forced up to {forced}. The medium lost \
-             what was not forced, without a reboot; remove the stage to go on with what was"
-        );
-        let offset = STAGE_CURRENT as u64;
-        Err(StageError::Bad { path: medium.path().to_owned(), offset, defect: Defect::Value(text) })
-    }
-}
-
-/// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
-pub fn leftovers(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers, StageError> {
-    let bad = |offset, defect| StageError::Bad { path: medium.path().to_owned(), offset, defect };
-    let read = |offset, len| {
-        let mut bytes = vec![0; len];
-        match medium.read_at(&mut bytes, offset) {
-            Ok(()) => Ok(bytes),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(bad(offset, Defect::Value("the file was cut off".into())))
-            }
-            Err(error) => Err(MediaError::new("read the stage", medium, offset, error).into()),
-        }
-    };
-    if medium.len().map_err(|e| MediaError::new("measure the stage", medium, 0, e))? == 0 {
-        return Ok(Leftovers::default());
-    }
-    let block = read(0, BLOCK)?;
-    if block.iter().all(|byte| *byte == 0) || word(&block, STAGE_CURRENT) == STAGE_MAKING {
-        return Ok(Leftovers::default());
-    }
-    format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store))
-        .map_err(|d| bad(0, d))?;
-    let (header, _) = StageHeader::read_from_prefix(&block).expect("a block holds a header");
-    if header.boot != *boot && !planted("stage-of-another-boot") {
-        return Ok(Leftovers::default());
-    }
-    let (folded, appended) = frontier(&block).map_err(|d| bad(STAGE_CURRENT as u64, d))?;
-    let chunk_bytes = header.chunk_bytes.get();
-    let mut found = Vec::new();
-    let mut last = folded;
-    for chunk in 0..header.chunks.get() {
-        let start = BLOCK as u64 + chunk * chunk_bytes;
-        let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));
-        if published > chunk_bytes - CHUNK_HEAD as u64 {
-            return Err(bad(start, Defect::Value("a chunk claims more bytes than it has".into())));
-        }
-        let bytes = read(start + CHUNK_HEAD as u64, published as usize)?;
-        let mut at = 0;
-        while let Some((staged, next)) = staged_at(&bytes, at) {
-            if !well_formed(staged.body) {
-                let offset = start + (CHUNK_HEAD + at) as u64;
-                return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
-            }
-            if staged.stamp >= folded {
-                last = last.max(staged.stamp);
-                found.push((staged.stamp, staged.body.to_vec()));
-            }
-            at = next;
-        }
-        if at != bytes.len() {
-            let offset = start + (CHUNK_HEAD + at) as u64;
-            return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
-        }
-    }
-    if !planted("leftovers-unsorted") {
-        found.sort_by_key(|(stamp, _)| *stamp);
-    }
-    Ok(Leftovers { records: found, last, appended: Some(appended) })
-}
-
-fn word(block: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(block[at..at + 8].try_into().expect("eight bytes"))
-}
-
-fn frontier(block: &[u8]) -> Result<(u64, Lsn), Defect> {
-    match STAGE_FRONTIERS.get(word(block, STAGE_CURRENT) as usize) {
-        Some(at) => Ok((word(block, *at), Lsn(word(block, at + 8)))),
-        None => Err(Defect::Value("it does not say which of its frontiers counts".into())),
-    }
-}
-
-/// Moves the frontier of a stage that is not mapped: what is stamped before `folded` is in the log, which
-/// ends at `appended`.
-pub fn advance(medium: &dyn Medium, folded: u64, appended: Lsn) -> Result<(), MediaError> {
-    let fail = |action| move |e| MediaError::new(action, medium, STAGE_CURRENT as u64, e);
-    let mut block = [0; BLOCK];
-    medium.read_at(&mut block, 0).map_err(fail("read the stage"))?;
-    let next = u64::from(word(&block, STAGE_CURRENT) == 0);
-    let at = STAGE_FRONTIERS[next as usize] as u64;
-    let words = [folded.to_ne_bytes(), appended.0.to_ne_bytes()].concat();
-    medium.write_at(&words, at).map_err(fail("write the stage"))?;
-    medium.write_at(&next.to_ne_bytes(), STAGE_CURRENT as u64).map_err(fail("write the stage"))
-}
-
-fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
+pub(crate) fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
     let (header, rest) = StagedHeader::ref_from_prefix(&bytes[at..]).ok()?;
     let len = usize::try_from(header.len.get()).ok()?;
     let body = rest.get(..len)?;
@@ -331,6 +199,7 @@ impl Stage {
             let at = (BLOCK + chunk * chunk_bytes) as u64;
             medium.write_at(&[0; 8], at).map_err(fail("write the stage"))?;
         }
+        medium.write_at(&boot, STAGE_BOOT as u64).map_err(fail("write the stage"))?;
         medium.write_at(&block, 0).map_err(fail("write the stage"))?;
 
         barrier::prepare();
@@ -654,6 +523,7 @@ pub fn body_len(ranges: impl Iterator<Item = usize>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::leftovers::Leftovers;
     use caliburn_os::medium::{Files, Media};
     use caliburn_os::ordinal;
     use std::sync::Arc;
@@ -697,15 +567,15 @@ mod tests {
             if value % 30 < 28 { put(&stage, value) } else { put_by_another(value) }.unwrap();
         }
         drop(stage);
-        let left = leftovers(&*medium, &STORE, &BOOT).unwrap();
+        let left = Leftovers::read(&*medium, &STORE, &BOOT).unwrap();
         assert_eq!(left.appended, Some(Lsn(640)));
         let found = left.records;
         assert_eq!(values(&found), (10..100).collect::<Vec<_>>());
         assert!(
-            leftovers(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(),
+            Leftovers::read(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(),
             "another boot's stage was read"
         );
-        let error = leftovers(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
+        let error = Leftovers::read(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
         assert!(error.contains("another store"), "{error}");
     }
 
@@ -719,7 +589,7 @@ mod tests {
         let dead = std::thread::scope(|scope| scope.spawn(die).join());
         assert!(dead.is_err());
         put(&stage, 2).unwrap();
-        assert_eq!(values(&leftovers(&*medium, &STORE, &BOOT).unwrap().records), [1, 2]);
+        assert_eq!(values(&Leftovers::read(&*medium, &STORE, &BOOT).unwrap().records), [1, 2]);
     }
 
     #[test]

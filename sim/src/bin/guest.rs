@@ -1,12 +1,16 @@
 //! What runs inside a virtual machine that is about to crash (`cargo xtask vm`): verifies what the last crash
 //! left, then commits in two threads and says on its console what was acknowledged.
 //!
-//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `CRASH` is a letter for the kernel's
-//! sysrq trigger, or `-`.
+//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `CRASH` is `c` or `b` for the kernel's sysrq
+//! trigger; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the time, with
+//! marks in the log of a device mapper's writes; `v` to verify only.
 
 use caliburn::{Class, Mode, Region, Store};
+use std::fmt::Display;
 use std::io::Write;
-use std::time::Duration;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 const THREADS: usize = 2;
 const CELLS: u64 = 500;
@@ -43,13 +47,36 @@ fn say(text: String) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
+/// Unwraps; on a disk that is to fail, an error is a fair outcome, but nothing may be committed after it.
+fn expect<T, E: Display>(result: Result<T, E>, what: &str, fails: bool) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) if fails => {
+            say(format!("guest: failed, {what}: {error}\n"));
+            loop {
+                std::thread::park();
+            }
+        }
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+/// Notes in the log of writes what was acknowledged before.
+fn mark(acknowledged: &[AtomicU64; THREADS]) {
+    let [a, b] = acknowledged.each_ref().map(|n| n.load(SeqCst));
+    let arguments = ["message", "d", "0", "mark", &format!("ack.{a}.{b}")];
+    let status = Command::new("/bin/dmsetup").args(arguments).status().expect("dmsetup runs");
+    assert!(status.success(), "dmsetup: {status}");
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, store, log, crash, after, a, b] = &arguments[..] else { panic!("see the source") };
     let number = |text: &str| text.parse::<u64>().expect("a number");
     let path = std::path::Path::new(store);
+    let fails = crash == "f";
     if path.join("catalog").exists() {
-        let report = caliburn::check(path).expect("the store can be looked at");
+        let report = expect(caliburn::check(path), "check", fails);
         assert!(report.is_clean(), "{:?}", report.problems);
     }
     let mut options = Store::options();
@@ -57,28 +84,41 @@ fn main() {
     if log != "-" {
         options.log_path(log);
     }
-    let store = &options.open(path).expect("the store opens");
-    let segment = store.segment_or_create("data", (THREADS * PART) as u64).expect("a segment");
-    let region = &segment.map_all().expect("a region");
+    let store = &expect(options.open(path), "open", fails);
+    let segment = expect(store.segment_or_create("data", (THREADS * PART) as u64), "segment", fails);
+    let region = &expect(segment.map_all(), "map", fails);
     verify(region, [number(a), number(b)]);
     say(format!("guest: verified {} {}\n", region.load::<u64>(0), region.load::<u64>(PART)));
+    if crash == "v" {
+        return;
+    }
+    let acknowledged = &[AtomicU64::new(number(a)), AtomicU64::new(number(b))];
     std::thread::scope(|scope| {
-        if crash != "-" {
+        if crash == "w" {
+            scope.spawn(|| {
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_millis(number(after)) {
+                    mark(acknowledged);
+                }
+                std::process::exit(0);
+            });
+        } else if crash == "c" || crash == "b" {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(number(after)));
                 let _ = std::fs::write("/proc/sysrq-trigger", crash);
             });
         }
-        for thread in 0..THREADS {
+        for (thread, mine) in acknowledged.iter().enumerate() {
             scope.spawn(move || {
                 for number in region.load::<u64>(thread * PART) + 1.. {
-                    let mut tx = store.begin(Mode::Restore).expect("begun");
+                    let mut tx = expect(store.begin(Mode::Restore), "begin", fails);
                     for cell in cells(thread, number) {
-                        tx.store(region, thread * PART + cell * 64, &number).expect("declared");
+                        expect(tx.store(region, thread * PART + cell * 64, &number), "declare", fails);
                     }
                     let class = if mix(number).is_multiple_of(3) { Class::Power } else { Class::Process };
-                    tx.commit(class).expect("committed");
+                    expect(tx.commit(class), "commit", fails);
                     if class == Class::Power {
+                        mine.store(number, SeqCst);
                         say(format!("ack {thread} {number}\n"));
                     }
                 }

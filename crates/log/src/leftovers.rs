@@ -1,0 +1,176 @@
+//! What a process that was killed left in its stage: the commits that are not in the log yet, and where its
+//! log ends. Recovery reads it, `check` too; nobody has it mapped.
+
+use crate::format::{
+    self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC,
+    STAGE_MAKING, StageHeader,
+};
+use crate::log::MediaError;
+use crate::record::well_formed;
+use crate::stage::staged_at;
+use caliburn_os::host::Id;
+use caliburn_os::medium::Medium;
+use caliburn_os::simulated::planted;
+use std::io;
+use std::path::PathBuf;
+use zerocopy::FromBytes;
+
+/// Why a stage cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// The medium failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The stage is not what it must be.
+    #[error("stage {}, offset {offset}: {defect}", path.display())]
+    Bad {
+        /// The stage's file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
+}
+
+/// What a stage holds beyond the log.
+#[derive(Debug, Default)]
+pub struct Leftovers {
+    path: PathBuf,
+    /// Stamps and bodies of the records that were not folded, oldest first.
+    pub records: Vec<(u64, Vec<u8>)>,
+    /// No stamp in the stage is greater.
+    pub last: u64,
+    /// Where the log ends. Since the stage is of this boot, all of it must be there, forced or not, and what
+    /// was written beyond is in the stage, or was never committed.
+    pub appended: Option<Lsn>,
+}
+
+impl Leftovers {
+    /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
+    pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers, StageError> {
+        let Some((header, folded, appended)) = header(medium, store, boot)? else {
+            return Ok(Leftovers::default());
+        };
+        let read = |offset, len| read(medium, offset, len);
+        let bad = |offset, defect| bad(medium, offset, defect);
+        let chunk_bytes = header.chunk_bytes.get();
+        let mut found = Vec::new();
+        let mut last = folded;
+        for chunk in 0..header.chunks.get() {
+            let start = BLOCK as u64 + chunk * chunk_bytes;
+            let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));
+            if published > chunk_bytes - CHUNK_HEAD as u64 {
+                return Err(bad(start, Defect::Value("a chunk claims more bytes than it has".into())));
+            }
+            let bytes = read(start + CHUNK_HEAD as u64, published as usize)?;
+            let mut at = 0;
+            while let Some((staged, next)) = staged_at(&bytes, at) {
+                if !well_formed(staged.body) {
+                    let offset = start + (CHUNK_HEAD + at) as u64;
+                    return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
+                }
+                if staged.stamp >= folded {
+                    last = last.max(staged.stamp);
+                    found.push((staged.stamp, staged.body.to_vec()));
+                }
+                at = next;
+            }
+            if at != bytes.len() {
+                let offset = start + (CHUNK_HEAD + at) as u64;
+                return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
+            }
+        }
+        if !planted("leftovers-unsorted") {
+            found.sort_by_key(|(stamp, _)| *stamp);
+        }
+        Ok(Leftovers { path: medium.path().to_owned(), records: found, last, appended: Some(appended) })
+    }
+
+    /// Refuses a stage whose frontier lies before what its log says was forced ([`Image::forced`]). A process that
+    /// dies leaves none such; a medium that lost what was in the page cache, without a reboot, does.
+    ///
+    /// [`Image::forced`]: crate::image::Image::forced
+    pub fn not_older_than(&self, forced: Lsn) -> Result<(), StageError> {
+        let Some(end) = self.appended.filter(|end| *end < forced) else { return Ok(()) };
+        let text = format!(
+            "it is older than the log: it ends the log at LSN {end}, which was forced up to {forced}. The medium lost \
+             what was not forced, without a reboot; open read-only for salvage, or remove the stage, to go on with \
+             what was"
+        );
+        let offset = STAGE_CURRENT as u64;
+        Err(StageError::Bad { path: self.path.clone(), offset, defect: Defect::Value(text) })
+    }
+}
+
+fn bad(medium: &dyn Medium, offset: u64, defect: Defect) -> StageError {
+    StageError::Bad { path: medium.path().to_owned(), offset, defect }
+}
+
+fn read(medium: &dyn Medium, offset: u64, len: usize) -> Result<Vec<u8>, StageError> {
+    let mut bytes = vec![0; len];
+    match medium.read_at(&mut bytes, offset) {
+        Ok(()) => Ok(bytes),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err(bad(medium, offset, Defect::Value("the file was cut off".into())))
+        }
+        Err(error) => Err(MediaError::new("read the stage", medium, offset, error).into()),
+    }
+}
+
+/// The header and the frontier of a stage of this boot.
+fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<(StageHeader, u64, Lsn)>, StageError> {
+    if medium.len().map_err(|e| MediaError::new("measure the stage", medium, 0, e))? == 0 {
+        return Ok(None);
+    }
+    let block = read(medium, 0, BLOCK)?;
+    if block.iter().all(|byte| *byte == 0) || word(&block, STAGE_CURRENT) == STAGE_MAKING {
+        return Ok(None);
+    }
+    let (header, _) = StageHeader::read_from_prefix(&block).expect("a block holds a header");
+    let ours = [header.boot, block[STAGE_BOOT..STAGE_BOOT + 16].try_into().expect("sixteen bytes")]
+        .iter()
+        .any(|copy| copy == boot || planted("stage-of-another-boot"));
+    match format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store)) {
+        // The power failed while it was made, in an earlier boot.
+        Err(defect)
+            if !ours && (defect == Defect::Checksum || word(&block, 0) == 0 || word(&block, 8) == 0) =>
+        {
+            return Ok(None);
+        }
+        Err(defect) => return Err(bad(medium, 0, defect)),
+        Ok(_) if !ours => return Ok(None),
+        Ok(_) => {}
+    }
+    let (folded, appended) = frontier(&block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
+    Ok(Some((header, folded, appended)))
+}
+
+/// Where the log ends, if a stage of this boot tells. It may be in use.
+pub fn log_end(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Lsn>, StageError> {
+    Ok(header(medium, store, boot)?.map(|(_, _, appended)| appended))
+}
+
+fn word(block: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(block[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn frontier(block: &[u8]) -> Result<(u64, Lsn), Defect> {
+    match STAGE_FRONTIERS.get(word(block, STAGE_CURRENT) as usize) {
+        Some(at) => Ok((word(block, *at), Lsn(word(block, at + 8)))),
+        None => Err(Defect::Value("it does not say which of its frontiers counts".into())),
+    }
+}
+
+/// Moves the frontier of a stage that is not mapped: what is stamped before `folded` is in the log, which
+/// ends at `appended`.
+pub fn advance(medium: &dyn Medium, folded: u64, appended: Lsn) -> Result<(), MediaError> {
+    let fail = |action| move |e| MediaError::new(action, medium, STAGE_CURRENT as u64, e);
+    let mut block = [0; BLOCK];
+    medium.read_at(&mut block, 0).map_err(fail("read the stage"))?;
+    let next = u64::from(word(&block, STAGE_CURRENT) == 0);
+    let at = STAGE_FRONTIERS[next as usize] as u64;
+    let words = [folded.to_ne_bytes(), appended.0.to_ne_bytes()].concat();
+    medium.write_at(&words, at).map_err(fail("write the stage"))?;
+    medium.write_at(&next.to_ne_bytes(), STAGE_CURRENT as u64).map_err(fail("write the stage"))
+}
