@@ -1,7 +1,7 @@
 //! Coverage-guided fuzzing (libFuzzer), on the stable toolchain: the compiler's own coverage passes.
 
+use crate::succeed;
 use std::process::Command;
-use std::time::Instant;
 
 const FLAGS: &str = "--cfg caliburn_sim --cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -15,7 +15,7 @@ pub fn run(seconds: &str) -> Result<(), String> {
     build.args(["build", "--release", "--quiet", "--manifest-path", "fuzz/Cargo.toml"]);
     // A target, so that build scripts are not instrumented.
     build.args(["--target-dir", "target/fuzz", "--target", &host()?]).env("RUSTFLAGS", FLAGS);
-    finish(build, "build the fuzzers")?;
+    succeed(build, "build the fuzzers")?;
     for target in ["log", "store"] {
         for planted in ["", "record-sum-unchecked"] {
             let found = format!("target/fuzz/{target}-found");
@@ -31,7 +31,7 @@ pub fn run(seconds: &str) -> Result<(), String> {
                 "-detect_leaks=0",
             ]);
             fuzzer.arg(format!("-artifact_prefix=target/fuzz/{target}-")).env("CALIBURN_PLANTED", planted);
-            finish(fuzzer, &format!("fuzz {target} for {seconds} s, planted {planted:?}"))?;
+            succeed(fuzzer, &format!("fuzz {target} for {seconds} s, planted {planted:?}"))?;
         }
     }
     Ok(())
@@ -42,12 +42,4 @@ fn host() -> Result<String, String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));
     host.map(str::to_owned).ok_or_else(|| "rustc names no host".into())
-}
-
-fn finish(mut command: Command, what: &str) -> Result<(), String> {
-    println!("--- {what}");
-    let start = Instant::now();
-    let status = command.status().map_err(|e| format!("{what}: {e}"))?;
-    println!("--- {:.0} s", start.elapsed().as_secs_f64());
-    if status.success() { Ok(()) } else { Err(format!("{what}: {status}")) }
 }

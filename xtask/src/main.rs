@@ -48,15 +48,25 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command line; its failure is ours.
-fn run(line: &str) -> Result<(), String> {
-    println!("--- {line}");
-    let start = Instant::now();
+/// A command line without quotes.
+fn command(line: &str) -> Command {
     let mut words = line.split(' ');
-    let status = Command::new(words.next().unwrap_or_default()).args(words).status();
-    let status = status.map_err(|e| format!("{line}: {e}"))?;
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words);
+    command
+}
+
+fn run(line: &str) -> Result<(), String> {
+    succeed(command(line), line)
+}
+
+/// Runs a command, says how long it took; its failure is ours.
+fn succeed(mut command: Command, what: &str) -> Result<(), String> {
+    println!("--- {what}");
+    let start = Instant::now();
+    let status = command.status().map_err(|e| format!("{what}: {e}"))?;
     println!("--- {:.0} s", start.elapsed().as_secs_f64());
-    if status.success() { Ok(()) } else { Err(format!("{line}: {status}")) }
+    if status.success() { Ok(()) } else { Err(format!("{what}: {status}")) }
 }
 
 fn test() -> Result<(), String> {
@@ -91,11 +101,7 @@ fn test() -> Result<(), String> {
 fn kills(n: &str) -> Result<(), String> {
     let n: u32 = n.parse().map_err(|e| format!("{n:?}: {e}"))?;
     let line = "cargo test --release -p caliburn --test kill";
-    println!("--- {line}, {n} kills on each of four file systems");
-    let status = Command::new("cargo")
-        .args(line.split(' ').skip(1))
-        .env("CALIBURN_KILLS", n.to_string())
-        .status()
-        .map_err(|e| e.to_string())?;
-    if status.success() { Ok(()) } else { Err(format!("{line}: {status}")) }
+    let mut command = command(line);
+    command.env("CALIBURN_KILLS", n.to_string());
+    succeed(command, &format!("{line}, {n} kills on each of four file systems"))
 }

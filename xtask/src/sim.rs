@@ -1,6 +1,7 @@
 //! The crash tests, which need builds of their own: `--cfg caliburn_sim` has the simulator's hooks and the
 //! planted bugs, `--cfg caliburn_shuttle` the deterministic scheduler too.
 
+use crate::succeed;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -16,14 +17,6 @@ fn cargo((folder, flags): (&str, &str), line: &str) -> Command {
     let mut command = Command::new("cargo");
     command.args(line.split(' ')).args(["--profile", "sim", "--target-dir", folder]).env("RUSTFLAGS", flags);
     command
-}
-
-fn succeed(mut command: Command, what: &str) -> Result<(), String> {
-    println!("--- {what}");
-    let start = Instant::now();
-    let status = command.status().map_err(|e| format!("{what}: {e}"))?;
-    println!("--- {:.0} s", start.elapsed().as_secs_f64());
-    if status.success() { Ok(()) } else { Err(format!("{what}: {status}")) }
 }
 
 fn build(kind: (&str, &str)) -> Result<PathBuf, String> {

@@ -526,6 +526,8 @@ mod tests {
     use crate::leftovers::Leftovers;
     use caliburn_os::medium::{Files, Media};
     use caliburn_os::ordinal;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
     use std::sync::Arc;
 
     const STORE: Id = [7; 16];
@@ -577,6 +579,45 @@ mod tests {
         );
         let error = Leftovers::read(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
         assert!(error.contains("another store"), "{error}");
+    }
+
+    proptest! {
+        /// Whatever two lanes append and the flusher takes away, what is left over is what was not taken, in
+        /// the order in which it was appended.
+        #[test]
+        fn what_is_left_over_is_what_was_not_folded(steps in vec((0..10u8, 1..60u64), 1..60)) {
+            let dir = tempfile::tempdir().unwrap();
+            let medium = medium(&dir);
+            let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
+            let (mut waiting, mut next) = (Vec::new(), 0);
+            for (what, count) in steps {
+                let mut put_some = || for _ in 0..count {
+                    if put(&stage, next).is_some() {
+                        waiting.push(next);
+                        next += 1;
+                    }
+                };
+                match what {
+                    0..=4 => put_some(),
+                    5..=7 => std::thread::scope(|scope| scope.spawn(put_some).join().unwrap()),
+                    _ => {
+                        let (horizon, mut found) = (stage.horizon(), Vec::new());
+                        stage.collect(horizon, &mut found);
+                        let found: Vec<_> = found.iter().map(|s| (s.stamp, s.body.to_vec())).collect();
+                        prop_assert_eq!(&values(&found), &waiting);
+                        // Nine: the process would die between collecting and folding.
+                        if what == 8 {
+                            waiting.clear();
+                            stage.advance(Some(horizon), Lsn(next * 64));
+                            stage.fold();
+                        }
+                    }
+                }
+            }
+            drop(stage);
+            let left = Leftovers::read(&*medium, &STORE, &BOOT).unwrap();
+            prop_assert_eq!(values(&left.records), waiting);
+        }
     }
 
     #[test]
