@@ -2,9 +2,9 @@
 //! appends to a circular history: four ranges of 24 bytes.
 
 use crate::Arguments;
-use crate::floor::{ForcedWrite, Mapped, Plain, Undo};
+use crate::floor::{ForcedWrite, HandWritten, Mapped, Plain};
 use crate::report::{self, Line, Random};
-use crate::target::{Declare, Failure, Redo, Target, options};
+use crate::target::{Declare, Failure, Redo, Target, Undo, options};
 use caliburn::Class;
 use serde_json::json;
 
@@ -119,30 +119,34 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         json!({"accounts": arguments.accounts, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
 
     let mut plain = Plain(Mapped::new(&dir.path().join("plain"), bytes)?);
-    let log = Mapped::new(&dir.path().join("undo.log"), 1 << 20)?;
-    let mut undo = Undo::new(Mapped::new(&dir.path().join("undo"), bytes)?, log);
+    let log = Mapped::new(&dir.path().join("floor.log"), 1 << 20)?;
+    let mut floor = HandWritten::new(Mapped::new(&dir.path().join("floor"), bytes)?, log);
     let options = options(arguments.log_mb, arguments.stage_mb);
     let mut redo = Redo::new(&dir.path().join("store"), &options, bytes, Class::Process)?;
-    let mut streams: Vec<Stream> = (0..3).map(|_| Stream::new(layout, 0x1234_5678_9ABC_DEF1)).collect();
+    let mut undo = Undo::new(&dir.path().join("undo"), &options, bytes, Class::Process)?;
+    let mut streams: Vec<Stream> = (0..4).map(|_| Stream::new(layout, 0x1234_5678_9ABC_DEF1)).collect();
     let line = |system, policy, class| Line::new(system, policy, class, 1, params.clone());
     let mut lines = [
         line(Plain::NAME, Plain::POLICY, "process"),
-        line(Undo::NAME, Undo::POLICY, "process"),
+        line(HandWritten::NAME, HandWritten::POLICY, "process"),
         line(Redo::NAME, Redo::POLICY, "process"),
+        line(Undo::NAME, Undo::POLICY, "process"),
     ];
     for round in 0..=arguments.rounds {
         let samples = [
             report::measure(arguments.seconds, 64, || streams[0].step(&mut plain)),
-            report::measure(arguments.seconds, 64, || streams[1].step(&mut undo)),
+            report::measure(arguments.seconds, 64, || streams[1].step(&mut floor)),
             report::measure(arguments.seconds, 64, || streams[2].step(&mut redo)),
+            report::measure(arguments.seconds, 64, || streams[3].step(&mut undo)),
         ];
         for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
             line.rounds.push(sample);
         }
     }
     streams[0].check(&plain)?;
-    streams[1].check(&undo)?;
+    streams[1].check(&floor)?;
     streams[2].check(&redo)?;
+    streams[3].check(&undo)?;
     report::print("debit-credit", arguments.json, &lines, 1);
     let statistics = redo.store().statistics();
     if !arguments.json {

@@ -65,18 +65,18 @@ impl Declare for &Mapped {
 
 /// A hand-written undo log in mapped memory: old values are appended to the log before the store, and
 /// one store empties the log at commit. What Vista does, with nothing around it.
-pub struct Undo {
+pub struct HandWritten {
     data: Mapped,
     log: Mapped,
 }
 
-impl Undo {
-    pub fn new(data: Mapped, log: Mapped) -> Undo {
-        Undo { data, log }
+impl HandWritten {
+    pub fn new(data: Mapped, log: Mapped) -> HandWritten {
+        HandWritten { data, log }
     }
 }
 
-impl Undo {
+impl HandWritten {
     fn used(&self) -> &AtomicU64 {
         // SAFETY: the mapping begins with the count of log bytes in use, aligned.
         unsafe { &*self.log.base.cast::<AtomicU64>() }
@@ -84,14 +84,14 @@ impl Undo {
 }
 
 pub struct UndoTx<'a> {
-    undo: &'a Undo,
+    undo: &'a HandWritten,
     at: usize,
 }
 
 impl Declare for UndoTx<'_> {
     #[inline]
     fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
-        let Undo { data, log } = self.undo;
+        let HandWritten { data, log } = self.undo;
         assert!(offset + len <= data.len && self.at + 16 + len <= log.len);
         // SAFETY: both ranges are in bounds, as just asserted.
         unsafe {
@@ -105,7 +105,7 @@ impl Declare for UndoTx<'_> {
     }
 }
 
-impl Target for Undo {
+impl Target for HandWritten {
     const NAME: &'static str = "hand-written undo log";
     const POLICY: &'static str = "undo";
 

@@ -87,8 +87,9 @@ pub fn print(workload: &str, json: bool, lines: &[Line], floor: usize) {
             );
         } else {
             println!(
-                "{workload:13} {:24} {:8} {:3} thr  {:>12.1} ns/tx {:>12.0} tx/s  p50 {:>9} ns  p99 {:>9} ns  {:>6.2}x floor  {}",
+                "{workload:13} {:21} {:4} {:8} {:3} thr  {:>12.1} ns/tx {:>12.0} tx/s  p50 {:>9} ns  p99 {:>9} ns  {:>6.2}x floor  {}",
                 line.system,
+                line.policy,
                 line.class,
                 line.threads,
                 ns,

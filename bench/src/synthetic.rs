@@ -1,9 +1,9 @@
 //! `synthetic` (Vista, Figure 5a): each transaction changes one range of a given size at a random place.
 
 use crate::Arguments;
-use crate::floor::{Mapped, Plain, Undo};
+use crate::floor::{HandWritten, Mapped, Plain};
 use crate::report::{self, Line, Random};
-use crate::target::{Declare, Failure, Redo, Target, options};
+use crate::target::{Declare, Failure, Redo, Target, Undo, options};
 use caliburn::Class;
 use serde_json::json;
 
@@ -12,23 +12,28 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     for &size in &arguments.sizes {
         let mut plain = Plain(Mapped::new(&dir.path().join("plain"), bytes)?);
-        let log = Mapped::new(&dir.path().join("undo.log"), 16 << 20)?;
-        let mut undo = Undo::new(Mapped::new(&dir.path().join("undo"), bytes)?, log);
+        let log = Mapped::new(&dir.path().join("floor.log"), 16 << 20)?;
+        let mut floor = HandWritten::new(Mapped::new(&dir.path().join("floor"), bytes)?, log);
         let path = dir.path().join(format!("store-{size}"));
         let mut redo =
             Redo::new(&path, &options(arguments.log_mb, arguments.stage_mb), bytes, Class::Process)?;
+        let undo_path = dir.path().join(format!("undo-{size}"));
+        let mut undo =
+            Undo::new(&undo_path, &options(arguments.log_mb, arguments.stage_mb), bytes, Class::Process)?;
         let params = json!({"bytes": size, "data_mb": bytes >> 20, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
         let line = |system, policy| Line::new(system, policy, "process", 1, params.clone());
         let mut lines = [
             line(Plain::NAME, Plain::POLICY),
-            line(Undo::NAME, Undo::POLICY),
+            line(HandWritten::NAME, HandWritten::POLICY),
             line(Redo::NAME, Redo::POLICY),
+            line(Undo::NAME, Undo::POLICY),
         ];
         for round in 0..=arguments.rounds {
             let samples = [
                 drive(&mut plain, size, bytes, arguments.seconds),
-                drive(&mut undo, size, bytes, arguments.seconds),
+                drive(&mut floor, size, bytes, arguments.seconds),
                 drive(&mut redo, size, bytes, arguments.seconds),
+                drive(&mut undo, size, bytes, arguments.seconds),
             ];
             // The first round warms up: pages are touched for the first time.
             for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
@@ -36,8 +41,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
         report::print("synthetic", arguments.json, &lines, 1);
-        drop(redo);
+        drop((redo, undo));
         std::fs::remove_dir_all(path)?;
+        std::fs::remove_dir_all(undo_path)?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What a workload runs on: some memory with transactions, or with less.
 
-use caliburn::{Class, Mode, Options, Region, Store, Transaction};
+use caliburn::{Class, Mode, Options, Policy, Region, Store, Transaction};
 use std::path::Path;
 
 pub type Failure = Box<dyn std::error::Error>;
@@ -26,8 +26,8 @@ pub trait Declare {
     fn declare(&mut self, offset: usize, len: usize) -> *mut u8;
 }
 
-/// A Caliburn store with one region.
-pub struct Redo {
+/// A Caliburn store with one region, with the redo policy or the undo policy.
+pub struct Caliburn<const UNDO: bool> {
     region: Region,
     store: Store,
     mode: Mode,
@@ -40,11 +40,15 @@ pub fn options(log_mb: u64, stage_mb: u64) -> Options {
     options
 }
 
-impl Redo {
-    pub fn new(dir: &Path, options: &Options, bytes: usize, class: Class) -> Result<Redo, Failure> {
-        let store = options.open(dir)?;
+pub type Redo = Caliburn<false>;
+pub type Undo = Caliburn<true>;
+
+impl<const UNDO: bool> Caliburn<UNDO> {
+    pub fn new(dir: &Path, options: &Options, bytes: usize, class: Class) -> Result<Self, Failure> {
+        let policy = if UNDO { Policy::Undo } else { Policy::Redo };
+        let store = options.clone().policy(policy).open(dir)?;
         let region = store.segment_or_create("data", bytes as u64)?.map_all()?;
-        Ok(Redo { region, store, mode: Mode::Restore, class })
+        Ok(Caliburn { region, store, mode: Mode::Restore, class })
     }
 
     pub fn store(&self) -> &Store {
@@ -52,12 +56,12 @@ impl Redo {
     }
 }
 
-pub struct RedoTx<'a> {
+pub struct Tx<'a> {
     tx: Transaction<'a>,
     region: &'a Region,
 }
 
-impl Declare for RedoTx<'_> {
+impl Declare for Tx<'_> {
     #[inline]
     fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
         self.tx.set_range(self.region, offset..offset + len).expect("the workload stays in bounds");
@@ -66,16 +70,16 @@ impl Declare for RedoTx<'_> {
     }
 }
 
-impl Target for Redo {
+impl<const UNDO: bool> Target for Caliburn<UNDO> {
     const NAME: &'static str = "caliburn";
-    const POLICY: &'static str = "redo";
+    const POLICY: &'static str = if UNDO { "undo" } else { "redo" };
 
-    type Tx<'a> = RedoTx<'a>;
+    type Tx<'a> = Tx<'a>;
 
     #[inline]
-    fn transaction(&mut self, change: impl FnOnce(&mut RedoTx<'_>)) {
+    fn transaction(&mut self, change: impl FnOnce(&mut Tx<'_>)) {
         let tx = self.store.begin(self.mode).expect("the store is sound");
-        let mut tx = RedoTx { tx, region: &self.region };
+        let mut tx = Tx { tx, region: &self.region };
         change(&mut tx);
         tx.tx.commit(self.class).expect("the store is sound");
     }

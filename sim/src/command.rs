@@ -1,5 +1,6 @@
 //! `exhaustive`, `torture`, `faults`, `replay`.
 
+use caliburn::Policy;
 use caliburn_sim::explore::{self, Care, Explorer, Failure};
 use caliburn_sim::life::{Birth, nursery};
 use caliburn_sim::random::Random;
@@ -19,6 +20,15 @@ struct Command {
     /// Threads, each with machines of its own.
     #[arg(long, default_value_t = 2, global = true)]
     threads: u64,
+    /// With the undo policy, in place of redo.
+    #[arg(long, global = true)]
+    undo: bool,
+}
+
+impl Command {
+    fn policy(&self) -> Policy {
+        if self.undo { Policy::Undo } else { Policy::Redo }
+    }
 }
 
 #[derive(Subcommand)]
@@ -114,7 +124,7 @@ pub fn main() -> ExitCode {
     let totals = Totals::default();
     let start = Instant::now();
     if let Kind::Replay { path } = &command.kind {
-        return match explore::replay(&nursery(), path, true) {
+        return match explore::replay(&nursery(command.policy()), path, true) {
             Ok(()) => {
                 println!("nothing is wrong");
                 ExitCode::SUCCESS
@@ -170,7 +180,7 @@ fn threads(_schedules: u64, _seed: u64) -> ExitCode {
 }
 
 fn work(command: &Command, thread: u64, totals: &Totals) {
-    let birth = nursery();
+    let birth = nursery(command.policy());
     let mine = |number: u64| number % command.threads == thread;
     let stopped = || totals.stop.load(Ordering::Relaxed);
     match command.kind {
@@ -213,7 +223,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             }
         }
         Kind::Creation if thread > 0 => {}
-        Kind::Creation => match creation::creation(&mut Random::new(1)) {
+        Kind::Creation => match creation::creation(command.policy(), &mut Random::new(1)) {
             Ok(cases) => drop(totals.images.fetch_add(cases, Ordering::Relaxed)),
             Err(failure) => totals.fail("creation", &failure),
         },
@@ -240,7 +250,7 @@ fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), to
     let mine = |number: u64| number % part.1 == part.0;
     let stopped = || totals.stop.load(Ordering::Relaxed);
     let care = Care { losses: 1, first: 64, later, lives: 2 };
-    for path in explore::FOUND.iter().filter(|_| part.0 == 0) {
+    for path in explore::FOUND.iter().filter(|_| part.0 == 0 && birth.policy == Policy::Redo) {
         if let Err(why) = explore::replay(birth, path, false) {
             totals.fail("found before", &Failure { path: (*path).into(), why });
         }

@@ -3,19 +3,19 @@
 
 use crate::disk::{Disk, Loss};
 use crate::explore::Failure;
-use crate::life::{LifeMachine, SEGMENT, STORE, options};
+use crate::life::{LOST, LifeMachine, SEGMENT, STORE, options};
 use crate::media::{Entry, Fault, Machine};
 use crate::random::Random;
-use caliburn::{Class, Mode};
+use caliburn::{Class, Mode, Policy};
 use std::sync::Arc;
 
 /// What was acknowledged.
 const STEPS: [&str; 3] = ["the store", "segment a", "segment b"];
 
 /// Makes a store and two segments; the names of what was acknowledged are counted by `done`.
-fn make(machine: &Arc<Machine<usize>>) -> Result<(), String> {
+fn make(machine: &Arc<Machine<usize>>, policy: Policy) -> Result<(), String> {
     machine.run(|| {
-        let store = options(machine, 50).open(STORE).map_err(|e| e.to_string())?;
+        let store = options(machine, 50, policy).open(STORE).map_err(|e| e.to_string())?;
         machine.mark(1);
         for (i, name) in ["a", "b"].into_iter().enumerate() {
             store.segment_or_create(name, SEGMENT).map_err(|e| e.to_string())?;
@@ -26,11 +26,16 @@ fn make(machine: &Arc<Machine<usize>>) -> Result<(), String> {
 }
 
 /// Opens what is left, makes what is missing, uses it; `acknowledged` must be there already.
-fn take_up(disk: Disk, boot: u8, acknowledged: usize) -> Result<(), String> {
+fn take_up(disk: Disk, boot: u8, acknowledged: usize, policy: Policy) -> Result<(), String> {
     let machine: Arc<LifeMachine> = Machine::new(disk, [boot; 16], u64::from(boot) << 41, false, None);
     machine.run(|| {
-        let mut options = options(&machine, 50);
+        let mut options = options(&machine, 50, policy);
         let there = options.create(false).open(STORE);
+        // With the undo policy a store that was in use is lost with its memory.
+        let lost = policy == Policy::Undo && boot != 1;
+        if lost && there.as_ref().is_err_and(|e| e.to_string().contains(LOST)) {
+            return Ok(());
+        }
         if acknowledged > 0 {
             let store = there.map_err(|e| format!("{} is not there: {e}", STEPS[0]))?;
             for (i, name) in ["a", "b"].iter().enumerate().take(acknowledged - 1) {
@@ -50,7 +55,8 @@ fn take_up(disk: Disk, boot: u8, acknowledged: usize) -> Result<(), String> {
             }
             let mut tx = store.begin(Mode::Restore).map_err(|e| e.to_string())?;
             tx.store(&region, 8, &7u64).map_err(|e| e.to_string())?;
-            tx.commit(Class::Power).map_err(|e| e.to_string())?;
+            let class = if policy == Policy::Undo { Class::Process } else { Class::Power };
+            tx.commit(class).map_err(|e| e.to_string())?;
         }
         store.close().map_err(|e| e.to_string())?;
         let report = options.check(STORE).map_err(|e| e.to_string())?;
@@ -60,7 +66,7 @@ fn take_up(disk: Disk, boot: u8, acknowledged: usize) -> Result<(), String> {
 
 /// Cuts the making of a store after everything it does, and fails every operation of it once. The number of
 /// cases.
-pub fn creation(random: &mut Random) -> Result<u64, Failure> {
+pub fn creation(policy: Policy, random: &mut Random) -> Result<u64, Failure> {
     let fail = |why: String| Failure { path: "creation".into(), why };
     let mut cases = 0;
     let mut crash = |machine: &Arc<Machine<usize>>, all: bool| {
@@ -79,20 +85,20 @@ pub fn creation(random: &mut Random) -> Result<u64, Failure> {
             let cut = losses.map(|loss| (disk.after_power_cut(loss), 9));
             for (disk, boot) in cut.into_iter().chain([(disk.clone(), 1)]) {
                 cases += 1;
-                take_up(disk, boot, acknowledged).map_err(|e| format!("cut after {i}: {e}"))?;
+                take_up(disk, boot, acknowledged, policy).map_err(|e| format!("cut after {i}: {e}"))?;
             }
         }
         Ok(())
     };
     let sound = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
-    make(&sound).map_err(fail)?;
+    make(&sound, policy).map_err(fail)?;
     crash(&sound, true).map_err(fail)?;
     for at in 0..sound.operations() {
         for part in [0, 32, 64] {
             let fault = Fault { at, lasting: false, full: at % 2 == 0, part };
             let machine = Machine::new(Disk::default(), [1; 16], 1 << 40, false, Some(fault));
             // Whether it was noticed or not: what was acknowledged counts.
-            let _ = make(&machine);
+            let _ = make(&machine, policy);
             crash(&machine, false).map_err(|e| fail(format!("{fault:?}: {e}")))?;
         }
     }

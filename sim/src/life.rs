@@ -6,7 +6,7 @@ use crate::media::{Entry, Fault, Machine, MachineMedia};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
 use crate::script::{End, Script, Step};
-use caliburn::{Class, Mode, Options, Region, Store, Tuning};
+use caliburn::{Class, Mode, Options, Policy, Region, Store, Tuning};
 use caliburn_os::host::Id;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,7 +38,12 @@ pub struct Birth {
     pub short: bool,
     /// Share of the log at which truncation begins, in percent.
     pub truncate_percent: u8,
+    /// The store's recovery policy.
+    pub policy: Policy,
 }
+
+/// What an opening says of a store with the undo policy that was in use when its memory was lost.
+pub const LOST: &str = "in use when the system went down";
 
 /// How a life went.
 #[derive(Debug)]
@@ -68,6 +73,7 @@ struct Life {
     steps: u64,
     hold: bool,
     truncate_percent: u8,
+    policy: Policy,
 }
 
 struct Undecided {
@@ -95,11 +101,12 @@ fn wrong<T>(text: impl Into<String>) -> Result<T, Ended> {
 pub fn options<M: std::fmt::Debug + Send + 'static>(
     machine: &Arc<Machine<M>>,
     truncate_percent: u8,
+    policy: Policy,
 ) -> Options {
     let mut options = Store::options();
     let tuning = Tuning { memory_budget: Some(1 << 30), truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
-    options.background(false).tuning(tuning).media(Arc::new(MachineMedia(machine.clone())));
+    options.policy(policy).background(false).tuning(tuning).media(Arc::new(MachineMedia(machine.clone())));
     options
 }
 
@@ -119,7 +126,7 @@ pub fn live(
     machine.run(|| {
         let mut life = match Life::begin(birth, machine) {
             Ok((life, found)) => (life, found),
-            Err(Ended::Failed(why)) if machine.failed() => {
+            Err(Ended::Failed(why)) if machine.failed() || birth.may_be_lost(&why) => {
                 let (history, journal, time) =
                     (birth.history.clone(), machine.take_journal(), machine.time());
                 return Ok(Lived { found: None, history, journal, time, failed: Some(why) });
@@ -143,6 +150,14 @@ pub fn live(
     })
 }
 
+impl Birth {
+    /// Whether a store may be refused for that reason: memory that was lost, of a store that was not closed.
+    fn may_be_lost(&self, why: &str) -> bool {
+        let fair = self.policy == Policy::Undo && self.durable && !self.bounds.closed;
+        fair && why.contains(LOST)
+    }
+}
+
 /// The machine of a life that begins thus.
 pub fn machine(birth: &Birth, fault: Option<Fault>) -> Arc<LifeMachine> {
     Machine::new(birth.disk.clone(), birth.boot, birth.time, birth.short, fault)
@@ -150,13 +165,18 @@ pub fn machine(birth: &Birth, fault: Option<Fault>) -> Arc<LifeMachine> {
 
 impl Life {
     fn begin(birth: &Birth, machine: &Arc<LifeMachine>) -> Result<(Life, usize), Ended> {
-        let options = options(machine, birth.truncate_percent);
+        let options = options(machine, birth.truncate_percent, birth.policy);
         let failed = |what: &str, error: &dyn std::fmt::Display| Ended::Failed(format!("{what}: {error}"));
         let report = options.check(STORE).map_err(|e| failed("check", &e))?;
         if !report.is_clean() {
             let text = format!("check found damage: {:?}", report.problems);
-            return if machine.failed() { Err(Ended::Failed(text)) } else { wrong(text) };
+            return if machine.failed() || birth.may_be_lost(&text) {
+                Err(Ended::Failed(text))
+            } else {
+                wrong(text)
+            };
         }
+        machine.mark(Mark::Reopening);
         let store = options.open(STORE).map_err(|e| failed("open", &e))?;
         let segment = store.segment("data").map_err(|e| failed("segment", &e))?;
         let len = segment.len();
@@ -192,6 +212,7 @@ impl Life {
             live: state.memory.clone(),
             undecided: undecided.collect(),
             truncate_percent: birth.truncate_percent,
+            policy: birth.policy,
             steps: 0,
             hold: false,
             number: found as u64 * 7919 + machine.operations(),
@@ -224,8 +245,17 @@ impl Life {
         Ok(())
     }
 
+    /// A commit that has returned; with the undo policy none is ever forced.
+    fn forced(&self, state: usize) {
+        let forced = self.policy == Policy::Redo;
+        self.machine.mark(if forced { Mark::Forced(state) } else { Mark::Committed(state) });
+    }
+
     /// Without threads nobody else does, so nobody must have to wait for it.
     fn make_room(&mut self) -> Step0 {
+        if self.policy == Policy::Undo {
+            return Ok(());
+        }
         let free = |life: &Life| {
             let query = life.store().query();
             query.log_bytes - query.log_used
@@ -257,19 +287,24 @@ impl Life {
         let newest = self.history.newest().0;
         match step {
             Step::Transaction { restore, end, ranges } => self.transaction(*restore, *end, ranges)?,
+            Step::Flush if self.policy == Policy::Undo => {
+                if self.store().flush().is_ok() {
+                    return wrong("a flush succeeded that cannot be had");
+                }
+            }
             Step::Flush => {
                 self.store().flush().map_err(failure)?;
                 self.machine.mark(Mark::Forced(newest));
             }
             Step::Truncate => {
                 self.store().truncate().map_err(failure)?;
-                self.machine.mark(Mark::Forced(newest));
+                self.forced(newest);
             }
             Step::Tend => self.tend(false)?,
             Step::Trim => self.store().tend_truncation().map_err(failure)?,
             Step::Force => {
                 self.tend(true)?;
-                self.machine.mark(Mark::Forced(newest));
+                self.forced(newest);
             }
             Step::Grow => {
                 let len = self.region().len() as u64 + SEGMENT;
@@ -283,8 +318,12 @@ impl Life {
             Step::Reopen if self.in_process() => {}
             Step::Reopen => {
                 self.close()?;
-                self.store =
-                    Some(options(&self.machine, self.truncate_percent).open(STORE).map_err(failure)?);
+                self.machine.mark(Mark::Reopening);
+                self.store = Some(
+                    options(&self.machine, self.truncate_percent, self.policy)
+                        .open(STORE)
+                        .map_err(failure)?,
+                );
                 self.region =
                     Some(self.store().segment("data").map_err(failure)?.map_all().map_err(failure)?);
                 self.undecided.iter_mut().for_each(|u| u.recovered = true);
@@ -313,6 +352,8 @@ impl Life {
             return Ok(());
         }
         let (_, before) = self.history.newest();
+        // Undecided and forced transactions are not to be had with the undo policy.
+        let end = if self.policy == Policy::Undo && end != End::Abort { End::Lazy } else { end };
         if end == End::Prepare {
             let id = number.to_be_bytes().to_vec();
             let mut state = (**before).clone();
@@ -403,7 +444,7 @@ impl Life {
         let newest = self.history.newest().0;
         self.region = None;
         self.store.take().expect("open until the end").close().map_err(failure)?;
-        self.machine.mark(Mark::Forced(newest));
+        self.machine.mark(Mark::Closed(newest));
         Ok(())
     }
 
@@ -447,10 +488,10 @@ fn bytes(region: &Region) -> &[u8] {
 }
 
 /// A store with an empty segment, closed in good order, on a machine that was then switched off.
-pub fn nursery() -> Birth {
+pub fn nursery(policy: Policy) -> Birth {
     let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
     machine.run(|| {
-        let store = options(&machine, 50).open(STORE).expect("a sound machine makes a store");
+        let store = options(&machine, 50, policy).open(STORE).expect("a sound machine makes a store");
         store.create_segment("data", SEGMENT).expect("a sound machine makes a segment");
         store.close().expect("a sound machine closes a store");
     });
@@ -460,6 +501,7 @@ pub fn nursery() -> Birth {
         durable: true,
         short: false,
         truncate_percent: 50,
+        policy,
         time: 1 << 41,
         bounds: Bounds::exactly(0, SEGMENT),
         history: History::new(State::default()),

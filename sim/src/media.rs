@@ -75,7 +75,8 @@ struct State<M> {
     fault: Option<Fault>,
     failed: bool,
     descriptors: HashMap<RawFd, FileId>,
-    mappings: Vec<(usize, usize, FileId)>,
+    /// Address, length, file, and offset in it.
+    mappings: Vec<(usize, usize, FileId, u64)>,
     locked: bool,
 }
 
@@ -181,16 +182,16 @@ thread_local! {
 }
 
 impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
-    fn mapped(&self, descriptor: RawFd, base: usize, len: usize) {
+    fn mapped(&self, descriptor: RawFd, base: usize, len: usize, offset: u64) {
         let mut state = self.0.lock();
         let id = state.descriptors[&descriptor];
-        state.mappings.push((base, len, id));
+        state.mappings.push((base, len, id, offset));
     }
 
     fn stored(&self, at: usize, len: usize) {
         let mut state = self.0.lock();
-        let inside = |(base, bytes, _): &&(usize, usize, FileId)| (*base..base + bytes).contains(&at);
-        let Some(&(base, _, id)) = state.mappings.iter().rev().find(inside) else { return };
+        let inside = |(base, bytes, ..): &&(usize, usize, FileId, u64)| (*base..base + bytes).contains(&at);
+        let Some(&(base, _, id, offset)) = state.mappings.iter().rev().find(inside) else { return };
         STORED.with_borrow_mut(|bytes| {
             bytes.resize(len, 0);
             // SAFETY: this thread has just stored these bytes, and no other uses this store.
@@ -198,7 +199,7 @@ impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
                 let source = std::ptr::with_exposed_provenance::<u8>(at);
                 source.copy_to_nonoverlapping(bytes.as_mut_ptr(), len);
             }
-            state.act(Act::Store(id, (at - base) as u64, bytes[..].into()));
+            state.act(Act::Store(id, offset + (at - base) as u64, bytes[..].into()));
         });
     }
 

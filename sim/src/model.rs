@@ -34,12 +34,16 @@ pub enum Mark {
     /// The store was opened and showed that state: nothing else can be found any more by the death of the process;
     /// a power cut may still bring an earlier one, but no later one.
     Opened(usize),
+    /// It is opened again; whether it is still in good order is unknown.
+    Reopening,
     /// From here on the state of that number may be found after a crash.
     Begun(usize),
     /// It was acknowledged: nothing earlier may be found after the death of the process...
     Committed(usize),
     /// ... after a power cut.
     Forced(usize),
+    /// The store was closed in good order, with that state.
+    Closed(usize),
     /// The segment may be that long.
     GrowthBegun(u64),
     /// The segment is that long.
@@ -57,6 +61,8 @@ pub struct Bounds {
     pub proven: usize,
     /// Latest.
     pub highest: usize,
+    /// Whether the store was closed in good order, and not opened since.
+    pub closed: bool,
     /// Exactly this one, before a power cut: a recovery that was cut short had come to it.
     pub exact: Option<usize>,
     /// Shortest and longest that the segment may be.
@@ -71,6 +77,7 @@ impl Bounds {
             power: number,
             proven: number,
             highest: number,
+            closed: true,
             exact: None,
             len: (len, len),
         }
@@ -79,9 +86,15 @@ impl Bounds {
     /// Takes note.
     pub fn note(&mut self, mark: Mark) {
         match mark {
+            Mark::Closed(number) => {
+                self.note(Mark::Forced(number));
+                self.closed = true;
+            }
             Mark::Opened(number) => {
+                self.closed = false;
                 (self.process, self.highest, self.exact) = (number, number, None);
             }
+            Mark::Reopening => self.closed = false,
             Mark::Begun(number) => self.highest = self.highest.max(number),
             Mark::Committed(number) => self.process = self.process.max(number),
             Mark::Forced(number) => {

@@ -36,9 +36,17 @@ pub fn test() -> Result<(), String> {
     clippy.args(["--", "--deny", "warnings"]);
     succeed(clippy, "clippy of the simulator")?;
     succeed(cargo(SIM, "test --quiet -p caliburn-sim"), "tests of the simulator")?;
-    for line in
-        ["exhaustive --transactions 3 --later 1", "torture --images 100000", "faults", "creation", "flips"]
-    {
+    for line in [
+        "exhaustive --transactions 3 --later 1",
+        "torture --images 100000",
+        "faults",
+        "creation",
+        "flips",
+        "exhaustive --transactions 3 --undo",
+        "torture --images 30000 --undo",
+        "faults --undo",
+        "creation --undo",
+    ] {
         simulate(SIM, line)?;
     }
     simulate(SHUTTLE, "threads --schedules 4000")?;

@@ -6,7 +6,7 @@
 
 mod support;
 
-use caliburn::{Class, Mode, Options, Region, Store};
+use caliburn::{Class, Mode, Options, Policy, Region, Store};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -18,9 +18,9 @@ const THREADS: usize = 2;
 const PART: usize = 256 << 10;
 const CELLS: u64 = 2000;
 
-fn options() -> Options {
+fn options(policy: Policy) -> Options {
     let mut options = support::options();
-    options.log_bytes(256 << 10).stage_bytes(128 << 10);
+    options.log_bytes(256 << 10).stage_bytes(128 << 10).policy(policy);
     options
 }
 
@@ -63,7 +63,8 @@ fn child() {
         report(info);
         std::process::exit(1);
     }));
-    let store = options().open(Path::new(&path)).unwrap();
+    let policy = if std::env::var_os("CALIBURN_KILL_UNDO").is_some() { Policy::Undo } else { Policy::Redo };
+    let store = options(policy).open(Path::new(&path)).unwrap();
     let memory = region(&store);
     let (store, memory) = (&store, &memory);
     std::thread::scope(|scope| {
@@ -102,8 +103,8 @@ fn child() {
                         tx.abort();
                         continue;
                     }
-                    tx.commit(if mix(number).is_multiple_of(11) { Class::Power } else { Class::Process })
-                        .unwrap();
+                    let power = policy == Policy::Redo && mix(number).is_multiple_of(11);
+                    tx.commit(if power { Class::Power } else { Class::Process }).unwrap();
                     say(&format!("ack {thread} {number}"));
                 }
             });
@@ -130,31 +131,38 @@ fn expected(thread: usize, last: u64) -> Vec<u64> {
 #[test]
 fn killed_at_any_moment_nothing_acknowledged_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    kill_again_and_again(dir.path(), 1);
+    kill_again_and_again(dir.path(), 1, Policy::Redo);
+}
+
+#[test]
+fn the_same_with_the_undo_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    kill_again_and_again(dir.path(), 5, Policy::Undo);
+    let Some(mount) = support::mount("64m") else { return };
+    kill_again_and_again(&mount.path, 6, Policy::Undo);
 }
 
 #[test]
 fn the_same_in_memory() {
     let Some(mount) = support::mount("64m") else { return };
-    kill_again_and_again(&mount.path, 2);
+    kill_again_and_again(&mount.path, 2, Policy::Redo);
 }
 
 #[test]
 fn the_same_on_xfs() {
     let Some(mount) = support::mount_loop("xfs", 320) else { return };
-    kill_again_and_again(&mount.path, 3);
+    kill_again_and_again(&mount.path, 3, Policy::Redo);
 }
 
 #[test]
 fn the_same_on_ext4_that_is_full() {
     let Some(mount) = support::mount_loop("ext4", 64) else { return };
-    drop(options().open(mount.path.join("s")).unwrap());
-    drop(region(&options().open(mount.path.join("s")).unwrap()));
+    drop(region(&options(Policy::Redo).open(mount.path.join("s")).unwrap()));
     let full = std::fs::File::create(mount.path.join("full")).unwrap();
     while (&full).write_all(&[1; 65536]).is_ok() {}
     // Some growth succeeds.
     full.set_len(full.metadata().unwrap().len() - (1 << 20)).unwrap();
-    assert!(kill_again_and_again(&mount.path, 4), "no growth met the end of the file system");
+    assert!(kill_again_and_again(&mount.path, 4, Policy::Redo), "no growth met the end of the file system");
 }
 
 fn signal(child: &std::process::Child, name: &str) {
@@ -162,17 +170,21 @@ fn signal(child: &std::process::Child, name: &str) {
 }
 
 /// Whether the file system was full for any of them.
-fn kill_again_and_again(dir: &Path, seed: u64) -> bool {
+fn kill_again_and_again(dir: &Path, seed: u64, policy: Policy) -> bool {
     let path = dir.join("s");
     let copies = tempfile::tempdir().unwrap();
-    let store = options().open(&path).unwrap();
+    let store = options(policy).open(&path).unwrap();
     drop(region(&store));
     store.close().unwrap();
     let kills = std::env::var("CALIBURN_KILLS").map_or(60, |n| n.parse().unwrap());
     let mut acknowledged = [0u64; THREADS];
     let mut full = false;
     for kill in 0..kills {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        if policy == Policy::Undo {
+            child.env("CALIBURN_KILL_UNDO", "1");
+        }
+        let mut child = child
             .args(["--exact", "child", "--nocapture"])
             .env("CALIBURN_KILL_STORE", &path)
             .stdout(Stdio::piped())
@@ -217,18 +229,18 @@ fn kill_again_and_again(dir: &Path, seed: u64) -> bool {
         if kill % 4 == 0 {
             let copy = copies.path().join("copy");
             support::copy_store(&path, &copy);
-            verify(&copy, &acknowledged, kill);
+            verify(&copy, &acknowledged, kill, policy);
             std::fs::remove_dir_all(&copy).unwrap();
         }
     }
-    verify(&path, &acknowledged, kills);
+    verify(&path, &acknowledged, kills, policy);
     assert!(acknowledged.iter().all(|n| *n > 100), "hardly anything was committed: {acknowledged:?}");
     full
 }
 
-fn verify(path: &Path, acknowledged: &[u64], kill: u64) {
+fn verify(path: &Path, acknowledged: &[u64], kill: u64, policy: Policy) {
     clean(path);
-    let store = options().open(path).unwrap();
+    let store = options(policy).open(path).unwrap();
     let memory = region(&store);
     for (thread, acknowledged) in acknowledged.iter().enumerate() {
         let last: u64 = memory.load(offset(thread, 0));

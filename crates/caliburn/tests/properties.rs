@@ -3,7 +3,7 @@
 
 mod support;
 
-use caliburn::{Class, Mode, Store};
+use caliburn::{Class, Mode, Policy, Store};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::path::Path;
@@ -51,18 +51,20 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Without threads of its own, so that its files can be copied as a dead process would leave them. Log and stage
 /// hold all that a case commits.
-fn open(path: &Path) -> Store {
-    support::options().log_bytes(4 << 20).stage_bytes(8 << 20).background(false).open(path).unwrap()
+fn open(path: &Path, policy: Policy) -> Store {
+    let mut options = support::options();
+    options.log_bytes(4 << 20).stage_bytes(8 << 20).background(false).policy(policy).open(path).unwrap()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn memory_is_that_of_the_committed_transactions(steps in vec(step(), 1..30)) {
+    fn memory_is_that_of_the_committed_transactions(steps in vec(step(), 1..30), undo in any::<bool>()) {
+        let policy = if undo { Policy::Undo } else { Policy::Redo };
         let dir = tempfile::tempdir().unwrap();
         let mut path = dir.path().join("0");
-        let mut store = open(&path);
+        let mut store = open(&path, policy);
         let mut region = store.create_segment("data", 65536).unwrap().map_all().unwrap();
         let mut model = vec![0u8; LEN];
         for (number, step) in steps.into_iter().enumerate() {
@@ -79,8 +81,8 @@ proptest! {
                     }
                     match end {
                         0 if restore => tx.abort(),
-                        0 | 1 => tx.commit(Class::Power).unwrap(),
-                        2 => drop(tx.commit_async().unwrap()),
+                        0 | 1 if !undo => tx.commit(Class::Power).unwrap(),
+                        2 if !undo => drop(tx.commit_async().unwrap()),
                         _ => tx.commit(Class::Process).unwrap(),
                     }
                     if end != 0 || !restore {
@@ -88,7 +90,7 @@ proptest! {
                     }
                 }
                 Step::Tend => store.tend_flush(false).unwrap(),
-                Step::Flush => store.flush().unwrap(),
+                Step::Flush => assert_eq!(store.flush().is_err(), undo),
                 Step::Truncate => store.truncate().unwrap(),
                 Step::Die => {
                     let next = dir.path().join(format!("{}", number + 1));
@@ -97,14 +99,14 @@ proptest! {
                     std::fs::remove_dir_all(&path).unwrap();
                     path = next;
                     clean(&path);
-                    store = open(&path);
+                    store = open(&path, policy);
                     region = store.segment("data").unwrap().map_all().unwrap();
                 }
                 Step::Close => {
                     drop(region);
                     store.close().unwrap();
                     clean(&path);
-                    store = open(&path);
+                    store = open(&path, policy);
                     region = store.segment("data").unwrap().map_all().unwrap();
                 }
             }

@@ -1,6 +1,7 @@
 //! The catalog: which segments a store has, where they are, how long, and at which address the segment
 //! loader maps them. One small file, replaced atomically and durably at every change.
 
+use crate::options::Policy;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect};
 use caliburn_os::host::Id;
@@ -13,6 +14,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Catalog {
     pub store: Id,
+    pub policy: Policy,
     pub log_path: PathBuf,
     pub next: u32,
     pub segments: Vec<Entry>,
@@ -51,6 +53,7 @@ impl Catalog {
             count: (self.segments.len() as u32).into(),
             next: self.next.into(),
             log_path: (log_path.len() as u16).into(),
+            policy: (self.policy as u16).into(),
             ..CatalogHeader::new_zeroed()
         };
         out[..size_of::<CatalogHeader>()].copy_from_slice(header.as_bytes());
@@ -67,6 +70,16 @@ impl Catalog {
             Err(Defect::Checksum) if header.len.get() != bytes.len() as u64 => Err(short(0)),
             other => other.map_err(|defect| (0, defect)),
         }?;
+        let policy = match header.policy.get() {
+            0 => Policy::Redo,
+            1 => Policy::Undo,
+            other => {
+                return Err((
+                    0,
+                    Defect::Value(format!("it names recovery policy {other}, which is unknown")),
+                ));
+            }
+        };
         let mut at = size_of::<CatalogHeader>();
         let mut take = |len: usize| {
             let part = bytes.get(at..at + len).ok_or_else(|| short(at));
@@ -83,7 +96,7 @@ impl Catalog {
             let (len, address) = (fixed.len.get(), fixed.address.get());
             segments.push(Entry { id: SegmentId(fixed.id.get()), name, path, len, address });
         }
-        Ok(Catalog { store: preamble.store, log_path, next: header.next.get(), segments })
+        Ok(Catalog { store: preamble.store, policy, log_path, next: header.next.get(), segments })
     }
 
     /// Where a path of the catalog is.
@@ -106,6 +119,7 @@ mod tests {
         };
         Catalog {
             store: [3; 16],
+            policy: Policy::Undo,
             log_path: "/dev/x".into(),
             next: 9,
             segments: vec![entry(1, "a"), entry(8, "b.c")],

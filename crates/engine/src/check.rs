@@ -7,14 +7,17 @@
 
 use crate::catalog::Catalog;
 use crate::error::{OpenError, SegmentError};
+use crate::options::Policy;
 use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::recovery;
 use crate::segment::SegmentState;
+use crate::undo;
 use caliburn_log::format::{self, BLOCK, LOG_MAGIC, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::image::Image;
 use caliburn_log::leftovers::{Leftovers, StageError};
 use caliburn_log::log;
+use caliburn_log::undo::UndoError;
 use caliburn_os::medium::{Files, Media};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -93,19 +96,50 @@ pub(crate) fn check_on(media: &dyn Media, dir: &Path) -> Result<Report, OpenErro
     };
     let mut segments = Vec::new();
     for entry in &catalog.segments {
-        match SegmentState::open(media, dir, &catalog.store, entry, false) {
+        match SegmentState::open(media, dir, &catalog, entry, false) {
             Ok(segment) => segments.push(Arc::new(segment)),
             Err(SegmentError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
             Err(error) => report.problem(&Catalog::resolve(dir, &entry.path), 0, error),
         }
     }
     report.segments = catalog.segments.len() as u64;
+    if catalog.policy == Policy::Undo {
+        check_undo(media, dir, &catalog, &segments, &mut report)?;
+        return Ok(report);
+    }
     if let Some(patches) = check_log(media, dir, &catalog, &segments, &mut report)? {
         for segment in &segments {
             check_sums(segment, &patches, &mut report)?;
         }
     }
     Ok(report)
+}
+
+/// Verifies the undo logs; a segment's data has no checksums with this policy.
+fn check_undo(
+    media: &dyn Media,
+    dir: &Path,
+    catalog: &Catalog,
+    segments: &[Arc<SegmentState>],
+    report: &mut Report,
+) -> Result<(), OpenError> {
+    let (medium, found) = match undo::check(media, dir, catalog) {
+        Err(OpenError::Undo(UndoError::Bad { path, offset, defect })) => {
+            report.problem(&path, offset, defect);
+            return Ok(());
+        }
+        other => other?,
+    };
+    for log in &found.uncommitted {
+        if let Err(error) = undo::check_ranges(log, segments, &*medium) {
+            report.problem(medium.path(), log.offset(), error);
+        }
+    }
+    if !found.uncommitted.is_empty() {
+        let text = "transactions of a killed process await being undone";
+        report.notes.push(format!("{} {text}", found.uncommitted.len()));
+    }
+    Ok(())
 }
 
 /// Verifies log and stage; what they would write to the segments, if they are sound.

@@ -1,9 +1,11 @@
 //! What can go wrong, one enum per operation. Every message says what, where, and what to do.
 
+use crate::transaction::Class;
 use caliburn_log::format::Defect;
 use caliburn_log::image::Damage;
 use caliburn_log::leftovers::StageError;
 use caliburn_log::log::{LogError, MediaError};
+use caliburn_log::undo::UndoError;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,6 +44,14 @@ pub enum OpenError {
         /// Who has it.
         holder: String,
     },
+    /// What was asked for is not to be had of a store with this recovery policy.
+    #[error("store {}: {why}", path.display())]
+    Policy {
+        /// The store.
+        path: PathBuf,
+        /// What, and what to do instead.
+        why: &'static str,
+    },
     /// There is no store in that directory.
     #[error("{} is not a store: it has no file named \"catalog\" (create one with `caliburn create`, or Options::create)", path.display())]
     NotAStore {
@@ -77,6 +87,9 @@ pub enum OpenError {
     /// The log is unusable.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The undo logs are unusable.
+    #[error(transparent)]
+    Undo(#[from] UndoError),
     /// The stage is unusable.
     #[error(transparent)]
     Stage(#[from] StageError),
@@ -86,9 +99,11 @@ pub enum OpenError {
     /// A segment is unusable.
     #[error(transparent)]
     Segment(#[from] SegmentError),
-    /// A record of the log names bytes that no segment has.
-    #[error("log {}, offset {offset}: {text}", path.display())]
+    /// A record of the log, or an old value of an undo log, names bytes that no segment has.
+    #[error("{what} {}, offset {offset}: {text}", path.display())]
     Stray {
+        /// Log or undo logs.
+        what: &'static str,
         /// The log.
         path: PathBuf,
         /// Where.
@@ -296,6 +311,9 @@ pub enum RangeError {
         /// Bytes.
         len: usize,
     },
+    /// The undo log could not be made longer.
+    #[error("the transaction's old values could not be kept: {0}")]
+    Undo(#[from] MediaError),
     /// The transaction would not fit the log.
     #[error(
         "the transaction's changes need a log of at least {needed} bytes and this one has {capacity}: commit in smaller pieces, or make a store with a larger log (Options::log_bytes)"
@@ -343,6 +361,19 @@ pub enum CommitError {
         /// Bytes it has.
         capacity: u64,
     },
+    /// The store's medium cannot give what was asked for. The transaction was aborted.
+    #[error(
+        "a commit in class {wanted:?} was asked for, and what this store's memory survives is class {reach:?}: make a store with the redo policy, or commit in that class"
+    )]
+    Class {
+        /// What was asked for.
+        wanted: Class,
+        /// The most that the store can give.
+        reach: Class,
+    },
+    /// The recovery policy has no prepared transactions. The transaction was aborted.
+    #[error("a store with the undo policy cannot keep undecided transactions: make one with the redo policy")]
+    NoPrepare,
     /// The store was opened read-only.
     #[error("the store was opened read-only: it takes no changes")]
     ReadOnly,

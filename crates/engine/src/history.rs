@@ -5,6 +5,7 @@
 
 use crate::catalog::Catalog;
 use crate::error::OpenError;
+use crate::options::Policy;
 use crate::recovery;
 use caliburn_log::format::{ALIGN, LOG_DATA, Lsn, SegmentId};
 use caliburn_log::image::Image;
@@ -94,6 +95,10 @@ impl History {
     pub fn open(dir: impl AsRef<Path>) -> Result<History, OpenError> {
         let dir = dir.as_ref();
         let catalog = recovery::read_catalog(&Files, dir)?;
+        if catalog.policy == Policy::Undo {
+            let why = "with the undo policy there is no log whose history could be told";
+            return Err(OpenError::Policy { path: dir.to_owned(), why });
+        }
         let path = Catalog::resolve(dir, &catalog.log_path);
         let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
         Ok(History { medium, stage: dir.join(recovery::STAGE), catalog })

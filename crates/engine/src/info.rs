@@ -2,9 +2,11 @@
 
 use crate::catalog::Catalog;
 use crate::error::OpenError;
+use crate::options::Policy;
 use crate::recovery;
 use caliburn_log::format::{self, VERSION};
 use caliburn_log::log;
+use caliburn_log::undo;
 use caliburn_os::medium::{Files, Media};
 use std::path::{Path, PathBuf};
 
@@ -15,10 +17,14 @@ pub struct Info {
     pub id: String,
     /// Version of its format.
     pub format: u32,
+    /// How changes are undone and redone.
+    pub policy: Policy,
+    /// Closed in good order.
+    pub clean: bool,
     /// Who has it open, if anybody.
     pub in_use_by: Option<String>,
-    /// The log.
-    pub log: LogInfo,
+    /// The log; none with the undo policy.
+    pub log: Option<LogInfo>,
     /// The segments.
     pub segments: Vec<SegmentInfo>,
 }
@@ -36,8 +42,6 @@ pub struct LogInfo {
     pub forced: u64,
     /// Openings for writing so far.
     pub incarnation: u32,
-    /// Closed in good order.
-    pub clean: bool,
 }
 
 /// A segment, as the catalog describes it.
@@ -62,9 +66,14 @@ pub struct SegmentInfo {
 pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
     let dir = dir.as_ref();
     let catalog = recovery::read_catalog(&Files, dir)?;
-    let path = Catalog::resolve(dir, &catalog.log_path);
-    let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
-    let status = log::read_status(&*medium, Some(&catalog.store))?;
+    let (log, clean) = match catalog.policy {
+        Policy::Redo => log_info(dir, &catalog).map(|(log, clean)| (Some(log), clean))?,
+        Policy::Undo => {
+            let path = dir.join(recovery::UNDO);
+            let medium = Files.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
+            (None, undo::read_status(&*medium, &catalog.store)?.clean.get() == 1)
+        }
+    };
     let in_use_by = match recovery::lock(&Files, dir, true) {
         Err(OpenError::InUse { holder, .. }) => Some(holder),
         _ => None,
@@ -79,15 +88,24 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
     Ok(Info {
         id: format::hex(&catalog.store),
         format: VERSION,
+        policy: catalog.policy,
+        clean,
         in_use_by,
-        log: LogInfo {
-            path,
-            capacity: status.capacity.get(),
-            head: status.head.get(),
-            forced: status.forced.get(),
-            incarnation: status.incarnation.get(),
-            clean: status.clean == 1,
-        },
+        log,
         segments: catalog.segments.into_iter().map(segment).collect(),
     })
+}
+
+fn log_info(dir: &Path, catalog: &Catalog) -> Result<(LogInfo, bool), OpenError> {
+    let path = Catalog::resolve(dir, &catalog.log_path);
+    let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
+    let status = log::read_status(&*medium, Some(&catalog.store))?;
+    let log = LogInfo {
+        path,
+        capacity: status.capacity.get(),
+        head: status.head.get(),
+        forced: status.forced.get(),
+        incarnation: status.incarnation.get(),
+    };
+    Ok((log, status.clean.get() == 1))
 }

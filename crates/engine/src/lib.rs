@@ -1,5 +1,5 @@
-//! Caliburn's engine: recoverable memory with the `redo` policy and declared ranges, after RVM
-//! (Satyanarayanan et al., SOSP 1993).
+//! Caliburn's engine: recoverable memory with declared ranges, and the recovery policies `redo`, after RVM
+//! (Satyanarayanan et al., SOSP 1993), and `undo`, after Vista (Lowell and Chen, SOSP 1997).
 //!
 //! | module | noun |
 //! |---|---|
@@ -10,6 +10,7 @@
 //! | `transaction`, `slot` | groups of changes, and what each has announced |
 //! | `flush` | from the stage to the log; group commit |
 //! | `pages`, `truncation`, `patches` | from the log to the segments |
+//! | `undo` | the undo policy, in place of the two above |
 //! | `prepared` | undecided transactions |
 //! | `check`, `history`, `info`, `query` | looking at a store |
 
@@ -33,6 +34,7 @@ mod store;
 mod sums;
 mod transaction;
 mod truncation;
+mod undo;
 
 pub use caliburn_log::SegmentId;
 pub use caliburn_log::image::Damage;
@@ -42,7 +44,7 @@ pub use check::{Problem, Report, check};
 pub use error::{CloseError, CommitError, Failure, MapError, OpenError, RangeError, SegmentError};
 pub use history::{Change, Event, Filter, History};
 pub use info::{Info, LogInfo, SegmentInfo, info};
-pub use options::{Options, Tuning};
+pub use options::{Options, Policy, Tuning};
 pub use prepared::Prepared;
 pub use query::{Query, RegionQuery, Statistics};
 pub use region::{Region, UnmapError};

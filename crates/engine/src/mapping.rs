@@ -8,7 +8,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::host;
 use caliburn_os::map::Reservation;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
 use caliburn_os::sync::MutexGuard;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
@@ -108,10 +108,17 @@ impl Shared {
         let (medium, map) = (&region.segment.medium, &region.reservation);
         let pending = self.pending.read().expect("no panic under this lock");
         let patches = pending.as_ref().filter(|p| !p.is_empty() && !planted("pending-not-laid-over"));
-        // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never
+        // SAFETY (both calls): this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
-        unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write || patches.is_some()) }
-            .map_err(fail)?;
+        if self.undo.is_some() {
+            // SAFETY: see above.
+            unsafe { map.map_shared(from, to - from, medium.descriptor(), offset) }.map_err(fail)?;
+            simulated::mapped(medium.descriptor(), region.pointer(region.base + from), to - from, offset);
+        } else {
+            let write = write || patches.is_some();
+            // SAFETY: see above.
+            unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write) }.map_err(fail)?;
+        }
         if to as u64 > self.limits.bytes() / 2 {
             // Reading ahead would push out pages that are in use; a device may read megabytes at a touch.
             let start = region.pointer(region.base + from);
@@ -209,7 +216,7 @@ impl Shared {
     pub fn unmap(&self, region: &Arc<RegionState>) -> Result<(), MapError> {
         self.undeclared(region)?;
         let closed = self.gate.load(Ordering::SeqCst) & (gate::CLOSED | gate::READ_ONLY) != 0;
-        if !closed && !planted("unmapped-unwritten") {
+        if !closed && self.undo.is_none() && !planted("unmapped-unwritten") {
             self.write_region(region)?;
         }
         self.let_go(region, closed);
@@ -259,5 +266,23 @@ impl Shared {
     /// The segment of a record, which must be one of the store's.
     pub fn segment_of(&self, id: SegmentId) -> Result<Arc<SegmentState>, SegmentError> {
         self.segment_state(id).ok_or_else(|| SegmentError::Unknown { name: format!("number {}", id.0) })
+    }
+}
+
+/// The region looked at last, for a walk over many ranges.
+#[derive(Default)]
+pub(crate) struct View {
+    region: Option<Arc<RegionState>>,
+}
+
+impl View {
+    /// Where a byte of a segment is mapped.
+    pub fn pointer(&mut self, store: &Shared, segment: SegmentId, offset: u64) -> Option<*mut u8> {
+        let inside = |r: &Arc<RegionState>| r.id == segment && r.start <= offset && offset < r.end();
+        if !self.region.as_ref().is_some_and(inside) {
+            self.region = store.region_of(segment, offset);
+        }
+        let region = self.region.as_ref()?;
+        Some(region.pointer(region.base + (offset - region.start) as usize))
     }
 }

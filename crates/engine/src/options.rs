@@ -11,6 +11,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How a store's changes are undone and redone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// New values go to a log, and from there to the segments (RVM): survives what the log's medium does,
+    /// a power cut as well. The default.
+    Redo,
+    /// The segments are the store: they are mapped shared, and old values are kept in memory of the same kind until
+    /// the commit (Vista). No log, no truncation, no copy but one; survives what that memory does. On files
+    /// that is the death of the process; a store in use when the system goes down is lost.
+    Undo,
+}
+
 /// How a store is created and opened. Like [`std::fs::OpenOptions`]: set, then [`Options::open`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -18,6 +31,7 @@ pub struct Options {
     pub(crate) create_new: bool,
     pub(crate) read_only: bool,
     pub(crate) salvage: bool,
+    pub(crate) policy: Policy,
     pub(crate) log_bytes: u64,
     pub(crate) log_path: Option<PathBuf>,
     pub(crate) stage_bytes: u64,
@@ -83,6 +97,7 @@ impl Default for Options {
             create_new: false,
             read_only: false,
             salvage: false,
+            policy: Policy::Redo,
             log_bytes: 64 << 20,
             log_path: None,
             stage_bytes: 32 << 20,
@@ -123,6 +138,12 @@ impl Options {
     pub fn salvage(&mut self, yes: bool) -> &mut Options {
         self.salvage = yes;
         self.read_only |= yes;
+        self
+    }
+
+    /// The recovery policy of a new store. Default [`Policy::Redo`].
+    pub fn policy(&mut self, policy: Policy) -> &mut Options {
+        self.policy = policy;
         self
     }
 

@@ -17,11 +17,12 @@
 
 use crate::catalog::Catalog;
 use crate::error::OpenError;
-use crate::options::Options;
+use crate::options::{Options, Policy};
 use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::segment::{self, SegmentState};
 use crate::store::{Live, Parts};
+use crate::undo;
 use caliburn_log::format::{BLOCK, LOG_DATA, Lsn, STATUS_AT, Status};
 use caliburn_log::image::{Damage, Image};
 use caliburn_log::leftovers::{self, Leftovers, StageError};
@@ -41,6 +42,7 @@ pub(crate) const CATALOG: &str = "catalog";
 const LOCK: &str = "lock";
 const LOG: &str = "log";
 pub(crate) const STAGE: &str = "stage";
+pub(crate) const UNDO: &str = "undo";
 
 /// Opens or creates the store as the options say.
 pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
@@ -77,7 +79,7 @@ pub(crate) fn open(dir: &Path, options: &Options) -> Result<Parts, OpenError> {
 
 fn only_ours(media: &dyn Media, dir: &Path) -> Result<(), OpenError> {
     for name in media.list(dir).map_err(OpenError::io("list directory", dir))? {
-        if ![LOCK, LOG, STAGE, CATALOG, "catalog.new"].iter().any(|ours| name == *ours) {
+        if ![LOCK, LOG, STAGE, UNDO, CATALOG, "catalog.new"].iter().any(|ours| name == *ours) {
             return Err(OpenError::Exists { path: dir.to_owned() });
         }
     }
@@ -102,6 +104,7 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
     if done.is_err() && bare {
         let _ = media.remove(&dir.join(LOG));
         let _ = media.remove(&dir.join(STAGE));
+        let _ = media.remove(&dir.join(UNDO));
         if made_dir {
             let _ = media.remove(&dir.join(LOCK));
             let _ = media.remove_directory(dir);
@@ -120,27 +123,43 @@ fn uncatalogued(media: &dyn Media, dir: &Path) -> bool {
 /// `bare` tells, after a failure, whether the directory durably has no catalog.
 fn create_files(dir: &Path, options: &Options, bare: &mut bool) -> Result<(), OpenError> {
     let media = &*options.media;
-    let log_path = match &options.log_path {
-        Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
-        None => {
-            let _ = media.remove(&dir.join(LOG));
-            PathBuf::from(LOG)
-        }
-    };
-    let catalog = Catalog {
+    let mut catalog = Catalog {
         store: media.random_id().map_err(OpenError::io("draw a random identity for", dir))?,
-        log_path,
+        policy: options.policy,
+        log_path: PathBuf::new(),
         next: 0,
         segments: Vec::new(),
     };
+    match options.policy {
+        Policy::Undo => {
+            let done =
+                undo::create(media, dir, &catalog).and_then(|()| name_files(dir, options, &catalog, false));
+            *bare = done.is_ok() || uncatalogued(media, dir);
+            done
+        }
+        Policy::Redo => {
+            catalog.log_path = match &options.log_path {
+                Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
+                None => PathBuf::from(LOG),
+            };
+            create_log(dir, options, &catalog, bare)
+        }
+    }
+}
+
+fn create_log(dir: &Path, options: &Options, catalog: &Catalog, bare: &mut bool) -> Result<(), OpenError> {
+    let media = &*options.media;
     let path = Catalog::resolve(dir, &catalog.log_path);
+    if !catalog.log_path.is_absolute() {
+        let _ = media.remove(&path);
+    }
     let (medium, made) = match media.create(&path) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(&path, true), false),
         other => (other, true),
     };
     let medium = medium.map_err(OpenError::io("create log", &path))?;
     segment::refuse_foreign(&*medium)?;
-    let done = fill_files(dir, options, &catalog, &*medium, made);
+    let done = fill_files(dir, options, catalog, &*medium, made);
     *bare = done.is_ok() || uncatalogued(media, dir);
     if done.is_err() && *bare {
         // A second attempt must not take what is left for another store's log.
@@ -168,6 +187,12 @@ fn fill_files(
     stage
         .set_len(options.stage_bytes)
         .map_err(|e| MediaError::new("allocate the stage", &*stage, options.stage_bytes, e))?;
+    name_files(dir, options, catalog, made)
+}
+
+/// Makes the names durable, and then the catalog. `made`: the log is a new file.
+fn name_files(dir: &Path, options: &Options, catalog: &Catalog, made: bool) -> Result<(), OpenError> {
+    let media = &*options.media;
     media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
     if let (true, Some(above)) = (made && catalog.log_path.is_absolute(), catalog.log_path.parent()) {
         media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
@@ -196,7 +221,7 @@ pub(crate) fn open_segments(
     catalog: &Catalog,
     write: bool,
 ) -> Result<Vec<Arc<SegmentState>>, OpenError> {
-    let open = |entry| Ok(Arc::new(SegmentState::open(media, dir, &catalog.store, entry, write)?));
+    let open = |entry| Ok(Arc::new(SegmentState::open(media, dir, catalog, entry, write)?));
     catalog.segments.iter().map(open).collect()
 }
 
@@ -205,6 +230,9 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     // 1
     let catalog = read_catalog(media, dir)?;
     let segments = open_segments(media, dir, &catalog, write)?;
+    if catalog.policy == Policy::Undo {
+        return undo::open(dir, options, catalog, segments, lock);
+    }
     let log_path = Catalog::resolve(dir, &catalog.log_path);
     let medium = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
     let status = log::read_status(&*medium, Some(&catalog.store))?;
@@ -240,6 +268,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         catalog,
         segments,
         live: None,
+        undo: None,
         pending: None,
         prepared,
         damage,
@@ -293,7 +322,7 @@ fn read_log(
     })?;
     if let Some((lsn, text)) = stray {
         let offset = log_offset(lsn, status.capacity.get());
-        return Err(OpenError::Stray { path: medium.path().to_owned(), offset, text });
+        return Err(OpenError::Stray { what: "log", path: medium.path().to_owned(), offset, text });
     }
     Ok(FoundLog { image, damage, prepared })
 }

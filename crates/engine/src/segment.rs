@@ -2,6 +2,7 @@
 
 use crate::catalog::{Catalog, Entry};
 use crate::error::{MapError, SegmentError};
+use crate::options::Policy;
 use crate::region::Region;
 use crate::store::Shared;
 use crate::sums::Sums;
@@ -32,7 +33,8 @@ pub(crate) struct SegmentState {
     pub name: String,
     pub medium: Arc<dyn Medium>,
     pub len: AtomicU64,
-    pub sums: Mutex<Sums>,
+    /// Not with the undo policy, whose stores nobody sees.
+    pub sums: Option<Mutex<Sums>>,
     forcing: Forcing,
 }
 
@@ -59,6 +61,21 @@ fn sums_path(store: &Path, name: &str) -> PathBuf {
     store.join(format!("{name}.sums"))
 }
 
+fn open_sums(
+    media: &dyn Media,
+    dir: &Path,
+    store: &Id,
+    entry: &Entry,
+    write: bool,
+) -> Result<Sums, SegmentError> {
+    let path = sums_path(dir, &entry.name);
+    let sums = media.open(&path, write).map_err(io_error("open sums", &path))?;
+    Sums::open(sums, store, entry.id, entry.len).map_err(|error| match error {
+        Ok(defect) => SegmentError::Bad { path, offset: 0, defect },
+        Err(media) => media.into(),
+    })
+}
+
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SegmentError {
     let path = path.to_owned();
     move |source| SegmentError::Io { action, path, source }
@@ -69,7 +86,7 @@ impl SegmentState {
     pub fn create(
         media: &dyn Media,
         dir: &Path,
-        store: Id,
+        (store, policy): (Id, Policy),
         entry: &Entry,
     ) -> Result<SegmentState, SegmentError> {
         let path = Catalog::resolve(dir, &entry.path);
@@ -79,7 +96,7 @@ impl SegmentState {
         if !entry.path.is_absolute() {
             let _ = media.remove(&path);
         }
-        let made = Self::create_files(media, dir, store, entry, &path, &sums_path);
+        let made = Self::create_files(media, dir, (store, policy), entry, &path, &sums_path);
         if made.is_err() {
             let _ = media.remove(&sums_path);
             if !entry.path.is_absolute() {
@@ -92,7 +109,7 @@ impl SegmentState {
     fn create_files(
         media: &dyn Media,
         dir: &Path,
-        store: Id,
+        (store, policy): (Id, Policy),
         entry: &Entry,
         path: &Path,
         sums_path: &Path,
@@ -118,8 +135,13 @@ impl SegmentState {
         zero_device(&*medium, entry).map_err(fail("clear segment", SEGMENT_DATA))?;
         medium.write_at(&block, 0).map_err(fail("write segment header", 0))?;
         medium.sync().map_err(fail("force segment", 0))?;
-        let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
-        let sums = Sums::create(sums, store, entry.id, entry.len)?;
+        let sums = match policy {
+            Policy::Redo => {
+                let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
+                Some(Sums::create(sums, store, entry.id, entry.len)?)
+            }
+            Policy::Undo => None,
+        };
         if let (true, Some(above)) = (made && entry.path.is_absolute(), path.parent()) {
             media.sync_directory(above).map_err(io_error("force directory", above))?;
         }
@@ -133,7 +155,7 @@ impl SegmentState {
     pub fn open(
         media: &dyn Media,
         dir: &Path,
-        store: &Id,
+        catalog: &Catalog,
         entry: &Entry,
         write: bool,
     ) -> Result<SegmentState, SegmentError> {
@@ -146,7 +168,7 @@ impl SegmentState {
             return Err(bad(held, Defect::Value("the file ends within its header: it was cut off".into())));
         }
         medium.read_at(&mut block, 0).map_err(|e| MediaError::new("read segment header", &*medium, 0, e))?;
-        format::unseal(&block, SEGMENT_MAGIC, "segment", Some(store)).map_err(|d| bad(0, d))?;
+        format::unseal(&block, SEGMENT_MAGIC, "segment", Some(&catalog.store)).map_err(|d| bad(0, d))?;
         let (header, _) = SegmentHeader::read_from_prefix(&block).expect("a block holds a header");
         if header.id != entry.id.0 || header.data != SEGMENT_DATA {
             return Err(bad(
@@ -161,22 +183,20 @@ impl SegmentState {
             );
             return Err(bad(held, Defect::Value(text)));
         }
-        let sums_path = sums_path(dir, &entry.name);
-        let sums = media.open(&sums_path, write).map_err(io_error("open sums", &sums_path))?;
-        let sums = Sums::open(sums, store, entry.id, entry.len).map_err(|error| match error {
-            Ok(defect) => SegmentError::Bad { path: sums_path, offset: 0, defect },
-            Err(media) => media.into(),
-        })?;
+        let sums = match catalog.policy {
+            Policy::Redo => Some(open_sums(media, dir, &catalog.store, entry, write)?),
+            Policy::Undo => None,
+        };
         Ok(SegmentState::of(entry, medium, sums))
     }
 
-    fn of(entry: &Entry, medium: Arc<dyn Medium>, sums: Sums) -> SegmentState {
+    fn of(entry: &Entry, medium: Arc<dyn Medium>, sums: Option<Sums>) -> SegmentState {
         SegmentState {
             id: entry.id,
             name: entry.name.clone(),
             medium,
             len: AtomicU64::new(entry.len),
-            sums: Mutex::new(sums),
+            sums: sums.map(Mutex::new),
             forcing: Forcing::default(),
         }
     }
@@ -192,7 +212,14 @@ impl SegmentState {
         if planted("sum-forgotten") {
             return Ok(());
         }
-        self.sums.lock().expect("no panic under this lock").note(offset, data)
+        self.with_sums(|sums| sums.note(offset, data))
+    }
+
+    /// Writes any bytes, of a segment without sums.
+    pub fn write_part(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
+        assert!(self.sums.is_none(), "sums are of whole units");
+        let at = SEGMENT_DATA + offset;
+        self.medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*self.medium, at, e))
     }
 
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MediaError> {
@@ -203,10 +230,14 @@ impl SegmentState {
     /// Forces data and sums.
     pub fn sync(&self) -> Result<(), MediaError> {
         if planted("segment-not-forced") {
-            return self.sums.lock().expect("no panic under this lock").write();
+            return self.with_sums(Sums::write);
         }
         self.forcing.sync(&*self.medium, "force segment", SEGMENT_DATA)?;
-        self.sums.lock().expect("no panic under this lock").write()
+        self.with_sums(Sums::write)
+    }
+
+    fn with_sums(&self, act: impl FnOnce(&mut Sums) -> Result<(), MediaError>) -> Result<(), MediaError> {
+        self.sums.as_ref().map_or(Ok(()), |sums| act(&mut sums.lock().expect("no panic under this lock")))
     }
 
     /// Makes the medium longer and durably so; the catalog says so afterwards.
@@ -216,16 +247,17 @@ impl SegmentState {
         if !planted("growth-not-forced") {
             self.forcing.sync(&*self.medium, "force segment", end)?;
         }
-        self.sums.lock().expect("no panic under this lock").grow(len)
+        self.with_sums(|sums| sums.grow(len))
     }
 
     /// The first unit whose content does not match its sum, among those that `excused` does not name.
     pub fn damaged_units(&self, mut excused: impl FnMut(u64) -> bool) -> Result<Vec<u64>, MediaError> {
         const BATCH: u64 = 256;
+        let Some(sums) = &self.sums else { return Ok(Vec::new()) };
         let units = self.len() / SUM_UNIT as u64;
         let mut damaged = Vec::new();
         let mut data = vec![0; BATCH as usize * SUM_UNIT];
-        let sums = self.sums.lock().expect("no panic under this lock");
+        let sums = sums.lock().expect("no panic under this lock");
         for first in (0..units).step_by(BATCH as usize) {
             let count = BATCH.min(units - first);
             let data = &mut data[..count as usize * SUM_UNIT];

@@ -15,6 +15,7 @@
 //! optimisation, section 5.2). The first [`ANNOUNCED`] stand in the slot itself, more in a tree.
 
 use crate::region::RegionState;
+use caliburn_log::undo::UndoLog;
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use caliburn_os::ordinal;
@@ -99,6 +100,8 @@ pub(crate) struct Work {
     /// Old values: where they belong, and the bytes one after the other.
     pub undo: Vec<Undo>,
     pub saved: Vec<u8>,
+    /// The same with the undo policy, where they survive the process.
+    pub log: UndoLog,
     /// Upper bound of the record's body in bytes; exact unless ranges were joined.
     pub body_bytes: u64,
     /// Ranges were joined, or are in the tree.
@@ -131,6 +134,7 @@ impl Slot {
                 regions: [ptr::null(); ANNOUNCED],
                 undo: Vec::new(),
                 saved: Vec::new(),
+                log: UndoLog::default(),
                 body_bytes: 0,
                 joined: false,
                 restore: true,
@@ -358,6 +362,14 @@ impl<'t> Held<'t> {
             }
         }
         total
+    }
+
+    /// Ends a transaction that kept nothing in the slot but announcements in their first places.
+    #[inline(always)]
+    pub fn release_light(self) {
+        debug_assert!(!self.slot.spilled.load(Ordering::Relaxed));
+        self.slot.count.store(0, Ordering::Release);
+        self.slot.held.store(false, Ordering::Release);
     }
 
     /// Ends the transaction: nothing is announced any more. All its stores, and its record, come before.

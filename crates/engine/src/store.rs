@@ -11,7 +11,7 @@
 use crate::catalog::{Catalog, Entry};
 use crate::error::{CloseError, CommitError, Failure, OpenError, SegmentError};
 use crate::flush::Flush;
-use crate::options::{Options, Tuning};
+use crate::options::{Options, Policy, Tuning};
 use crate::pages::Pages;
 use crate::patches::Patches;
 use crate::prepared::PreparedTable;
@@ -19,11 +19,12 @@ use crate::recovery;
 use crate::region::RegionState;
 use crate::segment::{self, Segment, SegmentState};
 use crate::slot::{Held, Reserve, Slots};
-use crate::transaction::{Mode, Transaction};
+use crate::transaction::{Class, Mode, Transaction};
 use crate::truncation::Truncation;
 use caliburn_log::log::{Log, MediaError};
 use caliburn_log::record::{BODY_MAX, FRAME};
 use caliburn_log::stage::Stage;
+use caliburn_log::undo::UndoLogs;
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::event::Event;
 use caliburn_os::host::{Id, Lock};
@@ -64,7 +65,12 @@ pub(crate) struct Shared {
     /// Longest body of a record that the log can take: half of it, so that undecided transactions, a quarter
     /// at most, and room to write them anew, never stand in its way.
     pub body_max: u64,
+    /// With the redo policy, opened for writing.
     pub live: Option<Live>,
+    /// With the undo policy, opened for writing.
+    pub undo: Option<UndoLogs>,
+    /// The most that a commit can survive.
+    pub reach: Class,
     pub gate: AtomicU32,
     pub slots: Slots,
     pub reserve: Reserve,
@@ -100,6 +106,7 @@ pub(crate) struct Parts {
     pub catalog: Catalog,
     pub segments: Vec<Arc<SegmentState>>,
     pub live: Option<Live>,
+    pub undo: Option<UndoLogs>,
     pub pending: Option<Patches>,
     pub prepared: PreparedTable,
     pub damage: Option<OpenError>,
@@ -124,8 +131,14 @@ impl Shared {
             page_shift: page_size.trailing_zeros(),
             reserve_bytes: options.reserve_bytes.min(1 << 46),
             body_max,
-            gate: AtomicU32::new(if parts.live.is_some() { 0 } else { gate::READ_ONLY }),
+            gate: AtomicU32::new(if parts.live.is_some() || parts.undo.is_some() {
+                0
+            } else {
+                gate::READ_ONLY
+            }),
+            reach: if parts.catalog.policy == Policy::Undo { Class::Process } else { Class::Power },
             live: parts.live,
+            undo: parts.undo,
             slots: Slots::default(),
             reserve: Reserve::default(),
             flush: Flush::default(),
@@ -382,7 +395,8 @@ impl Store {
         }
         let id = SegmentId(catalog.next);
         let entry = Entry { id, name: name.to_owned(), path: path.to_owned(), len, address: 0 };
-        let state = Arc::new(SegmentState::create(&*shared.media, &shared.dir, shared.id, &entry)?);
+        let state =
+            Arc::new(SegmentState::create(&*shared.media, &shared.dir, (shared.id, catalog.policy), &entry)?);
         shared.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
             catalog.segments.push(entry);
@@ -444,9 +458,10 @@ impl Store {
     /// Waits until every commit so far survives a power cut.
     ///
     /// # Errors
-    /// When the store has failed.
+    /// When the store has failed, or its memory cannot survive that: see [`Policy::Undo`].
     pub fn flush(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
+        self.shared.reaches(Class::Power)?;
         Ok(self.shared.flush_all()?)
     }
 
@@ -457,6 +472,9 @@ impl Store {
     #[doc(hidden)]
     pub fn tend_flush(&self, force: bool) -> Result<(), CommitError> {
         self.takes_changes()?;
+        if self.shared.undo.is_some() {
+            return Ok(());
+        }
         Ok(self.shared.tend_flush(force)?)
     }
 
@@ -467,6 +485,9 @@ impl Store {
     #[doc(hidden)]
     pub fn tend_truncation(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
+        if self.shared.undo.is_some() {
+            return Ok(());
+        }
         Ok(self.shared.truncate_as_needed()?)
     }
 
@@ -477,11 +498,17 @@ impl Store {
     /// When the store has failed.
     pub fn truncate(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
+        if self.shared.undo.is_some() {
+            return Ok(());
+        }
         Ok(self.shared.truncate_all()?)
     }
 
     fn takes_changes(&self) -> Result<(), CommitError> {
-        if self.shared.live.is_some() { Ok(()) } else { Err(CommitError::ReadOnly) }
+        match self.shared.live.is_some() || self.shared.undo.is_some() {
+            true => Ok(()),
+            false => Err(CommitError::ReadOnly),
+        }
     }
 
     /// Changes what can be changed while the store is open.
@@ -531,7 +558,11 @@ impl Store {
         if shared.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
             return Ok(());
         }
-        let done = if shared.live.is_some() { self.shut_live(&shared) } else { Ok(()) };
+        let done = match &shared.undo {
+            Some(undo) => shut_undo(&shared, undo),
+            None if shared.live.is_some() => self.shut_live(&shared),
+            None => Ok(()),
+        };
         shared.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
         shared.unlock_if_done();
         done
@@ -558,6 +589,15 @@ impl Store {
             log.mark_clean().map_err(|e| shared.fail(e))?;
         }
         Ok(())
+    }
+}
+
+fn shut_undo(shared: &Shared, undo: &UndoLogs) -> Result<(), CloseError> {
+    shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+    shared.failure()?;
+    match shared.slots.open() {
+        0 => Ok(shared.close_undo(undo)?),
+        open => Err(CloseError::Uncommitted(open)),
     }
 }
 

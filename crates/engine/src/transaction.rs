@@ -20,7 +20,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{self, planted};
 use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::{ordinal, span};
 use std::ops::Range;
@@ -114,7 +114,7 @@ impl<'t> Transaction<'t> {
     ///
     /// # Panics
     /// If the region belongs to another store.
-    #[inline]
+    #[inline(always)]
     pub fn set_range(&mut self, region: &'t Region, range: Range<usize>) -> Result<(), RangeError> {
         assert!(
             ptr::eq(&*region.store, self.store),
@@ -154,7 +154,11 @@ impl<'t> Transaction<'t> {
             offset.checked_add(bytes.len()).ok_or_else(|| region.state.out_of_bounds(offset, bytes.len()))?;
         self.set_range(region, offset..end)?;
         // SAFETY: `set_range` found the range within the mapped region, which outlives 't.
-        unsafe { span::copy(bytes.as_ptr(), region.as_ptr().add(offset), bytes.len()) };
+        unsafe {
+            let target = region.as_ptr().add(offset);
+            span::copy(bytes.as_ptr(), target, bytes.len());
+            simulated::stored(target, bytes.len());
+        }
         Ok(())
     }
 
@@ -172,11 +176,16 @@ impl<'t> Transaction<'t> {
         self.write(region, offset, value.as_bytes())
     }
 
-    #[inline]
+    #[inline(always)]
     fn declare(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
-        if len == 0 {
-            return Ok(());
+        match &self.store.undo {
+            _ if len == 0 => Ok(()),
+            Some(undo) => self.store.save_undo(undo, self.held(), region, start, len),
+            None => self.declare_redo(region, start, len),
         }
+    }
+
+    fn declare_redo(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
         let store = self.store;
         let end = start + len;
         let pages = (((end - 1) >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
@@ -271,8 +280,19 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// When the store has failed. If it had failed before, the old values are restored; if the force
     /// failed, the changes stay visible and reopening tells whether they are durable.
-    #[inline]
-    pub fn commit(self, class: Class) -> Result<(), CommitError> {
+    /// [`CommitError::Class`] when the store's memory cannot survive that: the transaction is aborted.
+    #[inline(always)]
+    pub fn commit(mut self, class: Class) -> Result<(), CommitError> {
+        let store = self.store;
+        let Some(undo) = &store.undo else { return self.commit_redo(class) };
+        store.reaches(class)?;
+        let held = self.held.take().expect("not spent");
+        std::mem::forget(self);
+        store.commit_undo(undo, held);
+        Ok(())
+    }
+
+    fn commit_redo(self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
         match self.stage()? {
             Some(stamp) if class > Class::Process => Ok(store.wait_durable(stamp)?),
@@ -288,6 +308,7 @@ impl<'t> Transaction<'t> {
     /// As [`Transaction::commit`].
     pub fn commit_async(self) -> Result<Ticket<'t>, CommitError> {
         let store = self.store;
+        store.reaches(Class::Power)?;
         let stamp = self.stage()?;
         if stamp.is_some() {
             store.want_force();
@@ -312,6 +333,9 @@ impl<'t> Transaction<'t> {
 
     fn old_values(&mut self) -> Vec<OldValue> {
         let store = self.store;
+        if let Some(undo) = &store.undo {
+            return store.old_undo(undo, self.held());
+        }
         let work = self.held().work();
         let mut at = 0;
         let value = |undo: &Undo| {
@@ -401,6 +425,9 @@ impl<'t> Transaction<'t> {
     /// In `NoRestore` mode: an undecided transaction may have to be undone.
     pub fn prepare(mut self, global_id: &[u8]) -> Result<(), CommitError> {
         assert!(self.restores(), "a no-restore transaction cannot be prepared: it kept no old values");
+        if self.store.undo.is_some() {
+            return Err(CommitError::NoPrepare);
+        }
         self.store.check_global_id(global_id)?;
         let body = Transaction::body(self.held());
         self.store.prepare(&body, global_id, || self.held.take().expect("not spent").suspend())
@@ -461,6 +488,15 @@ pub(crate) fn restore(store: &Shared, held: &mut Held<'_>) {
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         let Some(mut held) = self.held.take() else { return };
+        if let Some(undo) = &self.store.undo {
+            // Old values are there in either mode.
+            if !planted("undo-not-restored") {
+                self.store.restore_undo(undo, &mut held);
+            }
+            held.tally().aborted.add(1);
+            held.release();
+            return;
+        }
         let restores = held.work().restore;
         let mut changed = false;
         held.each(|_, _, _| changed = true);

@@ -52,6 +52,8 @@ pub const SEGMENT_MAGIC: [u8; 8] = *b"CALI-SEG";
 pub const SUMS_MAGIC: [u8; 8] = *b"CALI-SUM";
 /// Magic of a catalog.
 pub const CATALOG_MAGIC: [u8; 8] = *b"CALI-CAT";
+/// Magic of a file of undo logs.
+pub const UNDO_MAGIC: [u8; 8] = *b"CALI-UND";
 /// Magic of a stage.
 pub const STAGE_MAGIC: [u8; 8] = *b"CALI-STG";
 
@@ -173,10 +175,12 @@ pub struct CatalogHeader {
     pub count: U32,
     /// Number for the next segment.
     pub next: U32,
-    /// Bytes of the path of the log, which follows this header. Relative to the store.
+    /// Bytes of the path of the log, which follows this header. Relative to the store; none with the undo policy.
     pub log_path: U16,
+    /// The recovery policy: 0 redo, 1 undo.
+    pub policy: U16,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 4],
 }
 
 /// One segment in the catalog.
@@ -194,6 +198,34 @@ pub struct CatalogEntry {
     /// Address at which the segment loader maps the segment; 0 if it never did.
     pub address: U64,
 }
+
+/// Status page of a store's undo logs; two of them, written in turn. Chunks follow at [`UNDO_DATA`].
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct UndoStatus {
+    /// Common beginning.
+    pub preamble: Preamble,
+    /// Counts the writes of status pages.
+    pub generation: U64,
+    /// The boot whose processes use the store, or used it last.
+    pub boot: Id,
+    /// Bytes of a chunk.
+    pub chunk_bytes: U32,
+    /// 1 after an orderly close: nothing is uncommitted, and every segment is forced.
+    pub clean: U32,
+}
+
+/// Offset of the first chunk of undo logs.
+pub const UNDO_DATA: u64 = 64 << 10;
+/// Bytes of a chunk's head; ranges follow. Native words of eight bytes:
+///
+/// * 0, of a log's first chunk: 32 bits of the number of its transaction, 32 bits of how many bytes of ranges
+///   are valid. Storing it with no bytes commits.
+/// * 8, of a further chunk: the number of the first one plus 1 in the upper 32 bits, and the number of the
+///   transaction that it is of.
+/// * 16, of a further chunk: its ordinal in that log, from 1, and how many bytes of ranges are valid, 32 bits
+///   each.
+pub const UNDO_HEAD: usize = 64;
 
 /// Head of the stage. Lives in memory that survives the process, not a reboot; chunks follow at
 /// [`BLOCK`]. Integers that change while the store is open are native atomics beyond this structure.
@@ -243,6 +275,7 @@ const _: () = {
     assert!(size_of::<SumsHeader>() == 40);
     assert!(size_of::<CatalogHeader>() == 56);
     assert!(size_of::<CatalogEntry>() == 24);
+    assert!(size_of::<UndoStatus>() == 64 && UNDO_DATA >= 2 * BLOCK as u64);
     assert!(size_of::<StageHeader>() == 64 && STAGE_CURRENT >= 64);
     assert!(size_of::<StagedHeader>() == 16);
 };

@@ -8,6 +8,8 @@
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
 //! | [`image`] | the live part of a log, read back and verified |
 //! | [`leftovers`] | what a killed process left in its stage |
+//! | [`twin`] | a small structure that changes durably |
+//! | [`undo`] | old values of uncommitted transactions in memory that survives |
 //! | [`stage`] | records of committed transactions in memory that survives the process |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
 //! | [`pagemap`] | a sparse array indexed by segment and page |
@@ -20,5 +22,7 @@ pub mod merge;
 pub mod pagemap;
 pub mod record;
 pub mod stage;
+pub mod twin;
+pub mod undo;
 
 pub use format::{Lsn, SegmentId};

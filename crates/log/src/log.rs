@@ -11,8 +11,9 @@
 //! One thread at a time appends (the holder of the engine's flush lock); one at a time moves the head
 //! (the holder of its truncation lock). The three positions are atomics that anybody may read.
 
-use crate::format::{self, BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, STATUS_AT, Status};
+use crate::format::{BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, Status};
 use crate::image::Image;
+use crate::twin;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -111,49 +112,19 @@ pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), Media
         medium.write_at(&zeros[..len as usize], at).map_err(|e| fail("write the log", at, e))?;
         at += len;
     }
-    let status = Status { capacity: capacity.into(), clean: 1.into(), ..Status::new_zeroed() };
-    for at in STATUS_AT {
-        medium
-            .write_at(&status_page(&status, store), at)
-            .map_err(|e| fail("write the log's status", at, e))?;
+    let mut status = Status { capacity: capacity.into(), clean: 1.into(), ..Status::new_zeroed() };
+    for generation in 0..2u64 {
+        status.generation = generation.into();
+        twin::put(medium, status.as_bytes(), LOG_MAGIC, store)?;
     }
     medium.sync().map_err(|e| fail("force the log", 0, e))
 }
 
-fn status_page(status: &Status, store: Id) -> Vec<u8> {
-    let mut page = vec![0; BLOCK];
-    page[..size_of::<Status>()].copy_from_slice(status.as_bytes());
-    format::seal(&mut page, LOG_MAGIC, store);
-    page
-}
-
 /// Reads the status that counts. `store` is compared if known.
 pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, LogError> {
-    let mut best: Option<Status> = None;
-    let mut defects = Vec::new();
-    for at in STATUS_AT {
-        let mut page = vec![0; BLOCK];
-        if let Err(error) = medium.read_at(&mut page, at) {
-            if error.kind() != io::ErrorKind::UnexpectedEof {
-                return Err(MediaError::new("read the log's status", medium, at, error).into());
-            }
-            defects.push(Defect::Value("the file is too short for a status page: it was cut off".into()));
-            continue;
-        }
-        match format::unseal(&page, LOG_MAGIC, "log", store) {
-            Ok(_) => {
-                let (status, _) = Status::read_from_prefix(&page).expect("a page holds a status");
-                if best.is_none_or(|b| status.generation.get() > b.generation.get()) {
-                    best = Some(status);
-                }
-            }
-            Err(defect) => defects.push(defect),
-        }
-    }
     let bad = |defect| LogError::Status { path: medium.path().to_owned(), defect };
-    // A page with a known magic says more than one without.
-    defects.sort_by_key(|d| matches!(d, Defect::Magic { .. } | Defect::Checksum));
-    let Some(status) = best else { return Err(bad(defects.swap_remove(0))) };
+    let page = twin::read(medium, LOG_MAGIC, "log", store)?.map_err(bad)?;
+    let (status, _) = Status::read_from_prefix(&page).expect("a page holds a status");
     let capacity = status.capacity.get();
     let needed = LOG_DATA + capacity;
     let held = medium.len().map_err(|e| MediaError::new("measure the log", medium, 0, e))?;
@@ -331,12 +302,8 @@ impl Log {
         self.sync("force the log's status", at)
     }
 
-    /// Writes a status page to its place; where that is.
     fn put_status(&self, status: &Status) -> Result<u64, MediaError> {
-        let at = STATUS_AT[(status.generation.get() % 2) as usize];
-        let fail = |e| MediaError::new("write the log's status", &*self.medium, at, e);
-        self.medium.write_at(&status_page(status, self.store), at).map_err(fail)?;
-        Ok(at)
+        twin::put(&*self.medium, status.as_bytes(), LOG_MAGIC, self.store)
     }
 
     fn sync(&self, action: &'static str, offset: u64) -> Result<(), MediaError> {
@@ -347,6 +314,7 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{self, STATUS_AT};
     use crate::record::{self, Kind, Place};
     use caliburn_os::medium::{Files, Media};
     use std::os::fd::BorrowedFd;

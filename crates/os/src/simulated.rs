@@ -7,9 +7,9 @@ mod seam {
     #[inline(always)]
     pub fn stored(_at: *const u8, _len: usize) {}
 
-    /// A medium was mapped shared.
+    /// A medium was mapped shared, from an offset.
     #[inline(always)]
-    pub fn mapped(_descriptor: std::os::fd::BorrowedFd<'_>, _base: *const u8, _len: usize) {}
+    pub fn mapped(_descriptor: std::os::fd::BorrowedFd<'_>, _base: *const u8, _len: usize, _offset: u64) {}
 
     /// The time that a simulator says it is, for everything that reads a clock.
     #[inline(always)]
@@ -33,8 +33,8 @@ mod seam {
 
     /// What a simulator wants to know of memory.
     pub trait Watcher {
-        /// A medium was mapped shared.
-        fn mapped(&self, descriptor: RawFd, base: usize, len: usize);
+        /// A medium was mapped shared, from an offset.
+        fn mapped(&self, descriptor: RawFd, base: usize, len: usize, offset: u64);
         /// Bytes were stored.
         fn stored(&self, at: usize, len: usize);
         /// The time: greater at each call.
@@ -61,9 +61,9 @@ mod seam {
         tell(|watcher| watcher.stored(at.addr(), len));
     }
 
-    /// A medium was mapped shared.
-    pub fn mapped(descriptor: BorrowedFd<'_>, base: *const u8, len: usize) {
-        tell(|watcher| watcher.mapped(descriptor.as_raw_fd(), base.addr(), len));
+    /// A medium was mapped shared, from an offset.
+    pub fn mapped(descriptor: BorrowedFd<'_>, base: *const u8, len: usize, offset: u64) {
+        tell(|watcher| watcher.mapped(descriptor.as_raw_fd(), base.addr(), len, offset));
     }
 
     /// The time that a simulator says it is, for everything that reads a clock.

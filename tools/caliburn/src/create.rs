@@ -2,7 +2,7 @@
 
 use crate::{Failure, size};
 use caliburn::Store as Opened;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,9 +18,20 @@ pub struct Store {
     /// File or block device for the log, in place of a file in the store.
     #[arg(long)]
     log: Option<PathBuf>,
+    /// How changes are undone and redone: `undo` keeps old values until the commit, needs no log, and survives
+    /// the death of a process only.
+    #[arg(long, value_enum, default_value_t = Policy::Redo, conflicts_with = "log")]
+    policy: Policy,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// The recovery policies by name.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
+enum Policy {
+    Redo,
+    Undo,
 }
 
 /// Arguments of `add-segment`.
@@ -48,9 +59,18 @@ pub fn store(arguments: &Store) -> Result<ExitCode, Failure> {
     if let Some(path) = &arguments.log {
         options.log_path(path);
     }
+    if arguments.policy == Policy::Undo {
+        options.policy(caliburn::Policy::Undo);
+    }
     options.open(&arguments.store)?.close()?;
     let path = arguments.store.display().to_string();
-    if arguments.json {
+    if arguments.policy == Policy::Undo {
+        let text = format!("created store {path} with the undo policy");
+        println!(
+            "{}",
+            if arguments.json { json!({"store": path, "policy": "undo"}).to_string() } else { text }
+        );
+    } else if arguments.json {
         println!("{}", json!({"store": path, "log_bytes": arguments.log_bytes}));
     } else {
         println!("created store {path} with a log of {}", size::show(arguments.log_bytes));

@@ -1,6 +1,7 @@
 //! `info`.
 
 use crate::{Failure, OneStore, size};
+use caliburn::Policy;
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -16,33 +17,44 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
                 "address": (s.address != 0).then(|| format!("{:#x}", s.address))})
             })
             .collect();
-        let log = &info.log;
+        let log = info.log.as_ref().map(|log| {
+            json!({"path": log.path.display().to_string(), "bytes": log.capacity, "head": log.head, "forced": log.forced,
+                "openings": log.incarnation})
+        });
         println!(
             "{}",
-            json!({"store": arguments.store.display().to_string(), "id": info.id, "format": info.format, "in_use_by": info.in_use_by,
-                "log": {"path": log.path.display().to_string(), "bytes": log.capacity, "head": log.head, "forced": log.forced,
-                    "openings": log.incarnation, "clean": log.clean},
-                "segments": segments})
+            json!({"store": arguments.store.display().to_string(), "id": info.id, "format": info.format,
+                "policy": policy(info.policy), "clean": info.clean, "in_use_by": info.in_use_by,
+                "log": log, "segments": segments})
         );
         return Ok(ExitCode::SUCCESS);
     }
     println!("store    {} (format {}, id {})", arguments.store.display(), info.format, info.id);
     match &info.in_use_by {
         Some(holder) => println!("state    in use by {holder}"),
-        None if info.log.clean => println!("state    closed in good order"),
+        None if info.clean => println!("state    closed in good order"),
         None => println!("state    not closed in good order: the next opening recovers it"),
     }
-    let log = &info.log;
-    println!(
-        "log      {}, {}, {} openings so far",
-        log.path.display(),
-        size::show(log.capacity),
-        log.incarnation
-    );
-    println!("         records needed from LSN {}, forced at least to {}", log.head, log.forced);
+    println!("policy   {}", policy(info.policy));
+    if let Some(log) = &info.log {
+        println!(
+            "log      {}, {}, {} openings so far",
+            log.path.display(),
+            size::show(log.capacity),
+            log.incarnation
+        );
+        println!("         records needed from LSN {}, forced at least to {}", log.head, log.forced);
+    }
     for s in &info.segments {
         print!("segment  {:<20} {:>10}  {}", s.name, size::show(s.len), s.path.display());
         println!("{}", if s.address == 0 { String::new() } else { format!("  loaded at {:#x}", s.address) });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn policy(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Undo => "undo",
+        _ => "redo",
+    }
 }

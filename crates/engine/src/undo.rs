@@ -1,0 +1,231 @@
+//! The undo policy (Vista, sections 3 and 4): the segments are the store. They are mapped shared, in memory that
+//! survives what a commit is to survive; before bytes are changed their old values go to the transaction's
+//! undo log, in memory of the same kind.
+//!
+//! ```text
+//!   declare:  old bytes to the undo log                     1 copy, no system call
+//!   commit:   the log is emptied by one store
+//!   abort:    old bytes back, newest first; the log is emptied
+//!   opening:  the same for every log that is not empty; then the store is durably marked as in use
+//!   closing:  the segments are forced; then the store is durably marked as in order
+//! ```
+//!
+//! No log, no stage, no truncation, no background threads. On files the memory is the page cache: it survives
+//! the process. A store that was in use when its memory was lost is refused at opening.
+
+use crate::catalog::Catalog;
+use crate::error::{CommitError, OpenError, RangeError};
+use crate::mapping::View;
+use crate::options::Options;
+use crate::patches::Patches;
+use crate::prepared::PreparedTable;
+use crate::recovery::{self, UNDO};
+use crate::region::RegionState;
+use crate::segment::SegmentState;
+use crate::slot::Held;
+use crate::store::{Parts, Shared};
+use crate::transaction::{Class, OldValue};
+use caliburn_log::Lsn;
+use caliburn_log::record::push_range;
+use caliburn_log::undo::{self, Found, UndoError, UndoLogs};
+use caliburn_os::host::Lock;
+use caliburn_os::medium::{Media, Medium};
+use caliburn_os::simulated::{self, planted};
+use caliburn_os::span;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Makes the undo logs of a new store.
+pub(crate) fn create(media: &dyn Media, dir: &Path, catalog: &Catalog) -> Result<(), OpenError> {
+    let path = dir.join(UNDO);
+    let _ = media.remove(&path);
+    let medium = media.create(&path).map_err(OpenError::io("create undo logs", &path))?;
+    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    Ok(undo::create(&*medium, catalog.store, boot)?)
+}
+
+/// Opens a store with the undo policy; its catalog was read.
+pub(crate) fn open(
+    dir: &Path,
+    options: &Options,
+    catalog: Catalog,
+    segments: Vec<Arc<SegmentState>>,
+    lock: Lock,
+) -> Result<Parts, OpenError> {
+    let (media, write) = (&*options.media, !options.read_only);
+    let path = dir.join(UNDO);
+    let medium = media.open(&path, write).map_err(OpenError::io("open undo logs", &path))?;
+    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    let (found, damage) = match Found::read(&*medium, &catalog.store, &boot) {
+        Ok(found) => (Some(found), None),
+        Err(error @ UndoError::Bad { .. }) if options.salvage => (None, Some(error.into())),
+        Err(error) => return Err(error.into()),
+    };
+    for log in found.iter().flat_map(|found| &found.uncommitted) {
+        check_ranges(log, &segments, &*medium)?;
+    }
+    let store = catalog.store;
+    let mut parts = Parts {
+        catalog,
+        segments,
+        live: None,
+        undo: None,
+        pending: None,
+        prepared: PreparedTable::new(),
+        damage,
+        lock,
+        limits: media.limits(),
+    };
+    let Some(found) = found else { return Ok(parts) };
+    if !write {
+        parts.pending = Some(old_values(&found));
+        return Ok(parts);
+    }
+    if planted("undo-emptied-first") {
+        found.empty(&*medium)?;
+    }
+    // 1 old values back
+    for log in &found.uncommitted {
+        for range in log.ranges_back() {
+            let segment = parts.segments.iter().find(|s| s.id == range.segment).expect("checked above");
+            segment.write_part(range.offset, range.bytes)?;
+        }
+    }
+    // 2 the logs are empty, and only then; a second try begins with 1
+    found.empty(&*medium)?;
+    // 3 durably in use
+    parts.undo = Some(UndoLogs::open(medium, store, boot, &found)?);
+    Ok(parts)
+}
+
+/// Refuses ranges that lie in no segment.
+pub(crate) fn check_ranges(
+    log: &undo::Uncommitted,
+    segments: &[Arc<SegmentState>],
+    medium: &dyn Medium,
+) -> Result<(), OpenError> {
+    let known =
+        |id, end: Option<u64>| segments.iter().any(|s| s.id == id && end.is_some_and(|e| e <= s.len()));
+    let stray =
+        log.ranges_back().into_iter().find(|r| !known(r.segment, r.offset.checked_add(r.bytes.len() as u64)));
+    let Some(range) = stray else { return Ok(()) };
+    let text = format!(
+        "an undo log has a range at {} of segment {}, which has no such bytes",
+        range.offset, range.segment.0
+    );
+    Err(OpenError::Stray { what: "undo logs", path: medium.path().to_owned(), offset: log.offset(), text })
+}
+
+/// What is to be laid over the segments to see the committed state without writing.
+fn old_values(found: &Found) -> Patches {
+    let mut patches = Patches::none(Lsn(0));
+    for log in &found.uncommitted {
+        let mut body = Vec::new();
+        log.ranges_back().iter().for_each(|r| push_range(&mut body, r.segment, r.offset, r.bytes));
+        patches.push(body, Lsn(0));
+    }
+    patches
+}
+
+impl Shared {
+    /// Saves the old bytes of a range that is about to be changed.
+    #[inline(always)]
+    pub fn save_undo(
+        &self,
+        undo: &UndoLogs,
+        held: &mut Held<'_>,
+        region: &RegionState,
+        start: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        // What does not fit the slot is saved all the same, bytes that were saved before too: the older come back
+        // last.
+        if !held.announce_new(region, start, start + len) && held.covers(start, start + len) {
+            held.tally().duplicate_bytes.add(len as u64);
+        } else if !planted("undo-not-saved") {
+            let (offset, source) = (region.offset_of(start), region.pointer(start));
+            // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
+            unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
+        }
+        if planted("undo-committed-early") {
+            held.work().log.commit(undo);
+        }
+        let tally = held.tally();
+        tally.ranges.add(1);
+        tally.declared_bytes.add(len as u64);
+        Ok(())
+    }
+
+    /// Commits by emptying the transaction's log.
+    #[inline(always)]
+    pub fn commit_undo(&self, undo: &UndoLogs, mut held: Held<'_>) {
+        held.work().log.commit(undo);
+        held.tally().committed.add(1);
+        held.release_light();
+    }
+
+    /// Whether a commit can survive what it is to survive.
+    pub fn reaches(&self, wanted: Class) -> Result<(), CommitError> {
+        match wanted > self.reach {
+            true => Err(CommitError::Class { wanted, reach: self.reach }),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the old values back into memory.
+    pub fn restore_undo(&self, undo: &UndoLogs, held: &mut Held<'_>) {
+        let mut view = View::default();
+        held.work().log.each_back(undo, |segment, offset, bytes| {
+            let target = view.pointer(self, segment, offset).expect("a declared range is mapped");
+            // SAFETY: the range was within the region when it was declared, and regions never shrink.
+            unsafe { span::copy(bytes.as_ptr(), target, bytes.len()) };
+            simulated::stored(target, bytes.len());
+        });
+        held.work().log.commit(undo);
+    }
+
+    /// The values that the transaction replaces, each byte once.
+    pub fn old_undo(&self, undo: &UndoLogs, held: &mut Held<'_>) -> Vec<OldValue> {
+        let mut bytes: BTreeMap<(u32, u64), u8> = BTreeMap::new();
+        held.work().log.each_back(undo, |segment, offset, old| {
+            bytes.extend(old.iter().enumerate().map(|(i, byte)| ((segment.0, offset + i as u64), *byte)));
+        });
+        let mut values: Vec<OldValue> = Vec::new();
+        for ((segment, at), byte) in bytes {
+            match values.last_mut() {
+                Some(last) if last.segment.0 == segment && last.offset + last.bytes.len() as u64 == at => {
+                    last.bytes.push(byte);
+                }
+                _ => values.push(OldValue {
+                    segment: caliburn_log::SegmentId(segment),
+                    offset: at,
+                    bytes: vec![byte],
+                }),
+            }
+        }
+        values
+    }
+
+    /// Forces every segment, then says that the store is in order.
+    pub fn close_undo(&self, undo: &UndoLogs) -> Result<(), crate::Failure> {
+        let segments = self.segments.read().expect("no panic under this lock");
+        if !planted("undo-closed-unforced") {
+            segments.iter().try_for_each(|segment| segment.sync()).map_err(|e| self.fail(e))?;
+        }
+        undo.mark_clean().map_err(|e| self.fail(e))
+    }
+}
+
+/// Verifies the undo logs of a store; how many transactions are to be undone at its next opening.
+pub(crate) fn check(
+    media: &dyn Media,
+    dir: &Path,
+    store: &Catalog,
+) -> Result<(Arc<dyn Medium>, Found), OpenError> {
+    let path = dir.join(recovery::UNDO);
+    let medium = media.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
+    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    let found = Found::read(&*medium, &store.store, &boot)?;
+    Ok((medium, found))
+}

@@ -1,0 +1,59 @@
+//! Twin pages: a small structure that changes durably. It stands twice and is written in turn, so that whatever
+//! becomes of the one being written, the other is whole. The valid one with the greater generation counts.
+//!
+//! Invariant: a page is written only while its twin is durable.
+
+use crate::format::{self, BLOCK, Defect, STATUS_AT};
+use caliburn_os::host::Id;
+use caliburn_os::medium::Medium;
+use std::io;
+
+use crate::log::MediaError;
+
+/// Offset of the generation: behind the preamble.
+const GENERATION: usize = size_of::<format::Preamble>();
+
+fn generation(page: &[u8]) -> u64 {
+    u64::from_le_bytes(page[GENERATION..GENERATION + 8].try_into().expect("eight bytes"))
+}
+
+/// Reads the page that counts; if neither is valid, what the better one says. `store` is compared if known.
+pub fn read(
+    medium: &dyn Medium,
+    magic: [u8; 8],
+    what: &'static str,
+    store: Option<&Id>,
+) -> Result<Result<Vec<u8>, Defect>, MediaError> {
+    let mut best: Option<Vec<u8>> = None;
+    let mut defects = Vec::new();
+    for at in STATUS_AT {
+        let mut page = vec![0; BLOCK];
+        match medium.read_at(&mut page, at) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                let text = "the file is too short for a status page: it was cut off";
+                defects.push(Defect::Value(text.into()));
+                continue;
+            }
+            Err(error) => return Err(MediaError::new("read the status", medium, at, error)),
+        }
+        match format::unseal(&page, magic, what, store) {
+            Ok(_) if best.as_ref().is_some_and(|best| generation(best) >= generation(&page)) => {}
+            Ok(_) => best = Some(page),
+            Err(defect) => defects.push(defect),
+        }
+    }
+    // A page with a known magic says more than one without.
+    defects.sort_by_key(|d| matches!(d, Defect::Magic { .. } | Defect::Checksum));
+    Ok(best.ok_or_else(|| defects.swap_remove(0)))
+}
+
+/// Writes a structure to the place that its generation names; that place.
+pub fn put(medium: &dyn Medium, status: &[u8], magic: [u8; 8], store: Id) -> Result<u64, MediaError> {
+    let mut page = vec![0; BLOCK];
+    page[..status.len()].copy_from_slice(status);
+    format::seal(&mut page, magic, store);
+    let at = STATUS_AT[(generation(&page) % 2) as usize];
+    medium.write_at(&page, at).map_err(|e| MediaError::new("write the status", medium, at, e))?;
+    Ok(at)
+}
