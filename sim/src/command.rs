@@ -84,6 +84,12 @@ enum Kind {
     Replay {
         /// `script | cut | script ...`
         path: String,
+        /// The machine is short of memory.
+        #[arg(long)]
+        short: bool,
+        /// Share of the log at which truncation begins.
+        #[arg(long, default_value_t = 50)]
+        truncate_percent: u8,
     },
 }
 
@@ -98,6 +104,7 @@ struct Totals {
     flips: AtomicU64,
     noticed: AtomicU64,
     stop: AtomicBool,
+    undo: bool,
     failure: Mutex<Option<String>>,
     first: Explorer,
 }
@@ -112,7 +119,8 @@ impl Totals {
     }
 
     fn fail(&self, what: &str, failure: &Failure) {
-        self.failure.lock().expect("no panic here").get_or_insert(format!("{what}: {failure}"));
+        let undo = if self.undo { " --undo" } else { "" };
+        self.failure.lock().expect("no panic here").get_or_insert(format!("{what}{undo}: {failure}"));
         self.stop.store(true, Ordering::Relaxed);
     }
 }
@@ -121,10 +129,11 @@ pub fn main() -> ExitCode {
     // What goes wrong is reported with the script that led to it.
     std::panic::set_hook(Box::new(|_| {}));
     let command = Command::parse();
-    let totals = Totals::default();
+    let totals = Totals { undo: command.undo, ..Totals::default() };
     let start = Instant::now();
-    if let Kind::Replay { path } = &command.kind {
-        return match explore::replay(&nursery(command.policy()), path, true) {
+    if let Kind::Replay { path, short, truncate_percent } = &command.kind {
+        let birth = Birth { short: *short, truncate_percent: *truncate_percent, ..nursery(command.policy()) };
+        return match explore::replay(&birth, path, true) {
             Ok(()) => {
                 println!("nothing is wrong");
                 ExitCode::SUCCESS
@@ -201,7 +210,9 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
                 let care = Care { losses: 1, first: 3, later: 1, lives: 3 };
                 let mut explorer = totals.first.sharing();
                 if let Err(failure) = explorer.explore(&birth, &script, care, seed) {
-                    totals.fail(&format!("torture, seed {seed}"), &failure);
+                    let short = if birth.short { "--short " } else { "" };
+                    let flags = format!("{short}--truncate-percent {}", birth.truncate_percent);
+                    totals.fail(&format!("torture, seed {seed}, replay with {flags}"), &failure);
                 }
                 totals.add(&explorer);
             }

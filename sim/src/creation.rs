@@ -3,7 +3,7 @@
 
 use crate::disk::{Disk, Loss};
 use crate::explore::Failure;
-use crate::life::{LOST, LifeMachine, SEGMENT, STORE, options};
+use crate::life::{LOST, LifeMachine, SEGMENT, STORE, UNFORCED, options};
 use crate::media::{Entry, Fault, Machine};
 use crate::random::Random;
 use caliburn::{Class, Mode, Policy};
@@ -32,8 +32,8 @@ fn take_up(disk: Disk, boot: u8, acknowledged: usize, policy: Policy) -> Result<
         let mut options = options(&machine, 50, policy);
         let there = options.create(false).open(STORE);
         // With the undo policy a store that was in use is lost with its memory.
-        let lost = policy == Policy::Undo && boot != 1;
-        if lost && there.as_ref().is_err_and(|e| e.to_string().contains(LOST)) {
+        let why = there.as_ref().err().filter(|_| policy == Policy::Undo).map(ToString::to_string);
+        if why.is_some_and(|why| boot != 1 && why.contains(LOST) || why.contains(UNFORCED)) {
             return Ok(());
         }
         if acknowledged > 0 {

@@ -45,6 +45,9 @@ pub struct Birth {
 /// What an opening says of a store with the undo policy that was in use when its memory was lost.
 pub const LOST: &str = "in use when the system went down";
 
+/// What it says of one whose segments could not be forced when it was closed.
+pub const UNFORCED: &str = "could not be forced when the store was closed";
+
 /// How a life went.
 #[derive(Debug)]
 pub struct Lived {
@@ -153,8 +156,8 @@ pub fn live(
 impl Birth {
     /// Whether a store may be refused for that reason: memory that was lost, of a store that was not closed.
     fn may_be_lost(&self, why: &str) -> bool {
-        let fair = self.policy == Policy::Undo && self.durable && !self.bounds.closed;
-        fair && why.contains(LOST)
+        let open = self.policy == Policy::Undo && !self.bounds.closed;
+        open && (self.durable && why.contains(LOST) || why.contains(UNFORCED))
     }
 }
 

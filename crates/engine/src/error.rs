@@ -311,6 +311,14 @@ pub enum RangeError {
         /// Bytes.
         len: usize,
     },
+    /// The system did not let the region's protection be lifted: the range must not be stored to.
+    #[error("segment {segment:?}: its protection (Options::guard) could not be lifted: {source}")]
+    Guard {
+        /// The segment.
+        segment: String,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The undo log could not be made longer.
     #[error("the transaction's old values could not be kept: {0}")]
     Undo(#[from] MediaError),
@@ -392,6 +400,6 @@ pub enum CloseError {
     #[error(transparent)]
     Failed(#[from] Failure),
     /// Forgotten transactions are still open.
-    #[error("{0} transaction(s) are still open; the store is recovered at the next opening")]
+    #[error("{0} transaction(s) are still open; the next opening recovers the store, and undoes them")]
     Uncommitted(usize),
 }

@@ -12,12 +12,14 @@
 //! | `pages`, `truncation`, `patches` | from the log to the segments |
 //! | `undo` | the undo policy, in place of the two above |
 //! | `prepared` | undecided transactions |
+//! | `guard`, `verify` | stores that no transaction declared: prevented, found |
 //! | `check`, `history`, `info`, `query` | looking at a store |
 
 mod catalog;
 mod check;
 mod error;
 mod flush;
+mod guard;
 mod history;
 mod info;
 mod mapping;
@@ -35,6 +37,7 @@ mod sums;
 mod transaction;
 mod truncation;
 mod undo;
+mod verify;
 
 pub use caliburn_log::SegmentId;
 pub use caliburn_log::image::Damage;
@@ -42,6 +45,7 @@ pub use caliburn_log::log::MediaError;
 pub use caliburn_os::medium;
 pub use check::{Problem, Report, check};
 pub use error::{CloseError, CommitError, Failure, MapError, OpenError, RangeError, SegmentError};
+pub use guard::Guard;
 pub use history::{Change, Event, Filter, History};
 pub use info::{Info, LogInfo, SegmentInfo, info};
 pub use options::{Options, Policy, Tuning};
@@ -51,4 +55,5 @@ pub use region::{Region, UnmapError};
 pub use segment::Segment;
 pub use store::{BeginError, Store};
 pub use transaction::{Class, Mode, OldValue, Ticket, Transaction, TransactionId};
+pub use verify::Undeclared;
 pub use zerocopy;

@@ -1,6 +1,7 @@
 //! Mapping and unmapping regions: the part of the store that deals in addresses.
 
 use crate::error::{MapError, SegmentError};
+use crate::guard::RegionGuard;
 use crate::region::{Region, RegionState};
 use crate::segment::SegmentState;
 use crate::store::{Shared, entry_of, gate};
@@ -48,6 +49,9 @@ impl Shared {
             return Err(MapError::OutOfBounds { segment: name(), start, end, len: segment.len() });
         }
         let _mapping = self.lock_mapping();
+        if self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
+            return Err(MapError::Closed);
+        }
         let mut regions = self.regions.write().expect("no panic under this lock");
         if let Some(other) =
             regions.iter().find(|r| r.segment.id == segment.id && r.start < end && r.end() > start)
@@ -64,6 +68,7 @@ impl Shared {
             base: reservation.base().as_ptr().expose_provenance(),
             len: AtomicUsize::new(0),
             reservation,
+            guard: self.guard.map(RegionGuard::new),
         });
         self.map_part(&region, 0, len)?;
         regions.push(region.clone());
@@ -143,7 +148,13 @@ impl Shared {
                 unsafe { caliburn_os::map::protect_read_only(start, to - from) }.map_err(fail)?;
             }
         }
+        if let Some(guard) = &region.guard {
+            guard.protect(region, from, to)?;
+        }
         region.len.store(to, Ordering::Release);
+        if let Some(verifier) = &self.verifier {
+            verifier.shadow(region, from);
+        }
         Ok(())
     }
 
@@ -191,6 +202,7 @@ impl Shared {
         self.writable().map_err(MapError::Segment)?;
         let region = self.map_somewhere(segment)?;
         let mut catalog = self.catalog.lock().expect("no panic under this lock");
+        self.writable()?;
         let address = region.as_ptr().addr() as u64;
         self.change_catalog(&mut catalog, |catalog| entry_of(catalog, segment.id).address = address)?;
         Ok(region)
@@ -240,6 +252,9 @@ impl Shared {
 
     fn let_go(&self, region: &Arc<RegionState>, closed: bool) {
         self.regions.write().expect("no panic under this lock").retain(|r| !Arc::ptr_eq(r, region));
+        if let Some(verifier) = &self.verifier {
+            verifier.forget(region);
+        }
         if closed {
             self.unlock_if_done();
         } else {

@@ -2,6 +2,7 @@
 
 use crate::check::Report;
 use crate::error::OpenError;
+use crate::guard::Guard;
 use crate::store::Store;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
 use caliburn_log::stage::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
@@ -38,6 +39,8 @@ pub struct Options {
     pub(crate) reserve_bytes: u64,
     pub(crate) media: Arc<dyn Media>,
     pub(crate) background: bool,
+    pub(crate) guard: Guard,
+    pub(crate) verify: bool,
     pub(crate) tuning: Tuning,
 }
 
@@ -104,6 +107,8 @@ impl Default for Options {
             reserve_bytes: 64 << 30,
             media: Arc::new(Files),
             background: true,
+            guard: Guard::default(),
+            verify: false,
             tuning: Tuning::default(),
         }
     }
@@ -172,6 +177,19 @@ impl Options {
         self
     }
 
+    /// Whether regions are protected from stores outside of transactions. Default: by pages in debug builds, else not.
+    pub fn guard(&mut self, guard: Guard) -> &mut Options {
+        self.guard = guard;
+        self
+    }
+
+    /// Looks at every commit for bytes that were changed without being declared, and panics if there are any. For
+    /// tests and debugging: it takes as much memory again as the regions, and time in proportion to them.
+    pub fn verify(&mut self, yes: bool) -> &mut Options {
+        self.verify = yes;
+        self
+    }
+
     /// Where files come from; for simulated media.
     pub fn media(&mut self, media: Arc<dyn Media>) -> &mut Options {
         self.media = media;
@@ -228,6 +246,10 @@ impl Options {
         }
         if self.salvage && !self.read_only {
             return bad("read_only", 0, "a damaged store is opened for salvage read-only".into());
+        }
+        if self.guard == Guard::Keys && caliburn_os::guard::key().is_none() {
+            let why = "this processor or kernel has no memory protection keys; use Guard::Pages";
+            return bad("guard", 2, why.into());
         }
         if self.create_new && self.read_only {
             return bad("read_only", 1, "a store is not created read-only".into());

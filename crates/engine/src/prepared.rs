@@ -12,7 +12,7 @@
 //! brings the new ones. The log keeps the Prepare record; when its space is needed, it is written anew at
 //! the tail, for which room is always kept.
 
-use crate::error::{CommitError, Failure};
+use crate::error::{CommitError, Failure, SegmentError};
 use crate::flush::Work;
 use crate::patches::Patches;
 use crate::store::{Shared, Store};
@@ -225,7 +225,7 @@ impl Shared {
         let (body, slot) = self.claim_prepared(global_id)?;
         if let Some(number) = slot {
             self.decide(Kind::Resolve, global_id, &body)?;
-            self.slots.resume(number).release();
+            self.release(self.slots.resume(number));
             return Ok(());
         }
         // Found by recovery: bring the new values into the regions that are mapped, under announcements
@@ -238,7 +238,7 @@ impl Shared {
         }
         let _mapping = self.lock_mapping();
         let mut held = self.slots.hold();
-        let mut gaps = Vec::new();
+        let (mut gaps, mut parts) = (Vec::new(), Vec::new());
         for range in Ranges::of(&body) {
             let mut done = 0;
             while done < range.bytes.len() {
@@ -250,11 +250,20 @@ impl Shared {
                 let len = (range.bytes.len() - done).min((region.end() - offset) as usize);
                 let address = region.base + (offset - region.start) as usize;
                 held.announce(&region, address, address + len, &mut gaps);
+                if let Err(source) = held.open(&region) {
+                    held.release();
+                    self.unclaim(global_id);
+                    let path = region.segment.medium.path().to_owned();
+                    return Err(SegmentError::Io { action: "lift the protection of", path, source }.into());
+                }
                 self.reserve.pass(address, address + len, self.page_size);
-                // SAFETY: the range lies in the region, which an announced range keeps mapped.
-                unsafe { span::copy(range.bytes.as_ptr().add(done), region.pointer(address), len) };
+                parts.push((&range.bytes[done..done + len], region.pointer(address)));
                 done += len;
             }
+        }
+        for (bytes, target) in parts {
+            // SAFETY: the part lies in a region, which an announced range keeps mapped.
+            unsafe { span::copy(bytes.as_ptr(), target, bytes.len()) };
         }
         let decided = self.decide(Kind::Resolve, global_id, &body);
         if let Ok(end) = decided {
@@ -263,7 +272,7 @@ impl Shared {
             drop(pending);
             self.wake_truncation();
         }
-        held.release();
+        self.release(held);
         decided?;
         Ok(())
     }
@@ -275,7 +284,7 @@ impl Shared {
             let mut held = self.slots.resume(number);
             restore(self, &mut held);
             held.tally().aborted.add(1);
-            held.release();
+            self.release(held);
         }
         Ok(())
     }

@@ -228,6 +228,10 @@ pub(crate) fn open_segments(
 fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError> {
     let (media, write) = (&*options.media, !options.read_only);
     // 1
+    if write && !planted("catalog-name-not-forced") {
+        // A replacement that failed at its end shows a catalog that a power cut may take back.
+        media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
+    }
     let catalog = read_catalog(media, dir)?;
     let segments = open_segments(media, dir, &catalog, write)?;
     if catalog.policy == Policy::Undo {

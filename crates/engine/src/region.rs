@@ -8,6 +8,7 @@
 //! was stored to is a private copy. Invariant: nothing but truncation writes to the segment.
 
 use crate::error::{MapError, RangeError};
+use crate::guard::RegionGuard;
 use crate::segment::SegmentState;
 use crate::store::Shared;
 use caliburn_log::SegmentId;
@@ -30,6 +31,7 @@ pub(crate) struct RegionState {
     pub base: usize,
     pub len: AtomicUsize,
     pub reservation: Reservation,
+    pub guard: Option<RegionGuard>,
 }
 
 impl RegionState {

@@ -215,6 +215,16 @@ impl SegmentState {
         self.with_sums(|sums| sums.note(offset, data))
     }
 
+    /// Writes again what is there, all of it.
+    pub fn rewrite(&self) -> Result<(), MediaError> {
+        let mut data = vec![0; LEN_UNIT as usize];
+        for offset in (0..self.len()).step_by(data.len()) {
+            self.read(offset, &mut data)?;
+            self.write_part(offset, &data)?;
+        }
+        Ok(())
+    }
+
     /// Writes any bytes, of a segment without sums.
     pub fn write_part(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
         assert!(self.sums.is_none(), "sums are of whole units");
@@ -243,7 +253,10 @@ impl SegmentState {
     /// Makes the medium longer and durably so; the catalog says so afterwards.
     pub fn extend(&self, len: u64) -> Result<(), MediaError> {
         let end = SEGMENT_DATA + len;
-        self.medium.set_len(end).map_err(|e| MediaError::new("allocate segment", &*self.medium, end, e))?;
+        let fail = |action| move |e| MediaError::new(action, &*self.medium, end, e);
+        self.medium.set_len(end).map_err(fail("allocate segment"))?;
+        // After a growth that failed the file may look longer than it durably is.
+        self.medium.write_at(&[0; BLOCK], end - BLOCK as u64).map_err(fail("write segment"))?;
         if !planted("growth-not-forced") {
             self.forcing.sync(&*self.medium, "force segment", end)?;
         }

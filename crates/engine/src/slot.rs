@@ -14,6 +14,7 @@
 //! the set of ranges that the commit will log: disjoint, adjacent ones joined (the intra-transaction
 //! optimisation, section 5.2). The first [`ANNOUNCED`] stand in the slot itself, more in a tree.
 
+use crate::guard::Opened;
 use crate::region::RegionState;
 use caliburn_log::undo::UndoLog;
 use caliburn_os::barrier;
@@ -24,6 +25,7 @@ use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
+use std::io;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -102,6 +104,8 @@ pub(crate) struct Work {
     pub saved: Vec<u8>,
     /// The same with the undo policy, where they survive the process.
     pub log: UndoLog,
+    /// Regions that the transaction may store to, where regions are guarded.
+    pub opened: Vec<Opened>,
     /// Upper bound of the record's body in bytes; exact unless ranges were joined.
     pub body_bytes: u64,
     /// Ranges were joined, or are in the tree.
@@ -135,6 +139,7 @@ impl Slot {
                 undo: Vec::new(),
                 saved: Vec::new(),
                 log: UndoLog::default(),
+                opened: Vec::new(),
                 body_bytes: 0,
                 joined: false,
                 restore: true,
@@ -364,6 +369,21 @@ impl<'t> Held<'t> {
         total
     }
 
+    /// Takes back the announcement just made, if one was.
+    pub fn retract(&mut self, made: bool) {
+        let count = self.slot.count.load(Ordering::Relaxed);
+        self.slot.count.store(count - u32::from(made), Ordering::Release);
+    }
+
+    /// Lets the transaction store to a region that it has announced ranges in.
+    pub fn open(&mut self, region: &RegionState) -> io::Result<()> {
+        let opened = &mut self.work().opened;
+        if !opened.iter().any(|opened| opened.is(region)) {
+            opened.push(Opened::new(region)?);
+        }
+        Ok(())
+    }
+
     /// Ends a transaction that kept nothing in the slot but announcements in their first places.
     #[inline(always)]
     pub fn release_light(self) {
@@ -377,6 +397,7 @@ impl<'t> Held<'t> {
     pub fn release(mut self) {
         let slot = self.slot;
         let work = self.work();
+        work.opened.clear();
         work.undo.clear();
         work.saved.clear();
         if work.saved.capacity() > 1 << 20 || work.undo.capacity() > 1 << 16 {

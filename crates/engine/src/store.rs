@@ -21,12 +21,14 @@ use crate::segment::{self, Segment, SegmentState};
 use crate::slot::{Held, Reserve, Slots};
 use crate::transaction::{Class, Mode, Transaction};
 use crate::truncation::Truncation;
+use crate::verify::Verifier;
 use caliburn_log::log::{Log, MediaError};
 use caliburn_log::record::{BODY_MAX, FRAME};
 use caliburn_log::stage::Stage;
 use caliburn_log::undo::UndoLogs;
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::event::Event;
+use caliburn_os::guard::{Kind, Permit};
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Media;
 use caliburn_os::memory::Limits;
@@ -71,6 +73,9 @@ pub(crate) struct Shared {
     pub undo: Option<UndoLogs>,
     /// The most that a commit can survive.
     pub reach: Class,
+    /// How regions are guarded.
+    pub guard: Option<Kind>,
+    pub verifier: Option<Verifier>,
     pub gate: AtomicU32,
     pub slots: Slots,
     pub reserve: Reserve,
@@ -137,6 +142,8 @@ impl Shared {
                 gate::READ_ONLY
             }),
             reach: if parts.catalog.policy == Policy::Undo { Class::Process } else { Class::Power },
+            guard: options.guard.kind().filter(|_| !options.read_only),
+            verifier: (options.verify && !options.read_only).then(Verifier::default),
             live: parts.live,
             undo: parts.undo,
             slots: Slots::default(),
@@ -197,6 +204,30 @@ impl Shared {
         }
     }
 
+    /// What the calling thread needs for stores of the engine's own.
+    #[inline(always)]
+    pub fn permit(&self) -> Option<Permit> {
+        if self.guard == Some(Kind::Key) { Some(Permit::new()) } else { None }
+    }
+
+    /// Whether transactions must tell of the regions that they change.
+    #[inline(always)]
+    pub fn watched(&self) -> bool {
+        self.guard.is_some() || self.verifier.is_some()
+    }
+
+    /// Ends a transaction that was committed or undone.
+    pub fn release(&self, held: Held<'_>) {
+        match &self.verifier {
+            None => held.release(),
+            Some(verifier) => {
+                let mut shadows = verifier.lock();
+                Verifier::settle(&mut shadows, &held);
+                held.release();
+            }
+        }
+    }
+
     pub fn tuning(&self) -> Tuning {
         self.tuning.read().expect("no panic under this lock").clone()
     }
@@ -249,6 +280,7 @@ impl Shared {
     pub fn grow_segment(&self, state: &SegmentState, len: u64) -> Result<(), SegmentError> {
         self.writable()?;
         let mut catalog = self.catalog.lock().expect("no panic under this lock");
+        self.writable()?;
         if len <= state.len() {
             return Ok(());
         }
@@ -390,6 +422,7 @@ impl Store {
         shared.writable()?;
         let len = segment::round_len(name, len)?;
         let mut catalog = shared.catalog.lock().expect("no panic under this lock");
+        shared.writable()?;
         if catalog.segments.iter().any(|e| e.name == name) {
             return Err(SegmentError::Exists { name: name.to_owned() });
         }
@@ -563,7 +596,12 @@ impl Store {
             None if shared.live.is_some() => self.shut_live(&shared),
             None => Ok(()),
         };
-        shared.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
+        {
+            // Whoever is changing the catalog or mapping a region ends first; whoever comes later finds it closed.
+            let _mapping = shared.lock_mapping();
+            let _catalog = shared.catalog.lock().expect("no panic under this lock");
+            shared.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
+        }
         shared.unlock_if_done();
         done
     }
@@ -593,7 +631,6 @@ impl Store {
 }
 
 fn shut_undo(shared: &Shared, undo: &UndoLogs) -> Result<(), CloseError> {
-    shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
     shared.failure()?;
     match shared.slots.open() {
         0 => Ok(shared.close_undo(undo)?),

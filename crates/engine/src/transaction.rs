@@ -153,11 +153,14 @@ impl<'t> Transaction<'t> {
         let end =
             offset.checked_add(bytes.len()).ok_or_else(|| region.state.out_of_bounds(offset, bytes.len()))?;
         self.set_range(region, offset..end)?;
+        let _permit = self.store.permit();
         // SAFETY: `set_range` found the range within the mapped region, which outlives 't.
         unsafe {
             let target = region.as_ptr().add(offset);
             span::copy(bytes.as_ptr(), target, bytes.len());
-            simulated::stored(target, bytes.len());
+            if self.store.undo.is_some() {
+                simulated::stored(target, bytes.len());
+            }
         }
         Ok(())
     }
@@ -180,9 +183,22 @@ impl<'t> Transaction<'t> {
     fn declare(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
         match &self.store.undo {
             _ if len == 0 => Ok(()),
+            _ if self.store.watched() => self.declare_watched(region, start, len),
             Some(undo) => self.store.save_undo(undo, self.held(), region, start, len),
             None => self.declare_redo(region, start, len),
         }
+    }
+
+    /// Declares a range where regions are guarded or verified.
+    #[cold]
+    fn declare_watched(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
+        let store = self.store;
+        match &store.undo {
+            Some(undo) => store.save_undo_announced(undo, self.held(), region, start, len)?,
+            None => self.declare_redo(region, start, len)?,
+        }
+        let unprotected = self.held().open(region);
+        unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })
     }
 
     fn declare_redo(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
@@ -277,6 +293,9 @@ impl<'t> Transaction<'t> {
 
     /// Commits in a failure class. When this returns, the changes survive what the class names.
     ///
+    /// # Panics
+    /// With [`Options::verify`](crate::Options::verify), when recoverable memory was changed without being declared.
+    ///
     /// # Errors
     /// When the store has failed. If it had failed before, the old values are restored; if the force
     /// failed, the changes stay visible and reopening tells whether they are durable.
@@ -286,10 +305,24 @@ impl<'t> Transaction<'t> {
         let store = self.store;
         let Some(undo) = &store.undo else { return self.commit_redo(class) };
         store.reaches(class)?;
+        if store.watched() {
+            self.verify();
+        }
         let held = self.held.take().expect("not spent");
         std::mem::forget(self);
         store.commit_undo(undo, held);
         Ok(())
+    }
+
+    /// Looks for stores that nobody declared.
+    #[cold]
+    fn verify(&self) {
+        let Some(verifier) = &self.store.verifier else { return };
+        let found = verifier.compare(self.store);
+        if let Some(first) = found.first() {
+            let more = found.len() - 1;
+            panic!("{first}{}", if more > 0 { format!("; and {more} more like it") } else { String::new() });
+        }
     }
 
     fn commit_redo(self, class: Class) -> Result<(), CommitError> {
@@ -361,6 +394,9 @@ impl<'t> Transaction<'t> {
     #[inline]
     fn stage(mut self) -> Result<Option<u64>, CommitError> {
         let store = self.store;
+        if store.watched() {
+            self.verify();
+        }
         let held = self.held.as_mut().expect("not spent");
         let work = held.work();
         let mut len = work.body_bytes as usize;
@@ -372,7 +408,7 @@ impl<'t> Transaction<'t> {
         let tally = held.tally();
         tally.committed.add(1);
         if len == 0 {
-            self.held.take().expect("not spent").release();
+            store.release(self.held.take().expect("not spent"));
             return Ok(None);
         }
         tally.body_bytes.add(len as u64);
@@ -394,7 +430,7 @@ impl<'t> Transaction<'t> {
                 None => store.wait_stage()?,
             }
         };
-        self.held.take().expect("not spent").release();
+        store.release(self.held.take().expect("not spent"));
         Ok(Some(stamp))
     }
 
@@ -427,6 +463,9 @@ impl<'t> Transaction<'t> {
         assert!(self.restores(), "a no-restore transaction cannot be prepared: it kept no old values");
         if self.store.undo.is_some() {
             return Err(CommitError::NoPrepare);
+        }
+        if self.store.watched() {
+            self.verify();
         }
         self.store.check_global_id(global_id)?;
         let body = Transaction::body(self.held());
@@ -469,6 +508,7 @@ fn fill(held: &Held<'_>, body: &mut Body) {
 
 /// Writes old values back into memory.
 pub(crate) fn restore(store: &Shared, held: &mut Held<'_>) {
+    let _permit = store.permit();
     let work = held.work();
     let mut at = 0;
     let mut region: Option<std::sync::Arc<RegionState>> = None;
@@ -494,7 +534,7 @@ impl Drop for Transaction<'_> {
                 self.store.restore_undo(undo, &mut held);
             }
             held.tally().aborted.add(1);
-            held.release();
+            self.store.release(held);
             return;
         }
         let restores = held.work().restore;
@@ -514,7 +554,7 @@ impl Drop for Transaction<'_> {
         }
         self.store.note_aborted(&held);
         held.tally().aborted.add(1);
-        held.release();
+        self.store.release(held);
     }
 }
 

@@ -141,12 +141,17 @@ impl Shared {
     ) -> Result<(), RangeError> {
         // What does not fit the slot is saved all the same, bytes that were saved before too: the older come back
         // last.
-        if !held.announce_new(region, start, start + len) && held.covers(start, start + len) {
+        let fresh = held.announce_new(region, start, start + len);
+        if !fresh && held.covers(start, start + len) {
             held.tally().duplicate_bytes.add(len as u64);
         } else if !planted("undo-not-saved") {
             let (offset, source) = (region.offset_of(start), region.pointer(start));
             // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
-            unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
+            let saved = unsafe { held.work().log.save(undo, region.id, offset, source, len) };
+            if let Err(error) = saved {
+                held.retract(fresh);
+                return Err(error.into());
+            }
         }
         if planted("undo-committed-early") {
             held.work().log.commit(undo);
@@ -162,7 +167,26 @@ impl Shared {
     pub fn commit_undo(&self, undo: &UndoLogs, mut held: Held<'_>) {
         held.work().log.commit(undo);
         held.tally().committed.add(1);
-        held.release_light();
+        if self.watched() { self.release(held) } else { held.release_light() }
+    }
+
+    /// [`Shared::save_undo`], with every range announced: who watches the regions wants to know of all.
+    pub fn save_undo_announced(
+        &self,
+        undo: &UndoLogs,
+        held: &mut Held<'_>,
+        region: &RegionState,
+        start: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        let (offset, source) = (region.offset_of(start), region.pointer(start));
+        // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
+        unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
+        held.announce(region, start, start + len, &mut Vec::new());
+        let tally = held.tally();
+        tally.ranges.add(1);
+        tally.declared_bytes.add(len as u64);
+        Ok(())
     }
 
     /// Whether a commit can survive what it is to survive.
@@ -175,9 +199,14 @@ impl Shared {
 
     /// Puts the old values back into memory.
     pub fn restore_undo(&self, undo: &UndoLogs, held: &mut Held<'_>) {
+        let _permit = self.permit();
         let mut view = View::default();
         held.work().log.each_back(undo, |segment, offset, bytes| {
-            let target = view.pointer(self, segment, offset).expect("a declared range is mapped");
+            let Some(target) = view.pointer(self, segment, offset) else {
+                // Unmapped meanwhile, which whoever declared by address had promised not to do.
+                let state = self.segment_state(segment).expect("a declared range is in a segment");
+                return drop(state.write_part(offset, bytes).map_err(|e| self.fail(e)));
+            };
             // SAFETY: the range was within the region when it was declared, and regions never shrink.
             unsafe { span::copy(bytes.as_ptr(), target, bytes.len()) };
             simulated::stored(target, bytes.len());
@@ -207,11 +236,23 @@ impl Shared {
         values
     }
 
-    /// Forces every segment, then says that the store is in order.
+    /// Forces every segment, then says that the store is in order. If a process died with it in use, a force or a
+    /// write back may have failed then, and the system shows what the medium lacks: everything is written again.
     pub fn close_undo(&self, undo: &UndoLogs) -> Result<(), crate::Failure> {
         let segments = self.segments.read().expect("no panic under this lock");
-        if !planted("undo-closed-unforced") {
-            segments.iter().try_for_each(|segment| segment.sync()).map_err(|e| self.fail(e))?;
+        let force = |segment: &Arc<SegmentState>| {
+            if undo.suspect && !planted("undo-not-rewritten") {
+                segment.rewrite()?;
+            }
+            segment.sync()
+        };
+        if !planted("undo-closed-unforced")
+            && let Err(error) = segments.iter().try_for_each(force)
+        {
+            let failure = self.fail(error);
+            // Reopened, it would look sound.
+            let _ = undo.mark_damaged();
+            return Err(failure);
         }
         undo.mark_clean().map_err(|e| self.fail(e))
     }

@@ -53,6 +53,11 @@ pub struct Forcing {
 }
 
 impl Forcing {
+    /// The failure, if there was one.
+    pub fn sound(&self) -> Result<(), MediaError> {
+        self.failed.lock().expect("no thread panics while it forces").clone().map_or(Ok(()), Err)
+    }
+
     /// Forces everything written to the medium so far.
     pub fn sync(&self, medium: &dyn Medium, action: &'static str, offset: u64) -> Result<(), MediaError> {
         let mut failed = self.failed.lock().expect("no thread panics while it forces");
@@ -292,10 +297,16 @@ impl Log {
     /// Writes the next status page over the older twin and forces it.
     fn write_status(&self, change: impl FnOnce(&mut Status)) -> Result<(), MediaError> {
         let mut status = self.status.lock().expect("no thread panics while it holds the status");
-        change(&mut status);
-        status.generation += 1;
-        status.forced = self.forced().0.into();
-        let at = self.put_status(&status)?;
+        if !planted("status-after-a-failed-one") {
+            // The page before this one may not be durable, and this one goes over the one before that.
+            self.forcing.sound()?;
+        }
+        let mut next = *status;
+        change(&mut next);
+        next.generation += 1;
+        next.forced = self.forced().0.into();
+        let at = self.put_status(&next)?;
+        *status = next;
         if planted("status-not-forced") {
             return Ok(());
         }
@@ -400,6 +411,21 @@ mod tests {
         for _ in 0..3 {
             let error = forcing.sync(&medium, "force", 0).unwrap_err().to_string();
             assert!(error.contains("lost"), "{error}");
+        }
+    }
+
+    /// Another thread may not have heard of the failure yet.
+    #[test]
+    fn no_status_page_is_written_after_one_whose_force_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = Arc::new(Forgetful::new(&dir));
+        create(&*medium, [7; 16], LOG_BYTES_MIN).unwrap();
+        let status = read_status(&*medium, None).unwrap();
+        let (image, _) = Image::scan(&*medium, &status, None, |_| {}).unwrap();
+        let log = Log::open(medium.clone(), [7; 16], status, &image).unwrap();
+        medium.fails.store(true, std::sync::atomic::Ordering::SeqCst);
+        for _ in 0..3 {
+            log.advance_head(Lsn(0)).unwrap_err();
         }
     }
 

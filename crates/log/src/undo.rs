@@ -41,8 +41,11 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 10 };
 /// Chunks by which the file grows.
 const STEP: usize = 4;
-/// Address space for the logs of a store.
-const RESERVED: usize = 64 << 30;
+/// Address space for the logs of a store, as much as can be had.
+const RESERVED: [usize; 3] = [64 << 30, 1 << 30, 64 << 20];
+/// Values of [`UndoStatus::clean`].
+const CLEAN: u32 = 1;
+const DAMAGED: u32 = 2;
 /// Offsets of a chunk's words, see [`UNDO_HEAD`].
 const FIRST: usize = 0;
 const OWNER: usize = 8;
@@ -131,8 +134,18 @@ impl Found {
     /// A store that was in use when its memory was lost is refused: its segments may hold anything.
     pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Found, UndoError> {
         let mut found = Found { status: read_status(medium, store)?, uncommitted: Vec::new() };
-        if found.status.clean.get() == 1 {
-            return Ok(found);
+        let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
+        if len < UNDO_DATA {
+            return Err(bad(medium, len, "the file ends before its first chunk: it was cut off"));
+        }
+        match found.status.clean.get() {
+            CLEAN => return Ok(found),
+            DAMAGED => {
+                let text = "a segment could not be forced when the store was closed: what it holds is unknown. Go back to \
+                            a copy, or open read-only for salvage";
+                return Err(bad(medium, 0, text));
+            }
+            _ => {}
         }
         if found.status.boot != *boot && !planted("undo-of-another-boot") {
             let text = "the store was in use when the system went down, and its memory did not outlive that: what its \
@@ -166,8 +179,11 @@ struct Used {
 
 fn read_logs(medium: &dyn Medium, chunk_bytes: usize) -> Result<Vec<Uncommitted>, UndoError> {
     let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
+    if !(len - UNDO_DATA).is_multiple_of(chunk_bytes as u64) {
+        return Err(bad(medium, len, "the file ends within a chunk: it was cut off"));
+    }
     let mut chunks = BTreeMap::new();
-    for number in 0..len.saturating_sub(UNDO_DATA) / chunk_bytes as u64 {
+    for number in 0..(len - UNDO_DATA) / chunk_bytes as u64 {
         if let Some(used) = read_chunk(medium, UNDO_DATA + number * chunk_bytes as u64, chunk_bytes)? {
             chunks.insert(number, used);
         }
@@ -225,6 +241,8 @@ pub struct UndoLogs {
     pool: Mutex<Pool>,
     status: Mutex<UndoStatus>,
     forcing: Forcing,
+    /// The store was in use by a process that died: what a force of its segments once lost would not be noticed.
+    pub suspect: bool,
 }
 
 #[derive(Debug)]
@@ -274,9 +292,13 @@ impl UndoLogs {
         let len = medium.len().map_err(|e| MediaError::new("measure undo logs", &*medium, 0, e))?;
         let page = caliburn_os::page_size();
         let made = (len - UNDO_DATA) as usize / CHUNK_BYTES;
-        let total = (RESERVED + UNDO_DATA as usize).next_multiple_of(page);
-        let map = Reservation::new(total, None)
-            .map_err(|e| MediaError::new("reserve memory for undo logs", &*medium, 0, e))?;
+        // Address space may be limited (`ulimit -v`).
+        let mut wishes = RESERVED.iter().map(|wish| {
+            let total = (wish.max(&(made * CHUNK_BYTES)) + UNDO_DATA as usize).next_multiple_of(page);
+            Reservation::new(total, None)
+        });
+        let map = wishes.find(Result::is_ok).unwrap_or_else(|| Err(io::ErrorKind::OutOfMemory.into()));
+        let map = map.map_err(|e| MediaError::new("reserve memory for undo logs", &*medium, 0, e))?;
         let mut status =
             UndoStatus { boot, chunk_bytes: (CHUNK_BYTES as u32).into(), clean: 0.into(), ..found.status };
         let logs = UndoLogs {
@@ -286,6 +308,7 @@ impl UndoLogs {
             pool: Mutex::new(Pool { made, free: (0..made as u32).rev().collect() }),
             status: Mutex::new(found.status),
             forcing: Forcing::default(),
+            suspect: found.status.clean.get() == 0,
         };
         for number in 0..made {
             let at = UNDO_DATA + (number * CHUNK_BYTES) as u64;
@@ -317,9 +340,19 @@ impl UndoLogs {
 
     /// Says that the store is in order: nothing is uncommitted, every segment was forced.
     pub fn mark_clean(&self) -> Result<(), MediaError> {
+        self.mark(CLEAN)
+    }
+
+    /// Says that a segment could not be forced: what it holds is unknown, and stays so.
+    pub fn mark_damaged(&self) -> Result<(), MediaError> {
+        self.mark(DAMAGED)
+    }
+
+    fn mark(&self, clean: u32) -> Result<(), MediaError> {
+        self.forcing.sound()?;
         let mut status = *self.status.lock().expect("no panic under this lock");
         status.generation += 1;
-        status.clean = 1.into();
+        status.clean = clean.into();
         self.put(status)
     }
 
@@ -355,7 +388,7 @@ impl UndoLogs {
             let made = pool.made + STEP;
             let end = UNDO_DATA + (made * CHUNK_BYTES) as u64;
             let fail = |e| MediaError::new("allocate undo logs", &*self.medium, end, e);
-            if end > RESERVED as u64 {
+            if end > self.map.len() as u64 {
                 return Err(fail(io::ErrorKind::StorageFull.into()));
             }
             self.medium.set_len(end).map_err(fail)?;
@@ -411,8 +444,37 @@ impl UndoLog {
             unsafe { self.put(segment, offset, source, len) };
             return Ok(());
         }
+        let (chunks, filled) = (self.further.len(), self.filled);
         // SAFETY: passed on from the caller.
-        unsafe { self.save_long(logs, segment, offset, source, len) }
+        let saved = unsafe { self.save_long(logs, segment, offset, source, len) };
+        if saved.is_err() {
+            // Nothing was saved: what another transaction may do with these bytes is not to be undone.
+            self.shrink(logs, chunks, filled);
+        }
+        saved
+    }
+
+    /// Goes back to so many further chunks, the last of them filled so far.
+    #[cold]
+    fn shrink(&mut self, logs: &UndoLogs, chunks: usize, filled: usize) {
+        if self.chunk.is_null() {
+            return;
+        }
+        let mut surplus: Vec<u32> = self.further.drain(chunks..).collect();
+        // The newest first: recovery wants the chunks before it whole.
+        for number in surplus.iter().rev() {
+            // SAFETY: the chunk is ours until it is in the pool.
+            unsafe { set(logs.chunk(*number), OWNER, 0) };
+        }
+        logs.pool.lock().expect("no panic under this lock").free.append(&mut surplus);
+        (self.chunk, self.word, self.tag) = match self.further.last() {
+            Some(last) => (logs.chunk(*last), FURTHER, (self.further.len() as u64) << 32),
+            None => (logs.chunk(self.first), FIRST, u64::from(self.turn) << 32),
+        };
+        // A log without a first chunk counted as full.
+        self.filled = if filled > CHUNK_BYTES - UNDO_HEAD { 0 } else { filled };
+        // SAFETY: the chunk is ours.
+        unsafe { set(self.chunk, self.word, self.tag | self.filled as u64) };
     }
 
     /// # Safety

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`medium`] | the one seam to storage: `read_at`, `write_at`, `sync`, `set_len`, and directories |
 //! | [`map`] | address space: reservations, private and shared file mappings |
+//! | [`guard`] | write protection, and the message when it is met |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
 //! | [`clock`] | stamps that order commits, without a shared cache line where the machine allows |
 //! | [`barrier`] | the asymmetric barrier: hot side free, cold side one system call |
@@ -18,6 +19,7 @@
 pub mod barrier;
 pub mod clock;
 pub mod event;
+pub mod guard;
 pub mod host;
 pub mod map;
 pub mod medium;

@@ -1,0 +1,281 @@
+//! Write protection of mapped memory, and a message for whoever stores to it all the same (Rio, section 2: a wild
+//! store must not reach what is to survive).
+//!
+//! By pages: `mprotect` around each use, two system calls. By keys, where the processor has them: the pages
+//! carry a key, and each thread says in a register whether it may store to pages with that key.
+
+use crate::ordinal;
+use rustix::mm::{MprotectFlags, mprotect};
+use std::cell::Cell;
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+/// How memory is protected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `mprotect`: when nobody needs to store, nobody can; when somebody does, everybody can.
+    Pages,
+    /// The process's protection key: each thread by itself.
+    Key,
+}
+
+/// Lets every thread store to whole pages, or none.
+///
+/// # Safety
+/// The range must be mapped, and nobody may rely on storing to it if `write` is false.
+pub unsafe fn protect(start: *mut u8, len: usize, write: bool) -> io::Result<()> {
+    let flags = if write { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
+    // SAFETY: passed on from the caller.
+    unsafe { mprotect(start.cast(), len, flags)? };
+    Ok(())
+}
+
+/// The process's key, if processor and kernel have them. The calling thread may not store to what carries it, nor
+/// may threads that it starts from now on; older threads may not even read it.
+pub fn key() -> Option<u32> {
+    static KEY: OnceLock<Option<u32>> = OnceLock::new();
+    *KEY.get_or_init(|| {
+        const DISABLE_WRITE: libc::c_ulong = 2;
+        // SAFETY: takes two integers; a failure allocates nothing.
+        let key = unsafe { libc::syscall(libc::SYS_pkey_alloc, 0 as libc::c_ulong, DISABLE_WRITE) };
+        u32::try_from(key).ok().filter(|_| cfg!(target_arch = "x86_64"))
+    })
+}
+
+/// Gives whole mapped pages the process's key.
+///
+/// # Safety
+/// The range must be mapped, and whoever stores to it must be permitted by then.
+pub unsafe fn carry_key(start: *mut u8, len: usize) -> io::Result<()> {
+    let key = key().ok_or(io::ErrorKind::Unsupported)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: passed on from the caller; the key was allocated.
+    match unsafe { libc::syscall(libc::SYS_pkey_mprotect, start, len, protection, key) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+thread_local! {
+    /// How many want this thread to be permitted.
+    static PERMITS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A thread's permission to store to what carries the key. Given back on another thread, it stays with the
+/// thread that had it: less is protected, and nothing fails that should not.
+#[derive(Debug)]
+pub struct Permit {
+    thread: usize,
+}
+
+impl Permit {
+    /// Permits the calling thread.
+    pub fn new() -> Permit {
+        let permits = PERMITS.get();
+        PERMITS.set(permits + 1);
+        if permits == 0 {
+            set_right(true);
+        }
+        Permit { thread: ordinal::current().number() }
+    }
+}
+
+impl Default for Permit {
+    fn default() -> Permit {
+        Permit::new()
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if self.thread == ordinal::current().number() {
+            let permits = PERMITS.get().saturating_sub(1);
+            PERMITS.set(permits);
+            if permits == 0 {
+                set_right(false);
+            }
+        }
+    }
+}
+
+/// Says in the register of the calling thread whether it may store.
+fn set_right(write: bool) {
+    let Some(key) = key() else { return };
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the key was allocated, so the processor has the register; only this key's bits are changed.
+    unsafe {
+        let mut rights: u32;
+        std::arch::asm!("rdpkru", in("ecx") 0, out("eax") rights, out("edx") _, options(nostack));
+        rights &= !(3 << (2 * key));
+        if !write {
+            rights |= 2 << (2 * key);
+        }
+        std::arch::asm!("wrpkru", in("eax") rights, in("ecx") 0, in("edx") 0, options(nostack));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (key, write);
+}
+
+/// Protected stretches that the handler knows by name.
+const KNOWN: usize = 256;
+const NAME_MAX: usize = 64;
+
+struct Known {
+    base: AtomicUsize,
+    len: AtomicUsize,
+    /// Offset in the segment of the first byte.
+    start: AtomicU64,
+    name: [AtomicU8; NAME_MAX],
+}
+
+static LIST: [Known; KNOWN] = [const {
+    Known {
+        base: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        start: AtomicU64::new(0),
+        name: [const { AtomicU8::new(0) }; NAME_MAX],
+    }
+}; KNOWN];
+
+/// An address that nothing is mapped at: the entry is being filled.
+const FILLING: usize = 1;
+
+/// While it lives, a fault in that stretch is told of by name.
+#[derive(Debug)]
+pub struct Named(Option<usize>);
+
+impl Named {
+    /// `len` bytes at `base` show the segment `name` from its byte `start` on. Beyond a few hundred stretches,
+    /// faults are not told of.
+    pub fn new(base: usize, len: usize, start: u64, name: &str) -> Named {
+        install();
+        let free = |known: &Known| {
+            known.base.compare_exchange(0, FILLING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        let Some(number) = LIST.iter().position(free) else { return Named(None) };
+        let known = &LIST[number];
+        known.len.store(len, Ordering::SeqCst);
+        known.start.store(start, Ordering::SeqCst);
+        let bytes = name.bytes().chain(std::iter::repeat(0));
+        known.name.iter().zip(bytes).for_each(|(place, byte)| place.store(byte, Ordering::SeqCst));
+        known.base.store(base, Ordering::SeqCst);
+        Named(Some(number))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Some(number) = self.0 {
+            LIST[number].base.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Takes the signal over, for good; what is not ours goes to whoever had it.
+fn install() {
+    BEFORE.get_or_init(|| {
+        // SAFETY: both structures are plain integers, zero is valid for them; the handler does only what a
+        // handler may: it reads atomics, writes to a descriptor, and sets an action.
+        unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_fault as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGSEGV, &action, &mut before);
+            before
+        }
+    });
+}
+
+extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel hands over a valid structure, with an address for this signal.
+    let (address, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
+    const ACCESS: libc::c_int = 2;
+    const KEY: libc::c_int = 4;
+    if code == ACCESS || code == KEY {
+        for known in &LIST {
+            let (base, len) = (known.base.load(Ordering::SeqCst), known.len.load(Ordering::SeqCst));
+            if base > FILLING && address >= base && address - base < len {
+                tell(known, address, known.start.load(Ordering::SeqCst) + (address - base) as u64);
+                restore_default(signal);
+                return;
+            }
+        }
+    }
+    let Some(before) = BEFORE.get() else { return restore_default(signal) };
+    match before.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => restore_default(signal),
+        // SAFETY: this is the handler that was there, called as the kernel would have called it.
+        handler => unsafe {
+            if before.sa_flags & libc::SA_SIGINFO != 0 {
+                let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                    std::mem::transmute(handler);
+                handler(signal, info, context);
+            } else {
+                let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
+                handler(signal);
+            }
+        },
+    }
+}
+
+/// The store is tried again when the handler returns, and ends the process.
+fn restore_default(signal: libc::c_int) {
+    // SAFETY: sets an action; allowed in a handler.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// A line on standard error, without allocating.
+fn tell(known: &Known, address: usize, offset: u64) {
+    let mut line = [0u8; 256];
+    let mut len = 0;
+    let mut put = |text: &[u8]| {
+        let room = line.len() - len;
+        let part = &text[..text.len().min(room)];
+        line[len..len + part.len()].copy_from_slice(part);
+        len += part.len();
+    };
+    put(b"caliburn: store outside of a transaction's declared ranges: segment \"");
+    for place in &known.name {
+        match place.load(Ordering::SeqCst) {
+            0 => break,
+            byte => put(&[byte]),
+        }
+    }
+    put(b"\", byte ");
+    let mut digits = [0; 20];
+    put(number(offset, 10, &mut digits));
+    put(b" (address 0x");
+    put(number(address as u64, 16, &mut digits));
+    put(b"): protected by Options::guard\n");
+    // SAFETY: the bytes are ours; a failure is of no consequence.
+    unsafe { libc::write(2, line.as_ptr().cast(), len) };
+}
+
+fn number(mut value: u64, base: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b"0123456789abcdef"[(value % base) as usize];
+        value /= base;
+        if value == 0 {
+            return &digits[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_without_allocating() {
+        let mut digits = [0; 20];
+        assert_eq!(number(0, 10, &mut digits), b"0");
+        assert_eq!(number(u64::MAX, 10, &mut digits), b"18446744073709551615");
+        assert_eq!(number(0xDEAD_BEEF, 16, &mut digits), b"deadbeef");
+    }
+}
