@@ -33,13 +33,23 @@ pub fn clean(path: &Path) {
     assert!(report.is_clean(), "{:#?}", report.problems);
 }
 
-/// Copies a store's files as they are, which is what a killed process leaves behind.
+/// Copies a store's files as they are, which is what a killed process leaves behind: as they are at one moment, though
+/// the store's threads may be at work.
 pub fn copy_store(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    let files: Vec<_> = std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    for _ in 0..100 {
+        for file in &files {
+            std::fs::copy(from.join(file), to.join(file)).unwrap();
+        }
+        let same = |file: &std::ffi::OsString| {
+            std::fs::read(from.join(file)).unwrap() == std::fs::read(to.join(file)).unwrap()
+        };
+        if files.iter().all(same) {
+            return;
+        }
     }
+    panic!("the store does not come to rest");
 }
 
 /// Changes bytes of a file.
