@@ -101,6 +101,8 @@
 //! ```
 
 pub use caliburn_engine::*;
+/// Objects that are allocated and freed in transactions.
+pub use caliburn_heap as heap;
 
 /// The examples of the README, run as tests.
 #[doc = include_str!("../../../README.md")]

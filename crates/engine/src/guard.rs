@@ -1,14 +1,17 @@
 //! The guard (Rio's protection): outside of transactions regions cannot be stored to. A wild store faults at
 //! once, with a message that names segment and offset, in place of corrupting what is to survive.
 //!
-//! A region is opened by the first range that a transaction declares in it, and closed when the last such
-//! transaction has ended. With keys that is each thread's own affair.
+//! A page is opened by the first range that a transaction declares in it, and closed when the last such transaction
+//! has ended. With keys, a region is, and that is each thread's own affair.
 
 use crate::error::MapError;
 use crate::region::RegionState;
 use caliburn_os::guard::{self, Kind, Named, Permit};
-use caliburn_os::sync::Mutex;
+use caliburn_os::page_size;
+use caliburn_os::sync::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 
 /// Whether recoverable memory is protected from stores outside of transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,8 +19,8 @@ use std::io;
 pub enum Guard {
     /// It is not.
     Off,
-    /// By `mprotect`: two system calls for a transaction that nobody runs beside. While one is open, other
-    /// threads can store to the regions that it declared ranges in.
+    /// By `mprotect`: two system calls for each stretch of pages that a transaction declares. While it is open, other
+    /// threads can store to these pages.
     Pages,
     /// By a memory protection key, where the processor has them: about 20 ns for a transaction. A transaction's
     /// stores must come from the thread that declared the ranges. Threads that were started before the first store
@@ -49,35 +52,47 @@ pub(crate) struct RegionGuard {
     state: Mutex<GuardState>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct GuardState {
-    /// Transactions with ranges in the region.
-    writers: usize,
+    /// Pages that can be stored to, and by how many transactions.
+    open: BTreeMap<usize, usize>,
+    /// Transactions for which all can.
+    whole: usize,
     named: Option<Named>,
 }
 
-/// A region opened by a transaction; closed when dropped.
+/// Stretches of pages that a transaction opens one by one; beyond it opens the region, since each takes an entry of
+/// the system's list of mappings.
+const STRETCHES: usize = 64;
+
+/// What a transaction opened of a region; closed when dropped.
 #[derive(Debug)]
 pub(crate) struct Opened {
     region: *const RegionState,
+    pages: Vec<Range<usize>>,
+    whole: bool,
     _permit: Option<Permit>,
 }
 
 impl RegionGuard {
     pub fn new(kind: Kind) -> RegionGuard {
-        RegionGuard { kind, state: Mutex::new(GuardState { writers: 0, named: None }) }
+        RegionGuard { kind, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GuardState> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Protects bytes `[from, to)` of the region, which were just mapped to its end.
     pub fn protect(&self, region: &RegionState, from: usize, to: usize) -> Result<(), MapError> {
-        let mut state = self.state.lock().expect("no panic under this lock");
+        let mut state = self.lock();
         let start = region.pointer(region.base + from);
-        // SAFETY: the part was just mapped, and nobody may store to it outside of transactions; while one is open,
-        // pages stay as they are.
+        // SAFETY: the part was just mapped, and nobody may store to it before it was declared; while a transaction has
+        // opened the region, it stays open.
         let done = unsafe {
             match self.kind {
                 Kind::Key => guard::carry_key(start, to - from),
-                Kind::Pages if state.writers == 0 => guard::protect(start, to - from, false),
+                Kind::Pages if state.whole == 0 => guard::protect(start, to - from, false),
                 Kind::Pages => Ok(()),
             }
         };
@@ -88,34 +103,77 @@ impl RegionGuard {
         state.named = Some(Named::new(region.base, to, region.start, &region.segment.name));
         Ok(())
     }
+}
 
-    fn set(&self, region: &RegionState, write: bool) -> io::Result<()> {
-        // SAFETY: the region is mapped up to its length; it is protected when no transaction has ranges in it.
-        unsafe { guard::protect(region.pointer(region.base), region.len(), write) }
+fn set(region: &RegionState, pages: Range<usize>, write: bool) -> io::Result<()> {
+    let page = page_size();
+    let (start, end) = (pages.start * page, (pages.end * page).min(region.len()));
+    if start >= end {
+        return Ok(());
     }
+    // SAFETY: the pages are mapped; they are protected when no transaction has declared bytes in them.
+    unsafe { guard::protect(region.pointer(region.base + start), end - start, write) }
 }
 
 impl Opened {
     /// Lets a transaction store to a region that it announces ranges in, which keeps the region mapped.
-    pub fn new(region: &RegionState) -> io::Result<Opened> {
-        let mut permit = None;
-        if let Some(guard) = &region.guard {
-            match guard.kind {
-                Kind::Key => permit = Some(Permit::new()),
-                Kind::Pages => {
-                    let mut state = guard.state.lock().expect("no panic under this lock");
-                    if state.writers == 0 {
-                        guard.set(region, true)?;
-                    }
-                    state.writers += 1;
-                }
-            }
-        }
-        Ok(Opened { region, _permit: permit })
+    pub fn new(region: &RegionState) -> Opened {
+        let key = region.guard.as_ref().is_some_and(|guard| guard.kind == Kind::Key);
+        Opened { region, pages: Vec::new(), whole: false, _permit: key.then(Permit::new) }
     }
 
     pub fn is(&self, region: &RegionState) -> bool {
         std::ptr::eq(self.region, region)
+    }
+
+    /// Lets it store to bytes of the region that it has declared.
+    pub fn open(&mut self, region: &RegionState, start: usize, len: usize) -> io::Result<()> {
+        let Some(guard) = region.guard.as_ref().filter(|guard| guard.kind == Kind::Pages) else {
+            return Ok(());
+        };
+        let page = page_size();
+        let pages = (start - region.base) / page..(start - region.base + len).div_ceil(page);
+        let inside = |open: &Range<usize>| open.start <= pages.start && pages.end <= open.end;
+        if self.whole || self.pages.iter().any(inside) {
+            return Ok(());
+        }
+        let mut state = guard.lock();
+        if self.pages.len() == STRETCHES {
+            set(region, 0..region.len().div_ceil(page), true)?;
+            (self.whole, state.whole) = (true, state.whole + 1);
+            return Ok(());
+        }
+        set(region, pages.clone(), true)?;
+        pages.clone().for_each(|page| *state.open.entry(page).or_default() += 1);
+        self.pages.push(pages);
+        Ok(())
+    }
+
+    fn close(&self, region: &RegionState, state: &mut GuardState) -> io::Result<()> {
+        for page in self.pages.iter().cloned().flatten() {
+            let count = state.open.get_mut(&page).expect("counted when it was opened");
+            *count -= 1;
+            if *count == 0 {
+                state.open.remove(&page);
+            }
+        }
+        state.whole -= usize::from(self.whole);
+        if state.whole > 0 {
+            return Ok(());
+        }
+        // What lies between the pages that others have open.
+        let all = 0..region.len().div_ceil(page_size());
+        let stretches = if self.whole { std::slice::from_ref(&all) } else { &self.pages };
+        for stretch in stretches {
+            let mut from = stretch.start;
+            for open in state.open.range(stretch.clone()).map(|(page, _)| *page).chain([stretch.end]) {
+                if from < open {
+                    set(region, from..open, false)?;
+                }
+                from = open + 1;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -123,14 +181,10 @@ impl Drop for Opened {
     fn drop(&mut self) {
         // SAFETY: the region was announced by the transaction that ends only now, and is mapped until then.
         let region = unsafe { &*self.region };
-        if let Some(guard) = region.guard.as_ref().filter(|guard| guard.kind == Kind::Pages) {
-            let mut state = guard.state.lock().expect("no panic under this lock");
-            state.writers -= 1;
-            if state.writers == 0
-                && let Err(error) = guard.set(region, false)
-            {
-                tracing::warn!(%error, segment = region.segment.name, "a region could not be protected again");
-            }
+        if let Some(guard) = region.guard.as_ref().filter(|guard| guard.kind == Kind::Pages)
+            && let Err(error) = self.close(region, &mut guard.lock())
+        {
+            tracing::warn!(%error, segment = region.segment.name, "a region could not be protected again");
         }
     }
 }

@@ -250,7 +250,7 @@ impl Shared {
                 let len = (range.bytes.len() - done).min((region.end() - offset) as usize);
                 let address = region.base + (offset - region.start) as usize;
                 held.announce(&region, address, address + len, &mut gaps);
-                if let Err(source) = held.open(&region) {
+                if let Err(source) = held.open(&region, address, len) {
                     held.release();
                     self.unclaim(global_id);
                     let path = region.segment.medium.path().to_owned();

@@ -375,13 +375,14 @@ impl<'t> Held<'t> {
         self.slot.count.store(count - u32::from(made), Ordering::Release);
     }
 
-    /// Lets the transaction store to a region that it has announced ranges in.
-    pub fn open(&mut self, region: &RegionState) -> io::Result<()> {
+    /// Lets the transaction store to bytes of a region that it has announced.
+    pub fn open(&mut self, region: &RegionState, start: usize, len: usize) -> io::Result<()> {
         let opened = &mut self.work().opened;
-        if !opened.iter().any(|opened| opened.is(region)) {
-            opened.push(Opened::new(region)?);
-        }
-        Ok(())
+        let at = opened.iter().position(|opened| opened.is(region)).unwrap_or_else(|| {
+            opened.push(Opened::new(region));
+            opened.len() - 1
+        });
+        opened[at].open(region, start, len)
     }
 
     /// Ends a transaction that kept nothing in the slot but announcements in their first places.

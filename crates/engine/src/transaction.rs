@@ -197,7 +197,7 @@ impl<'t> Transaction<'t> {
             Some(undo) => store.save_undo_announced(undo, self.held(), region, start, len)?,
             None => self.declare_redo(region, start, len)?,
         }
-        let unprotected = self.held().open(region);
+        let unprotected = self.held().open(region, start, len);
         unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })
     }
 

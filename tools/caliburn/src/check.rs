@@ -1,12 +1,16 @@
 //! `check`.
 
 use crate::{Failure, OneStore, size};
+use caliburn::heap::{Heap, HeapError};
+use caliburn::{Problem, Report, Store};
 use serde_json::json;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Verifies a store; damage makes the exit code 1.
 pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
-    let report = caliburn::check(&arguments.store)?;
+    let mut report = caliburn::check(&arguments.store)?;
+    let heaps = if report.is_clean() { check_heaps(&arguments.store, &mut report)? } else { 0 };
     if arguments.json {
         let problems: Vec<_> = report
             .problems
@@ -15,7 +19,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             .collect();
         println!(
             "{}",
-            json!({"store": arguments.store.display().to_string(), "clean": report.is_clean(), "problems": problems, "notes": report.notes,
+            json!({"store": arguments.store.display().to_string(), "clean": report.is_clean(), "problems": problems, "notes": report.notes, "heaps": heaps,
                 "segments": report.segments, "data_bytes": report.data_bytes, "records": report.records,
                 "transactions": report.transactions, "prepared": report.prepared})
         );
@@ -28,7 +32,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         }
         let verdict = if report.is_clean() { "clean" } else { "damaged" };
         println!(
-            "{verdict}: {} segments, {} of data, {} records with {} transactions in the log, {} undecided",
+            "{verdict}: {} segments, {heaps} heaps in them, {} of data, {} records with {} transactions in the log, {} undecided",
             report.segments,
             size::show(report.data_bytes),
             report.records,
@@ -37,4 +41,24 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         );
     }
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Verifies what the heaps in a sound store know of their objects; how many there are.
+fn check_heaps(path: &Path, report: &mut Report) -> Result<usize, Failure> {
+    let store = Store::options().read_only(true).open(path)?;
+    let names: Vec<String> = store.segments().iter().map(|segment| segment.name().to_owned()).collect();
+    let is_heap = |name: &&String| names.contains(&format!("{name}.heap"));
+    let heaps: Vec<&String> = names.iter().filter(is_heap).collect();
+    for name in &heaps {
+        match Heap::open(&store, name).and_then(|heap| heap.check()) {
+            Ok(()) => {}
+            Err(HeapError::Damaged { heap, offset, text }) => report.problems.push(Problem {
+                path: path.join(format!("{heap}.heap")),
+                offset,
+                text: format!("byte of the segment: {text}"),
+            }),
+            Err(other) => return Err(other.into()),
+        }
+    }
+    Ok(heaps.len())
 }

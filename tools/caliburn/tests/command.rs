@@ -146,3 +146,34 @@ fn demo_counts_exactly_in_both_classes() {
     assert_eq!(refused.status.code(), Some(2), "other files are not removed");
     assert!(other.path().join("precious").exists());
 }
+
+#[test]
+fn a_store_with_the_undo_policy_and_a_heap() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = path.to_str().unwrap();
+    assert_eq!(json(&caliburn(&["create", store, "--policy", "undo", "--json"]))[0]["policy"], "undo");
+    let info = json(&caliburn(&["info", store, "--json"])).remove(0);
+    assert_eq!((&info["policy"], &info["log"], &info["clean"]), (&"undo".into(), &Value::Null, &true.into()));
+    assert_eq!(caliburn(&["log", store]).status.code(), Some(2), "there is no log");
+    {
+        let store = Store::open(&path).unwrap();
+        let heap = caliburn::heap::Heap::open(&store, "objects").unwrap();
+        let mut tx = heap.begin(Mode::Restore).unwrap();
+        let place = tx.allocate(100).unwrap();
+        tx.set_root("it", Some(place)).unwrap();
+        tx.commit(Class::Process).unwrap();
+        drop(heap);
+        store.close().unwrap();
+    }
+    let check = json(&caliburn(&["check", store, "--json"])).remove(0);
+    assert_eq!((&check["clean"], &check["heaps"]), (&true.into(), &1.into()));
+
+    let segment = path.join("objects.heap.segment");
+    let mut bytes = std::fs::read(&segment).unwrap();
+    bytes[65536 + 32768] ^= 4;
+    std::fs::write(&segment, bytes).unwrap();
+    let check = caliburn(&["check", store]);
+    assert_eq!(check.status.code(), Some(1));
+    assert!(text(&check).contains("objects.heap, offset 32768"), "{}", text(&check));
+}

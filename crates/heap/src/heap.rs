@@ -1,0 +1,536 @@
+//! A heap: its two segments, its spans, its roots.
+
+use crate::class::{CLASSES, SIZES, SPAN};
+use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
+use crate::span::{Cache, SPANS_MAX, Spans};
+use crate::transaction::HeapTransaction;
+use caliburn_engine::{
+    BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store,
+};
+use caliburn_os::ordinal;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and openings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place(pub u64);
+
+/// Why a heap could not be opened or used. Nothing was changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum HeapError {
+    /// A segment could not be made, found or grown: the heap is full if the disk is.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    /// A segment could not be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// A transaction could not be begun.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
+    /// A range could not be declared.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The transaction did not commit.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// The heap's own data was overwritten, or is not a heap's.
+    #[error("heap {heap:?}, byte {offset} of segment {heap}.heap: {text}")]
+    Damaged {
+        /// Name of the heap.
+        heap: String,
+        /// Where in the segment of the heap's own data.
+        offset: u64,
+        /// What is wrong.
+        text: String,
+    },
+    /// No object begins there, or it was freed already.
+    #[error(
+        "heap {heap:?}: no object is allocated at {place:?}: it was freed already, or never came from this heap"
+    )]
+    NotAllocated {
+        /// Name of the heap.
+        heap: String,
+        /// What was to be freed.
+        place: Place,
+    },
+    /// The object cannot have that size or alignment.
+    #[error("heap {heap:?}: {len} bytes aligned to {align} cannot be had: {why}")]
+    Size {
+        /// Name of the heap.
+        heap: String,
+        /// Bytes asked for.
+        len: u64,
+        /// Alignment asked for.
+        align: u64,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A root cannot have that name, or there are too many.
+    #[error("heap {heap:?}, root {name:?}: {why}")]
+    Root {
+        /// Name of the heap.
+        heap: String,
+        /// Name of the root.
+        name: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+/// Objects of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassStatistics {
+    /// Bytes of an object.
+    pub size: u32,
+    /// Spans of 64 KiB.
+    pub spans: u32,
+    /// Objects that are allocated.
+    pub objects: u64,
+    /// Objects that could be allocated in these spans.
+    pub free: u64,
+}
+
+/// What a heap holds, open transactions' objects included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statistics {
+    /// The sizes that have spans.
+    pub classes: Vec<ClassStatistics>,
+    /// Objects that take whole spans.
+    pub large_objects: u64,
+    /// Bytes of their spans.
+    pub large_bytes: u64,
+    /// Bytes of spans that hold nothing.
+    pub free_bytes: u64,
+    /// Bytes of the segment of objects.
+    pub bytes: u64,
+}
+
+impl Statistics {
+    /// Share of the bytes in spans in use that no object takes, 0 to 1.
+    pub fn fragmentation(&self) -> f64 {
+        let used: u64 = self.classes.iter().map(|c| c.objects * u64::from(c.size)).sum();
+        let held = self.bytes - self.free_bytes;
+        if held == 0 { 0.0 } else { 1.0 - (used + self.large_bytes) as f64 / held as f64 }
+    }
+}
+
+/// A root: a name for an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Root {
+    pub name: String,
+    pub place: Place,
+}
+
+/// A heap in a store. Any number of threads may use it, each in transactions of its own.
+pub struct Heap<'s> {
+    pub(crate) store: &'s Store,
+    name: String,
+    pub(crate) data: Region,
+    pub(crate) meta: Region,
+    pub(crate) spans: Spans,
+    /// Spans that exist.
+    count: AtomicU32,
+    /// For each span that exists whether nothing is in it. Locked before any span's state.
+    free: Mutex<Vec<bool>>,
+    /// Spans of a class with free objects that no cache owns.
+    partial: [Mutex<Vec<u32>>; CLASSES],
+    caches: Box<[Cache]>,
+    pub(crate) roots: Mutex<Vec<Option<Root>>>,
+}
+
+impl fmt::Debug for Heap<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap").field("name", &self.name).field("bytes", &self.data.len()).finish()
+    }
+}
+
+const CACHES: usize = 32;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'s> Heap<'s> {
+    /// Opens the heap of that name, made if there is none: segments `NAME` for the objects and `NAME.heap` for what
+    /// the heap knows of them. Time in proportion to the number of objects' spans.
+    ///
+    /// # Errors
+    /// When the segments cannot be made or mapped, or hold something else: [`HeapError::Damaged`].
+    pub fn open(store: &'s Store, name: &str) -> Result<Heap<'s>, HeapError> {
+        let data = store.segment_or_create(name, SPAN)?;
+        let meta = store.segment_or_create(&format!("{name}.heap"), meta::bytes_for(1))?;
+        let heap = Heap {
+            store,
+            name: name.to_owned(),
+            data: data.map_all()?,
+            meta: meta.map_all()?,
+            spans: Spans::default(),
+            count: AtomicU32::new(0),
+            free: Mutex::default(),
+            partial: [const { Mutex::new(Vec::new()) }; CLASSES],
+            caches: (0..CACHES).map(|_| Cache::default()).collect(),
+            roots: Mutex::default(),
+        };
+        heap.read_header()?;
+        heap.read_roots()?;
+        heap.read_rows()?;
+        Ok(heap)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Begins a transaction that can allocate and free.
+    ///
+    /// # Errors
+    /// As [`Store::begin`].
+    pub fn begin(&self, mode: Mode) -> Result<HeapTransaction<'_>, BeginError> {
+        Ok(HeapTransaction::new(self, self.store.begin(mode)?))
+    }
+
+    /// The region of the objects: [`Place`]s are offsets in it.
+    pub fn region(&self) -> &Region {
+        &self.data
+    }
+
+    /// The object that a root names.
+    pub fn root(&self, name: &str) -> Option<Place> {
+        lock(&self.roots).iter().flatten().find(|root| root.name == name).map(|root| root.place)
+    }
+
+    /// Bytes that the object can hold: at least what was asked for.
+    ///
+    /// # Errors
+    /// [`HeapError::NotAllocated`] when no object can begin there.
+    pub fn usable_len(&self, place: Place) -> Result<u64, HeapError> {
+        let (span, object) = self.find(place)?;
+        match self.spans.get(span).lock().kind {
+            Kind::Small(class) => Ok(u64::from(SIZES[usize::from(class)])),
+            Kind::Large(spans) if object == 0 => Ok(u64::from(spans) * SPAN),
+            _ => Err(self.not_allocated(place)),
+        }
+    }
+
+    pub(crate) fn not_allocated(&self, place: Place) -> HeapError {
+        HeapError::NotAllocated { heap: self.name.clone(), place }
+    }
+
+    pub(crate) fn damaged(&self, offset: u64, text: impl Into<String>) -> HeapError {
+        HeapError::Damaged { heap: self.name.clone(), offset, text: text.into() }
+    }
+
+    pub(crate) fn root_error(&self, name: &str, why: &'static str) -> HeapError {
+        HeapError::Root { heap: self.name.clone(), name: name.to_owned(), why }
+    }
+
+    /// The span and the number of the object that begins at a place.
+    pub(crate) fn find(&self, place: Place) -> Result<(u32, u32), HeapError> {
+        let number = place.0 / SPAN;
+        if number >= u64::from(self.count.load(Ordering::Acquire)) {
+            return Err(self.not_allocated(place));
+        }
+        let (number, inside) = (number as u32, (place.0 % SPAN) as u32);
+        match self.spans.get(number).lock().kind {
+            Kind::Small(class) if inside.is_multiple_of(SIZES[usize::from(class)]) => {
+                Ok((number, inside / SIZES[usize::from(class)]))
+            }
+            Kind::Large(_) if inside == 0 => Ok((number, 0)),
+            _ => Err(self.not_allocated(place)),
+        }
+    }
+
+    /// A recoverable word's bits.
+    pub(crate) fn word(&self, offset: u64) -> Result<u64, HeapError> {
+        let word: u64 = self.meta.load(offset as usize);
+        meta::unseal(word, offset)
+            .ok_or_else(|| self.damaged(offset, "a word was overwritten: its check does not match"))
+    }
+
+    fn read_header(&self) -> Result<(), HeapError> {
+        let header: [u64; 3] = self.meta.load(0);
+        if header == [0; 3] {
+            // New, or its making was cut short.
+            let mut tx = self.store.begin(Mode::Restore)?;
+            let check = meta::check_of([VERSION]);
+            tx.store(&self.meta, 0, &[MAGIC, VERSION, check])?;
+            return Ok(tx.commit(Class::Process)?);
+        }
+        let [magic, version, check] = header;
+        if magic != MAGIC {
+            return Err(
+                self.damaged(0, "the segment is not that of a heap, or its beginning was overwritten")
+            );
+        }
+        if version != VERSION {
+            return Err(self.damaged(8, format!("its version is {version}; this program knows {VERSION}")));
+        }
+        if check != meta::check_of([version]) {
+            return Err(self.damaged(16, "the header's check does not match"));
+        }
+        Ok(())
+    }
+
+    fn read_roots(&self) -> Result<(), HeapError> {
+        let mut roots = lock(&self.roots);
+        for number in 0..ROOT_COUNT {
+            let offset = ROOTS + number as u64 * ROOT_BYTES;
+            let words: [u64; 8] = self.meta.load(offset as usize);
+            if words == [0; 8] {
+                roots.push(None);
+                continue;
+            }
+            if words[7] != meta::check_of(words[..7].iter().copied().chain([offset])) {
+                return Err(self.damaged(offset, "a root was overwritten: its check does not match"));
+            }
+            let bytes: Vec<u8> = words[..6].iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            let name = String::from_utf8_lossy(&bytes[..len]).into_owned();
+            roots.push(Some(Root { name, place: Place(words[6]) }));
+        }
+        Ok(())
+    }
+
+    fn read_rows(&self) -> Result<(), HeapError> {
+        let spans = (self.data.len() as u64 / SPAN).min(u64::from(SPANS_MAX)) as u32;
+        // The segments grow one after the other.
+        if (self.meta.len() as u64) < meta::bytes_for(spans) {
+            self.grow_meta(spans)?;
+        }
+        let mut free = lock(&self.free);
+        free.resize(spans as usize, true);
+        let mut number = 0;
+        while number < spans {
+            let offset = meta::word_at(number, 0);
+            let kind =
+                Kind::decode(self.word(offset)?).ok_or_else(|| self.damaged(offset, "a span of no kind"))?;
+            number += self.read_row(number, spans, kind, &mut free)?;
+        }
+        self.count.store(spans, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes up a span as it was committed; how many spans that is.
+    fn read_row(&self, number: u32, spans: u32, kind: Kind, free: &mut [bool]) -> Result<u32, HeapError> {
+        let mut state = self.spans.get(number).lock();
+        match kind {
+            Kind::Free => Ok(1),
+            Kind::Large(count) => {
+                if count > spans - number {
+                    let text = format!("an object of {count} spans, which the heap does not have");
+                    return Err(self.damaged(meta::word_at(number, 0), text));
+                }
+                state.make(kind, |_| true);
+                free[number as usize..(number + count) as usize].fill(false);
+                Ok(count)
+            }
+            Kind::Small(class) => {
+                let words = crate::class::objects(class).div_ceil(PER_WORD);
+                let read = |word| self.word(meta::word_at(number, 1 + word));
+                let words = (0..words).map(read).collect::<Result<Vec<u64>, _>>()?;
+                if words.iter().any(|bits| *bits != 0) {
+                    state.make(kind, |object| {
+                        words[(object / PER_WORD) as usize] >> (object % PER_WORD) & 1 == 1
+                    });
+                    free[number as usize] = false;
+                    if state.free() > 0 {
+                        state.listed = true;
+                        lock(&self.partial[usize::from(class)]).push(number);
+                    }
+                }
+                Ok(1)
+            }
+        }
+    }
+
+    /// Takes an object of a class, for a transaction.
+    pub(crate) fn take_small(&self, class: u8) -> Result<(u32, u32), HeapError> {
+        let cache = &self.caches[ordinal::current().number() % CACHES];
+        let mut cache = lock(&cache.0);
+        let mine = &mut cache[usize::from(class)];
+        loop {
+            if let Some(number) = *mine {
+                let mut state = self.spans.get(number).lock();
+                if let Some(object) = state.take() {
+                    return Ok((number, object));
+                }
+                state.owned = false;
+                *mine = None;
+            }
+            let found = lock(&self.partial[usize::from(class)]).pop();
+            if let Some(number) = found {
+                let mut state = self.spans.get(number).lock();
+                state.listed = false;
+                // It may have been emptied and taken for something else meanwhile.
+                if state.kind == Kind::Small(class) && !state.owned && state.free() > 0 {
+                    state.owned = true;
+                    *mine = Some(number);
+                }
+                continue;
+            }
+            let number = self.take_spans(1)?;
+            let mut state = self.spans.get(number).lock();
+            state.make(Kind::Small(class), |_| false);
+            state.owned = true;
+            *mine = Some(number);
+        }
+    }
+
+    /// Takes free spans for one object, for a transaction.
+    pub(crate) fn take_large(&self, spans: u32) -> Result<u32, HeapError> {
+        let number = self.take_spans(spans)?;
+        self.spans.get(number).lock().make(Kind::Large(spans), |_| true);
+        Ok(number)
+    }
+
+    /// The first of so many free spans in a row; grows the heap if there are none.
+    fn take_spans(&self, wanted: u32) -> Result<u32, HeapError> {
+        let mut free = lock(&self.free);
+        loop {
+            let mut run = 0;
+            for at in 0..free.len() {
+                run = if free[at] { run + 1 } else { 0 };
+                if run == wanted as usize {
+                    let first = at + 1 - run;
+                    free[first..=at].fill(false);
+                    return Ok(first as u32);
+                }
+            }
+            if !self.reclaim(&mut free) {
+                self.grow(&mut free, wanted)?;
+            }
+        }
+    }
+
+    /// Gives back spans of small objects that have become empty. Whether there were any.
+    fn reclaim(&self, free: &mut [bool]) -> bool {
+        let mut any = false;
+        for (number, free) in free.iter_mut().enumerate().filter(|(_, free)| !**free) {
+            let span = self.spans.get(number as u32);
+            let Ok(_commit) = span.commit.try_lock() else { continue };
+            let mut state = span.lock();
+            if matches!(state.kind, Kind::Small(_)) && !state.owned && state.free() == state.count() {
+                state.kind = Kind::Free;
+                *free = true;
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn grow(&self, free: &mut Vec<bool>, wanted: u32) -> Result<(), HeapError> {
+        let now = free.len() as u32;
+        let least = now.saturating_add(wanted);
+        if least > SPANS_MAX {
+            let why = "no heap is that large";
+            let len = u64::from(wanted) * SPAN;
+            return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
+        }
+        // Half as much again, if the disk has it.
+        let wish = least.max(now + now / 2).min(SPANS_MAX);
+        let grown = self
+            .grow_to(wish)
+            .or_else(|error| if wish == least { Err(error) } else { self.grow_to(least).map_err(|_| error) });
+        grown?;
+        let spans = (self.data.len() as u64 / SPAN) as u32;
+        free.resize(spans as usize, true);
+        self.count.store(spans, Ordering::Release);
+        Ok(())
+    }
+
+    fn grow_to(&self, spans: u32) -> Result<(), HeapError> {
+        self.grow_meta(spans)?;
+        let segment = self.store.segment(&self.name)?;
+        segment.grow(u64::from(spans) * SPAN)?;
+        Ok(self.data.grow((u64::from(spans) * SPAN) as usize)?)
+    }
+
+    fn grow_meta(&self, spans: u32) -> Result<(), HeapError> {
+        let segment = self.store.segment(&format!("{}.heap", self.name))?;
+        segment.grow(meta::bytes_for(spans))?;
+        Ok(self.meta.grow(segment.len() as usize)?)
+    }
+
+    /// Gives back what no transaction has any more.
+    pub(crate) fn put(&self, span: u32, object: u32) {
+        let mut state = self.spans.get(span).lock();
+        match state.kind {
+            Kind::Large(spans) => {
+                state.kind = Kind::Free;
+                drop(state);
+                lock(&self.free)[span as usize..(span + spans) as usize].fill(true);
+            }
+            Kind::Small(class) => {
+                state.put(object);
+                let list = !state.owned && !state.listed;
+                state.listed |= list;
+                drop(state);
+                if list {
+                    lock(&self.partial[usize::from(class)]).push(span);
+                }
+            }
+            Kind::Free => unreachable!("an object is in a span that is in use"),
+        }
+    }
+
+    /// What the heap holds.
+    pub fn statistics(&self) -> Statistics {
+        let free = lock(&self.free).clone();
+        let mut classes: Vec<ClassStatistics> =
+            SIZES.iter().map(|size| ClassStatistics { size: *size, spans: 0, objects: 0, free: 0 }).collect();
+        let (mut large_objects, mut large_bytes) = (0, 0);
+        for number in (0..free.len()).filter(|number| !free[*number]) {
+            let state = self.spans.get(number as u32).lock();
+            match state.kind {
+                Kind::Small(class) => {
+                    let class = &mut classes[usize::from(class)];
+                    class.spans += 1;
+                    class.free += u64::from(state.free());
+                    class.objects += u64::from(state.count() - state.free());
+                }
+                Kind::Large(spans) => {
+                    large_objects += 1;
+                    large_bytes += u64::from(spans) * SPAN;
+                }
+                // What follows the first span of a large object, or is being taken.
+                Kind::Free => {}
+            }
+        }
+        classes.retain(|class| class.spans > 0);
+        let free_bytes = free.iter().filter(|free| **free).count() as u64 * SPAN;
+        Statistics { classes, large_objects, large_bytes, free_bytes, bytes: free.len() as u64 * SPAN }
+    }
+
+    /// Verifies the heap's own data: every word's check, that every root names an object. Nobody must be
+    /// committing meanwhile.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), HeapError> {
+        self.read_header()?;
+        let spans = self.count.load(Ordering::Acquire);
+        let mut skip = 0;
+        for number in 0..spans {
+            let offset = meta::word_at(number, 0);
+            let kind =
+                Kind::decode(self.word(offset)?).ok_or_else(|| self.damaged(offset, "a span of no kind"))?;
+            if skip > 0 && kind != Kind::Free {
+                return Err(self.damaged(offset, "a span that belongs to the object before it"));
+            }
+            skip = if let Kind::Large(spans) = kind { spans - 1 } else { u32::saturating_sub(skip, 1) };
+            let words = if let Kind::Small(class) = kind { crate::class::objects(class) } else { 0 };
+            for word in 0..words.div_ceil(PER_WORD) {
+                self.word(meta::word_at(number, 1 + word))?;
+            }
+        }
+        for (number, root) in lock(&self.roots).iter().enumerate() {
+            if root.as_ref().is_some_and(|root| self.find(root.place).is_err()) {
+                let offset = ROOTS + number as u64 * ROOT_BYTES;
+                return Err(self.damaged(offset, "a root names a place where no object is"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,26 @@
+//! A heap in recoverable memory (Vista, section 3.2): objects are allocated and freed in transactions, with either
+//! recovery policy. What a transaction allocated or freed is so when it has committed; aborted, or cut short by a
+//! crash, it leaves the heap as it was.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `heap` | a heap: two segments of a store, its roots, its statistics |
+//! | `transaction` | a transaction with allocations |
+//! | `span` | 64 KiB of objects of one size, as the process sees them |
+//! | `meta` | what is in recoverable memory: self-checking words, apart from the objects |
+//! | `class` | sizes |
+//!
+//! Invariant: objects and what the heap knows of them are in different segments: a program that writes beyond an
+//! object's end does not reach the heap's own data (Vista's isolation).
+//! Invariant: recoverable words change only when a transaction commits, under the locks of their spans; what open
+//! transactions have taken or are giving up is known to the process alone.
+#![forbid(unsafe_code)]
+
+mod class;
+mod heap;
+mod meta;
+mod span;
+mod transaction;
+
+pub use heap::{ClassStatistics, Heap, HeapError, Place, Statistics};
+pub use transaction::HeapTransaction;

@@ -1,0 +1,300 @@
+//! A transaction that allocates and frees.
+//!
+//! ```text
+//!   allocate:  an object is taken, for this process to see        no recoverable word changes
+//!   free:      an object is marked as given up                    none either
+//!   commit:    lock the spans - change their words - commit - unlock - what was freed can be taken again
+//!   abort:     what was taken is given back, what was given up is kept
+//! ```
+
+use crate::class::{self, SIZES, SPAN};
+use crate::heap::{Heap, HeapError, Place, Root};
+use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
+use crate::span::SPANS_MAX;
+use caliburn_engine::zerocopy::{Immutable, IntoBytes};
+use caliburn_engine::{Class, RangeError, Ticket, Transaction};
+use std::fmt;
+use std::sync::PoisonError;
+
+/// What the transaction did with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Change {
+    span: u32,
+    object: u32,
+    /// In the order of their making.
+    number: u32,
+    freed: bool,
+}
+
+/// A transaction with allocations. Dropped without commit, it is aborted: the heap is as it was.
+pub struct HeapTransaction<'h> {
+    heap: &'h Heap<'h>,
+    tx: Option<Transaction<'h>>,
+    changes: Vec<Change>,
+    roots: Vec<(String, Option<Place>)>,
+}
+
+impl fmt::Debug for HeapTransaction<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeapTransaction").field("tx", &self.tx).finish_non_exhaustive()
+    }
+}
+
+impl<'h> HeapTransaction<'h> {
+    pub(crate) fn new(heap: &'h Heap<'h>, tx: Transaction<'h>) -> HeapTransaction<'h> {
+        HeapTransaction { heap, tx: Some(tx), changes: Vec::new(), roots: Vec::new() }
+    }
+
+    /// The transaction itself, for ranges of any region of the store.
+    pub fn transaction(&mut self) -> &mut Transaction<'h> {
+        self.tx.as_mut().expect("a transaction is there until it is spent")
+    }
+
+    /// Allocates `len` bytes, aligned to 16. What they hold is unknown.
+    ///
+    /// # Errors
+    /// When the heap is full and cannot grow, or `len` is 0 or more than any heap holds.
+    pub fn allocate(&mut self, len: u64) -> Result<Place, HeapError> {
+        self.allocate_aligned(len, 16)
+    }
+
+    /// Allocates `len` bytes at a multiple of `align`, a power of two up to 65536.
+    ///
+    /// # Errors
+    /// As [`HeapTransaction::allocate`].
+    pub fn allocate_aligned(&mut self, len: u64, align: u64) -> Result<Place, HeapError> {
+        let bad = |why| Err(HeapError::Size { heap: self.heap.name().to_owned(), len, align, why });
+        if len == 0 {
+            return bad("an object has at least one byte");
+        }
+        if !align.is_power_of_two() || align > SPAN {
+            return bad("an alignment is a power of two, 65536 at most");
+        }
+        let (span, object, size) = match class::class_of(len, align) {
+            Some(class) => {
+                let (span, object) = self.heap.take_small(class)?;
+                (span, object, u64::from(SIZES[usize::from(class)]))
+            }
+            None if len.div_ceil(SPAN) > u64::from(SPANS_MAX) => return bad("no heap is that large"),
+            None => (self.heap.take_large(len.div_ceil(SPAN) as u32)?, 0, 0),
+        };
+        self.note(span, object, false);
+        Ok(Place(u64::from(span) * SPAN + u64::from(object) * size))
+    }
+
+    fn note(&mut self, span: u32, object: u32, freed: bool) {
+        let number = self.changes.len() as u32;
+        self.changes.push(Change { span, object, number, freed });
+    }
+
+    /// Frees an object. Its memory can be allocated again when the transaction has committed, not before.
+    ///
+    /// # Errors
+    /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it: no other error, also when
+    /// the heap is full.
+    pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
+        let (span, object) = self.heap.find(place)?;
+        if !self.heap.spans.get(span).lock().give_up(object) {
+            return Err(self.heap.not_allocated(place));
+        }
+        self.note(span, object, true);
+        Ok(())
+    }
+
+    /// Makes an object larger or smaller, elsewhere if need be; its bytes go with it. The place where it is now.
+    ///
+    /// # Errors
+    /// As [`HeapTransaction::allocate`] and [`HeapTransaction::free`]; the object stays as it was.
+    pub fn reallocate(&mut self, place: Place, len: u64) -> Result<Place, HeapError> {
+        let now = self.heap.usable_len(place)?;
+        let same = match class::class_of(len, 16) {
+            Some(class) => u64::from(SIZES[usize::from(class)]) == now,
+            None => len.div_ceil(SPAN) * SPAN == now,
+        };
+        if same && len > 0 {
+            return Ok(place);
+        }
+        let new = self.allocate(len)?;
+        let mut bytes = vec![0; now.min(len) as usize];
+        self.heap.data.read(place.0 as usize, &mut bytes);
+        self.write(new, 0, &bytes)?;
+        self.free(place)?;
+        Ok(new)
+    }
+
+    /// Declares and stores bytes at an offset of an object.
+    ///
+    /// # Errors
+    /// As [`Transaction::write`].
+    pub fn write(&mut self, place: Place, offset: u64, bytes: &[u8]) -> Result<(), RangeError> {
+        let heap = self.heap;
+        self.transaction().write(&heap.data, (place.0 + offset) as usize, bytes)
+    }
+
+    /// Declares and stores a value at an offset of an object.
+    ///
+    /// # Errors
+    /// As [`Transaction::store`].
+    pub fn store<T: IntoBytes + Immutable>(
+        &mut self,
+        place: Place,
+        offset: u64,
+        value: &T,
+    ) -> Result<(), RangeError> {
+        self.write(place, offset, value.as_bytes())
+    }
+
+    /// Names an object, or takes the name away. It is so when the transaction has committed.
+    ///
+    /// # Errors
+    /// When the name is empty, longer than 48 bytes or has a zero byte; too many roots show at the commit.
+    pub fn set_root(&mut self, name: &str, place: Option<Place>) -> Result<(), HeapError> {
+        if name.is_empty() || name.len() > NAME_MAX || name.contains('\0') {
+            return Err(self.heap.root_error(name, "a name has 1 to 48 bytes, none of them zero"));
+        }
+        if let Some(place) = place {
+            self.heap.find(place)?;
+        }
+        self.roots.retain(|(other, _)| other != name);
+        self.roots.push((name.to_owned(), place));
+        Ok(())
+    }
+
+    /// Commits in a failure class, the heap's changes with the others.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`]; the transaction is aborted.
+    pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
+        let heap = self.heap;
+        self.changes.sort_unstable();
+        let ticket = {
+            // 1 In the order of their numbers, so that committers do not wait for each other in a circle.
+            let mut spans: Vec<u32> = self.changes.iter().map(|change| change.span).collect();
+            spans.dedup();
+            let locks: Vec<_> = spans
+                .iter()
+                .map(|span| heap.spans.get(*span).commit.lock().unwrap_or_else(PoisonError::into_inner))
+                .collect();
+            let mut roots =
+                (!self.roots.is_empty()).then(|| heap.roots.lock().unwrap_or_else(PoisonError::into_inner));
+            // 2
+            self.change_words()?;
+            let next = match &roots {
+                Some(roots) => Some(self.change_roots(roots)?),
+                None => None,
+            };
+            // 3 Another class than the least is waited for without the locks.
+            let tx = self.tx.take().expect("not spent");
+            let ticket: Option<Ticket<'_>> = match class {
+                Class::Process => tx.commit(class).map(|()| None),
+                _ => tx.commit_async().map(Some),
+            }?;
+            if let (Some(roots), Some(next)) = (&mut roots, next) {
+                **roots = next;
+            }
+            drop(locks);
+            ticket
+        };
+        // 4
+        for change in std::mem::take(&mut self.changes).iter().filter(|change| change.freed) {
+            heap.put(change.span, change.object);
+        }
+        Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
+    }
+
+    /// Undoes everything.
+    pub fn abort(self) {
+        drop(self);
+    }
+
+    /// Brings the words of the spans up to date; they are locked.
+    fn change_words(&mut self) -> Result<(), HeapError> {
+        let heap = self.heap;
+        let tx = self.tx.as_mut().expect("not spent");
+        let mut set =
+            |offset: u64, bits: u64| tx.store(&heap.meta, offset as usize, &meta::seal(bits, offset));
+        for of_span in self.changes.chunk_by(|a, b| a.span == b.span) {
+            let span = of_span[0].span;
+            let head = meta::word_at(span, 0);
+            let kind = heap.spans.get(span).lock().kind;
+            let there = heap.word(head)?;
+            if let Kind::Large(spans) = kind {
+                let freed = of_span.iter().any(|change| change.freed);
+                // Spans behind the first may have been of a class, and been emptied.
+                for offset in (span + 1..span + spans).map(|span| meta::word_at(span, 0)) {
+                    if heap.word(offset)? != 0 {
+                        set(offset, 0)?;
+                    }
+                }
+                let wanted = if freed { Kind::Free } else { kind }.encode();
+                if there != wanted {
+                    set(head, wanted)?;
+                }
+                continue;
+            }
+            if there != kind.encode() {
+                set(head, kind.encode())?;
+            }
+            for of_word in of_span.chunk_by(|a, b| a.object / PER_WORD == b.object / PER_WORD) {
+                let offset = meta::word_at(span, 1 + of_word[0].object / PER_WORD);
+                let before = heap.word(offset)?;
+                let after = of_word.iter().fold(before, |bits, change| {
+                    let bit = 1 << (change.object % PER_WORD);
+                    if change.freed { bits & !bit } else { bits | bit }
+                });
+                if after != before {
+                    set(offset, after)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the roots; what they are after the commit.
+    fn change_roots(&mut self, roots: &[Option<Root>]) -> Result<Vec<Option<Root>>, HeapError> {
+        let heap = self.heap;
+        let mut next = roots.to_vec();
+        for (name, place) in &self.roots {
+            let same = next.iter().position(|root| root.as_ref().is_some_and(|root| root.name == *name));
+            let number = match same.or_else(|| next.iter().position(Option::is_none)) {
+                Some(number) => number,
+                None if place.is_none() => continue,
+                None => return Err(heap.root_error(name, "the heap has 256 roots already")),
+            };
+            if same.is_none() && place.is_none() {
+                continue;
+            }
+            next[number] = place.map(|place| Root { name: name.clone(), place });
+            let offset = ROOTS + number as u64 * ROOT_BYTES;
+            let mut words = [0u64; 8];
+            if let Some(place) = place {
+                let mut bytes = [0; NAME_MAX];
+                bytes[..name.len()].copy_from_slice(name.as_bytes());
+                for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+                    *word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+                }
+                words[6] = place.0;
+                words[7] = meta::check_of(words[..7].iter().copied().chain([offset]));
+            }
+            self.tx.as_mut().expect("not spent").store(&heap.meta, offset as usize, &words)?;
+        }
+        Ok(next)
+    }
+}
+
+impl Drop for HeapTransaction<'_> {
+    fn drop(&mut self) {
+        // The old values first: nobody may take the memory before.
+        drop(self.tx.take());
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.sort_unstable();
+        for of_object in changes.chunk_by(|a, b| (a.span, a.object) == (b.span, b.object)) {
+            let Change { span, object, freed, .. } = of_object[0];
+            if freed {
+                self.heap.spans.get(span).lock().keep(object);
+            } else {
+                self.heap.put(span, object);
+            }
+        }
+    }
+}
