@@ -6,6 +6,7 @@
 mod debit_credit;
 mod floor;
 mod group_commit;
+mod heap;
 mod report;
 mod restart;
 mod synthetic;
@@ -64,6 +65,8 @@ enum Workload {
     DebitCredit,
     /// `Power` commits by several threads, and by one with many in flight (Vista, Figure 6).
     GroupCommit,
+    /// Objects allocated and freed in transactions, `Process` class.
+    Heap,
     /// From opening a killed store to its first transaction.
     Restart,
 }
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Workload::Synthetic => synthetic::run(&arguments),
         Workload::DebitCredit => debit_credit::run(&arguments),
         Workload::GroupCommit => group_commit::run(&arguments),
+        Workload::Heap => heap::run(&arguments),
         Workload::Restart => restart::run(&arguments),
     };
     match done {

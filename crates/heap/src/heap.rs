@@ -2,7 +2,7 @@
 
 use crate::class::{CLASSES, SIZES, SPAN};
 use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
-use crate::span::{Cache, SPANS_MAX, Spans};
+use crate::span::{Cache, SPANS_MAX, Spans, State};
 use crate::transaction::HeapTransaction;
 use caliburn_engine::{
     BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store,
@@ -228,16 +228,22 @@ impl<'s> Heap<'s> {
 
     /// The span and the number of the object that begins at a place.
     pub(crate) fn find(&self, place: Place) -> Result<(u32, u32), HeapError> {
+        self.look(place).map(|(span, object, _)| (span, object))
+    }
+
+    /// The same, with the span's state.
+    pub(crate) fn look(&self, place: Place) -> Result<(u32, u32, MutexGuard<'_, State>), HeapError> {
         let number = place.0 / SPAN;
         if number >= u64::from(self.count.load(Ordering::Acquire)) {
             return Err(self.not_allocated(place));
         }
         let (number, inside) = (number as u32, (place.0 % SPAN) as u32);
-        match self.spans.get(number).lock().kind {
+        let state = self.spans.get(number).lock();
+        match state.kind {
             Kind::Small(class) if inside.is_multiple_of(SIZES[usize::from(class)]) => {
-                Ok((number, inside / SIZES[usize::from(class)]))
+                Ok((number, inside / SIZES[usize::from(class)], state))
             }
-            Kind::Large(_) if inside == 0 => Ok((number, 0)),
+            Kind::Large(_) if inside == 0 => Ok((number, 0, state)),
             _ => Err(self.not_allocated(place)),
         }
     }

@@ -93,10 +93,12 @@ impl<'h> HeapTransaction<'h> {
     /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it: no other error, also when
     /// the heap is full.
     pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
-        let (span, object) = self.heap.find(place)?;
-        if !self.heap.spans.get(span).lock().give_up(object) {
-            return Err(self.heap.not_allocated(place));
+        let heap = self.heap;
+        let (span, object, mut state) = heap.look(place)?;
+        if !state.give_up(object) {
+            return Err(heap.not_allocated(place));
         }
+        drop(state);
         self.note(span, object, true);
         Ok(())
     }
@@ -169,12 +171,10 @@ impl<'h> HeapTransaction<'h> {
         self.changes.sort_unstable();
         let ticket = {
             // 1 In the order of their numbers, so that committers do not wait for each other in a circle.
-            let mut spans: Vec<u32> = self.changes.iter().map(|change| change.span).collect();
-            spans.dedup();
-            let locks: Vec<_> = spans
-                .iter()
-                .map(|span| heap.spans.get(*span).commit.lock().unwrap_or_else(PoisonError::into_inner))
-                .collect();
+            let mut spans = self.changes.chunk_by(|a, b| a.span == b.span).map(|of_span| {
+                heap.spans.get(of_span[0].span).commit.lock().unwrap_or_else(PoisonError::into_inner)
+            });
+            let locks = (spans.next(), spans.collect::<Vec<_>>());
             let mut roots =
                 (!self.roots.is_empty()).then(|| heap.roots.lock().unwrap_or_else(PoisonError::into_inner));
             // 2

@@ -86,7 +86,7 @@ fn child() {
                         tx.store(table, slot, &(new.0 + 1)).unwrap();
                     }
                     tx.store(table, 0, &number).unwrap();
-                    if mix(number * 3) % 5 == 0 {
+                    if mix(number * 3).is_multiple_of(5) {
                         tx.abort();
                         continue;
                     }
