@@ -5,7 +5,7 @@ use crate::Arguments;
 use crate::report::{self, Line};
 use crate::target::{Failure, options};
 use caliburn::heap::{Heap, Place};
-use caliburn::{Class, Mode, Policy};
+use caliburn::{Class, Policy};
 use serde_json::json;
 use std::hint::black_box;
 
@@ -30,7 +30,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 }
             });
             let pair = |heap: &Heap<'_>| {
-                let mut tx = heap.begin(Mode::Restore).expect("the store is sound");
+                let mut tx = heap.begin().expect("the store is sound");
                 let mut places = [Place(0); 32];
                 for place in &mut places[..pairs] {
                     *place = tx.allocate(LEN as u64).expect("there is room");

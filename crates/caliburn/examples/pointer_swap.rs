@@ -4,7 +4,7 @@
 //! `cargo run --example pointer_swap -- STORE TEXT` publishes a text and prints what was there before.
 
 use caliburn::heap::{Heap, HeapError, Place};
-use caliburn::{Class, Mode, Policy, Store};
+use caliburn::{Class, Policy, Store};
 
 /// The text that is published.
 pub fn current(heap: &Heap<'_>) -> Option<String> {
@@ -18,7 +18,7 @@ pub fn current(heap: &Heap<'_>) -> Option<String> {
 /// Publishes another.
 pub fn publish(heap: &Heap<'_>, text: &str) -> Result<(), HeapError> {
     // A transaction for the new version alone: the old one is not touched, however long this takes.
-    let mut tx = heap.begin(Mode::Restore)?;
+    let mut tx = heap.begin()?;
     let new = tx.allocate(8 + text.len() as u64)?;
     tx.store(new, 0, &(text.len() as u64))?;
     tx.write(new, 8, text.as_bytes())?;

@@ -10,7 +10,7 @@ mod pointer_swap;
 mod token;
 
 use caliburn::heap::Heap;
-use caliburn::{Mode, Policy, Store};
+use caliburn::{Policy, Store};
 use std::path::{Path, PathBuf};
 
 fn open(path: &Path, policy: Policy) -> Store {
@@ -44,7 +44,7 @@ fn a_swapped_pointer_shows_one_version_or_the_other() {
         let mut round = 0;
         pointer_swap::publish(&heap, "old").unwrap();
         // Half done.
-        let mut tx = heap.begin(Mode::Restore).unwrap();
+        let mut tx = heap.begin().unwrap();
         let new = tx.allocate(30).unwrap();
         tx.write(new, 0, &[0xFF; 30]).unwrap();
         tx.free(heap.root("text").unwrap()).unwrap();

@@ -8,6 +8,7 @@ use crate::error::MapError;
 use crate::region::RegionState;
 use caliburn_os::guard::{self, Kind, Named, Permit};
 use caliburn_os::page_size;
+use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
@@ -83,7 +84,7 @@ impl RegionGuard {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Protects bytes `[from, to)` of the region, which were just mapped to its end.
+    /// Protects bytes `[from, to)` of the region, which were just mapped to its end, and makes them part of it.
     pub fn protect(&self, region: &RegionState, from: usize, to: usize) -> Result<(), MapError> {
         let mut state = self.lock();
         let start = region.pointer(region.base + from);
@@ -101,6 +102,8 @@ impl RegionGuard {
         done.map_err(fail)?;
         state.named = None;
         state.named = Some(Named::new(region.base, to, region.start, &region.segment.name));
+        // Under the lock, so that whoever opens or closes all of the region means this part, too.
+        region.len.store(to, Ordering::Release);
         Ok(())
     }
 }

@@ -148,14 +148,17 @@ impl Shared {
                 unsafe { caliburn_os::map::protect_read_only(start, to - from) }.map_err(fail)?;
             }
         }
-        if let Some(guard) = &region.guard {
-            guard.protect(region, from, to)?;
-        }
-        region.len.store(to, Ordering::Release);
         if let Some(verifier) = &self.verifier {
-            verifier.shadow(region, from);
+            // Before anybody can declare bytes there.
+            verifier.shadow(region, from, to);
         }
-        Ok(())
+        match &region.guard {
+            Some(guard) => guard.protect(region, from, to),
+            None => {
+                region.len.store(to, Ordering::Release);
+                Ok(())
+            }
+        }
     }
 
     pub fn grow_region(&self, region: &RegionState, len: usize) -> Result<(), MapError> {

@@ -192,13 +192,14 @@ impl<'t> Transaction<'t> {
     /// Declares a range where regions are guarded or verified.
     #[cold]
     fn declare_watched(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
+        // First: what was declared is stored to by an abort. Who declares keeps the region mapped, announced or not.
+        let unprotected = self.held().open(region, start, len);
+        unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
         let store = self.store;
         match &store.undo {
-            Some(undo) => store.save_undo_announced(undo, self.held(), region, start, len)?,
-            None => self.declare_redo(region, start, len)?,
+            Some(undo) => store.save_undo_announced(undo, self.held(), region, start, len),
+            None => self.declare_redo(region, start, len),
         }
-        let unprotected = self.held().open(region, start, len);
-        unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })
     }
 
     fn declare_redo(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {

@@ -51,11 +51,11 @@ impl Verifier {
         self.shadows.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Takes a region's memory for what it must be, from a byte on.
-    pub fn shadow(&self, region: &RegionState, from: usize) {
+    /// Takes bytes `[from, to)` of a region, to its end, for what they must be. They are mapped.
+    pub fn shadow(&self, region: &RegionState, from: usize, to: usize) {
         let mut shadows = self.lock();
         let shadow = shadows.entry(region.base).or_default();
-        shadow.resize(region.len(), 0);
+        shadow.resize(to, 0);
         copy(region, from, &mut shadow[from..]);
     }
 

@@ -10,7 +10,7 @@ use caliburn_engine::{
 use caliburn_os::ordinal;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and openings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,8 +158,18 @@ impl<'s> Heap<'s> {
     /// # Errors
     /// When the segments cannot be made or mapped, or hold something else: [`HeapError::Damaged`].
     pub fn open(store: &'s Store, name: &str) -> Result<Heap<'s>, HeapError> {
+        let meta_name = format!("{name}.heap");
+        let refused =
+            |text: &str| HeapError::Damaged { heap: name.to_owned(), offset: 0, text: text.to_owned() };
+        if name.ends_with(".heap") {
+            return Err(refused("a heap's own name does not end in .heap"));
+        }
+        if store.segment(name).is_ok() && store.segment(&meta_name).is_err() {
+            return Err(refused("there is none, and the segment of the heap's name is another's"));
+        }
+        // In this order: a segment of objects alone is never a heap's.
+        let meta = store.segment_or_create(&meta_name, meta::bytes_for(1))?;
         let data = store.segment_or_create(name, SPAN)?;
-        let meta = store.segment_or_create(&format!("{name}.heap"), meta::bytes_for(1))?;
         let heap = Heap {
             store,
             name: name.to_owned(),
@@ -172,7 +182,7 @@ impl<'s> Heap<'s> {
             caches: (0..CACHES).map(|_| Cache::default()).collect(),
             roots: Mutex::default(),
         };
-        heap.read_header()?;
+        heap.read_header(true)?;
         heap.read_roots()?;
         heap.read_rows()?;
         Ok(heap)
@@ -187,8 +197,8 @@ impl<'s> Heap<'s> {
     ///
     /// # Errors
     /// As [`Store::begin`].
-    pub fn begin(&self, mode: Mode) -> Result<HeapTransaction<'_>, BeginError> {
-        Ok(HeapTransaction::new(self, self.store.begin(mode)?))
+    pub fn begin(&self) -> Result<HeapTransaction<'_>, BeginError> {
+        Ok(HeapTransaction::new(self, self.store.begin(Mode::Restore)?))
     }
 
     /// The region of the objects: [`Place`]s are offsets in it.
@@ -206,12 +216,12 @@ impl<'s> Heap<'s> {
     /// # Errors
     /// [`HeapError::NotAllocated`] when no object can begin there.
     pub fn usable_len(&self, place: Place) -> Result<u64, HeapError> {
-        let (span, object) = self.find(place)?;
-        match self.spans.get(span).lock().kind {
-            Kind::Small(class) => Ok(u64::from(SIZES[usize::from(class)])),
-            Kind::Large(spans) if object == 0 => Ok(u64::from(spans) * SPAN),
-            _ => Err(self.not_allocated(place)),
-        }
+        let (_, _, state) = self.look(place)?;
+        Ok(match state.kind {
+            Kind::Small(class) => u64::from(SIZES[usize::from(class)]),
+            Kind::Large(spans) => u64::from(spans) * SPAN,
+            Kind::Free => unreachable!("an object is in a span that is in use"),
+        })
     }
 
     pub(crate) fn not_allocated(&self, place: Place) -> HeapError {
@@ -239,13 +249,14 @@ impl<'s> Heap<'s> {
         }
         let (number, inside) = (number as u32, (place.0 % SPAN) as u32);
         let state = self.spans.get(number).lock();
-        match state.kind {
+        let object = match state.kind {
             Kind::Small(class) if inside.is_multiple_of(SIZES[usize::from(class)]) => {
-                Ok((number, inside / SIZES[usize::from(class)], state))
+                inside / SIZES[usize::from(class)]
             }
-            Kind::Large(_) if inside == 0 => Ok((number, 0, state)),
-            _ => Err(self.not_allocated(place)),
-        }
+            Kind::Large(_) if inside == 0 => 0,
+            _ => return Err(self.not_allocated(place)),
+        };
+        if state.holds(object) { Ok((number, object, state)) } else { Err(self.not_allocated(place)) }
     }
 
     /// A recoverable word's bits.
@@ -255,9 +266,9 @@ impl<'s> Heap<'s> {
             .ok_or_else(|| self.damaged(offset, "a word was overwritten: its check does not match"))
     }
 
-    fn read_header(&self) -> Result<(), HeapError> {
+    fn read_header(&self, make: bool) -> Result<(), HeapError> {
         let header: [u64; 3] = self.meta.load(0);
-        if header == [0; 3] {
+        if header == [0; 3] && make {
             // New, or its making was cut short.
             let mut tx = self.store.begin(Mode::Restore)?;
             let check = meta::check_of([VERSION]);
@@ -376,18 +387,36 @@ impl<'s> Heap<'s> {
                 }
                 continue;
             }
-            let number = self.take_spans(1)?;
-            let mut state = self.spans.get(number).lock();
-            state.make(Kind::Small(class), |_| false);
-            state.owned = true;
+            let number = match self.take_spans(1) {
+                Ok(number) => {
+                    self.spans.get(number).lock().make(Kind::Small(class), |_| false);
+                    number
+                }
+                // There may be room in what another thread's cache has.
+                Err(error) => self.steal(class).ok_or(error)?,
+            };
+            self.spans.get(number).lock().owned = true;
             *mine = Some(number);
         }
+    }
+
+    /// Takes a span with free objects from another cache. Who asks has its own cache locked.
+    fn steal(&self, class: u8) -> Option<u32> {
+        self.caches.iter().filter_map(|cache| cache.0.try_lock().ok()).find_map(|mut cache| {
+            let number = cache[usize::from(class)]?;
+            if self.spans.get(number).lock().free() == 0 {
+                return None;
+            }
+            cache[usize::from(class)].take()
+        })
     }
 
     /// Takes free spans for one object, for a transaction.
     pub(crate) fn take_large(&self, spans: u32) -> Result<u32, HeapError> {
         let number = self.take_spans(spans)?;
-        self.spans.get(number).lock().make(Kind::Large(spans), |_| true);
+        let mut state = self.spans.get(number).lock();
+        state.make(Kind::Large(spans), |_| true);
+        state.freshen();
         Ok(number)
     }
 
@@ -415,7 +444,11 @@ impl<'s> Heap<'s> {
         let mut any = false;
         for (number, free) in free.iter_mut().enumerate().filter(|(_, free)| !**free) {
             let span = self.spans.get(number as u32);
-            let Ok(_commit) = span.commit.try_lock() else { continue };
+            let _commit = match span.commit.try_lock() {
+                Ok(guard) => guard,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => continue,
+            };
             let mut state = span.lock();
             if matches!(state.kind, Kind::Small(_)) && !state.owned && state.free() == state.count() {
                 state.kind = Kind::Free;
@@ -440,7 +473,9 @@ impl<'s> Heap<'s> {
             .grow_to(wish)
             .or_else(|error| if wish == least { Err(error) } else { self.grow_to(least).map_err(|_| error) });
         grown?;
-        let spans = (self.data.len() as u64 / SPAN) as u32;
+        // As many as both segments have: anybody may have made the other longer.
+        let rows = (self.meta.len() as u64).saturating_sub(meta::ROWS) / (meta::ROW_WORDS * 8);
+        let spans = (self.data.len() as u64 / SPAN).min(rows) as u32;
         free.resize(spans as usize, true);
         self.count.store(spans, Ordering::Release);
         Ok(())
@@ -515,7 +550,7 @@ impl<'s> Heap<'s> {
     /// # Errors
     /// The first thing that is wrong.
     pub fn check(&self) -> Result<(), HeapError> {
-        self.read_header()?;
+        self.read_header(false)?;
         let spans = self.count.load(Ordering::Acquire);
         let mut skip = 0;
         for number in 0..spans {

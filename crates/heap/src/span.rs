@@ -25,6 +25,8 @@ pub struct State {
     taken: Vec<u64>,
     /// Given up by transactions that are open.
     freeing: Vec<u64>,
+    /// Taken by transactions that are open.
+    fresh: Vec<u64>,
     free: u32,
     /// A cache allocates from it.
     pub owned: bool,
@@ -39,7 +41,7 @@ impl State {
         let count = if let Kind::Small(class) = kind { class::objects(class) } else { 1 };
         self.kind = kind;
         self.taken = vec![0; count.div_ceil(64) as usize];
-        self.freeing = self.taken.clone();
+        (self.freeing, self.fresh) = (self.taken.clone(), self.taken.clone());
         (self.free, self.hint, self.owned, self.listed) = (count, 0, false, false);
         for object in (0..count).filter(|object| taken(*object)) {
             set(&mut self.taken, object);
@@ -61,6 +63,7 @@ impl State {
         let at = (0..words).map(|i| (self.hint + i) % words).find(|at| self.taken[*at] != !0)?;
         let object = at as u32 * 64 + self.taken[at].trailing_ones();
         set(&mut self.taken, object);
+        set(&mut self.fresh, object);
         (self.free, self.hint) = (self.free - 1, at);
         Some(object)
     }
@@ -69,17 +72,38 @@ impl State {
     pub fn put(&mut self, object: u32) {
         clear(&mut self.taken, object);
         clear(&mut self.freeing, object);
+        clear(&mut self.fresh, object);
         self.free += 1;
         self.hint = self.hint.min(object as usize / 64);
     }
 
     /// Notes that an open transaction gives an object up; false if it is not to be given up.
     pub fn give_up(&mut self, object: u32) -> bool {
-        if object >= self.count() || !is(&self.taken, object) || is(&self.freeing, object) {
+        if !self.holds(object) {
             return false;
         }
         set(&mut self.freeing, object);
         true
+    }
+
+    /// Whether an object is there that nobody has given up.
+    pub fn holds(&self, object: u32) -> bool {
+        object < self.count() && is(&self.taken, object) && !is(&self.freeing, object)
+    }
+
+    /// Whether an open transaction has taken it.
+    pub fn is_fresh(&self, object: u32) -> bool {
+        is(&self.fresh, object)
+    }
+
+    /// Notes that the transaction which took it has committed.
+    pub fn settle(&mut self, object: u32) {
+        clear(&mut self.fresh, object);
+    }
+
+    /// Notes that an object that takes spans was taken.
+    pub fn freshen(&mut self) {
+        set(&mut self.fresh, 0);
     }
 
     /// Notes that it was not given up after all.
@@ -116,6 +140,7 @@ impl Span {
             kind: Kind::Free,
             taken: Vec::new(),
             freeing: Vec::new(),
+            fresh: Vec::new(),
             free: 0,
             owned: false,
             listed: false,

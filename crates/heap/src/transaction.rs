@@ -12,9 +12,13 @@ use crate::heap::{Heap, HeapError, Place, Root};
 use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
-use caliburn_engine::{Class, RangeError, Ticket, Transaction};
+use caliburn_engine::{Class, RangeError, Region, Ticket, Transaction};
 use std::fmt;
+use std::ops::Range;
 use std::sync::PoisonError;
+
+/// Largest alignment: regions begin at pages.
+const ALIGN_MAX: u64 = 4096;
 
 /// What the transaction did with an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,9 +49,24 @@ impl<'h> HeapTransaction<'h> {
         HeapTransaction { heap, tx: Some(tx), changes: Vec::new(), roots: Vec::new() }
     }
 
-    /// The transaction itself, for ranges of any region of the store.
-    pub fn transaction(&mut self) -> &mut Transaction<'h> {
+    fn inner(&mut self) -> &mut Transaction<'h> {
         self.tx.as_mut().expect("a transaction is there until it is spent")
+    }
+
+    /// Declares bytes of any region of the store.
+    ///
+    /// # Errors
+    /// As [`Transaction::set_range`].
+    pub fn set_range(&mut self, region: &'h Region, range: Range<usize>) -> Result<(), RangeError> {
+        self.inner().set_range(region, range)
+    }
+
+    /// Declares and stores bytes in any region of the store.
+    ///
+    /// # Errors
+    /// As [`Transaction::write`].
+    pub fn write_to(&mut self, region: &'h Region, offset: usize, bytes: &[u8]) -> Result<(), RangeError> {
+        self.inner().write(region, offset, bytes)
     }
 
     /// Allocates `len` bytes, aligned to 16. What they hold is unknown.
@@ -58,7 +77,7 @@ impl<'h> HeapTransaction<'h> {
         self.allocate_aligned(len, 16)
     }
 
-    /// Allocates `len` bytes at a multiple of `align`, a power of two up to 65536.
+    /// Allocates `len` bytes at a multiple of `align`, a power of two up to 4096.
     ///
     /// # Errors
     /// As [`HeapTransaction::allocate`].
@@ -67,8 +86,8 @@ impl<'h> HeapTransaction<'h> {
         if len == 0 {
             return bad("an object has at least one byte");
         }
-        if !align.is_power_of_two() || align > SPAN {
-            return bad("an alignment is a power of two, 65536 at most");
+        if !align.is_power_of_two() || align > ALIGN_MAX {
+            return bad("an alignment is a power of two, 4096 at most");
         }
         let (span, object, size) = match class::class_of(len, align) {
             Some(class) => {
@@ -90,12 +109,14 @@ impl<'h> HeapTransaction<'h> {
     /// Frees an object. Its memory can be allocated again when the transaction has committed, not before.
     ///
     /// # Errors
-    /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it: no other error, also when
-    /// the heap is full.
+    /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it, or another transaction that is
+    /// open has allocated it: no other error, also when the heap is full.
     pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
         let heap = self.heap;
         let (span, object, mut state) = heap.look(place)?;
-        if !state.give_up(object) {
+        let mine = |change: &Change| (change.span, change.object) == (span, object);
+        let allowed = !state.is_fresh(object) || self.changes.iter().any(mine);
+        if !allowed || !state.give_up(object) {
             return Err(heap.not_allocated(place));
         }
         drop(state);
@@ -119,8 +140,11 @@ impl<'h> HeapTransaction<'h> {
         let new = self.allocate(len)?;
         let mut bytes = vec![0; now.min(len) as usize];
         self.heap.data.read(place.0 as usize, &mut bytes);
-        self.write(new, 0, &bytes)?;
-        self.free(place)?;
+        let moved = self.write(new, 0, &bytes).map_err(HeapError::from).and_then(|()| self.free(place));
+        if let Err(error) = moved {
+            self.free(new)?;
+            return Err(error);
+        }
         Ok(new)
     }
 
@@ -130,7 +154,7 @@ impl<'h> HeapTransaction<'h> {
     /// As [`Transaction::write`].
     pub fn write(&mut self, place: Place, offset: u64, bytes: &[u8]) -> Result<(), RangeError> {
         let heap = self.heap;
-        self.transaction().write(&heap.data, (place.0 + offset) as usize, bytes)
+        self.inner().write(&heap.data, place.0.saturating_add(offset) as usize, bytes)
     }
 
     /// Declares and stores a value at an offset of an object.
@@ -165,7 +189,8 @@ impl<'h> HeapTransaction<'h> {
     /// Commits in a failure class, the heap's changes with the others.
     ///
     /// # Errors
-    /// As [`Transaction::commit`]; the transaction is aborted.
+    /// As [`Transaction::commit`], and when there are too many roots: the transaction is aborted. If only the force
+    /// fails that another class than `Process` waits for, it stays committed in memory, and the store has failed.
     pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
         let heap = self.heap;
         self.changes.sort_unstable();
@@ -177,14 +202,16 @@ impl<'h> HeapTransaction<'h> {
             let locks = (spans.next(), spans.collect::<Vec<_>>());
             let mut roots =
                 (!self.roots.is_empty()).then(|| heap.roots.lock().unwrap_or_else(PoisonError::into_inner));
+            // From here on the transaction ends before the locks do, however it ends: nobody must see words that
+            // are yet to be restored.
+            let mut tx = self.tx.take().expect("not spent");
             // 2
-            self.change_words()?;
+            change_words(heap, &mut tx, &self.changes)?;
             let next = match &roots {
-                Some(roots) => Some(self.change_roots(roots)?),
+                Some(roots) => Some(change_roots(heap, &mut tx, roots, &mut self.roots)?),
                 None => None,
             };
             // 3 Another class than the least is waited for without the locks.
-            let tx = self.tx.take().expect("not spent");
             let ticket: Option<Ticket<'_>> = match class {
                 Class::Process => tx.commit(class).map(|()| None),
                 _ => tx.commit_async().map(Some),
@@ -196,8 +223,14 @@ impl<'h> HeapTransaction<'h> {
             ticket
         };
         // 4
-        for change in std::mem::take(&mut self.changes).iter().filter(|change| change.freed) {
-            heap.put(change.span, change.object);
+        let changes = std::mem::take(&mut self.changes);
+        for of_object in changes.chunk_by(|a, b| (a.span, a.object) == (b.span, b.object)) {
+            let last = of_object[of_object.len() - 1];
+            if last.freed {
+                heap.put(last.span, last.object);
+            } else {
+                heap.spans.get(last.span).lock().settle(last.object);
+            }
         }
         Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
     }
@@ -205,80 +238,6 @@ impl<'h> HeapTransaction<'h> {
     /// Undoes everything.
     pub fn abort(self) {
         drop(self);
-    }
-
-    /// Brings the words of the spans up to date; they are locked.
-    fn change_words(&mut self) -> Result<(), HeapError> {
-        let heap = self.heap;
-        let tx = self.tx.as_mut().expect("not spent");
-        let mut set =
-            |offset: u64, bits: u64| tx.store(&heap.meta, offset as usize, &meta::seal(bits, offset));
-        for of_span in self.changes.chunk_by(|a, b| a.span == b.span) {
-            let span = of_span[0].span;
-            let head = meta::word_at(span, 0);
-            let kind = heap.spans.get(span).lock().kind;
-            let there = heap.word(head)?;
-            if let Kind::Large(spans) = kind {
-                let freed = of_span.iter().any(|change| change.freed);
-                // Spans behind the first may have been of a class, and been emptied.
-                for offset in (span + 1..span + spans).map(|span| meta::word_at(span, 0)) {
-                    if heap.word(offset)? != 0 {
-                        set(offset, 0)?;
-                    }
-                }
-                let wanted = if freed { Kind::Free } else { kind }.encode();
-                if there != wanted {
-                    set(head, wanted)?;
-                }
-                continue;
-            }
-            if there != kind.encode() {
-                set(head, kind.encode())?;
-            }
-            for of_word in of_span.chunk_by(|a, b| a.object / PER_WORD == b.object / PER_WORD) {
-                let offset = meta::word_at(span, 1 + of_word[0].object / PER_WORD);
-                let before = heap.word(offset)?;
-                let after = of_word.iter().fold(before, |bits, change| {
-                    let bit = 1 << (change.object % PER_WORD);
-                    if change.freed { bits & !bit } else { bits | bit }
-                });
-                if after != before {
-                    set(offset, after)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores the roots; what they are after the commit.
-    fn change_roots(&mut self, roots: &[Option<Root>]) -> Result<Vec<Option<Root>>, HeapError> {
-        let heap = self.heap;
-        let mut next = roots.to_vec();
-        for (name, place) in &self.roots {
-            let same = next.iter().position(|root| root.as_ref().is_some_and(|root| root.name == *name));
-            let number = match same.or_else(|| next.iter().position(Option::is_none)) {
-                Some(number) => number,
-                None if place.is_none() => continue,
-                None => return Err(heap.root_error(name, "the heap has 256 roots already")),
-            };
-            if same.is_none() && place.is_none() {
-                continue;
-            }
-            next[number] = place.map(|place| Root { name: name.clone(), place });
-            let offset = ROOTS + number as u64 * ROOT_BYTES;
-            let mut words = [0u64; 8];
-            if let Some(place) = place {
-                let mut bytes = [0; NAME_MAX];
-                bytes[..name.len()].copy_from_slice(name.as_bytes());
-                for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-                    *word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
-                }
-                words[6] = place.0;
-                words[7] = meta::check_of(words[..7].iter().copied().chain([offset]));
-            }
-            self.tx.as_mut().expect("not spent").store(&heap.meta, offset as usize, &words)?;
-        }
-        Ok(next)
     }
 }
 
@@ -297,4 +256,85 @@ impl Drop for HeapTransaction<'_> {
             }
         }
     }
+}
+
+/// Brings the words of the spans up to date; they are locked.
+fn change_words<'h>(
+    heap: &'h Heap<'h>,
+    tx: &mut Transaction<'h>,
+    changes: &[Change],
+) -> Result<(), HeapError> {
+    let mut set = |offset: u64, bits: u64| tx.store(&heap.meta, offset as usize, &meta::seal(bits, offset));
+    for of_span in changes.chunk_by(|a, b| a.span == b.span) {
+        let span = of_span[0].span;
+        let head = meta::word_at(span, 0);
+        let kind = heap.spans.get(span).lock().kind;
+        let there = heap.word(head)?;
+        if let Kind::Large(spans) = kind {
+            let freed = of_span.iter().any(|change| change.freed);
+            // Spans behind the first may have been of a class, and been emptied.
+            for offset in (span + 1..span + spans).map(|span| meta::word_at(span, 0)) {
+                if heap.word(offset)? != 0 {
+                    set(offset, 0)?;
+                }
+            }
+            let wanted = if freed { Kind::Free } else { kind }.encode();
+            if there != wanted {
+                set(head, wanted)?;
+            }
+            continue;
+        }
+        if there != kind.encode() {
+            set(head, kind.encode())?;
+        }
+        for of_word in of_span.chunk_by(|a, b| a.object / PER_WORD == b.object / PER_WORD) {
+            let offset = meta::word_at(span, 1 + of_word[0].object / PER_WORD);
+            let before = heap.word(offset)?;
+            let after = of_word.iter().fold(before, |bits, change| {
+                let bit = 1 << (change.object % PER_WORD);
+                if change.freed { bits & !bit } else { bits | bit }
+            });
+            if after != before {
+                set(offset, after)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Stores the roots; what they are after the commit.
+fn change_roots<'h>(
+    heap: &'h Heap<'h>,
+    tx: &mut Transaction<'h>,
+    roots: &[Option<Root>],
+    changes: &mut [(String, Option<Place>)],
+) -> Result<Vec<Option<Root>>, HeapError> {
+    let mut next = roots.to_vec();
+    // Those that go make room for those that come.
+    changes.sort_by_key(|(_, place)| place.is_some());
+    for (name, place) in changes.iter() {
+        let same = next.iter().position(|root| root.as_ref().is_some_and(|root| root.name == *name));
+        let number = match same.or_else(|| next.iter().position(Option::is_none)) {
+            Some(number) => number,
+            None if place.is_none() => continue,
+            None => return Err(heap.root_error(name, "the heap has 256 roots already")),
+        };
+        if same.is_none() && place.is_none() {
+            continue;
+        }
+        next[number] = place.map(|place| Root { name: name.clone(), place });
+        let offset = ROOTS + number as u64 * ROOT_BYTES;
+        let mut words = [0u64; 8];
+        if let Some(place) = place {
+            let mut bytes = [0; NAME_MAX];
+            bytes[..name.len()].copy_from_slice(name.as_bytes());
+            for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+                *word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+            }
+            words[6] = place.0;
+            words[7] = meta::check_of(words[..7].iter().copied().chain([offset]));
+        }
+        tx.store(&heap.meta, offset as usize, &words)?;
+    }
+    Ok(next)
 }

@@ -1,7 +1,7 @@
 //! Real processes with a heap, really killed: each commit puts new objects into a table and frees those that they
 //! replace. After each death every object of the table is there, with its content, and nothing else is.
 
-use caliburn_engine::{Class, Mode, Options, Policy, Store};
+use caliburn_engine::{Class, Options, Policy, Store};
 use caliburn_heap::{Heap, Place};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -41,7 +41,7 @@ fn table(heap: &Heap<'_>, thread: u64) -> Place {
     if let Some(place) = heap.root(&name) {
         return place;
     }
-    let mut tx = heap.begin(Mode::Restore).unwrap();
+    let mut tx = heap.begin().unwrap();
     let place = tx.allocate(8 + SLOTS * 8).unwrap();
     tx.write(place, 0, &vec![0; 8 + SLOTS as usize * 8]).unwrap();
     tx.set_root(&name, Some(place)).unwrap();
@@ -70,7 +70,7 @@ fn child() {
             scope.spawn(move || {
                 let table = table(heap, thread);
                 for number in load(heap, table, 0) + 1.. {
-                    let mut tx = heap.begin(Mode::Restore).unwrap();
+                    let mut tx = heap.begin().unwrap();
                     for i in 0..1 + mix(number) % 4 {
                         let slot = 8 + mix(number * 8 + i) % SLOTS * 8;
                         // Read before it is written again in this transaction.

@@ -4,7 +4,6 @@
 //! By pages: `mprotect` around each use, two system calls. By keys, where the processor has them: the pages
 //! carry a key, and each thread says in a register whether it may store to pages with that key.
 
-use crate::ordinal;
 use rustix::mm::{MprotectFlags, mprotect};
 use std::cell::Cell;
 use std::io;
@@ -60,13 +59,18 @@ pub unsafe fn carry_key(start: *mut u8, len: usize) -> io::Result<()> {
 thread_local! {
     /// How many want this thread to be permitted.
     static PERMITS: Cell<u32> = const { Cell::new(0) };
+    /// A number that no other thread ever has.
+    static THREAD: u64 = {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
 }
 
 /// A thread's permission to store to what carries the key. Given back on another thread, it stays with the
 /// thread that had it: less is protected, and nothing fails that should not.
 #[derive(Debug)]
 pub struct Permit {
-    thread: usize,
+    thread: u64,
 }
 
 impl Permit {
@@ -77,7 +81,7 @@ impl Permit {
         if permits == 0 {
             set_right(true);
         }
-        Permit { thread: ordinal::current().number() }
+        Permit { thread: THREAD.with(|number| *number) }
     }
 }
 
@@ -89,7 +93,8 @@ impl Default for Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if self.thread == ordinal::current().number() {
+        // A thread that is ending has no right to take back.
+        if THREAD.try_with(|number| *number) == Ok(self.thread) {
             let permits = PERMITS.get().saturating_sub(1);
             PERMITS.set(permits);
             if permits == 0 {

@@ -159,7 +159,7 @@ fn a_store_with_the_undo_policy_and_a_heap() {
     {
         let store = Store::open(&path).unwrap();
         let heap = caliburn::heap::Heap::open(&store, "objects").unwrap();
-        let mut tx = heap.begin(Mode::Restore).unwrap();
+        let mut tx = heap.begin().unwrap();
         let place = tx.allocate(100).unwrap();
         tx.set_root("it", Some(place)).unwrap();
         tx.commit(Class::Process).unwrap();
