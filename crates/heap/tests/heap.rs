@@ -408,20 +408,23 @@ fn a_full_heap_can_still_free() {
 /// Whoever commits to the same span while another's commit fails must not find words that are yet to be restored.
 #[test]
 fn a_failing_commit_takes_nothing_from_one_beside_it() {
+    const COUNT: usize = 1500;
     for policy in POLICIES {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let copied = dir.path().join("copy");
-        let mut kept = Vec::new();
+        let (path, copied) = (dir.path().join("s"), dir.path().join("copy"));
         {
             let store = options(policy).open(&path).unwrap();
             let heap = &Heap::open(&store, "h").unwrap();
-            let mut first = heap.begin().unwrap();
-            let shared = first.allocate(16).unwrap();
-            first.commit(Class::Process).unwrap();
+            let (sender, receiver) = std::sync::mpsc::channel::<Place>();
             std::thread::scope(|scope| {
                 let failing = scope.spawn(move || {
-                    for _ in 0..60 {
+                    // Objects in the span that this thread allocates from, for the other to free.
+                    let mut tx = heap.begin().unwrap();
+                    let places: Vec<Place> = (0..COUNT).map(|_| tx.allocate(16).unwrap()).collect();
+                    let shared = tx.allocate(16).unwrap();
+                    tx.commit(Class::Process).unwrap();
+                    for place in places {
+                        sender.send(place).unwrap();
                         let mut tx = heap.begin().unwrap();
                         tx.allocate(16).unwrap();
                         for i in 0..257 {
@@ -430,20 +433,12 @@ fn a_failing_commit_takes_nothing_from_one_beside_it() {
                         assert!(matches!(tx.commit(Class::Process), Err(HeapError::Root { .. })));
                     }
                 });
-                while !failing.is_finished() {
+                for place in receiver {
                     let mut tx = heap.begin().unwrap();
-                    let place = tx.allocate(16).unwrap();
-                    tx.write(place, 0, &content(kept.len() as u64, 16)).unwrap();
+                    tx.free(place).unwrap();
                     tx.commit(Class::Process).unwrap();
-                    kept.push(place);
-                    if kept.len() > 20_000 {
-                        break;
-                    }
-                    if kept.len() % 500 == 0 {
-                        store.tend_flush(false).unwrap();
-                        store.truncate().unwrap();
-                    }
                 }
+                failing.join().unwrap();
             });
             store.tend_flush(false).unwrap();
             copy(&path, &copied);
@@ -451,11 +446,7 @@ fn a_failing_commit_takes_nothing_from_one_beside_it() {
         let store = options(policy).open(&copied).unwrap();
         let heap = Heap::open(&store, "h").unwrap();
         heap.check().unwrap();
-        for (number, place) in kept.iter().enumerate() {
-            assert!(heap.usable_len(*place).is_ok(), "object {number} of {} is gone", kept.len());
-            assert!(read(&heap, *place, 16) == content(number as u64, 16));
-        }
-        assert_eq!(heap.statistics().classes[0].objects, kept.len() as u64 + 1);
+        assert_eq!(heap.statistics().classes[0].objects, 1);
     }
 }
 
