@@ -200,17 +200,23 @@ fn run(scheduler: impl Scheduler + 'static, work: impl Fn() + Send + Sync + 'sta
     Runner::new(scheduler, config).run(work);
 }
 
+/// Schedules of a kind in a row.
+const TURN: u64 = 400;
+
 /// Tries so many schedules, half of them random and half with few preemptions. The number of crashes.
 pub fn schedules(count: u64, seed: u64) -> u64 {
     let nursery = nursery();
     let cuts = Arc::new(AtomicU64::new(0));
-    for kind in 0..2 {
-        let (nursery, cuts, number) = (nursery.clone(), cuts.clone(), AtomicU64::new(seed << 32));
+    // In turns: some mistakes show with the one kind only.
+    for batch in 0..count.div_ceil(TURN).max(2) {
+        let (nursery, cuts) = (nursery.clone(), cuts.clone());
+        let seed = seed * 1_000_003 + batch / 2;
+        let number = AtomicU64::new(seed << 32);
         let work = move || schedule(&nursery, number.fetch_add(1, Ordering::Relaxed), &cuts);
-        let half = (count / 2).max(1) as usize;
-        match kind {
-            0 => run(RandomScheduler::new_from_seed(seed, half), work),
-            _ => run(PctScheduler::new_from_seed(seed, 4, half), work),
+        let turn = TURN.min(count) as usize;
+        match batch % 2 {
+            0 => run(RandomScheduler::new_from_seed(seed, turn), work),
+            _ => run(PctScheduler::new_from_seed(seed, 4, turn), work),
         }
     }
     cuts.load(Ordering::Relaxed)

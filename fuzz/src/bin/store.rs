@@ -1,9 +1,9 @@
 //! A crashed store with bytes changed anywhere: it is refused, or opens; nothing panics.
 //!
-//! The input is a list of changes, eight bytes each: which file, where, what.
+//! The input is a list of changes, eight bytes each: which file, where, what. Four bytes too many mean the undo policy.
 #![no_main]
 
-use caliburn::{Class, Mode};
+use caliburn::{Class, Mode, Policy};
 use caliburn_sim::disk::{Act, Disk};
 use caliburn_sim::life::{STORE, options};
 use caliburn_sim::media::Machine;
@@ -12,18 +12,22 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// What a killed process leaves: records in the log, and in the stage.
-fn crashed() -> Disk {
+fn crashed(policy: Policy) -> Disk {
     let machine: Arc<Machine<()>> = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
     machine.run(|| {
-        let store = options(&machine, 50).open(STORE).expect("sound");
+        let store = options(&machine, 50, policy).open(STORE).expect("sound");
         let region = store.create_segment("data", 65536).expect("sound").map_all().expect("sound");
         for number in 0..12u64 {
             let mut tx = store.begin(Mode::Restore).expect("sound");
             tx.store(&region, number as usize * 100, &number).expect("sound");
-            tx.commit(if number < 8 { Class::Power } else { Class::Process }).expect("sound");
+            let power = policy == Policy::Redo && number < 8;
+            tx.commit(if power { Class::Power } else { Class::Process }).expect("sound");
         }
         let mut tx = store.begin(Mode::Restore).expect("sound");
         tx.store(&region, 5000, &1u64).expect("sound");
+        if policy == Policy::Undo {
+            return machine.disk();
+        }
         tx.prepare(b"undecided").expect("sound");
         let disk = machine.disk();
         store.abort_prepared(b"undecided").expect("sound");
@@ -32,21 +36,25 @@ fn crashed() -> Disk {
 }
 
 fuzz_target!(|input: &[u8]| {
-    static CRASHED: OnceLock<Disk> = OnceLock::new();
-    let mut disk = CRASHED.get_or_init(crashed).clone();
+    static CRASHED: [OnceLock<Disk>; 2] = [OnceLock::new(), OnceLock::new()];
+    let policy = if input.len() % 8 >= 4 { Policy::Undo } else { Policy::Redo };
+    let mut disk = CRASHED[usize::from(policy == Policy::Undo)].get_or_init(|| crashed(policy)).clone();
     for change in input.chunks_exact(8) {
-        let names = ["log", "stage", "catalog", "data.segment", "data.sums"];
+        let names: &[&str] = match policy {
+            Policy::Undo => &["undo", "catalog", "data.segment"],
+            _ => &["log", "stage", "catalog", "data.segment", "data.sums"],
+        };
         let name = names[usize::from(change[0]) % names.len()];
         let id = disk.lookup(&Path::new(STORE).join(name)).expect("there");
         let offset = u64::from(u32::from_le_bytes([change[1], change[2], change[3], 0]));
         let len = disk.content(id).len();
-        let offset = if name == "log" { 65536 + offset % 4096 } else { offset % len };
+        let offset = if name == "log" || name == "undo" { 65536 + offset % 4096 } else { offset % len };
         let bytes = &change[4..4 + 1 + usize::from(change[0] / 64)];
         disk.apply(&Act::Write(id, offset.min(len - 4), bytes.into()));
     }
     let machine: Arc<Machine<()>> = Machine::new(disk, [1; 16], 1 << 41, false, None);
     machine.run(|| {
-        let options = options(&machine, 50);
+        let options = options(&machine, 50, policy);
         let _ = options.check(STORE);
         let Ok(store) = options.open(STORE) else { return };
         for prepared in store.prepared() {
