@@ -366,7 +366,11 @@ fn append_leftover(
         return Err(StageError::Bad { path, offset: 0, defect }.into());
     }
     if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&parts.prepared) {
-        make_room(log, parts, patches, || leftovers::advance(stage, stamp, log.appended()))?;
+        let advance = || match planted("frontier-kept-for-room") {
+            true => Ok(()),
+            false => leftovers::advance(stage, stamp, log.appended()),
+        };
+        make_room(log, parts, patches, advance)?;
     }
     append(log, Kind::Commit, &[], body)?;
     patches.push(body.to_vec(), log.appended());
