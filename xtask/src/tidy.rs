@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const FILE_LINES: usize = 800;
 const FUNCTION_LINES: usize = 90;
 /// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
-const UNSAFE_MAY: [&str; 17] = [
+const UNSAFE_MAY: [&str; 18] = [
     "crates/os/src/",
     "crates/log/src/stage.rs",
     "crates/log/src/undo.rs",
@@ -23,6 +23,7 @@ const UNSAFE_MAY: [&str; 17] = [
     "crates/engine/src/truncation.rs",
     "crates/caliburn/src/lib.rs",
     "crates/caliburn/tests/",
+    "crates/heap/tests/heap.rs",
     "bench/",
     "sim/src/life.rs",
     "sim/src/media.rs",

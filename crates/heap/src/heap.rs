@@ -5,7 +5,7 @@ use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VE
 use crate::span::{Cache, SPANS_MAX, Spans, State};
 use crate::transaction::HeapTransaction;
 use caliburn_engine::{
-    BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store,
+    BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
 };
 use caliburn_os::ordinal;
 use std::fmt;
@@ -222,6 +222,41 @@ impl<'s> Heap<'s> {
             Kind::Large(spans) => u64::from(spans) * SPAN,
             Kind::Free => unreachable!("an object is in a span that is in use"),
         })
+    }
+
+    /// The object that a byte belongs to, and how many bytes it can hold.
+    pub fn enclosing(&self, offset: u64) -> Option<(Place, u64)> {
+        let number = u32::try_from(offset / SPAN).ok().filter(|n| *n < self.count.load(Ordering::Acquire))?;
+        // A large object's first span may be some way before.
+        (0..=number).rev().find_map(|first| {
+            let state = self.spans.get(first).lock();
+            let (size, object) = match state.kind {
+                Kind::Small(class) => {
+                    let size = u64::from(SIZES[usize::from(class)]);
+                    (size, (offset - u64::from(first) * SPAN) / size)
+                }
+                Kind::Large(spans) => (u64::from(spans) * SPAN, 0),
+                Kind::Free => return None,
+            };
+            let place = u64::from(first) * SPAN + object * size;
+            let there = u32::try_from(object).is_ok_and(|object| state.holds(object));
+            Some((there && (place..place + size).contains(&offset)).then_some((Place(place), size)))
+        })?
+    }
+
+    /// What was stored to the store's regions without being declared ([`Store::undeclared`]), each with the object
+    /// of this heap that it is in.
+    pub fn undeclared(&self) -> Vec<(Undeclared, Option<Place>)> {
+        let object = |found: &Undeclared| {
+            let mine = found.segment == self.name;
+            mine.then(|| self.enclosing(found.offset)).flatten().map(|(place, _)| place)
+        };
+        let found = self.store.undeclared();
+        found
+            .into_iter()
+            .map(|found| (object(&found), found))
+            .map(|(object, found)| (found, object))
+            .collect()
     }
 
     pub(crate) fn not_allocated(&self, place: Place) -> HeapError {

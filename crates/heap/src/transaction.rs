@@ -191,8 +191,17 @@ impl<'h> HeapTransaction<'h> {
     /// # Errors
     /// As [`Transaction::commit`], and when there are too many roots: the transaction is aborted. If only the force
     /// fails that another class than `Process` waits for, it stays committed in memory, and the store has failed.
+    ///
+    /// # Panics
+    /// With [`Options::verify`](caliburn_engine::Options::verify), when recoverable memory was changed without being
+    /// declared; the text names the object.
     pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
         let heap = self.heap;
+        if let Some((found, Some(object))) =
+            heap.undeclared().into_iter().find(|(_, object)| object.is_some())
+        {
+            panic!("{found}, in the object at {} of heap {:?}", object.0, heap.name());
+        }
         self.changes.sort_unstable();
         let ticket = {
             // 1 In the order of their numbers, so that committers do not wait for each other in a circle.

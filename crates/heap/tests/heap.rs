@@ -469,3 +469,33 @@ fn what_is_not_a_heaps_is_left_alone() {
         assert!(heap.usable_len(place).is_err());
     });
 }
+
+#[test]
+fn a_stray_store_is_found_with_its_object() {
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        let store = options(policy).verify(true).open(dir.path().join("s")).unwrap();
+        let heap = Heap::open(&store, "h").unwrap();
+        let mut tx = heap.begin().unwrap();
+        let (small, large) = (tx.allocate(100).unwrap(), tx.allocate(200_000).unwrap());
+        tx.write(small, 0, &[1; 100]).unwrap();
+        tx.commit(Class::Process).unwrap();
+        for (object, len, inside) in [(small, 112, 50), (large, 262_144, 150_000)] {
+            assert_eq!(heap.enclosing(object.0 + inside), Some((object, len)));
+            let stray = heap.region().as_ptr().wrapping_add((object.0 + inside) as usize);
+            // SAFETY: within the region; nobody else uses it. That it was not declared is the point.
+            let before = unsafe { std::ptr::replace(stray, 77) };
+            let found = heap.undeclared();
+            assert_eq!((found.len(), found[0].0.offset, found[0].1), (1, object.0 + inside, Some(object)));
+            let mut tx = heap.begin().unwrap();
+            tx.allocate(16).unwrap();
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tx.commit(Class::Process)));
+            let text = *panic.unwrap_err().downcast::<String>().unwrap();
+            assert!(text.contains(&format!("in the object at {} of heap \"h\"", object.0)), "{text}");
+            // SAFETY: as above.
+            unsafe { stray.write(before) };
+        }
+        assert_eq!(heap.enclosing(large.0 + 262_144), None);
+        assert_eq!(heap.undeclared(), []);
+    }
+}
