@@ -7,13 +7,13 @@
 
 mod support;
 
-use caliburn::{Class, Mode, Store};
+use caliburn::{Class, Mode, Options, Policy, Store};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicI64, Ordering};
-use support::{clean, options};
+use support::clean;
 
 /// Allocations until one fails; negative: none does.
 static COUNTDOWN: AtomicI64 = AtomicI64::new(-1);
@@ -44,12 +44,21 @@ fn say(what: &str, value: u64) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
+const POLICIES: [Policy; 2] = [Policy::Redo, Policy::Undo];
+
+fn options(policy: Policy) -> Options {
+    let mut options = support::options();
+    options.policy(policy);
+    options
+}
+
 /// Opens, commits, grows, prepares, truncates, closes. Says what was acknowledged.
-fn use_store(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let store = options().open(path)?;
+fn use_store(path: &Path, policy: Policy) -> Result<(), Box<dyn std::error::Error>> {
+    let store = options(policy).open(path)?;
+    let power = if policy == Policy::Undo { Class::Process } else { Class::Power };
     let segment = store.segment("data")?;
     let region = segment.map_all()?;
-    for (value, class) in [(2u64, Class::Process), (3, Class::Power)] {
+    for (value, class) in [(2u64, Class::Process), (3, power)] {
         let mut tx = store.begin(Mode::Restore)?;
         tx.store(&region, 0, &value)?;
         tx.store(&region, 8192, &value)?;
@@ -61,8 +70,14 @@ fn use_store(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     region.grow(segment.len() as usize)?;
     let mut tx = store.begin(Mode::Restore)?;
     tx.store(&region, 16, &9u64)?;
-    tx.prepare(b"id")?;
-    store.abort_prepared(b"id")?;
+    if policy == Policy::Undo {
+        // More than a chunk of the undo log.
+        tx.write(&region, 65536, &[1; 400_000])?;
+        tx.abort();
+    } else {
+        tx.prepare(b"id")?;
+        store.abort_prepared(b"id")?;
+    }
     store.truncate()?;
     region.unmap()?;
     store.close()?;
@@ -77,7 +92,8 @@ fn child() {
     if let Some(number) = std::env::var("CALIBURN_CALLS_ALLOCATION").ok().and_then(|n| n.parse().ok()) {
         COUNTDOWN.store(number, Ordering::Relaxed);
     }
-    let done = use_store(Path::new(&path));
+    let undo = std::env::var_os("CALIBURN_CALLS_UNDO").is_some();
+    let done = use_store(Path::new(&path), POLICIES[usize::from(undo)]);
     if COUNTDOWN.swap(-1, Ordering::Relaxed) >= 0 {
         say("untouched", 0);
     }
@@ -86,20 +102,23 @@ fn child() {
     }
 }
 
-fn nursery(dir: &Path) {
-    let store = options().open(dir).unwrap();
+fn nursery(dir: &Path, policy: Policy) {
+    let store = options(policy).open(dir).unwrap();
     let region = support::region(&store);
     for offset in [0, 8192] {
-        support::put(&store, &region, offset, 1, Class::Power);
+        support::put(&store, &region, offset, 1, Class::Process);
     }
     drop(region);
     store.close().unwrap();
     // Something to recover.
-    let store = options().open(dir).unwrap();
+    let store = options(policy).open(dir).unwrap();
     let region = support::region(&store);
     let copy = dir.with_extension("crashed");
     support::put(&store, &region, 24, 7, Class::Process);
+    let mut open = store.begin(Mode::Restore).unwrap();
+    open.store(&region, 24, &8u64).unwrap();
     support::copy_store(dir, &copy);
+    open.abort();
     drop((region, store));
     std::fs::remove_dir_all(dir).unwrap();
     std::fs::rename(&copy, dir).unwrap();
@@ -113,15 +132,21 @@ fn said(output: &Output, what: &str) -> Option<u64> {
     lines.next_back()
 }
 
-fn judge(path: &Path, output: &Output, what: &str) {
+fn judge(path: &Path, policy: Policy, output: &Output, what: &str) {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
         !errors.contains("panicked at crates/engine") && !errors.contains("panicked at crates/log"),
         "{what}: {errors}"
     );
     assert!(!errors.contains("panicked at crates/os"), "{what}: {errors}");
-    clean(path);
-    let store = options().open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let store = match options(policy).open(path) {
+        // A segment that cannot be forced when an undo store is closed is lost, and said to be.
+        Err(error) if policy == Policy::Undo && error.to_string().contains("could not be forced") => {
+            assert!(errors.contains("force segment"), "{what}: {error}, though: {errors}");
+            return;
+        }
+        opened => opened.unwrap_or_else(|e| panic!("{what}: {e}")),
+    };
     let region = support::region(&store);
     let (first, second): (u64, u64) = (region.load(0), region.load(8192));
     let (low, high) = (said(output, "committed").unwrap_or(1), said(output, "begun").unwrap_or(1));
@@ -130,6 +155,7 @@ fn judge(path: &Path, output: &Output, what: &str) {
     assert_eq!((region.load::<u64>(16), region.load::<u64>(24)), (0, 7), "{what}");
     drop(region);
     store.close().unwrap();
+    clean(path);
 }
 
 fn fresh(dir: &Path) -> std::path::PathBuf {
@@ -141,26 +167,28 @@ fn fresh(dir: &Path) -> std::path::PathBuf {
 
 #[test]
 fn every_allocation_may_fail() {
-    let dir = tempfile::tempdir().unwrap();
-    nursery(&dir.path().join("nursery"));
-    let mut failed = 0;
-    for number in 0.. {
-        let path = fresh(dir.path());
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child", "--nocapture"])
-            .env("CALIBURN_CALLS_STORE", &path)
-            .env("CALIBURN_CALLS_ALLOCATION", number.to_string())
-            .env("RUST_BACKTRACE", "0")
-            .output()
-            .unwrap();
-        judge(&path, &output, &format!("allocation {number}"));
-        if said(&output, "untouched").is_some() {
-            break;
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        nursery(&dir.path().join("nursery"), policy);
+        let mut failed = 0;
+        for number in 0.. {
+            let path = fresh(dir.path());
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", "child", "--nocapture"]).env("CALIBURN_CALLS_STORE", &path);
+            child.env("CALIBURN_CALLS_ALLOCATION", number.to_string()).env("RUST_BACKTRACE", "0");
+            if policy == Policy::Undo {
+                child.env("CALIBURN_CALLS_UNDO", "1");
+            }
+            let output = child.output().unwrap();
+            judge(&path, policy, &output, &format!("{policy:?}, allocation {number}"));
+            if said(&output, "untouched").is_some() {
+                break;
+            }
+            failed += 1;
         }
-        failed += 1;
+        assert!(failed > 100, "only {failed} allocations were failed");
+        println!("{policy:?}: {failed} allocations failed once each");
     }
-    assert!(failed > 100, "only {failed} allocations were failed");
-    println!("{failed} allocations failed once each");
 }
 
 #[test]
@@ -169,9 +197,13 @@ fn every_system_call_on_the_stores_files_may_fail() {
         eprintln!("not run: strace is not installed");
         return;
     }
+    POLICIES.into_iter().for_each(fail_system_calls);
+}
+
+fn fail_system_calls(policy: Policy) {
     let dir = tempfile::tempdir().unwrap();
-    nursery(&dir.path().join("nursery"));
-    let files = ["", "log", "stage", "catalog", "catalog.new", "lock", "data.segment", "data.sums"];
+    nursery(&dir.path().join("nursery"), policy);
+    let files = ["", "log", "stage", "undo", "catalog", "catalog.new", "lock", "data.segment", "data.sums"];
     let calls = [
         ("openat", "EMFILE"),
         ("read", "EIO"),
@@ -210,9 +242,12 @@ fn every_system_call_on_the_stores_files_may_fail() {
             }
             strace.arg(std::env::current_exe().unwrap()).args(["--exact", "child", "--nocapture"]);
             strace.env("CALIBURN_CALLS_STORE", &path).env("RUST_BACKTRACE", "0");
+            if policy == Policy::Undo {
+                strace.env("CALIBURN_CALLS_UNDO", "1");
+            }
             let output = strace.output().unwrap();
             let injected = String::from_utf8_lossy(&output.stderr).contains("(INJECTED)");
-            judge(&path, &output, &format!("{call} number {when} with {error}"));
+            judge(&path, policy, &output, &format!("{policy:?}, {call} number {when} with {error}"));
             if !injected {
                 break;
             }
@@ -220,13 +255,15 @@ fn every_system_call_on_the_stores_files_may_fail() {
         }
     }
     assert!(failed > 60, "only {failed} system calls were failed");
-    println!("{failed} system calls failed once each");
+    println!("{policy:?}: {failed} system calls failed once each");
 }
 
 #[test]
 fn a_store_is_used_as_described() {
-    let dir = tempfile::tempdir().unwrap();
-    nursery(&dir.path().join("nursery"));
-    use_store(&fresh(dir.path())).unwrap();
-    drop(Store::open(dir.path().join("s")).unwrap());
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        nursery(&dir.path().join("nursery"), policy);
+        use_store(&fresh(dir.path()), policy).unwrap();
+        drop(Store::open(dir.path().join("s")).unwrap());
+    }
 }

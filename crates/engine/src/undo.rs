@@ -240,14 +240,11 @@ impl Shared {
     /// write back may have failed then, and the system shows what the medium lacks: everything is written again.
     pub fn close_undo(&self, undo: &UndoLogs) -> Result<(), crate::Failure> {
         let segments = self.segments.read().expect("no panic under this lock");
-        let force = |segment: &Arc<SegmentState>| {
-            if undo.suspect && !planted("undo-not-rewritten") {
-                segment.rewrite()?;
-            }
-            segment.sync()
-        };
+        if undo.suspect && !planted("undo-not-rewritten") {
+            segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.fail(e))?;
+        }
         if !planted("undo-closed-unforced")
-            && let Err(error) = segments.iter().try_for_each(force)
+            && let Err(error) = segments.iter().try_for_each(|segment| segment.sync())
         {
             let failure = self.fail(error);
             // Reopened, it would look sound.
