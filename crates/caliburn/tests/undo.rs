@@ -258,6 +258,17 @@ fn bad_undo_logs_are_refused() {
         },
         &["undo", "not a Caliburn file of undo logs"],
     );
+    // In the midst of its last chunk; a file that is longer than it says was being made longer when its process died.
+    let resize = |copy: &Path, by: i64| {
+        let file = std::fs::File::options().write(true).open(copy.join("undo")).unwrap();
+        file.set_len(file.metadata().unwrap().len().checked_add_signed(by).unwrap()).unwrap();
+    };
+    refused(&|copy| resize(copy, -1000), &["undo", "must hold 4 chunks", "cut off"]);
+    let longer = dir.path().join("longer");
+    copy_store(&path, &longer);
+    resize(&longer, 1000);
+    clean(&longer);
+    drop(open(&longer));
     refused(&patch(first, &[0xFF; 4]), &["undo", "offset 65536", "more bytes than it has"]);
     refused(&patch(first, &[23]), &["undo", "offset 65536", "malformed"]);
     refused(&patch(first + 64, &[9]), &["undo", "offset 65536", "segment 9"]);

@@ -215,6 +215,8 @@ pub struct UndoStatus {
     pub clean: U32,
 }
 
+/// Offset of the number of chunks, a native word: the file may be longer, not shorter.
+pub const UNDO_COUNT: u64 = 8192;
 /// Offset of the first chunk of undo logs.
 pub const UNDO_DATA: u64 = 64 << 10;
 /// Bytes of a chunk's head; ranges follow. Native words of eight bytes:

@@ -18,7 +18,8 @@
 //! values are back.
 
 use crate::format::{
-    self, Defect, RangeHeader, SegmentId, UNDO_DATA, UNDO_HEAD, UNDO_MAGIC, UndoStatus, range_bytes,
+    self, Defect, RangeHeader, SegmentId, UNDO_COUNT, UNDO_DATA, UNDO_HEAD, UNDO_MAGIC, UndoStatus,
+    range_bytes,
 };
 use crate::log::{Forcing, MediaError};
 use crate::record::{Range, Ranges, well_formed};
@@ -179,11 +180,17 @@ struct Used {
 
 fn read_logs(medium: &dyn Medium, chunk_bytes: usize) -> Result<Vec<Uncommitted>, UndoError> {
     let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
-    if !(len - UNDO_DATA).is_multiple_of(chunk_bytes as u64) {
-        return Err(bad(medium, len, "the file ends within a chunk: it was cut off"));
+    let mut made = [0; 8];
+    medium
+        .read_at(&mut made, UNDO_COUNT)
+        .map_err(|e| MediaError::new("read undo logs", medium, UNDO_COUNT, e))?;
+    let made = u64::from_ne_bytes(made);
+    // Longer it may be: whoever made more of them was killed before it could say so.
+    if (len - UNDO_DATA) / (chunk_bytes as u64) < made {
+        return Err(bad(medium, len, &format!("the file must hold {made} chunks: it was cut off")));
     }
     let mut chunks = BTreeMap::new();
-    for number in 0..(len - UNDO_DATA) / chunk_bytes as u64 {
+    for number in 0..made {
         if let Some(used) = read_chunk(medium, UNDO_DATA + number * chunk_bytes as u64, chunk_bytes)? {
             chunks.insert(number, used);
         }
@@ -317,6 +324,7 @@ impl UndoLogs {
             logs.medium.write_at(&[0; 24], at).map_err(fail)?;
         }
         logs.map_chunks(0, made)?;
+        logs.count(made)?;
         // The page that counts may not be durable, if a force of it failed (see `Log::open`).
         twin::put(&*logs.medium, found.status.as_bytes(), UNDO_MAGIC, store)?;
         logs.sync()?;
@@ -356,11 +364,6 @@ impl UndoLogs {
         self.put(status)
     }
 
-    /// Their file.
-    pub fn medium(&self) -> &Arc<dyn Medium> {
-        &self.medium
-    }
-
     fn map_chunks(&self, from: usize, to: usize) -> Result<(), MediaError> {
         if from == to {
             return Ok(());
@@ -393,11 +396,20 @@ impl UndoLogs {
             }
             self.medium.set_len(end).map_err(fail)?;
             self.map_chunks(pool.made, made)?;
+            if !planted("undo-count-forgotten") {
+                self.count(made)?;
+            }
             let fresh = pool.made as u32..made as u32;
             pool.free.extend(fresh.rev());
             pool.made = made;
         }
         Ok(pool.free.pop().expect("there are some now"))
+    }
+
+    /// Says how many chunks recovery is to look at, before any of the new ones is used.
+    fn count(&self, made: usize) -> Result<(), MediaError> {
+        let fail = |e| MediaError::new("write undo logs", &*self.medium, UNDO_COUNT, e);
+        self.medium.write_at(&(made as u64).to_ne_bytes(), UNDO_COUNT).map_err(fail)
     }
 
     fn give_back(&self, log: &mut UndoLog) {
