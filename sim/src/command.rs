@@ -1,8 +1,7 @@
 //! `exhaustive`, `torture`, `faults`, `replay`.
 
-use caliburn::Policy;
 use caliburn_sim::explore::{self, Care, Explorer, Failure};
-use caliburn_sim::life::{Birth, nursery};
+use caliburn_sim::life::{Birth, Flavour, nursery};
 use caliburn_sim::random::Random;
 use caliburn_sim::script;
 use caliburn_sim::{creation, damage};
@@ -23,11 +22,18 @@ struct Command {
     /// With the undo policy, in place of redo.
     #[arg(long, global = true)]
     undo: bool,
+    /// With the undo policy in persistent memory.
+    #[arg(long, global = true, conflicts_with = "undo")]
+    persistent: bool,
 }
 
 impl Command {
-    fn policy(&self) -> Policy {
-        if self.undo { Policy::Undo } else { Policy::Redo }
+    fn flavour(&self) -> Flavour {
+        match (self.undo, self.persistent) {
+            (false, false) => Flavour::Redo,
+            (true, _) => Flavour::Undo,
+            (_, true) => Flavour::Persistent,
+        }
     }
 }
 
@@ -104,7 +110,7 @@ struct Totals {
     flips: AtomicU64,
     noticed: AtomicU64,
     stop: AtomicBool,
-    undo: bool,
+    flags: &'static str,
     failure: Mutex<Option<String>>,
     first: Explorer,
 }
@@ -119,8 +125,8 @@ impl Totals {
     }
 
     fn fail(&self, what: &str, failure: &Failure) {
-        let undo = if self.undo { " --undo" } else { "" };
-        self.failure.lock().expect("no panic here").get_or_insert(format!("{what}{undo}: {failure}"));
+        let failure = format!("{what}{}: {failure}", self.flags);
+        self.failure.lock().expect("no panic here").get_or_insert(failure);
         self.stop.store(true, Ordering::Relaxed);
     }
 }
@@ -129,10 +135,16 @@ pub fn main() -> ExitCode {
     // What goes wrong is reported with the script that led to it.
     std::panic::set_hook(Box::new(|_| {}));
     let command = Command::parse();
-    let totals = Totals { undo: command.undo, ..Totals::default() };
+    let flags = match command.flavour() {
+        Flavour::Redo => "",
+        Flavour::Undo => " --undo",
+        Flavour::Persistent => " --persistent",
+    };
+    let totals = Totals { flags, ..Totals::default() };
     let start = Instant::now();
     if let Kind::Replay { path, short, truncate_percent } = &command.kind {
-        let birth = Birth { short: *short, truncate_percent: *truncate_percent, ..nursery(command.policy()) };
+        let birth =
+            Birth { short: *short, truncate_percent: *truncate_percent, ..nursery(command.flavour()) };
         return match explore::replay(&birth, path, true) {
             Ok(()) => {
                 println!("nothing is wrong");
@@ -189,7 +201,7 @@ fn threads(_schedules: u64, _seed: u64) -> ExitCode {
 }
 
 fn work(command: &Command, thread: u64, totals: &Totals) {
-    let birth = nursery(command.policy());
+    let birth = nursery(command.flavour());
     let mine = |number: u64| number % command.threads == thread;
     let stopped = || totals.stop.load(Ordering::Relaxed);
     match command.kind {
@@ -234,7 +246,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             }
         }
         Kind::Creation if thread > 0 => {}
-        Kind::Creation => match creation::creation(command.policy(), &mut Random::new(1)) {
+        Kind::Creation => match creation::creation(command.flavour(), &mut Random::new(1)) {
             Ok(cases) => drop(totals.images.fetch_add(cases, Ordering::Relaxed)),
             Err(failure) => totals.fail("creation", &failure),
         },
@@ -261,7 +273,7 @@ fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), to
     let mine = |number: u64| number % part.1 == part.0;
     let stopped = || totals.stop.load(Ordering::Relaxed);
     let care = Care { losses: 1, first: 64, later, lives: 2 };
-    for path in explore::FOUND.iter().filter(|_| part.0 == 0 && birth.policy == Policy::Redo) {
+    for path in explore::FOUND.iter().filter(|_| part.0 == 0 && birth.flavour == Flavour::Redo) {
         if let Err(why) = explore::replay(birth, path, false) {
             totals.fail("found before", &Failure { path: (*path).into(), why });
         }

@@ -3,19 +3,19 @@
 
 use crate::disk::{Disk, Loss};
 use crate::explore::Failure;
-use crate::life::{LOST, LifeMachine, SEGMENT, STORE, UNFORCED, options};
+use crate::life::{Flavour, LOST, LifeMachine, SEGMENT, STORE, UNFORCED, options};
 use crate::media::{Entry, Fault, Machine};
 use crate::random::Random;
-use caliburn::{Class, Mode, Policy};
+use caliburn::Mode;
 use std::sync::Arc;
 
 /// What was acknowledged.
 const STEPS: [&str; 3] = ["the store", "segment a", "segment b"];
 
 /// Makes a store and two segments; the names of what was acknowledged are counted by `done`.
-fn make(machine: &Arc<Machine<usize>>, policy: Policy) -> Result<(), String> {
+fn make(machine: &Arc<Machine<usize>>, flavour: Flavour) -> Result<(), String> {
     machine.run(|| {
-        let store = options(machine, 50, policy).open(STORE).map_err(|e| e.to_string())?;
+        let store = options(machine, 50, flavour).open(STORE).map_err(|e| e.to_string())?;
         machine.mark(1);
         for (i, name) in ["a", "b"].into_iter().enumerate() {
             store.segment_or_create(name, SEGMENT).map_err(|e| e.to_string())?;
@@ -26,13 +26,14 @@ fn make(machine: &Arc<Machine<usize>>, policy: Policy) -> Result<(), String> {
 }
 
 /// Opens what is left, makes what is missing, uses it; `acknowledged` must be there already.
-fn take_up(disk: Disk, boot: u8, acknowledged: usize, policy: Policy) -> Result<(), String> {
-    let machine: Arc<LifeMachine> = Machine::new(disk, [boot; 16], u64::from(boot) << 41, false, None);
+fn take_up(disk: Disk, boot: u8, acknowledged: usize, flavour: Flavour) -> Result<(), String> {
+    let machine: Arc<LifeMachine> =
+        Machine::new(disk, [boot; 16], u64::from(boot) << 41, flavour.hardware(), None);
     machine.run(|| {
-        let mut options = options(&machine, 50, policy);
+        let mut options = options(&machine, 50, flavour);
         let there = options.create(false).open(STORE);
         // With the undo policy a store that was in use is lost with its memory.
-        let why = there.as_ref().err().filter(|_| policy == Policy::Undo).map(ToString::to_string);
+        let why = there.as_ref().err().filter(|_| flavour == Flavour::Undo).map(ToString::to_string);
         if why.is_some_and(|why| boot != 1 && why.contains(LOST) || why.contains(UNFORCED)) {
             return Ok(());
         }
@@ -55,8 +56,7 @@ fn take_up(disk: Disk, boot: u8, acknowledged: usize, policy: Policy) -> Result<
             }
             let mut tx = store.begin(Mode::Restore).map_err(|e| e.to_string())?;
             tx.store(&region, 8, &7u64).map_err(|e| e.to_string())?;
-            let class = if policy == Policy::Undo { Class::Process } else { Class::Power };
-            tx.commit(class).map_err(|e| e.to_string())?;
+            tx.commit(flavour.reach()).map_err(|e| e.to_string())?;
         }
         store.close().map_err(|e| e.to_string())?;
         let report = options.check(STORE).map_err(|e| e.to_string())?;
@@ -66,7 +66,7 @@ fn take_up(disk: Disk, boot: u8, acknowledged: usize, policy: Policy) -> Result<
 
 /// Cuts the making of a store after everything it does, and fails every operation of it once. The number of
 /// cases.
-pub fn creation(policy: Policy, random: &mut Random) -> Result<u64, Failure> {
+pub fn creation(flavour: Flavour, random: &mut Random) -> Result<u64, Failure> {
     let fail = |why: String| Failure { path: "creation".into(), why };
     let mut cases = 0;
     let mut crash = |machine: &Arc<Machine<usize>>, all: bool| {
@@ -85,20 +85,20 @@ pub fn creation(policy: Policy, random: &mut Random) -> Result<u64, Failure> {
             let cut = losses.map(|loss| (disk.after_power_cut(loss), 9));
             for (disk, boot) in cut.into_iter().chain([(disk.clone(), 1)]) {
                 cases += 1;
-                take_up(disk, boot, acknowledged, policy).map_err(|e| format!("cut after {i}: {e}"))?;
+                take_up(disk, boot, acknowledged, flavour).map_err(|e| format!("cut after {i}: {e}"))?;
             }
         }
         Ok(())
     };
-    let sound = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
-    make(&sound, policy).map_err(fail)?;
+    let sound = Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
+    make(&sound, flavour).map_err(fail)?;
     crash(&sound, true).map_err(fail)?;
     for at in 0..sound.operations() {
         for part in [0, 32, 64] {
             let fault = Fault { at, lasting: false, full: at % 2 == 0, part };
-            let machine = Machine::new(Disk::default(), [1; 16], 1 << 40, false, Some(fault));
+            let machine = Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), Some(fault));
             // Whether it was noticed or not: what was acknowledged counts.
-            let _ = make(&machine, policy);
+            let _ = make(&machine, flavour);
             crash(&machine, false).map_err(|e| fail(format!("{fault:?}: {e}")))?;
         }
     }

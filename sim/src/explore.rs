@@ -2,12 +2,11 @@
 //! power is cut, in several ways; a new life begins from what is left, and is cut short itself.
 
 use crate::disk::{Act, Disk, Loss};
-use crate::life::{Birth, live, machine};
+use crate::life::{Birth, Flavour, live, machine};
 use crate::media::{Entry, Fault};
 use crate::model::{Bounds, History, Mark};
 use crate::random::Random;
 use crate::script::Script;
-use caliburn::Policy;
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -353,6 +352,9 @@ fn brief(entry: &Entry<Mark>) -> String {
         Entry::Act(Act::Store(file, offset, bytes)) => {
             format!("store {file} at {offset}, {} bytes", bytes.len())
         }
+        Entry::Act(Act::StoreDirect(file, offset, bytes)) => {
+            format!("store directly {file} at {offset}, {} bytes", bytes.len())
+        }
         Entry::Act(Act::Replace(name, file, _)) => format!("replace {} by {file}", name.display()),
         Entry::Act(act) => format!("{act:?}"),
         Entry::Mark(mark) => format!("{mark:?}"),
@@ -387,7 +389,7 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
             let after: Script = "tx:restore:power:80+100,65600+100".parse().expect("this script is right");
             // With the undo policy that takes a close.
             let (journal, repaired) =
-                begin(&child, &after, birth.policy == Policy::Undo, None).map_err(why)?;
+                begin(&child, &after, birth.flavour == Flavour::Undo, None).map_err(why)?;
             if journal.is_empty() {
                 continue;
             }

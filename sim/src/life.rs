@@ -2,7 +2,7 @@
 
 use crate::content::Content;
 use crate::disk::{Disk, Loss};
-use crate::media::{Entry, Fault, Machine, MachineMedia};
+use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
 use crate::script::{End, Script, Step};
@@ -38,8 +38,35 @@ pub struct Birth {
     pub short: bool,
     /// Share of the log at which truncation begins, in percent.
     pub truncate_percent: u8,
-    /// The store's recovery policy.
-    pub policy: Policy,
+    /// What kind of store it is.
+    pub flavour: Flavour,
+}
+
+/// Kinds of stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// With the redo policy.
+    Redo,
+    /// With the undo policy, in the page cache.
+    Undo,
+    /// With the undo policy, in persistent memory.
+    Persistent,
+}
+
+impl Flavour {
+    fn policy(self) -> Policy {
+        if self == Flavour::Redo { Policy::Redo } else { Policy::Undo }
+    }
+
+    /// The machine for it.
+    pub fn hardware(self) -> Hardware {
+        Hardware { persistent: self == Flavour::Persistent, short: false }
+    }
+
+    /// The most that a commit survives.
+    pub fn reach(self) -> Class {
+        if self == Flavour::Undo { Class::Process } else { Class::Power }
+    }
 }
 
 /// What an opening says of a store with the undo policy that was in use when its memory was lost.
@@ -76,7 +103,7 @@ struct Life {
     steps: u64,
     hold: bool,
     truncate_percent: u8,
-    policy: Policy,
+    flavour: Flavour,
 }
 
 struct Undecided {
@@ -104,12 +131,13 @@ fn wrong<T>(text: impl Into<String>) -> Result<T, Ended> {
 pub fn options<M: std::fmt::Debug + Send + 'static>(
     machine: &Arc<Machine<M>>,
     truncate_percent: u8,
-    policy: Policy,
+    flavour: Flavour,
 ) -> Options {
     let mut options = Store::options();
     let tuning = Tuning { memory_budget: Some(1 << 30), truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
-    options.policy(policy).background(false).tuning(tuning).media(Arc::new(MachineMedia(machine.clone())));
+    options.policy(flavour.policy()).background(false).tuning(tuning);
+    options.require(flavour.reach()).media(Arc::new(MachineMedia(machine.clone())));
     options
 }
 
@@ -156,19 +184,20 @@ pub fn live(
 impl Birth {
     /// Whether a store may be refused for that reason: memory that was lost, of a store that was not closed.
     fn may_be_lost(&self, why: &str) -> bool {
-        let open = self.policy == Policy::Undo && !self.bounds.closed;
+        let open = self.flavour == Flavour::Undo && !self.bounds.closed;
         open && (self.durable && why.contains(LOST) || why.contains(UNFORCED))
     }
 }
 
 /// The machine of a life that begins thus.
 pub fn machine(birth: &Birth, fault: Option<Fault>) -> Arc<LifeMachine> {
-    Machine::new(birth.disk.clone(), birth.boot, birth.time, birth.short, fault)
+    let hardware = Hardware { short: birth.short, ..birth.flavour.hardware() };
+    Machine::new(birth.disk.clone(), birth.boot, birth.time, hardware, fault)
 }
 
 impl Life {
     fn begin(birth: &Birth, machine: &Arc<LifeMachine>) -> Result<(Life, usize), Ended> {
-        let options = options(machine, birth.truncate_percent, birth.policy);
+        let options = options(machine, birth.truncate_percent, birth.flavour);
         let failed = |what: &str, error: &dyn std::fmt::Display| Ended::Failed(format!("{what}: {error}"));
         let report = options.check(STORE).map_err(|e| failed("check", &e))?;
         if !report.is_clean() {
@@ -215,7 +244,7 @@ impl Life {
             live: state.memory.clone(),
             undecided: undecided.collect(),
             truncate_percent: birth.truncate_percent,
-            policy: birth.policy,
+            flavour: birth.flavour,
             steps: 0,
             hold: false,
             number: found as u64 * 7919 + machine.operations(),
@@ -248,15 +277,15 @@ impl Life {
         Ok(())
     }
 
-    /// A commit that has returned; with the undo policy none is ever forced.
+    /// A commit that has returned; with the undo policy none is ever forced, in persistent memory every one.
     fn forced(&self, state: usize) {
-        let forced = self.policy == Policy::Redo;
+        let forced = self.flavour != Flavour::Undo;
         self.machine.mark(if forced { Mark::Forced(state) } else { Mark::Committed(state) });
     }
 
     /// Without threads nobody else does, so nobody must have to wait for it.
     fn make_room(&mut self) -> Step0 {
-        if self.policy == Policy::Undo {
+        if self.flavour.policy() == Policy::Undo {
             return Ok(());
         }
         let free = |life: &Life| {
@@ -290,7 +319,7 @@ impl Life {
         let newest = self.history.newest().0;
         match step {
             Step::Transaction { restore, end, ranges } => self.transaction(*restore, *end, ranges)?,
-            Step::Flush if self.policy == Policy::Undo => {
+            Step::Flush if self.flavour == Flavour::Undo => {
                 if self.store().flush().is_ok() {
                     return wrong("a flush succeeded that cannot be had");
                 }
@@ -323,7 +352,7 @@ impl Life {
                 self.close()?;
                 self.machine.mark(Mark::Reopening);
                 self.store = Some(
-                    options(&self.machine, self.truncate_percent, self.policy)
+                    options(&self.machine, self.truncate_percent, self.flavour)
                         .open(STORE)
                         .map_err(failure)?,
                 );
@@ -355,8 +384,11 @@ impl Life {
             return Ok(());
         }
         let (_, before) = self.history.newest();
-        // Undecided and forced transactions are not to be had with the undo policy.
-        let end = if self.policy == Policy::Undo && end != End::Abort { End::Lazy } else { end };
+        // Undecided transactions are not to be had with the undo policy, forced ones in persistent memory.
+        let end = match (self.flavour, end) {
+            (Flavour::Undo, _) | (Flavour::Persistent, End::Prepare) => End::Lazy,
+            _ => end,
+        };
         if end == End::Prepare {
             let id = number.to_be_bytes().to_vec();
             let mut state = (**before).clone();
@@ -376,7 +408,8 @@ impl Life {
             End::Async => _ = tx.commit_async().map_err(failure)?,
             _ => tx.commit(Class::Process).map_err(failure)?,
         }
-        self.machine.mark(if end == End::Power { Mark::Forced(state) } else { Mark::Committed(state) });
+        let forced = end == End::Power || self.flavour == Flavour::Persistent;
+        self.machine.mark(if forced { Mark::Forced(state) } else { Mark::Committed(state) });
         self.apply_live(&changes);
         Ok(())
     }
@@ -491,10 +524,10 @@ fn bytes(region: &Region) -> &[u8] {
 }
 
 /// A store with an empty segment, closed in good order, on a machine that was then switched off.
-pub fn nursery(policy: Policy) -> Birth {
-    let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
+pub fn nursery(flavour: Flavour) -> Birth {
+    let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
     machine.run(|| {
-        let store = options(&machine, 50, policy).open(STORE).expect("a sound machine makes a store");
+        let store = options(&machine, 50, flavour).open(STORE).expect("a sound machine makes a store");
         store.create_segment("data", SEGMENT).expect("a sound machine makes a segment");
         store.close().expect("a sound machine closes a store");
     });
@@ -504,7 +537,7 @@ pub fn nursery(policy: Policy) -> Birth {
         durable: true,
         short: false,
         truncate_percent: 50,
-        policy,
+        flavour,
         time: 1 << 41,
         bounds: Bounds::exactly(0, SEGMENT),
         history: History::new(State::default()),

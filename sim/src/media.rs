@@ -25,6 +25,7 @@ use crate::disk::{Act, Disk, FileId};
 use caliburn::medium::{Media, Medium};
 use caliburn_os::host::{Id, Lock, LockError};
 use caliburn_os::memory::Limits;
+use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::Watcher;
 use rustix::fs::MemfdFlags;
 use std::cell::RefCell;
@@ -63,7 +64,16 @@ pub enum Entry<M> {
 pub struct Machine<M> {
     state: Mutex<State<M>>,
     boot: Id,
-    short: bool,
+    hardware: Hardware,
+}
+
+/// What a machine is made of.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Hardware {
+    /// It is short of memory.
+    pub short: bool,
+    /// Files are mapped from persistent memory.
+    pub persistent: bool,
 }
 
 #[derive(Debug)]
@@ -85,8 +95,8 @@ struct State<M> {
 pub struct MachineMedia<M>(pub Arc<Machine<M>>);
 
 impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
-    /// A machine that was switched on with this disk; `short` of memory or not.
-    pub fn new(disk: Disk, boot: Id, time: u64, short: bool, fault: Option<Fault>) -> Arc<Machine<M>> {
+    /// A machine that was switched on with this disk.
+    pub fn new(disk: Disk, boot: Id, time: u64, hardware: Hardware, fault: Option<Fault>) -> Arc<Machine<M>> {
         let state = State {
             disk,
             journal: Vec::new(),
@@ -98,7 +108,7 @@ impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
             mappings: Vec::new(),
             locked: false,
         };
-        Arc::new(Machine { state: Mutex::new(state), boot, short })
+        Arc::new(Machine { state: Mutex::new(state), boot, hardware })
     }
 
     fn lock(&self) -> MutexGuard<'_, State<M>> {
@@ -169,6 +179,13 @@ impl<M> State<M> {
         self.journal.push(Entry::Act(act));
     }
 
+    /// The file that is mapped there, and the offset in it.
+    fn place(&self, at: usize) -> Option<(FileId, u64)> {
+        let inside = |(base, bytes, ..): &&(usize, usize, FileId, u64)| (*base..base + bytes).contains(&at);
+        let (base, _, id, offset) = self.mappings.iter().rev().find(inside)?;
+        Some((*id, offset + (at - base) as u64))
+    }
+
     fn plain_step(&mut self) -> io::Result<()> {
         self.step().map_err(|(error, _)| error)
     }
@@ -190,8 +207,7 @@ impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
 
     fn stored(&self, at: usize, len: usize) {
         let mut state = self.0.lock();
-        let inside = |(base, bytes, ..): &&(usize, usize, FileId, u64)| (*base..base + bytes).contains(&at);
-        let Some(&(base, _, id, offset)) = state.mappings.iter().rev().find(inside) else { return };
+        let Some((id, offset)) = state.place(at) else { return };
         STORED.with_borrow_mut(|bytes| {
             bytes.resize(len, 0);
             // SAFETY: this thread has just stored these bytes, and no other uses this store.
@@ -199,8 +215,23 @@ impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
                 let source = std::ptr::with_exposed_provenance::<u8>(at);
                 source.copy_to_nonoverlapping(bytes.as_mut_ptr(), len);
             }
-            state.act(Act::Store(id, offset + (at - base) as u64, bytes[..].into()));
+            let bytes = bytes[..].into();
+            state.act(match self.0.hardware.persistent {
+                true => Act::StoreDirect(id, offset, bytes),
+                false => Act::Store(id, offset, bytes),
+            });
         });
+    }
+
+    fn flushed(&self, at: usize, len: usize) {
+        let mut state = self.0.lock();
+        if let Some((id, offset)) = state.place(at) {
+            state.act(Act::FlushLines(id, offset, len as u64));
+        }
+    }
+
+    fn fenced(&self) {
+        self.0.lock().act(Act::Fence);
     }
 
     fn clock(&self) -> u64 {
@@ -304,6 +335,13 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
             fd
         };
         self.descriptor.get_or_init(make).as_fd()
+    }
+
+    fn memory(&self) -> Memory {
+        match self.machine.hardware.persistent {
+            true => Memory::assumed(Survives::Power),
+            false => Memory::CACHE,
+        }
     }
 
     fn path(&self) -> &Path {
@@ -420,7 +458,7 @@ impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
     }
 
     fn limits(&self) -> Limits {
-        Limits::of(8 << 30, self.0.short)
+        Limits::of(8 << 30, self.0.hardware.short)
     }
 
     fn boot_id(&self) -> io::Result<Id> {

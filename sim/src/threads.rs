@@ -5,10 +5,10 @@
 //! whole commit, none acknowledged missing, and none without those that had returned before it began.
 
 use crate::disk::{Act, Disk, Loss};
-use crate::life::{LifeMachine, SEGMENT, STORE, options};
-use crate::media::{Entry, Machine};
+use crate::life::{Flavour, LifeMachine, SEGMENT, STORE, options};
+use crate::media::{Entry, Hardware, Machine};
 use crate::random::Random;
-use caliburn::{Class, Mode, Policy, Region, Store};
+use caliburn::{Class, Mode, Region, Store};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner};
 use std::collections::HashMap;
@@ -54,9 +54,9 @@ fn commits(store: &Store, region: &Region, machine: &Machine<Said>, thread: usiz
 
 /// What is there, if every thread's places show whole commits.
 fn found(disk: Disk, boot: u8, time: u64) -> Result<Newest, String> {
-    let machine: Arc<LifeMachine> = Machine::new(disk, [boot; 16], time, false, None);
+    let machine: Arc<LifeMachine> = Machine::new(disk, [boot; 16], time, Hardware::default(), None);
     machine.run(|| {
-        let options = options(&machine, 50, Policy::Redo);
+        let options = options(&machine, 50, Flavour::Redo);
         let report = options.check(STORE).map_err(|e| e.to_string())?;
         if !report.is_clean() {
             return Err(format!("{:?}", report.problems));
@@ -79,10 +79,15 @@ fn found(disk: Disk, boot: u8, time: u64) -> Result<Newest, String> {
 }
 
 fn schedule(nursery: &Disk, seed: u64, cuts: &AtomicU64) {
-    let machine: Arc<Machine<Said>> =
-        Machine::new(nursery.clone(), [2; 16], 1 << 41, seed.is_multiple_of(3), None);
+    let machine: Arc<Machine<Said>> = Machine::new(
+        nursery.clone(),
+        [2; 16],
+        1 << 41,
+        Hardware { short: seed.is_multiple_of(3), persistent: false },
+        None,
+    );
     let seen = machine.run(|| {
-        let store = options(&machine, 1 + (seed % 40) as u8, Policy::Redo).open(STORE).expect("sound");
+        let store = options(&machine, 1 + (seed % 40) as u8, Flavour::Redo).open(STORE).expect("sound");
         let region = store.segment("data").expect("made").map_all().expect("sound");
         shuttle::thread::scope(|scope| {
             for thread in 0..THREADS {
@@ -182,9 +187,10 @@ fn nursery() -> Disk {
     let made = Arc::new(Mutex::new(Disk::default()));
     let result = made.clone();
     run(RandomScheduler::new_from_seed(0, 1), move || {
-        let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, false, None);
+        let machine: Arc<LifeMachine> =
+            Machine::new(Disk::default(), [1; 16], 1 << 40, Hardware::default(), None);
         machine.run(|| {
-            let store = options(&machine, 50, Policy::Redo).open(STORE).expect("sound");
+            let store = options(&machine, 50, Flavour::Redo).open(STORE).expect("sound");
             store.create_segment("data", SEGMENT).expect("sound");
             store.close().expect("sound");
         });

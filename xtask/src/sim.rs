@@ -46,6 +46,10 @@ pub fn test() -> Result<(), String> {
         "torture --images 30000 --undo",
         "faults --undo",
         "creation --undo",
+        "exhaustive --transactions 3 --persistent",
+        "torture --images 20000 --persistent",
+        "faults --persistent",
+        "creation --persistent",
     ] {
         simulate(SIM, line)?;
     }

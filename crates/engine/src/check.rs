@@ -17,7 +17,7 @@ use caliburn_log::format::{self, BLOCK, LOG_MAGIC, SEGMENT_DATA, STATUS_AT, SUM_
 use caliburn_log::image::Image;
 use caliburn_log::leftovers::{Leftovers, StageError};
 use caliburn_log::log;
-use caliburn_log::undo::UndoError;
+use caliburn_log::uncommitted::UndoError;
 use caliburn_os::medium::{Files, Media};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

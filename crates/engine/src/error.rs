@@ -5,7 +5,7 @@ use caliburn_log::format::Defect;
 use caliburn_log::image::Damage;
 use caliburn_log::leftovers::StageError;
 use caliburn_log::log::{LogError, MediaError};
-use caliburn_log::undo::UndoError;
+use caliburn_log::uncommitted::UndoError;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,6 +51,22 @@ pub enum OpenError {
         path: PathBuf,
         /// What, and what to do instead.
         why: &'static str,
+    },
+    /// Its media cannot give the class that was required.
+    #[error(
+        "store {}: class {wanted:?} was required, and what is in {} survives class {reach:?}: the undo policy needs a file system mounted with -o dax on persistent memory for more, the redo policy one that is not in memory",
+        path.display(),
+        weakest.display()
+    )]
+    Class {
+        /// The store.
+        path: PathBuf,
+        /// The file that survives least.
+        weakest: PathBuf,
+        /// What was required.
+        wanted: Class,
+        /// The most that can be had.
+        reach: Class,
     },
     /// There is no store in that directory.
     #[error("{} is not a store: it has no file named \"catalog\" (create one with `caliburn create`, or Options::create)", path.display())]
@@ -162,6 +178,19 @@ pub enum SegmentError {
         offset: u64,
         /// What is wrong.
         defect: Defect,
+    },
+    /// Its memory survives less than that of the store.
+    #[error(
+        "segment {}: commits of this store survive class {store:?}, and this file's memory class {segment:?}: put it where the others are",
+        path.display()
+    )]
+    Weaker {
+        /// The file.
+        path: PathBuf,
+        /// What the store's commits survive.
+        store: Class,
+        /// What the file's memory does.
+        segment: Class,
     },
     /// A file could not be opened or made.
     #[error("{action} {}: {source}", path.display())]

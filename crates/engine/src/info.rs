@@ -6,7 +6,7 @@ use crate::options::Policy;
 use crate::recovery;
 use caliburn_log::format::{self, VERSION};
 use caliburn_log::log;
-use caliburn_log::undo;
+use caliburn_log::uncommitted;
 use caliburn_os::medium::{Files, Media};
 use std::path::{Path, PathBuf};
 
@@ -71,7 +71,7 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
         Policy::Undo => {
             let path = dir.join(recovery::UNDO);
             let medium = Files.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
-            (None, undo::read_status(&*medium, &catalog.store)?.clean.get() == 1)
+            (None, uncommitted::read_status(&*medium, &catalog.store)?.clean.get() == 1)
         }
     };
     let in_use_by = match recovery::lock(&Files, dir, true) {

@@ -115,9 +115,10 @@ impl Shared {
         let patches = pending.as_ref().filter(|p| !p.is_empty() && !planted("pending-not-laid-over"));
         // SAFETY (both calls): this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
-        if self.undo.is_some() {
+        if let Some(undo) = &self.undo {
+            let sync = undo.memory().sync;
             // SAFETY: see above.
-            unsafe { map.map_shared(from, to - from, medium.descriptor(), offset) }.map_err(fail)?;
+            unsafe { map.map_shared(from, to - from, medium.descriptor(), offset, sync) }.map_err(fail)?;
             simulated::mapped(medium.descriptor(), region.pointer(region.base + from), to - from, offset);
         } else {
             let write = write || patches.is_some();

@@ -4,6 +4,7 @@ use crate::check::Report;
 use crate::error::OpenError;
 use crate::guard::Guard;
 use crate::store::Store;
+use crate::transaction::Class;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
 use caliburn_log::stage::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::{Files, Media};
@@ -21,7 +22,9 @@ pub enum Policy {
     Redo,
     /// The segments are the store: they are mapped shared, and old values are kept in memory of the same kind until
     /// the commit (Vista). No log, no truncation, no copy but one; survives what that memory does. On files
-    /// that is the death of the process; a store in use when the system goes down is lost.
+    /// that is the death of the process; a store in use when the system goes down is lost. On persistent memory, a file
+    /// system mounted with `-o dax`, it is a power cut, and every commit is in [`Class::Power`]; on a region that
+    /// `memmap=` reserves, a warm start, [`Class::Os`]. [`Store::reach`] tells.
     Undo,
 }
 
@@ -39,6 +42,8 @@ pub struct Options {
     pub(crate) reserve_bytes: u64,
     pub(crate) media: Arc<dyn Media>,
     pub(crate) background: bool,
+    pub(crate) memory_survives: Option<Class>,
+    pub(crate) require: Class,
     pub(crate) guard: Guard,
     pub(crate) verify: bool,
     pub(crate) tuning: Tuning,
@@ -107,6 +112,8 @@ impl Default for Options {
             reserve_bytes: 64 << 30,
             media: Arc::new(Files),
             background: true,
+            memory_survives: None,
+            require: Class::Process,
             guard: Guard::default(),
             verify: false,
             tuning: Tuning::default(),
@@ -174,6 +181,20 @@ impl Options {
     /// Address space kept free behind each region that reaches its segment's end, for growth. Default 64 GiB.
     pub fn reserve_bytes(&mut self, bytes: u64) -> &mut Options {
         self.reserve_bytes = bytes;
+        self
+    }
+
+    /// What the memory survives that a store with the undo policy is mapped from, where the system does not know:
+    /// memory with a battery, or reserved by the firmware. Commits then write cache lines back as for persistent memory. If
+    /// it is not true, the store is lost when the system goes down, and nobody notices.
+    pub fn memory_survives(&mut self, class: Class) -> &mut Options {
+        self.memory_survives = Some(class);
+        self
+    }
+
+    /// Refuses to open a store whose media cannot give this class: see [`Store::reach`].
+    pub fn require(&mut self, class: Class) -> &mut Options {
+        self.require = class;
         self
     }
 

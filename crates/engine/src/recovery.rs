@@ -22,6 +22,7 @@ use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::segment::{self, SegmentState};
 use crate::store::{Live, Parts};
+use crate::transaction::Class;
 use crate::undo;
 use caliburn_log::format::{BLOCK, LOG_DATA, Lsn, STATUS_AT, Status};
 use caliburn_log::image::{Damage, Image};
@@ -268,17 +269,10 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     }
     let FoundLog { image, damage: missing, prepared } = found;
     missing.map_or(Ok(()), |missing| salvage(missing.into()))?;
-    let mut parts = Parts {
-        catalog,
-        segments,
-        live: None,
-        undo: None,
-        pending: None,
-        prepared,
-        damage,
-        lock,
-        limits: media.limits(),
-    };
+    let mut parts = Parts { prepared, damage, ..Parts::new(catalog, segments, lock, media.limits()) };
+    let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
+    let class = |medium: &dyn Medium| if medium.volatile() { Class::Process } else { Class::Power };
+    parts.reach(dir, options.require, all.iter().map(|m| (m.path().to_owned(), class(&**m))))?;
     if !write {
         let mut patches = Patches::of(image);
         // With damage in between, what is later than the damage would be out of order.

@@ -12,6 +12,7 @@ use caliburn_log::log::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::page_size;
+use caliburn_os::persist::Survives;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
@@ -86,7 +87,7 @@ impl SegmentState {
     pub fn create(
         media: &dyn Media,
         dir: &Path,
-        (store, policy): (Id, Policy),
+        (store, policy, memory): (Id, Policy, Survives),
         entry: &Entry,
     ) -> Result<SegmentState, SegmentError> {
         let path = Catalog::resolve(dir, &entry.path);
@@ -96,7 +97,7 @@ impl SegmentState {
         if !entry.path.is_absolute() {
             let _ = media.remove(&path);
         }
-        let made = Self::create_files(media, dir, (store, policy), entry, &path, &sums_path);
+        let made = Self::create_files(media, dir, (store, policy, memory), entry, &path, &sums_path);
         if made.is_err() {
             let _ = media.remove(&sums_path);
             if !entry.path.is_absolute() {
@@ -109,7 +110,7 @@ impl SegmentState {
     fn create_files(
         media: &dyn Media,
         dir: &Path,
-        (store, policy): (Id, Policy),
+        (store, policy, memory): (Id, Policy, Survives),
         entry: &Entry,
         path: &Path,
         sums_path: &Path,
@@ -124,6 +125,11 @@ impl SegmentState {
             move |e| MediaError::new(action, &*medium, offset, e)
         };
         refuse_foreign(&*medium)?;
+        let survives = medium.memory().survives;
+        if survives < memory {
+            let (store, segment) = (memory.into(), survives.into());
+            return Err(SegmentError::Weaker { path: path.to_owned(), store, segment });
+        }
         medium
             .set_len(SEGMENT_DATA + entry.len)
             .map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;

@@ -11,7 +11,7 @@
 use crate::catalog::{Catalog, Entry};
 use crate::error::{CloseError, CommitError, Failure, OpenError, SegmentError};
 use crate::flush::Flush;
-use crate::options::{Options, Policy, Tuning};
+use crate::options::{Options, Tuning};
 use crate::pages::Pages;
 use crate::patches::Patches;
 use crate::prepared::PreparedTable;
@@ -32,6 +32,7 @@ use caliburn_os::guard::{Kind, Permit};
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Media;
 use caliburn_os::memory::Limits;
+use caliburn_os::persist::Survives;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
@@ -73,6 +74,8 @@ pub(crate) struct Shared {
     pub undo: Option<UndoLogs>,
     /// The most that a commit can survive.
     pub reach: Class,
+    /// Somebody said so, who is believed of later segments too.
+    pub assumed: bool,
     /// How regions are guarded.
     pub guard: Option<Kind>,
     pub verifier: Option<Verifier>,
@@ -115,8 +118,44 @@ pub(crate) struct Parts {
     pub pending: Option<Patches>,
     pub prepared: PreparedTable,
     pub damage: Option<OpenError>,
+    /// The most that a commit can survive.
+    pub reach: Class,
     pub lock: Lock,
     pub limits: Limits,
+}
+
+impl Parts {
+    /// What every opening has.
+    pub fn new(catalog: Catalog, segments: Vec<Arc<SegmentState>>, lock: Lock, limits: Limits) -> Parts {
+        Parts {
+            catalog,
+            segments,
+            live: None,
+            undo: None,
+            pending: None,
+            prepared: PreparedTable::new(),
+            damage: None,
+            reach: Class::Process,
+            lock,
+            limits,
+        }
+    }
+
+    /// Notes what commits survive: as much as the weakest of the store's media. Refused if that is not enough.
+    pub fn reach(
+        &mut self,
+        dir: &Path,
+        wanted: Class,
+        media: impl IntoIterator<Item = (PathBuf, Class)>,
+    ) -> Result<(), OpenError> {
+        let weakest = media.into_iter().min_by_key(|(_, class)| *class);
+        let (weakest, reach) = weakest.expect("a store has a log or undo logs");
+        self.reach = reach;
+        if wanted > reach {
+            return Err(OpenError::Class { path: dir.to_owned(), weakest, wanted, reach });
+        }
+        Ok(())
+    }
 }
 
 impl Shared {
@@ -141,7 +180,8 @@ impl Shared {
             } else {
                 gate::READ_ONLY
             }),
-            reach: if parts.catalog.policy == Policy::Undo { Class::Process } else { Class::Power },
+            reach: parts.reach,
+            assumed: options.memory_survives.is_some(),
             guard: options.guard.kind().filter(|_| !options.read_only),
             verifier: (options.verify && !options.read_only).then(Verifier::default),
             live: parts.live,
@@ -428,8 +468,12 @@ impl Store {
         }
         let id = SegmentId(catalog.next);
         let entry = Entry { id, name: name.to_owned(), path: path.to_owned(), len, address: 0 };
-        let state =
-            Arc::new(SegmentState::create(&*shared.media, &shared.dir, (shared.id, catalog.policy), &entry)?);
+        let memory = match &shared.undo {
+            Some(undo) if !shared.assumed => undo.memory().survives,
+            _ => Survives::Process,
+        };
+        let of = (shared.id, catalog.policy, memory);
+        let state = Arc::new(SegmentState::create(&*shared.media, &shared.dir, of, &entry)?);
         shared.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
             catalog.segments.push(entry);
@@ -495,7 +539,11 @@ impl Store {
     pub fn flush(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
         self.shared.reaches(Class::Power)?;
-        Ok(self.shared.flush_all()?)
+        match &self.shared.undo {
+            // Every commit was written back before it returned.
+            Some(_) => Ok(self.shared.failure()?),
+            None => Ok(self.shared.flush_all()?),
+        }
     }
 
     /// Does once what the flusher does again and again; `force` says that the flush interval is over.
@@ -563,6 +611,13 @@ impl Store {
     /// The present options.
     pub fn tuning(&self) -> Tuning {
         self.shared.tuning()
+    }
+
+    /// The most that a commit can survive on the media that the store is on. With the undo policy that is what
+    /// the memory survives, and more is refused; with the redo policy a power cut, but on a file system in
+    /// memory, where forces succeed and mean nothing.
+    pub fn reach(&self) -> Class {
+        self.shared.reach
     }
 
     /// The directory.

@@ -20,6 +20,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
+use caliburn_os::persist::Survives;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::{ordinal, span};
@@ -47,6 +48,26 @@ pub enum Class {
     Os,
     /// The power may fail: the commit waits until the log is forced, together with whoever else waits.
     Power,
+}
+
+impl From<Survives> for Class {
+    fn from(survives: Survives) -> Class {
+        match survives {
+            Survives::Process => Class::Process,
+            Survives::Os => Class::Os,
+            Survives::Power => Class::Power,
+        }
+    }
+}
+
+impl From<Class> for Survives {
+    fn from(class: Class) -> Survives {
+        match class {
+            Class::Process => Survives::Process,
+            Class::Os => Survives::Os,
+            Class::Power => Survives::Power,
+        }
+    }
 }
 
 /// The identity of a transaction within one opening of a store.
@@ -343,6 +364,10 @@ impl<'t> Transaction<'t> {
     pub fn commit_async(self) -> Result<Ticket<'t>, CommitError> {
         let store = self.store;
         store.reaches(Class::Power)?;
+        if store.undo.is_some() {
+            self.commit(Class::Power)?;
+            return Ok(Ticket { store, stamp: None });
+        }
         let stamp = self.stage()?;
         if stamp.is_some() {
             store.want_force();

@@ -11,14 +11,15 @@
 //! ```
 //!
 //! No log, no stage, no truncation, no background threads. On files the memory is the page cache: it survives
-//! the process. A store that was in use when its memory was lost is refused at opening.
+//! the process. A store that was in use when its memory was lost is refused at opening. On persistent memory the
+//! same steps write cache lines back, in the order that `caliburn_log::undo` gives, and every commit survives what
+//! the memory does.
 
 use crate::catalog::Catalog;
 use crate::error::{CommitError, OpenError, RangeError};
 use crate::mapping::View;
 use crate::options::Options;
 use crate::patches::Patches;
-use crate::prepared::PreparedTable;
 use crate::recovery::{self, UNDO};
 use crate::region::RegionState;
 use crate::segment::SegmentState;
@@ -27,9 +28,11 @@ use crate::store::{Parts, Shared};
 use crate::transaction::{Class, OldValue};
 use caliburn_log::Lsn;
 use caliburn_log::record::push_range;
-use caliburn_log::undo::{self, Found, UndoError, UndoLogs};
+use caliburn_log::uncommitted::{self, Found, UndoError};
+use caliburn_log::undo::UndoLogs;
 use caliburn_os::host::Lock;
 use caliburn_os::medium::{Media, Medium};
+use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
 use std::collections::BTreeMap;
@@ -42,7 +45,7 @@ pub(crate) fn create(media: &dyn Media, dir: &Path, catalog: &Catalog) -> Result
     let _ = media.remove(&path);
     let medium = media.create(&path).map_err(OpenError::io("create undo logs", &path))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    Ok(undo::create(&*medium, catalog.store, boot)?)
+    Ok(uncommitted::create(&*medium, catalog.store, boot)?)
 }
 
 /// Opens a store with the undo policy; its catalog was read.
@@ -66,17 +69,14 @@ pub(crate) fn open(
         check_ranges(log, &segments, &*medium)?;
     }
     let store = catalog.store;
-    let mut parts = Parts {
-        catalog,
-        segments,
-        live: None,
-        undo: None,
-        pending: None,
-        prepared: PreparedTable::new(),
-        damage,
-        lock,
-        limits: media.limits(),
-    };
+    let mut parts = Parts { damage, ..Parts::new(catalog, segments, lock, media.limits()) };
+    let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
+    let assumed = options.memory_survives.map(|class| Memory::assumed(class.into()));
+    let known = all.iter().map(|m| (m.path().to_owned(), assumed.unwrap_or_else(|| m.memory())));
+    let known: Vec<_> = known.collect();
+    parts.reach(dir, options.require, known.iter().map(|(path, m)| (path.clone(), m.survives.into())))?;
+    let memory =
+        known.into_iter().map(|(_, memory)| memory).reduce(Memory::and).expect("the undo logs' is there");
     let Some(found) = found else { return Ok(parts) };
     if !write {
         parts.pending = Some(old_values(&found));
@@ -92,16 +92,21 @@ pub(crate) fn open(
             segment.write_part(range.offset, range.bytes)?;
         }
     }
+    if found.sealed() && !planted("undo-restored-unforced") {
+        for segment in &parts.segments {
+            segment.sync()?;
+        }
+    }
     // 2 the logs are empty, and only then; a second try begins with 1
     found.empty(&*medium)?;
     // 3 durably in use
-    parts.undo = Some(UndoLogs::open(medium, store, boot, &found)?);
+    parts.undo = Some(UndoLogs::open(medium, store, boot, memory, &found)?);
     Ok(parts)
 }
 
 /// Refuses ranges that lie in no segment.
 pub(crate) fn check_ranges(
-    log: &undo::Uncommitted,
+    log: &uncommitted::Uncommitted,
     segments: &[Arc<SegmentState>],
     medium: &dyn Medium,
 ) -> Result<(), OpenError> {
@@ -243,7 +248,9 @@ impl Shared {
         if undo.suspect && !planted("undo-not-rewritten") {
             segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.fail(e))?;
         }
-        if !planted("undo-closed-unforced")
+        // What is in persistent memory was written back by commits, and recovery forced what it wrote.
+        if undo.memory().survives == Survives::Process
+            && !planted("undo-closed-unforced")
             && let Err(error) = segments.iter().try_for_each(|segment| segment.sync())
         {
             let failure = self.fail(error);

@@ -213,6 +213,10 @@ pub struct UndoStatus {
     pub chunk_bytes: U32,
     /// 1 after an orderly close: nothing is uncommitted, and every segment is forced.
     pub clean: U32,
+    /// 1: the memory is persistent and ranges are sealed.
+    pub sealed: U32,
+    /// Zero.
+    pub reserved: [u8; 4],
 }
 
 /// Offset of the number of chunks, a native word: the file may be longer, not shorter.
@@ -227,7 +231,16 @@ pub const UNDO_DATA: u64 = 64 << 10;
 ///   transaction that it is of.
 /// * 16, of a further chunk: its ordinal in that log, from 1, and how many bytes of ranges are valid, 32 bits
 ///   each.
+///
+/// Sealed ranges are counted by nobody: the lower 32 bits of the first and the third word are 0, and behind each
+/// range stands its seal.
 pub const UNDO_HEAD: usize = 64;
+/// Offsets of these words.
+pub const UNDO_FIRST: usize = 0;
+/// See [`UNDO_HEAD`].
+pub const UNDO_OWNER: usize = 8;
+/// See [`UNDO_HEAD`].
+pub const UNDO_FURTHER: usize = 16;
 
 /// Head of the stage. Lives in memory that survives the process, not a reboot; chunks follow at
 /// [`BLOCK`]. Integers that change while the store is open are native atomics beyond this structure.
@@ -277,7 +290,7 @@ const _: () = {
     assert!(size_of::<SumsHeader>() == 40);
     assert!(size_of::<CatalogHeader>() == 56);
     assert!(size_of::<CatalogEntry>() == 24);
-    assert!(size_of::<UndoStatus>() == 64 && UNDO_DATA >= 2 * BLOCK as u64);
+    assert!(size_of::<UndoStatus>() == 72 && UNDO_DATA >= 2 * BLOCK as u64);
     assert!(size_of::<StageHeader>() == 64 && STAGE_CURRENT >= 64);
     assert!(size_of::<StagedHeader>() == 16);
 };

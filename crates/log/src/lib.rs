@@ -10,6 +10,8 @@
 //! | [`leftovers`] | what a killed process left in its stage |
 //! | [`twin`] | a small structure that changes durably |
 //! | [`undo`] | old values of uncommitted transactions in memory that survives |
+//! | [`uncommitted`] | undo logs as an opening finds them |
+//! | [`sealed`] | their ranges in persistent memory |
 //! | [`stage`] | records of committed transactions in memory that survives the process |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
 //! | [`pagemap`] | a sparse array indexed by segment and page |
@@ -21,8 +23,10 @@ pub mod log;
 pub mod merge;
 pub mod pagemap;
 pub mod record;
+pub mod sealed;
 pub mod stage;
 pub mod twin;
+pub mod uncommitted;
 pub mod undo;
 
 pub use format::{Lsn, SegmentId};

@@ -206,7 +206,7 @@ impl Stage {
         let map = Reservation::new(total, None).map_err(fail("reserve memory for the stage"))?;
         // SAFETY: the reservation is new, nobody refers into it; the file was just made long enough and
         // belongs to this store, whose lock this process holds.
-        unsafe { map.map_shared(0, total, medium.descriptor(), 0) }.map_err(fail("map the stage"))?;
+        unsafe { map.map_shared(0, total, medium.descriptor(), 0, false) }.map_err(fail("map the stage"))?;
         simulated::mapped(medium.descriptor(), map.base().as_ptr(), total, 0);
         let stage = Stage {
             map,

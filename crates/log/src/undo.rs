@@ -12,31 +12,39 @@
 //! A log that outgrows its first chunk takes further ones, which name it and its transaction: the commit's one
 //! store disowns them too. They go back to the pool afterwards.
 //!
+//! In persistent memory a range is sealed instead of counted, and lines of the cache are written back:
+//!
+//! ```text
+//!  before a store:  copy the old bytes and their seal - write back, fence
+//!  commit:          write back what was declared, fence - one store, write back, fence
+//! ```
+//!
 //! Invariant: a range is published whole before any byte that it covers is changed, and the changes of a
 //! transaction are all stored before its commit is.
 //! Invariant: recovery is done again from the beginning if it is cut short: a log is emptied after its old
 //! values are back.
 
 use crate::format::{
-    self, Defect, RangeHeader, SegmentId, UNDO_COUNT, UNDO_DATA, UNDO_HEAD, UNDO_MAGIC, UndoStatus,
-    range_bytes,
+    self, RangeHeader, SegmentId, UNDO_COUNT, UNDO_DATA, UNDO_FIRST, UNDO_FURTHER, UNDO_HEAD, UNDO_MAGIC,
+    UNDO_OWNER, UndoStatus, range_bytes,
 };
 use crate::log::{Forcing, MediaError};
-use crate::record::{Range, Ranges, well_formed};
+use crate::record::Ranges;
+use crate::sealed::{SEAL, Seal};
 use crate::twin;
+use crate::uncommitted::{CLEAN, DAMAGED, Found};
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
+use caliburn_os::persist::{Flush, Memory, Survives};
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering, compiler_fence};
-use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Bytes of a chunk; few where crashes are simulated, so that logs outgrow them.
 pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 10 };
@@ -44,201 +52,6 @@ pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 1
 const STEP: usize = 4;
 /// Address space for the logs of a store, as much as can be had.
 const RESERVED: [usize; 3] = [64 << 30, 1 << 30, 64 << 20];
-/// Values of [`UndoStatus::clean`].
-const CLEAN: u32 = 1;
-const DAMAGED: u32 = 2;
-/// Offsets of a chunk's words, see [`UNDO_HEAD`].
-const FIRST: usize = 0;
-const OWNER: usize = 8;
-const FURTHER: usize = 16;
-
-/// Why undo logs cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum UndoError {
-    /// The medium failed.
-    #[error(transparent)]
-    Media(#[from] MediaError),
-    /// The file is not what it must be.
-    #[error("undo logs {}, offset {offset}: {defect}", path.display())]
-    Bad {
-        /// The file.
-        path: PathBuf,
-        /// Where.
-        offset: u64,
-        /// What is wrong.
-        defect: Defect,
-    },
-}
-
-/// The log of one transaction that was not committed.
-#[derive(Debug)]
-pub struct Uncommitted {
-    /// Where its first chunk is in the file.
-    offset: u64,
-    /// The ranges of each of its chunks, oldest first.
-    chunks: Vec<Vec<u8>>,
-}
-
-impl Uncommitted {
-    /// Where in the file it begins.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Its old values, newest first: the order in which they are to be put back.
-    pub fn ranges_back(&self) -> Vec<Range<'_>> {
-        let mut ranges: Vec<_> = self.chunks.iter().flat_map(|chunk| Ranges::of(chunk)).collect();
-        if !planted("undo-restored-forwards") {
-            ranges.reverse();
-        }
-        ranges
-    }
-}
-
-/// What the undo logs of a store held when it was opened.
-#[derive(Debug)]
-pub struct Found {
-    status: UndoStatus,
-    /// Logs of transactions that were not committed.
-    pub uncommitted: Vec<Uncommitted>,
-}
-
-fn bad(medium: &dyn Medium, offset: u64, text: &str) -> UndoError {
-    UndoError::Bad { path: medium.path().to_owned(), offset, defect: Defect::Value(text.into()) }
-}
-
-/// Makes the file of a new store, durably.
-pub fn create(medium: &dyn Medium, store: Id, boot: Id) -> Result<(), MediaError> {
-    medium.set_len(UNDO_DATA).map_err(|e| MediaError::new("allocate undo logs", medium, UNDO_DATA, e))?;
-    let mut status = UndoStatus {
-        boot,
-        chunk_bytes: (CHUNK_BYTES as u32).into(),
-        clean: 1.into(),
-        ..UndoStatus::new_zeroed()
-    };
-    for generation in 0..2u64 {
-        status.generation = generation.into();
-        twin::put(medium, status.as_bytes(), UNDO_MAGIC, store)?;
-    }
-    medium.sync().map_err(|e| MediaError::new("force undo logs", medium, 0, e))
-}
-
-/// Reads the status of undo logs.
-pub fn read_status(medium: &dyn Medium, store: &Id) -> Result<UndoStatus, UndoError> {
-    let page = twin::read(medium, UNDO_MAGIC, "file of undo logs", Some(store))?;
-    let page = page.map_err(|defect| UndoError::Bad { path: medium.path().to_owned(), offset: 0, defect })?;
-    Ok(UndoStatus::read_from_prefix(&page).expect("a page holds a status").0)
-}
-
-impl Found {
-    /// Reads the undo logs of a store; what is uncommitted, if the memory is that of this boot or outlived others.
-    /// A store that was in use when its memory was lost is refused: its segments may hold anything.
-    pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Found, UndoError> {
-        let mut found = Found { status: read_status(medium, store)?, uncommitted: Vec::new() };
-        let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
-        if len < UNDO_DATA {
-            return Err(bad(medium, len, "the file ends before its first chunk: it was cut off"));
-        }
-        match found.status.clean.get() {
-            CLEAN => return Ok(found),
-            DAMAGED => {
-                let text = "a segment could not be forced when the store was closed: what it holds is unknown. Go back to \
-                            a copy, or open read-only for salvage";
-                return Err(bad(medium, 0, text));
-            }
-            _ => {}
-        }
-        if found.status.boot != *boot && !planted("undo-of-another-boot") {
-            let text = "the store was in use when the system went down, and its memory did not outlive that: what its \
-                        segments hold now is neither old nor new. Go back to a copy, or open read-only for salvage";
-            return Err(bad(medium, 0, text));
-        }
-        let chunk_bytes = found.status.chunk_bytes.get() as usize;
-        if chunk_bytes <= UNDO_HEAD {
-            return Err(bad(medium, 0, "its chunks have no bytes"));
-        }
-        found.uncommitted = read_logs(medium, chunk_bytes)?;
-        Ok(found)
-    }
-
-    /// Empties the logs after their old values were put back.
-    pub fn empty(&self, medium: &dyn Medium) -> Result<(), MediaError> {
-        for log in &self.uncommitted {
-            let fail = |e| MediaError::new("empty undo log", medium, log.offset, e);
-            medium.write_at(&[0; 8], log.offset).map_err(fail)?;
-        }
-        Ok(())
-    }
-}
-
-/// A chunk of which a word says that it is in use.
-struct Used {
-    offset: u64,
-    words: [u64; 3],
-    ranges: Vec<u8>,
-}
-
-fn read_logs(medium: &dyn Medium, chunk_bytes: usize) -> Result<Vec<Uncommitted>, UndoError> {
-    let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
-    let mut made = [0; 8];
-    medium
-        .read_at(&mut made, UNDO_COUNT)
-        .map_err(|e| MediaError::new("read undo logs", medium, UNDO_COUNT, e))?;
-    let made = u64::from_ne_bytes(made);
-    // Longer it may be: whoever made more of them was killed before it could say so.
-    if (len - UNDO_DATA) / (chunk_bytes as u64) < made {
-        return Err(bad(medium, len, &format!("the file must hold {made} chunks: it was cut off")));
-    }
-    let mut chunks = BTreeMap::new();
-    for number in 0..made {
-        if let Some(used) = read_chunk(medium, UNDO_DATA + number * chunk_bytes as u64, chunk_bytes)? {
-            chunks.insert(number, used);
-        }
-    }
-    let low = |word: u64| word & u64::from(u32::MAX);
-    let mut found = Vec::new();
-    for (number, first) in chunks.iter().filter(|(_, c)| low(c.words[0]) > 0) {
-        let owner = (number + 1) << 32 | first.words[0] >> 32;
-        let mut further: Vec<&Used> = chunks.values().filter(|c| c.words[1] == owner).collect();
-        further.sort_by_key(|c| c.words[2] >> 32);
-        // One that was taken and never written to says nothing.
-        further.retain(|c| low(c.words[2]) > 0);
-        if further.iter().enumerate().any(|(i, c)| c.words[2] >> 32 != i as u64 + 1) {
-            return Err(bad(medium, first.offset, "an undo log lacks one of its chunks"));
-        }
-        let take = |chunk: &Used, len: u64| {
-            let ranges = chunk.ranges.get(..len as usize).filter(|ranges| well_formed(ranges));
-            ranges.map(<[u8]>::to_vec).ok_or_else(|| bad(medium, chunk.offset, "an undo log is malformed"))
-        };
-        let mut all = vec![take(first, low(first.words[0]))?];
-        for chunk in further {
-            all.push(take(chunk, low(chunk.words[2]))?);
-        }
-        found.push(Uncommitted { offset: first.offset, chunks: all });
-    }
-    Ok(found)
-}
-
-fn read_chunk(medium: &dyn Medium, offset: u64, chunk_bytes: usize) -> Result<Option<Used>, UndoError> {
-    let read = |offset, bytes: &mut [u8]| {
-        medium.read_at(bytes, offset).map_err(|e| MediaError::new("read undo log", medium, offset, e))
-    };
-    let mut head = [0; 24];
-    read(offset, &mut head)?;
-    let words = [FIRST, OWNER, FURTHER]
-        .map(|at| u64::from_ne_bytes(head[at..at + 8].try_into().expect("eight bytes")));
-    let valid = (words[0] as u32).max(if words[1] != 0 { words[2] as u32 } else { 0 }) as usize;
-    if valid > chunk_bytes - UNDO_HEAD {
-        return Err(bad(medium, offset, "a chunk claims more bytes than it has"));
-    }
-    if valid == 0 {
-        return Ok(None);
-    }
-    let mut ranges = vec![0; valid];
-    read(offset + UNDO_HEAD as u64, &mut ranges)?;
-    Ok(Some(Used { offset, words, ranges }))
-}
-
 /// The undo logs of an open store.
 #[derive(Debug)]
 pub struct UndoLogs {
@@ -248,13 +61,16 @@ pub struct UndoLogs {
     pool: Mutex<Pool>,
     status: Mutex<UndoStatus>,
     forcing: Forcing,
+    memory: Memory,
+    /// Of seals: that of the status page which says that the store is in use.
+    generation: u64,
     /// The store was in use by a process that died: what a force of its segments once lost would not be noticed.
     pub suspect: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pool {
-    /// Chunks that exist.
+    /// Chunks in use since the store was opened; the file may be longer.
     made: usize,
     free: Vec<u32>,
 }
@@ -272,6 +88,10 @@ pub struct UndoLog {
     turn: u32,
     first: u32,
     further: Vec<u32>,
+    /// In persistent memory: of the ranges in the present chunk.
+    seal: Seal,
+    /// There, what the transaction is to write back: addresses and lengths.
+    declared: Vec<(*const u8, usize)>,
 }
 
 impl Default for UndoLog {
@@ -280,10 +100,12 @@ impl Default for UndoLog {
             chunk: ptr::null_mut(),
             filled: CHUNK_BYTES,
             tag: 0,
-            word: FIRST,
+            word: UNDO_FIRST,
             turn: 0,
             first: 0,
             further: Vec::new(),
+            seal: Seal::default(),
+            declared: Vec::new(),
         }
     }
 }
@@ -295,42 +117,55 @@ unsafe impl Send for UndoLog {}
 impl UndoLogs {
     /// Takes the file into use: to be called when what was uncommitted is undone. Durably in use when this
     /// returns, so that no later loss of memory passes for an orderly end.
-    pub fn open(medium: Arc<dyn Medium>, store: Id, boot: Id, found: &Found) -> Result<UndoLogs, MediaError> {
-        let len = medium.len().map_err(|e| MediaError::new("measure undo logs", &*medium, 0, e))?;
-        let page = caliburn_os::page_size();
-        let made = (len - UNDO_DATA) as usize / CHUNK_BYTES;
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        store: Id,
+        boot: Id,
+        memory: Memory,
+        found: &Found,
+    ) -> Result<UndoLogs, MediaError> {
         // Address space may be limited (`ulimit -v`).
-        let mut wishes = RESERVED.iter().map(|wish| {
-            let total = (wish.max(&(made * CHUNK_BYTES)) + UNDO_DATA as usize).next_multiple_of(page);
-            Reservation::new(total, None)
-        });
+        let mut wishes = RESERVED.iter().map(|wish| Reservation::new(*wish, None));
         let map = wishes.find(Result::is_ok).unwrap_or_else(|| Err(io::ErrorKind::OutOfMemory.into()));
         let map = map.map_err(|e| MediaError::new("reserve memory for undo logs", &*medium, 0, e))?;
-        let mut status =
-            UndoStatus { boot, chunk_bytes: (CHUNK_BYTES as u32).into(), clean: 0.into(), ..found.status };
+        let sealed = memory.survives > Survives::Process;
+        let status = UndoStatus {
+            boot,
+            chunk_bytes: (CHUNK_BYTES as u32).into(),
+            clean: 0.into(),
+            sealed: u32::from(sealed).into(),
+            generation: found.status.generation + 1,
+            ..found.status
+        };
         let logs = UndoLogs {
             medium,
             store,
             map,
-            pool: Mutex::new(Pool { made, free: (0..made as u32).rev().collect() }),
+            pool: Mutex::default(),
             status: Mutex::new(found.status),
             forcing: Forcing::default(),
-            suspect: found.status.clean.get() == 0,
+            memory,
+            generation: status.generation.get(),
+            suspect: found.status.clean.get() == 0 && !found.sealed(),
         };
-        for number in 0..made {
-            let at = UNDO_DATA + (number * CHUNK_BYTES) as u64;
-            let fail = |e| MediaError::new("clear undo log", &*logs.medium, at, e);
-            // None that was left disowned may be claimed by a transaction of the same number.
-            logs.medium.write_at(&[0; 24], at).map_err(fail)?;
-        }
-        logs.map_chunks(0, made)?;
-        logs.count(made)?;
+        // What the chunks held is back where it belongs, durably so if they outlive this boot.
+        logs.count(0)?;
         // The page that counts may not be durable, if a force of it failed (see `Log::open`).
         twin::put(&*logs.medium, found.status.as_bytes(), UNDO_MAGIC, store)?;
         logs.sync()?;
-        status.generation += 1;
         logs.put(status)?;
         Ok(logs)
+    }
+
+    /// What the logs are in.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// How stores reach persistent memory, if the logs are in such.
+    #[inline(always)]
+    fn persistent(&self) -> Option<Flush> {
+        (self.memory.survives > Survives::Process).then_some(self.memory.flush)
     }
 
     fn put(&self, status: UndoStatus) -> Result<(), MediaError> {
@@ -372,7 +207,8 @@ impl UndoLogs {
         let fail = |e| MediaError::new("map undo logs", &*self.medium, at as u64, e);
         // SAFETY: this part of the reservation was never mapped; the file is as long, and belongs to this
         // store, whose lock this process holds.
-        unsafe { self.map.map_shared(at, len, self.medium.descriptor(), at as u64) }.map_err(fail)?;
+        unsafe { self.map.map_shared(at, len, self.medium.descriptor(), at as u64, self.memory.sync) }
+            .map_err(fail)?;
         simulated::mapped(self.medium.descriptor(), self.chunk(from as u32), len, at as u64);
         Ok(())
     }
@@ -395,9 +231,22 @@ impl UndoLogs {
                 return Err(fail(io::ErrorKind::StorageFull.into()));
             }
             self.medium.set_len(end).map_err(fail)?;
+            for number in pool.made..made {
+                self.medium.write_at(&[0; 24], UNDO_DATA + (number * CHUNK_BYTES) as u64).map_err(fail)?;
+            }
+            // After a growth that failed the file may look longer than it durably is.
+            self.medium.write_at(&[0; 8], end - 8).map_err(fail)?;
             self.map_chunks(pool.made, made)?;
+            // In persistent memory the chunks outlive a power cut, and must be there before they are counted.
+            let persistent = self.persistent().is_some();
+            if persistent && !planted("undo-growth-not-forced") {
+                self.sync()?;
+            }
             if !planted("undo-count-forgotten") {
                 self.count(made)?;
+            }
+            if persistent && !planted("undo-count-not-forced") {
+                self.sync()?;
             }
             let fresh = pool.made as u32..made as u32;
             pool.free.extend(fresh.rev());
@@ -412,14 +261,19 @@ impl UndoLogs {
         self.medium.write_at(&(made as u64).to_ne_bytes(), UNDO_COUNT).map_err(fail)
     }
 
+    /// Of what the log is about to write.
+    fn seal(&self, log: &UndoLog) -> Seal {
+        Seal::new(self.generation, log.first, log.further.len() as u32, log.turn)
+    }
+
     fn give_back(&self, log: &mut UndoLog) {
         for number in &log.further {
             // The transaction's number comes again after 2^32 others.
             // SAFETY: the chunk is ours until it is in the pool.
-            unsafe { set(self.chunk(*number), OWNER, 0) };
+            unsafe { set(self.chunk(*number), UNDO_OWNER, 0) };
         }
         self.pool.lock().expect("no panic under this lock").free.append(&mut log.further);
-        (log.chunk, log.word) = (self.chunk(log.first), FIRST);
+        (log.chunk, log.word) = (self.chunk(log.first), UNDO_FIRST);
     }
 }
 
@@ -451,7 +305,7 @@ impl UndoLog {
         source: *const u8,
         len: usize,
     ) -> Result<(), MediaError> {
-        if UNDO_HEAD + self.filled + range_bytes(len) <= CHUNK_BYTES {
+        if UNDO_HEAD + self.filled + range_bytes(len) <= CHUNK_BYTES && logs.persistent().is_none() {
             // SAFETY: the range fits the chunk; the source is the caller's word.
             unsafe { self.put(segment, offset, source, len) };
             return Ok(());
@@ -459,9 +313,18 @@ impl UndoLog {
         let (chunks, filled) = (self.further.len(), self.filled);
         // SAFETY: passed on from the caller.
         let saved = unsafe { self.save_long(logs, segment, offset, source, len) };
-        if saved.is_err() {
-            // Nothing was saved: what another transaction may do with these bytes is not to be undone.
-            self.shrink(logs, chunks, filled);
+        match logs.persistent() {
+            _ if saved.is_err() => {
+                // Nothing was saved: what another transaction may do with these bytes is not to be undone.
+                self.shrink(logs, chunks, filled);
+            }
+            Some(flush) => {
+                self.declared.push((source, len));
+                if !planted("undo-saved-unfenced") {
+                    flush.fence();
+                }
+            }
+            None => {}
         }
         saved
     }
@@ -476,17 +339,29 @@ impl UndoLog {
         // The newest first: recovery wants the chunks before it whole.
         for number in surplus.iter().rev() {
             // SAFETY: the chunk is ours until it is in the pool.
-            unsafe { set(logs.chunk(*number), OWNER, 0) };
+            unsafe { set(logs.chunk(*number), UNDO_OWNER, 0) };
         }
         logs.pool.lock().expect("no panic under this lock").free.append(&mut surplus);
         (self.chunk, self.word, self.tag) = match self.further.last() {
-            Some(last) => (logs.chunk(*last), FURTHER, (self.further.len() as u64) << 32),
-            None => (logs.chunk(self.first), FIRST, u64::from(self.turn) << 32),
+            Some(last) => (logs.chunk(*last), UNDO_FURTHER, (self.further.len() as u64) << 32),
+            None => (logs.chunk(self.first), UNDO_FIRST, u64::from(self.turn) << 32),
         };
         // A log without a first chunk counted as full.
         self.filled = if filled > CHUNK_BYTES - UNDO_HEAD { 0 } else { filled };
-        // SAFETY: the chunk is ours.
-        unsafe { set(self.chunk, self.word, self.tag | self.filled as u64) };
+        match logs.persistent() {
+            Some(flush) => {
+                self.seal = logs.seal(self);
+                if UNDO_HEAD + self.filled + size_of::<RangeHeader>() <= CHUNK_BYTES {
+                    // SAFETY: the place for a header is in the chunk, which is ours; a log ends at one of no bytes.
+                    unsafe { set(self.chunk, UNDO_HEAD + self.filled, 0) };
+                    // SAFETY: the same bytes.
+                    unsafe { flush.lines(self.chunk.add(UNDO_HEAD + self.filled), 8) };
+                }
+                flush.fence();
+            }
+            // SAFETY: the chunk is ours.
+            None => unsafe { set(self.chunk, self.word, self.tag | self.filled as u64) },
+        }
     }
 
     /// # Safety
@@ -515,6 +390,37 @@ impl UndoLog {
         }
     }
 
+    /// [`UndoLog::put`] in persistent memory: the range is valid when a fence came after.
+    ///
+    /// # Safety
+    /// The range and its seal must fit the chunk.
+    unsafe fn put_sealed(
+        &mut self,
+        flush: Flush,
+        segment: SegmentId,
+        offset: u64,
+        source: *const u8,
+        len: usize,
+    ) {
+        let total = range_bytes(len);
+        let header =
+            RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
+        // SAFETY: `total` bytes and a seal behind what is filled belong to this log, and nobody else reads or stores
+        // there; the source is the caller's word.
+        unsafe {
+            let at = self.chunk.add(UNDO_HEAD + self.filled);
+            at.cast::<RangeHeader>().write_unaligned(header);
+            at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
+            span::copy(source, at.add(size_of::<RangeHeader>()), len);
+            simulated::stored(at, total);
+            let seal = self.seal.of(std::slice::from_raw_parts(at, total));
+            at.add(total).cast::<u64>().write_unaligned(seal);
+            simulated::stored(at.add(total), SEAL);
+            flush.lines(at, total + SEAL);
+        }
+        self.filled += total + SEAL;
+    }
+
     #[cold]
     #[inline(never)]
     unsafe fn save_long(
@@ -525,8 +431,10 @@ impl UndoLog {
         mut source: *const u8,
         mut len: usize,
     ) -> Result<(), MediaError> {
+        let persistent = logs.persistent();
+        let frame = size_of::<RangeHeader>() + if persistent.is_some() { SEAL } else { 0 };
         while len > 0 {
-            let room = (CHUNK_BYTES - UNDO_HEAD).saturating_sub(self.filled + size_of::<RangeHeader>());
+            let room = (CHUNK_BYTES - UNDO_HEAD).saturating_sub(self.filled + frame);
             let part = len.min(room / format::ALIGN * format::ALIGN);
             if self.chunk.is_null() || part == 0 {
                 self.extend(logs)?;
@@ -534,7 +442,10 @@ impl UndoLog {
             }
             // SAFETY: the part fits the chunk and is readable.
             unsafe {
-                self.put(segment, offset, source, part);
+                match persistent {
+                    Some(flush) => self.put_sealed(flush, segment, offset, source, part),
+                    None => self.put(segment, offset, source, part),
+                }
                 source = source.add(part);
             }
             (offset, len) = (offset + part as u64, len - part);
@@ -546,22 +457,30 @@ impl UndoLog {
     fn extend(&mut self, logs: &UndoLogs) -> Result<(), MediaError> {
         let number = logs.take()?;
         let chunk = logs.chunk(number);
+        let persistent = logs.persistent().filter(|_| !planted("undo-chunk-unfenced"));
+        // A chunk says nothing before all that came before it is there.
+        persistent.inspect(|flush| flush.fence());
         if self.chunk.is_null() {
             self.first = number;
+            // SAFETY: the chunk is ours; what it says of an earlier transaction is over.
+            unsafe { set(chunk, UNDO_FIRST, u64::from(self.turn) << 32) };
         } else {
             self.further.push(number);
-            self.word = FURTHER;
+            self.word = UNDO_FURTHER;
             self.tag = (self.further.len() as u64) << 32;
             let owner = u64::from(self.first + 1) << 32 | u64::from(self.turn);
             // SAFETY: the chunk is ours. First it says that it holds nothing, then whose it is.
             unsafe {
                 if !planted("undo-chunk-not-emptied") {
-                    set(chunk, FURTHER, self.tag);
+                    set(chunk, UNDO_FURTHER, self.tag);
                 }
-                set(chunk, OWNER, owner);
+                set(chunk, UNDO_OWNER, owner);
             }
         }
+        // SAFETY: the head is the chunk's.
+        persistent.inspect(|flush| unsafe { flush.lines(chunk, UNDO_HEAD) });
         (self.chunk, self.filled) = (chunk, 0);
+        self.seal = logs.seal(self);
         Ok(())
     }
 
@@ -577,16 +496,51 @@ impl UndoLog {
         if self.is_empty() {
             return;
         }
-        let long = !self.further.is_empty();
+        if let Some(flush) = logs.persistent() {
+            return self.commit_persistent(logs, flush);
+        }
+        self.end(logs);
+        if !self.further.is_empty() {
+            logs.give_back(self);
+        }
+    }
+
+    /// The one store that commits.
+    #[inline(always)]
+    fn end(&mut self, logs: &UndoLogs) -> *mut u8 {
         self.turn = self.turn.wrapping_add(1);
-        let first = if long { logs.chunk(self.first) } else { self.chunk };
+        let first = if self.further.is_empty() { self.chunk } else { logs.chunk(self.first) };
         self.tag = u64::from(self.turn) << 32;
         self.filled = 0;
         // SAFETY: the first chunk is ours.
-        unsafe { set(first, FIRST, self.tag) };
-        if long {
+        unsafe { set(first, UNDO_FIRST, self.tag) };
+        first
+    }
+
+    /// Commits when what was declared is in memory, and returns when the commit is.
+    #[cold]
+    #[inline(never)]
+    fn commit_persistent(&mut self, logs: &UndoLogs, flush: Flush) {
+        if !planted("undo-values-not-flushed") {
+            for (start, len) in self.declared.drain(..) {
+                // SAFETY: it was declared: the region stays mapped until the transaction ends.
+                unsafe { flush.lines(start, len) };
+            }
+        }
+        self.declared.shrink_to(1 << 16);
+        if !planted("undo-values-unfenced") {
+            flush.fence();
+        }
+        let first = self.end(logs);
+        // SAFETY: the first chunk is ours.
+        unsafe { flush.lines(first, UNDO_HEAD) };
+        if !planted("undo-commit-unfenced") {
+            flush.fence();
+        }
+        if !self.further.is_empty() {
             logs.give_back(self);
         }
+        self.seal = logs.seal(self);
     }
 
     /// The old values, newest first, from where they stand: segment, offset, and the bytes.
@@ -597,13 +551,17 @@ impl UndoLog {
         let chunks: Vec<u32> = std::iter::once(self.first).chain(self.further.iter().copied()).collect();
         for (i, number) in chunks.iter().enumerate().rev() {
             let chunk = logs.chunk(*number);
-            let word = if i == 0 { FIRST } else { FURTHER };
-            // SAFETY: the chunk is ours, and what is published in it was written.
-            let bytes = unsafe {
-                let filled = (*chunk.add(word).cast::<AtomicU64>()).load(Ordering::Relaxed) as u32;
-                std::slice::from_raw_parts(chunk.add(UNDO_HEAD), filled as usize)
+            // SAFETY: the chunk is ours.
+            let bytes = |len| unsafe { std::slice::from_raw_parts(chunk.add(UNDO_HEAD), len) };
+            let ranges: Vec<_> = if logs.persistent().is_some() {
+                let seal = Seal::new(logs.generation, self.first, i as u32, self.turn);
+                seal.ranges(bytes(CHUNK_BYTES - UNDO_HEAD)).collect()
+            } else {
+                let word = if i == 0 { UNDO_FIRST } else { UNDO_FURTHER };
+                // SAFETY: the words are the chunk's.
+                let filled = unsafe { &*chunk.add(word).cast::<AtomicU64>() }.load(Ordering::Relaxed) as u32;
+                Ranges::of(bytes(filled as usize)).collect()
             };
-            let ranges: Vec<_> = Ranges::of(bytes).collect();
             ranges.iter().rev().for_each(|range| visit(range.segment, range.offset, range.bytes));
         }
     }

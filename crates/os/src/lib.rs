@@ -8,6 +8,7 @@
 //! | [`guard`] | write protection, and the message when it is met |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
 //! | [`clock`] | stamps that order commits, without a shared cache line where the machine allows |
+//! | [`persist`] | what memory survives, and how stores reach it |
 //! | [`barrier`] | the asymmetric barrier: hot side free, cold side one system call |
 //! | [`memory`] | how much memory this process may use, and whether it is short |
 //! | [`host`] | boot identity, random identifiers, locks with a named holder |
@@ -25,6 +26,7 @@ pub mod map;
 pub mod medium;
 pub mod memory;
 pub mod ordinal;
+pub mod persist;
 pub mod simulated;
 pub mod span;
 pub mod sync;

@@ -80,7 +80,11 @@ impl Reservation {
         unsafe { self.map(at, len, fd, offset, MapFlags::PRIVATE | MapFlags::NORESERVE, write) }
     }
 
-    /// Maps a file shared: stores go to the page cache and survive this process.
+    /// Maps a file shared: stores go to the page cache and survive this process; or, with `sync`, to
+    /// persistent memory itself, whose place in the file is durable before the first store.
+    ///
+    /// # Errors
+    /// `Unsupported` where `sync` cannot be had.
     ///
     /// # Safety
     /// As for [`Reservation::map_private`].
@@ -90,9 +94,17 @@ impl Reservation {
         len: usize,
         fd: BorrowedFd<'_>,
         offset: u64,
+        sync: bool,
     ) -> io::Result<()> {
+        let kind = if sync { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
         // SAFETY: passed on from the caller.
-        unsafe { self.map(at, len, fd, offset, MapFlags::SHARED, true) }
+        unsafe { self.map(at, len, fd, offset, kind, true) }.map_err(|error| {
+            if sync && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
+                let text = "the file system or its device refuses MAP_SYNC: mount it with -o dax on persistent memory";
+                return io::Error::new(io::ErrorKind::Unsupported, text);
+            }
+            error
+        })
     }
 
     unsafe fn map(

@@ -11,6 +11,7 @@
 
 use crate::host::{self, Id, Lock, LockError};
 use crate::memory::Limits;
+pub use crate::persist::{Memory, Survives};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -39,6 +40,14 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// A descriptor to map. Its page cache must show what `write_at` wrote.
     fn descriptor(&self) -> BorrowedFd<'_>;
+    /// What is mapped by it, shared.
+    fn memory(&self) -> Memory {
+        Memory::CACHE
+    }
+    /// Whether its content goes when the system does, forced or not: a file system in memory.
+    fn volatile(&self) -> bool {
+        false
+    }
     /// The name that errors carry.
     fn path(&self) -> &Path;
 }
@@ -200,6 +209,16 @@ unsafe impl Medium for FileMedium {
 
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::of(&self.file)
+    }
+
+    fn volatile(&self) -> bool {
+        /// `f_type` of tmpfs, ramfs and hugetlbfs.
+        const IN_MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58F6, 0x9584_58F6];
+        rustix::fs::fstatfs(&self.file).is_ok_and(|about| IN_MEMORY.contains(&about.f_type))
     }
 
     fn path(&self) -> &Path {

@@ -7,6 +7,14 @@ mod seam {
     #[inline(always)]
     pub fn stored(_at: *const u8, _len: usize) {}
 
+    /// The lines of these bytes are being written back to memory.
+    #[inline(always)]
+    pub fn flushed(_at: *const u8, _len: usize) {}
+
+    /// What was being written back is in memory.
+    #[inline(always)]
+    pub fn fenced() {}
+
     /// A medium was mapped shared, from an offset.
     #[inline(always)]
     pub fn mapped(_descriptor: std::os::fd::BorrowedFd<'_>, _base: *const u8, _len: usize, _offset: u64) {}
@@ -37,6 +45,10 @@ mod seam {
         fn mapped(&self, descriptor: RawFd, base: usize, len: usize, offset: u64);
         /// Bytes were stored.
         fn stored(&self, at: usize, len: usize);
+        /// Lines are being written back.
+        fn flushed(&self, at: usize, len: usize);
+        /// They are in memory.
+        fn fenced(&self);
         /// The time: greater at each call.
         fn clock(&self) -> u64;
     }
@@ -59,6 +71,18 @@ mod seam {
     /// `len` bytes at `at`, in memory that survives the process, have just been stored.
     pub fn stored(at: *const u8, len: usize) {
         tell(|watcher| watcher.stored(at.addr(), len));
+    }
+
+    /// The lines of these bytes are being written back to memory.
+    pub fn flushed(at: *const u8, len: usize) {
+        if !planted("lines-not-flushed") {
+            tell(|watcher| watcher.flushed(at.addr(), len));
+        }
+    }
+
+    /// What was being written back is in memory.
+    pub fn fenced() {
+        tell(|watcher| watcher.fenced());
     }
 
     /// A medium was mapped shared, from an offset.

@@ -1,0 +1,218 @@
+//! The undo policy in persistent memory, as far as it shows without such memory: commits write cache lines back, and
+//! the undo logs outlive the boot. That the order is right is shown on simulated and virtual machines.
+
+mod support;
+
+use caliburn::medium::{Files, Media, Medium, Memory};
+use caliburn::{Class, CommitError, MapError, Mode, OpenError, Options, Policy, Region, SegmentError, Store};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use support::{clean, copy_store};
+
+/// Files that are mapped from the memory given, in a boot of their own.
+#[derive(Debug)]
+struct Machine {
+    boot: u8,
+    memory: Memory,
+    /// What is in a directory of this name is in the page cache.
+    cache: &'static str,
+}
+
+#[derive(Debug)]
+struct Mapped(Arc<dyn Medium>, Memory);
+
+// SAFETY: the descriptor and the length are those of the file behind it.
+unsafe impl Medium for Mapped {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_at(buffer, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor()
+    }
+    fn memory(&self) -> Memory {
+        self.1
+    }
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Machine {
+    fn map(&self, medium: Arc<dyn Medium>) -> Arc<dyn Medium> {
+        let cached = medium.path().components().any(|c| c.as_os_str() == self.cache);
+        Arc::new(Mapped(medium, if cached { Memory::CACHE } else { self.memory }))
+    }
+}
+
+impl Media for Machine {
+    fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
+        Ok(self.map(Files.open(path, write)?))
+    }
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        Ok(self.map(Files.create(path)?))
+    }
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        Files.replace(path, content)
+    }
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        Files.sync_directory(path)
+    }
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        Ok([self.boot; 16])
+    }
+}
+
+const PERSISTENT: Class = Class::Power;
+
+fn options() -> Options {
+    let mut options = support::options();
+    options.policy(Policy::Undo);
+    options
+}
+
+fn machine(boot: u8, class: Class) -> Options {
+    let memory = Memory::assumed(class.into());
+    let mut options = options();
+    options.media(Arc::new(Machine { boot, memory, cache: "cache" }));
+    options
+}
+
+fn region(store: &Store) -> Region {
+    store.segment_or_create("data", 4 << 20).unwrap().map_all().unwrap()
+}
+
+#[test]
+fn commits_survive_what_the_memory_does_and_the_rest_is_undone_in_another_boot() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = machine(1, PERSISTENT).require(PERSISTENT).open(&path).unwrap();
+    assert_eq!(store.reach(), PERSISTENT);
+    let region1 = region(&store);
+    for (i, class) in [Class::Process, Class::Os, Class::Power].into_iter().enumerate() {
+        support::put(&store, &region1, i * 8, i as u64 + 1, class);
+    }
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region1, 24, &4u64).unwrap();
+    assert!(tx.commit_async().unwrap().is_durable());
+    store.flush().unwrap();
+    // Aborted, and far longer than a chunk of a log.
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&region1, 16, &vec![7; 1 << 20]).unwrap();
+    tx.store(&region1, 0, &9u64).unwrap();
+    tx.abort();
+    assert_eq!((region1.load::<u64>(16), region1.load::<u64>(1 << 20)), (3, 0));
+    let mut open = store.begin(Mode::Restore).unwrap();
+    open.store(&region1, 8, &99u64).unwrap();
+    open.write(&region1, 4000, &vec![5; 1 << 20]).unwrap();
+    open.store(&region1, 12, &98u32).unwrap();
+
+    for (name, mut next) in [("as it was", machine(2, PERSISTENT)), ("without such memory", options())] {
+        let copy = dir.path().join(name);
+        copy_store(&path, &copy);
+        clean(&copy);
+        let shown = next.create(false).read_only(true).open(&copy).unwrap();
+        assert_eq!(shown.segment("data").unwrap().map_all().unwrap().load::<u64>(8), 2);
+        drop(shown);
+        let recovered = next.read_only(false).open(&copy).unwrap();
+        assert_eq!(recovered.reach(), if name == "as it was" { PERSISTENT } else { Class::Process });
+        let there = region(&recovered);
+        let mut bytes = vec![1; 4 << 20];
+        there.read(0, &mut bytes);
+        let expected: Vec<u8> = (1..=4u64).flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(bytes[..32], expected[..], "{name}");
+        assert!(bytes[32..].iter().all(|b| *b == 0), "{name}");
+        support::put(&recovered, &there, 0, 11, Class::Process);
+        drop(there);
+        recovered.close().unwrap();
+        clean(&copy);
+        let again = machine(3, PERSISTENT).open(&copy).unwrap();
+        assert_eq!(region(&again).load::<u64>(0), 11);
+    }
+    open.commit(PERSISTENT).unwrap();
+    assert_eq!(region1.load::<u32>(12), 98);
+}
+
+#[test]
+fn no_more_is_promised_than_the_memory_survives() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = machine(1, Class::Os).open(dir.path().join("warm")).unwrap();
+    let region = region(&store);
+    support::put(&store, &region, 0, 1, Class::Os);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 0, &2u64).unwrap();
+    let error = tx.commit(Class::Power).unwrap_err();
+    assert!(matches!(error, CommitError::Class { wanted: Class::Power, reach: Class::Os }), "{error}");
+    assert!(store.flush().is_err());
+    assert_eq!(region.load::<u64>(0), 1);
+
+    // What a program says of its memory is believed.
+    let assumed = options().memory_survives(Class::Power).open(dir.path().join("battery")).unwrap();
+    assert_eq!(assumed.reach(), Class::Power);
+    let region = assumed.create_segment("data", 65536).unwrap().map_all().unwrap();
+    support::put(&assumed, &region, 0, 1, Class::Power);
+}
+
+#[test]
+fn a_store_that_cannot_give_what_is_required_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let error = options().require(Class::Power).open(&path).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, OpenError::Class { wanted: Class::Power, reach: Class::Process, .. }), "{text}");
+    assert!(text.contains("/undo survives class Process") && text.contains("-o dax"), "{text}");
+    drop(options().open(&path).unwrap());
+
+    let store = machine(1, PERSISTENT).open(dir.path().join("fast")).unwrap();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let slow = dir.path().join("cache/segment");
+    let error = store.create_segment_at("slow", 65536, &slow).unwrap_err();
+    assert!(matches!(error, SegmentError::Weaker { segment: Class::Process, .. }), "{error}");
+    assert!(error.to_string().contains("cache/segment"), "{error}");
+    store.create_segment("slow", 65536).unwrap();
+    drop(store);
+    // It was moved there meanwhile.
+    let moved = dir.path().join("cache/moved");
+    std::fs::rename(dir.path().join("fast"), &moved).unwrap();
+    let error = machine(1, PERSISTENT).require(PERSISTENT).open(&moved).unwrap_err();
+    assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");
+    assert_eq!(machine(1, PERSISTENT).open(&moved).unwrap().reach(), Class::Process);
+}
+
+#[test]
+fn a_mapping_that_is_refused_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Memory { sync: true, ..Memory::assumed(Class::Power.into()) };
+    let machine = Machine { boot: 1, memory, cache: "cache" };
+    let store = options().media(Arc::new(machine)).open(dir.path().join("s")).unwrap();
+    let error = store.create_segment("data", 65536).unwrap().map_all().unwrap_err();
+    assert!(matches!(error, MapError::Io { .. }), "{error}");
+    let text = format!("{error}");
+    assert!(text.contains("MAP_SYNC") && text.contains("-o dax"), "{text}");
+}
+
+#[test]
+fn a_file_system_in_memory_has_no_power_to_survive() {
+    let Some(mount) = support::mount("64m") else { return };
+    let mut redo = support::options();
+    let store = redo.open(mount.path.join("s")).unwrap();
+    assert_eq!(store.reach(), Class::Process);
+    drop(store);
+    let error = redo.require(Class::Power).open(mount.path.join("s")).unwrap_err();
+    assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    assert_eq!(support::options().open(dir.path().join("s")).unwrap().reach(), Class::Power);
+}

@@ -1,0 +1,268 @@
+//! Undo logs as an opening finds them: what they say of transactions that were not committed.
+//!
+//! Where their memory is the page cache, the words of each chunk count what is valid in it, and they mean something
+//! in the boot that wrote them alone. In persistent memory the ranges are sealed, and outlive it.
+
+use crate::format::{
+    Defect, UNDO_COUNT, UNDO_DATA, UNDO_FIRST, UNDO_FURTHER, UNDO_HEAD, UNDO_MAGIC, UNDO_OWNER, UndoStatus,
+};
+use crate::log::MediaError;
+use crate::record::{Range, Ranges, push_range, well_formed};
+use crate::sealed::Seal;
+use crate::twin;
+use crate::undo::CHUNK_BYTES;
+use caliburn_os::host::Id;
+use caliburn_os::medium::Medium;
+use caliburn_os::simulated::planted;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Values of [`UndoStatus::clean`].
+pub(crate) const CLEAN: u32 = 1;
+pub(crate) const DAMAGED: u32 = 2;
+/// Why undo logs cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum UndoError {
+    /// The medium failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The file is not what it must be.
+    #[error("undo logs {}, offset {offset}: {defect}", path.display())]
+    Bad {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
+}
+
+/// The log of one transaction that was not committed.
+#[derive(Debug)]
+pub struct Uncommitted {
+    /// Where its first chunk is in the file.
+    offset: u64,
+    /// The ranges of each of its chunks, oldest first.
+    chunks: Vec<Vec<u8>>,
+}
+
+impl Uncommitted {
+    /// Where in the file it begins.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Its old values, newest first: the order in which they are to be put back.
+    pub fn ranges_back(&self) -> Vec<Range<'_>> {
+        let mut ranges: Vec<_> = self.chunks.iter().flat_map(|chunk| Ranges::of(chunk)).collect();
+        if !planted("undo-restored-forwards") {
+            ranges.reverse();
+        }
+        ranges
+    }
+}
+
+/// What the undo logs of a store held when it was opened.
+#[derive(Debug)]
+pub struct Found {
+    pub(crate) status: UndoStatus,
+    /// Logs of transactions that were not committed.
+    pub uncommitted: Vec<Uncommitted>,
+}
+
+fn bad(medium: &dyn Medium, offset: u64, text: &str) -> UndoError {
+    UndoError::Bad { path: medium.path().to_owned(), offset, defect: Defect::Value(text.into()) }
+}
+
+/// Makes the file of a new store, durably.
+pub fn create(medium: &dyn Medium, store: Id, boot: Id) -> Result<(), MediaError> {
+    medium.set_len(UNDO_DATA).map_err(|e| MediaError::new("allocate undo logs", medium, UNDO_DATA, e))?;
+    let mut status = UndoStatus {
+        boot,
+        chunk_bytes: (CHUNK_BYTES as u32).into(),
+        clean: 1.into(),
+        ..UndoStatus::new_zeroed()
+    };
+    for generation in 0..2u64 {
+        status.generation = generation.into();
+        twin::put(medium, status.as_bytes(), UNDO_MAGIC, store)?;
+    }
+    medium.sync().map_err(|e| MediaError::new("force undo logs", medium, 0, e))
+}
+
+/// Reads the status of undo logs.
+pub fn read_status(medium: &dyn Medium, store: &Id) -> Result<UndoStatus, UndoError> {
+    let page = twin::read(medium, UNDO_MAGIC, "file of undo logs", Some(store))?;
+    let page = page.map_err(|defect| UndoError::Bad { path: medium.path().to_owned(), offset: 0, defect })?;
+    Ok(UndoStatus::read_from_prefix(&page).expect("a page holds a status").0)
+}
+
+impl Found {
+    /// Reads the undo logs of a store; what is uncommitted, if the memory is that of this boot or outlived others.
+    /// A store that was in use when its memory was lost is refused: its segments may hold anything.
+    pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Found, UndoError> {
+        let mut found = Found { status: read_status(medium, store)?, uncommitted: Vec::new() };
+        let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
+        if len < UNDO_DATA {
+            return Err(bad(medium, len, "the file ends before its first chunk: it was cut off"));
+        }
+        match found.status.clean.get() {
+            CLEAN => return Ok(found),
+            DAMAGED => {
+                let text = "a segment could not be forced when the store was closed: what it holds is unknown. Go back to \
+                            a copy, or open read-only for salvage";
+                return Err(bad(medium, 0, text));
+            }
+            _ => {}
+        }
+        if !found.sealed() && found.status.boot != *boot && !planted("undo-of-another-boot") {
+            let text = "the store was in use when the system went down, and its memory did not outlive that: what its \
+                        segments hold now is neither old nor new. Go back to a copy, or open read-only for salvage";
+            return Err(bad(medium, 0, text));
+        }
+        let chunk_bytes = found.status.chunk_bytes.get() as usize;
+        if chunk_bytes <= UNDO_HEAD {
+            return Err(bad(medium, 0, "its chunks have no bytes"));
+        }
+        let generation = found.sealed().then(|| found.status.generation.get());
+        found.uncommitted = read_logs(medium, chunk_bytes, generation)?;
+        Ok(found)
+    }
+
+    /// Whether they were written in persistent memory.
+    pub fn sealed(&self) -> bool {
+        self.status.sealed == 1
+    }
+
+    /// Empties the logs after their old values were put back. Sealed ones are of the generation that the next
+    /// opening ends.
+    pub fn empty(&self, medium: &dyn Medium) -> Result<(), MediaError> {
+        if self.sealed() {
+            return Ok(());
+        }
+        for log in &self.uncommitted {
+            let fail = |e| MediaError::new("empty undo log", medium, log.offset, e);
+            medium.write_at(&[0; 8], log.offset).map_err(fail)?;
+        }
+        Ok(())
+    }
+}
+
+/// A chunk of which a word says that it is in use.
+struct Used {
+    offset: u64,
+    words: [u64; 3],
+    ranges: Vec<u8>,
+}
+
+/// `generation`: of sealed ranges.
+fn read_logs(
+    medium: &dyn Medium,
+    chunk_bytes: usize,
+    generation: Option<u64>,
+) -> Result<Vec<Uncommitted>, UndoError> {
+    let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
+    let mut made = [0; 8];
+    medium
+        .read_at(&mut made, UNDO_COUNT)
+        .map_err(|e| MediaError::new("read undo logs", medium, UNDO_COUNT, e))?;
+    let made = u64::from_ne_bytes(made);
+    // Longer it may be: whoever made more of them was killed before it could say so.
+    if (len - UNDO_DATA) / (chunk_bytes as u64) < made {
+        return Err(bad(medium, len, &format!("the file must hold {made} chunks: it was cut off")));
+    }
+    let mut chunks = BTreeMap::new();
+    for number in 0..made {
+        let offset = UNDO_DATA + number * chunk_bytes as u64;
+        let used = match generation {
+            None => read_chunk(medium, offset, chunk_bytes)?,
+            Some(generation) => read_sealed(medium, offset, chunk_bytes, generation, number as u32)?,
+        };
+        if let Some(used) = used {
+            chunks.insert(number, used);
+        }
+    }
+    let low = |word: u64| word & u64::from(u32::MAX);
+    let mut found = Vec::new();
+    for (number, first) in chunks.iter().filter(|(_, c)| low(c.words[0]) > 0) {
+        let owner = (number + 1) << 32 | first.words[0] >> 32;
+        let mut further: Vec<&Used> = chunks.values().filter(|c| c.words[1] == owner).collect();
+        further.sort_by_key(|c| c.words[2] >> 32);
+        // One that was taken and never written to says nothing.
+        further.retain(|c| low(c.words[2]) > 0);
+        if further.iter().enumerate().any(|(i, c)| c.words[2] >> 32 != i as u64 + 1) {
+            return Err(bad(medium, first.offset, "an undo log lacks one of its chunks"));
+        }
+        let take = |chunk: &Used, len: u64| {
+            let ranges = chunk.ranges.get(..len as usize).filter(|ranges| well_formed(ranges));
+            ranges.map(<[u8]>::to_vec).ok_or_else(|| bad(medium, chunk.offset, "an undo log is malformed"))
+        };
+        let mut all = vec![take(first, low(first.words[0]))?];
+        for chunk in further {
+            all.push(take(chunk, low(chunk.words[2]))?);
+        }
+        found.push(Uncommitted { offset: first.offset, chunks: all });
+    }
+    Ok(found)
+}
+
+fn read_chunk(medium: &dyn Medium, offset: u64, chunk_bytes: usize) -> Result<Option<Used>, UndoError> {
+    let mut head = [0; UNDO_HEAD];
+    read(medium, offset, &mut head)?;
+    let words = words(&head);
+    let valid = (words[0] as u32).max(if words[1] != 0 { words[2] as u32 } else { 0 }) as usize;
+    if valid > chunk_bytes - UNDO_HEAD {
+        return Err(bad(medium, offset, "a chunk claims more bytes than it has"));
+    }
+    if valid == 0 {
+        return Ok(None);
+    }
+    let mut ranges = vec![0; valid];
+    read(medium, offset + UNDO_HEAD as u64, &mut ranges)?;
+    Ok(Some(Used { offset, words, ranges }))
+}
+
+/// The same of a chunk whose ranges are sealed: the words are made to say what the seals do.
+fn read_sealed(
+    medium: &dyn Medium,
+    offset: u64,
+    chunk_bytes: usize,
+    generation: u64,
+    number: u32,
+) -> Result<Option<Used>, UndoError> {
+    let mut chunk = vec![0; chunk_bytes];
+    read(medium, offset, &mut chunk)?;
+    let (head, bytes) = chunk.split_at(UNDO_HEAD);
+    let [first, owner, further] = words(head);
+    let turn = (first >> 32) as u32;
+    let arrived = |seal: Seal| {
+        let mut ranges = Vec::new();
+        seal.ranges(bytes).for_each(|r| push_range(&mut ranges, r.segment, r.offset, r.bytes));
+        (!ranges.is_empty()).then_some(ranges)
+    };
+    if let Some(ranges) = arrived(Seal::new(generation, number, 0, turn)) {
+        let words = [u64::from(turn) << 32 | ranges.len() as u64, 0, 0];
+        return Ok(Some(Used { offset, words, ranges }));
+    }
+    if owner >> 32 == 0 {
+        return Ok(None);
+    }
+    let (whose, ordinal) = ((owner >> 32) as u32 - 1, (further >> 32) as u32);
+    let ranges = arrived(Seal::new(generation, whose, ordinal, owner as u32));
+    let used = |ranges: Vec<u8>| {
+        let words = [0, owner, u64::from(ordinal) << 32 | ranges.len() as u64];
+        Used { offset, words, ranges }
+    };
+    Ok(ranges.map(used))
+}
+
+fn read(medium: &dyn Medium, offset: u64, bytes: &mut [u8]) -> Result<(), MediaError> {
+    medium.read_at(bytes, offset).map_err(|e| MediaError::new("read undo log", medium, offset, e))
+}
+
+fn words(head: &[u8]) -> [u64; 3] {
+    [UNDO_FIRST, UNDO_OWNER, UNDO_FURTHER]
+        .map(|at| u64::from_ne_bytes(head[at..at + 8].try_into().expect("eight bytes")))
+}
