@@ -1,8 +1,9 @@
 //! Virtual machines that crash: QEMU under software emulation with Debian's cloud kernel and an initramfs of
 //! busybox and our own static program. The kernel panics, is reset, or loses its power (the emulator is
-//! killed) while commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. The store is
-//! on a virtio disk with ext4; in every other machine its log is on an emulated NVDIMM. One more machine
-//! logs what it writes to its disk (dm-log-writes), see `writes.rs`.
+//! killed) while commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. Redo stores
+//! are on a virtio disk with ext4, some with their log on an emulated NVDIMM; undo stores on ext4 that is mapped
+//! directly (`-o dax`) from such an NVDIMM, or from memory that the parameter `memmap=` reserves, which outlives
+//! a warm start only. One more machine logs what it writes to its disk (dm-log-writes), see `writes.rs`.
 
 use crate::writes;
 use std::fs;
@@ -20,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// How a machine ends.
 const CRASHES: [(&str, &str); 4] =
     [("panic", "c"), ("reset", "b"), ("power cut", "-"), ("failing disk, then a power cut", "f")];
+/// What a machine keeps its store on: a name, the word for the guest, and in how many of [`CRASHES`] it can end.
+const KINDS: [(&str, &str, usize); 3] =
+    [("disk", "-", 4), ("disk and nvdimm", "/dev/pmem0", 4), ("undo in an nvdimm", "power", 3)];
 /// Seconds from its start after which the failing disk refuses writes: opened by then, with commits going on.
 const SOUND: u32 = 4;
 
@@ -30,24 +34,26 @@ pub fn run(rounds: &str) -> Result<(), String> {
     let kernel = kernel()?;
     initramfs(&kernel)?;
     let mut counts = [0u64; CRASHES.len()];
-    for (kind, nvdimm) in [("disk", false), ("disk and nvdimm", true)] {
+    for (i, (kind, store, ways)) in KINDS.into_iter().enumerate() {
         new_media()?;
         let mut acknowledged = [0u64; 2];
-        let share = if nvdimm { rounds / 2 } else { rounds - rounds / 2 };
-        let ways = CRASHES.len() as u64;
-        for round in 0..share * ways + 1 {
+        let share = (rounds + KINDS.len() as u64 - 1 - i as u64) / KINDS.len() as u64;
+        for round in 0..share * ways as u64 + 1 {
             // The last boot only verifies.
-            let (name, trigger) = CRASHES[(round % ways) as usize];
+            let way = (round % ways as u64) as usize;
+            let (name, trigger) = CRASHES[way];
             let after = 150 + round * 7919 % 1100;
-            let last = round == share * ways;
-            life(&kernel, nvdimm, trigger, after, last, &mut acknowledged)
+            let last = round == share * ways as u64;
+            life(&kernel, store, trigger, after, last, &mut acknowledged)
                 .map_err(|e| format!("{kind}, round {round}, {name}: {e}"))?;
             if !last {
-                counts[(round % ways) as usize] += 1;
+                counts[way] += 1;
             }
         }
         println!("{kind}: {} commits survived", acknowledged.iter().sum::<u64>());
     }
+    let (starts, commits) = warm_starts(&kernel, rounds)?;
+    println!("undo in reserved memory: {commits} commits survived {starts} warm starts");
     for ((name, _), count) in CRASHES.iter().zip(counts) {
         println!("{count} times {name}");
     }
@@ -62,7 +68,7 @@ pub fn log_writes(log: &str) -> Result<(), String> {
     file.set_len(512 << 20).map_err(|e| format!("{log}: {e}"))?;
     new_media()?;
     fs::copy(format!("{FOLDER}/disk"), writes::BASE).map_err(|e| format!("{}: {e}", writes::BASE))?;
-    let mut machine = start(&kernel()?, false, "-,w,2500,0,0", Some(log))?;
+    let mut machine = start(&kernel()?, "-", "-,w,2500,0,0", Some(log))?;
     let lines = console(&mut machine)?;
     let mut said = String::new();
     let begun = Instant::now();
@@ -107,7 +113,7 @@ fn kernel() -> Result<Kernel, String> {
         names.filter_map(|n| Some(n.strip_prefix("vmlinuz-")?.to_owned())).find(|n| n.contains("cloud"));
     let version = version.ok_or(format!("no cloud kernel in /boot: {missing}"))?;
     let mut modules: Vec<PathBuf> = Vec::new();
-    for module in ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "dm_flakey", "dm_log_writes"] {
+    for module in ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "nd_e820", "dm_flakey", "dm_log_writes"] {
         for line in output("modprobe", &["-S", &version, "-D", module])?.lines() {
             let Some(path) = line.trim().strip_prefix("insmod ") else { continue };
             let path = PathBuf::from(path.trim());
@@ -138,14 +144,17 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
     fs::copy(busybox.ok_or("install busybox-static")?, root.join("bin/busybox")).map_err(io("busybox"))?;
     fs::copy(guest(), root.join("bin/guest")).map_err(io("guest"))?;
-    let dmsetup = ["/sbin/dmsetup", "/usr/sbin/dmsetup"].into_iter().find(|p| Path::new(p).exists());
-    let dmsetup = dmsetup.ok_or("install dmsetup")?;
-    fs::copy(dmsetup, root.join("bin/dmsetup")).map_err(io("dmsetup"))?;
-    // The libraries that it needs, where it looks for them.
-    for path in output("ldd", &[dmsetup])?.split_whitespace().filter(|word| word.starts_with('/')) {
-        let target = root.join(&path[1..]);
-        fs::create_dir_all(target.parent().unwrap_or(&root)).map_err(io(path))?;
-        fs::copy(path, target).map_err(io(path))?;
+    for program in ["dmsetup", "mkfs.ext4"] {
+        let places = [format!("/sbin/{program}"), format!("/usr/sbin/{program}")];
+        let place = places.iter().find(|place| Path::new(place).exists());
+        let place = place.ok_or(format!("install dmsetup and e2fsprogs, for {program}"))?;
+        fs::copy(place, root.join("bin").join(program)).map_err(io(program))?;
+        // The libraries that it needs, where it looks for them.
+        for path in output("ldd", &[place])?.split_whitespace().filter(|word| word.starts_with('/')) {
+            let target = root.join(&path[1..]);
+            fs::create_dir_all(target.parent().unwrap_or(&root)).map_err(io(path))?;
+            fs::copy(path, target).map_err(io(path))?;
+        }
     }
     let mut init = "#!/bin/busybox sh\nb=/bin/busybox\n$b mount -t proc proc /proc\n\
                     $b mount -t sysfs sysfs /sys\n$b mount -t devtmpfs dev /dev\n"
@@ -162,11 +171,20 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     init += "disk=/dev/vda\n\
              for word in $($b cat /proc/cmdline); do case $word in guest=*) words=${word#guest=};; esac; done\n";
     init += &format!(
-        "case $words in\n*,f,*) {}*,w,*) {}esac\n",
+        "how=\ncase $words in\npower,*|os,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
         table(&format!("flakey /dev/vda 0 {SOUND} 1000 1 error_writes")),
         table("log-writes /dev/vda /dev/vdb")
     );
-    init += "$b mount -t ext4 $disk /mnt || echo guest: no disk\n\
+    // An NVDIMM can be mapped directly when a header on it says where its pages are described; that header and the file
+    // system are made when the memory is new.
+    init += "mount() { $b mount -t ext4 $how $disk /mnt; }\n\
+             case $words in power,*|os,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
+             if [ $($b cat /sys/block/pmem0/queue/dax) = 0 ]; then cd /sys/bus/nd/devices\n\
+             echo namespace0.0 > ../drivers/nd_pmem/unbind; echo ram > pfn0.0/mode; echo 2097152 > pfn0.0/align\n\
+             $b cat /proc/sys/kernel/random/uuid > pfn0.0/uuid; echo namespace0.0 > pfn0.0/namespace\n\
+             echo pfn0.0 > ../drivers/nd_pmem/bind; cd /; fi\n\
+             /bin/mkfs.ext4 -q -b 4096 $disk; else $b umount /mnt; fi;; esac\n\
+             mount || echo guest: no disk\n\
              /bin/guest /mnt/store $(echo $words | $b tr , ' ')\n\
              echo guest: ended $?\n$b umount /mnt\n$b sync\n\
              [ $disk = /dev/vda ] || /bin/dmsetup remove --noudevsync d\n$b poweroff -f\n";
@@ -178,8 +196,9 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     output("sh", &["-c", &pack]).map(drop)
 }
 
+/// A disk with an empty file system, and an empty NVDIMM.
 fn new_media() -> Result<(), String> {
-    for (name, bytes) in [("disk", 64 << 20), ("nvdimm", 16 << 20)] {
+    for (name, bytes) in [("disk", 64 << 20), ("nvdimm", 64 << 20)] {
         let path = format!("{FOLDER}/{name}");
         let _ = fs::remove_file(&path);
         let file = fs::File::create(&path).map_err(|e| format!("{path}: {e}"))?;
@@ -188,18 +207,22 @@ fn new_media() -> Result<(), String> {
     output("mkfs.ext4", &["-q", &format!("{FOLDER}/disk")]).map(drop)
 }
 
-fn start(kernel: &Kernel, nvdimm: bool, words: &str, second: Option<&str>) -> Result<Child, String> {
+fn start(kernel: &Kernel, store: &str, words: &str, second: Option<&str>) -> Result<Child, String> {
     let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-nographic", "-no-reboot", "-kernel"]);
+    qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-nographic", "-kernel"]);
     qemu.arg(&kernel.image).args(["-initrd", &format!("{FOLDER}/initramfs")]);
-    qemu.args(["-append", &format!("console=ttyS0 panic=-1 loglevel=3 guest={words}")]);
+    let reserved = if store == "os" { "memmap=64M!256M " } else { "" };
+    qemu.args(["-append", &format!("console=ttyS0 panic=-1 loglevel=3 {reserved}guest={words}")]);
+    if store != "os" {
+        qemu.arg("-no-reboot");
+    }
     qemu.args(["-drive", &format!("file={FOLDER}/disk,if=virtio,format=raw")]);
     if let Some(second) = second {
         qemu.args(["-drive", &format!("file={second},if=virtio,format=raw")]);
     }
-    if nvdimm {
+    if store == "/dev/pmem0" || store == "power" {
         qemu.args(["-machine", "pc,nvdimm=on", "-m", "512,slots=2,maxmem=1G", "-object"]);
-        qemu.arg(format!("memory-backend-file,id=mem1,share=on,mem-path={FOLDER}/nvdimm,size=16M"));
+        qemu.arg(format!("memory-backend-file,id=mem1,share=on,mem-path={FOLDER}/nvdimm,size=64M"));
         qemu.args(["-device", "nvdimm,id=nvdimm1,memdev=mem1"]);
     } else {
         qemu.args(["-m", "512"]);
@@ -211,15 +234,14 @@ fn start(kernel: &Kernel, nvdimm: bool, words: &str, second: Option<&str>) -> Re
 /// One machine's life: it verifies what the last one left, then commits until it crashes.
 fn life(
     kernel: &Kernel,
-    nvdimm: bool,
+    store: &str,
     trigger: &str,
     after: u64,
     last: bool,
     acknowledged: &mut [u64; 2],
 ) -> Result<(), String> {
-    let log = if nvdimm { "/dev/pmem0" } else { "-" };
-    let words = format!("{log},{trigger},{after},{},{}", acknowledged[0], acknowledged[1]);
-    let mut machine = start(kernel, nvdimm, &words, None)?;
+    let words = format!("{store},{trigger},{after},{},{}", acknowledged[0], acknowledged[1]);
+    let mut machine = start(kernel, store, &words, None)?;
     let lines = console(&mut machine)?;
     let end = match trigger {
         _ if last => End::Kill,
@@ -249,6 +271,50 @@ fn console(machine: &mut Child) -> Result<Receiver<String>, String> {
         }
     });
     Ok(lines)
+}
+
+/// One machine that is started warm so many times, by a panic or a reset, with its store in memory that outlives
+/// it: how many times it was, and how many commits there are in the end.
+fn warm_starts(kernel: &Kernel, wanted: u64) -> Result<(u64, u64), String> {
+    new_media()?;
+    let mut machine = start(kernel, "os", "os,r,700,0,0", None)?;
+    let lines = console(&mut machine)?;
+    let (mut acknowledged, mut starts, mut said) = ([0u64; 2], 0, String::new());
+    let mut begun = Instant::now();
+    let ended = loop {
+        match lines.recv_timeout(Duration::from_millis(100)) {
+            // Behind what the firmware says.
+            Ok(line) if line.contains("guest: verified ") => {
+                let there: Vec<u64> = line.split(' ').rev().take(2).filter_map(|n| n.parse().ok()).collect();
+                let there: Vec<u64> = there.into_iter().rev().collect();
+                if there.len() < 2
+                    || there.iter().zip(acknowledged).any(|(there, acknowledged)| *there < acknowledged)
+                {
+                    break Err(format!("{acknowledged:?} was acknowledged and {there:?} is there"));
+                }
+                if starts == wanted {
+                    break Ok((starts, there.iter().sum()));
+                }
+                starts += 1;
+                (begun, said) = (Instant::now(), String::new());
+            }
+            Ok(line) if line.contains("guest: ended") || line.contains("guest: no disk") => {
+                break Err(format!("{said}{line}"));
+            }
+            Ok(line) if line.contains("guest: new memory") && starts > 0 => {
+                break Err("the memory did not survive a warm start".into());
+            }
+            Ok(line) => {
+                note(&line, &mut acknowledged);
+                said += &format!("{line}\n");
+            }
+            Err(RecvTimeoutError::Timeout) if begun.elapsed() < PATIENCE => {}
+            Err(_) => break Err(format!("nothing for {} s, or it went off: {said}", PATIENCE.as_secs())),
+        }
+    };
+    let _ = machine.kill();
+    let _ = machine.wait();
+    ended.map_err(|e| format!("undo in reserved memory, warm start {starts}: {e}"))
 }
 
 /// What ends a machine.

@@ -17,8 +17,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put.
-const LOADER_BASE: usize = 0x1000_0000_0000;
+/// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put, and such that
+/// huge pages fit.
+const LOADER_BASE: usize = 0x1000_0000_0000 + SEGMENT_DATA as usize;
 /// Distance between the loader's places.
 const LOADER_STEP: usize = 64 << 30;
 /// Number of its places.
@@ -60,7 +61,8 @@ impl Shared {
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
         let len = (end - start) as usize;
-        let reservation = self.reserve_space(segment, len, end == segment.len(), address)?;
+        let at = (start, address);
+        let reservation = self.reserve_space(segment, len, end == segment.len(), at)?;
         let region = Arc::new(RegionState {
             segment: segment.clone(),
             id: segment.id,
@@ -80,7 +82,7 @@ impl Shared {
         segment: &SegmentState,
         len: usize,
         open_ended: bool,
-        address: Option<usize>,
+        (start, address): (u64, Option<usize>),
     ) -> Result<Reservation, MapError> {
         let spare =
             if open_ended { (self.reserve_bytes as usize).next_multiple_of(self.page_size) } else { 0 };
@@ -90,7 +92,11 @@ impl Shared {
             [len.saturating_add(spare).max(len), len.saturating_add(spare / 64), len].into_iter().peekable();
         loop {
             let wish = wishes.next().expect("the last wish returns").next_multiple_of(self.page_size);
-            match Reservation::new(wish, address) {
+            let reserved = match address {
+                Some(_) => Reservation::new(wish, address),
+                None => Reservation::congruent(wish, SEGMENT_DATA + start),
+            };
+            match reserved {
                 Ok(reservation) => return Ok(reservation),
                 Err(_) if wishes.peek().is_some() => {}
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
@@ -119,7 +125,10 @@ impl Shared {
             let sync = undo.memory().sync;
             // SAFETY: see above.
             unsafe { map.map_shared(from, to - from, medium.descriptor(), offset, sync) }.map_err(fail)?;
-            simulated::mapped(medium.descriptor(), region.pointer(region.base + from), to - from, offset);
+            let start = region.pointer(region.base + from);
+            // SAFETY: the part was just mapped and is whole pages.
+            unsafe { caliburn_os::map::advise_huge(start, to - from) };
+            simulated::mapped(medium.descriptor(), start, to - from, offset);
         } else {
             let write = write || patches.is_some();
             // SAFETY: see above.

@@ -8,6 +8,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
+/// Bytes of a huge page, or a multiple where they are smaller.
+const HUGE: usize = 2 << 20;
+
 /// A stretch of address space that belongs to nobody else. Unmapped, with all that was mapped into it,
 /// when dropped.
 #[derive(Debug)]
@@ -51,6 +54,29 @@ impl Reservation {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         Ok(reservation)
+    }
+
+    /// Reserves `len` bytes anywhere such that what is mapped from `offset` of a file at the beginning can be mapped in
+    /// huge pages, if it is long enough for one.
+    pub fn congruent(len: usize, offset: u64) -> io::Result<Reservation> {
+        let shift = (offset % HUGE as u64) as usize;
+        if len < HUGE {
+            return Reservation::new(len, None);
+        }
+        let wide = std::mem::ManuallyDrop::new(Reservation::new(len + HUGE, None)?);
+        let start = wide.base.as_ptr();
+        let before = (shift + HUGE - start.addr() % HUGE) % HUGE;
+        // SAFETY: `before` and what is behind `before + len` are parts of the reservation just made, whole pages that
+        // nobody uses; the part between them is the one that is kept.
+        unsafe {
+            if before > 0 {
+                munmap(start.cast(), before)?;
+            }
+            if before < HUGE {
+                munmap(start.add(before + len).cast(), HUGE - before)?;
+            }
+            Ok(Reservation { base: NonNull::new_unchecked(start.add(before)), len })
+        }
     }
 
     /// First byte.
@@ -208,6 +234,16 @@ pub unsafe fn advise_random(start: *mut u8, len: usize) -> io::Result<()> {
     Ok(())
 }
 
+/// Asks for huge pages, where the file system has them and waits to be asked: tmpfs mounted with `huge=advise`.
+///
+/// # Safety
+/// As for [`advise_random`].
+pub unsafe fn advise_huge(start: *mut u8, len: usize) {
+    // Without them it works all the same.
+    // SAFETY: passed on from the caller; the advice changes no content.
+    let _ = unsafe { madvise(start.cast(), len, Advice::LinuxHugepage) };
+}
+
 /// Forbids stores to a range; an attempt faults.
 ///
 /// # Safety
@@ -233,6 +269,19 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(first);
         assert_eq!(Reservation::new(page_size(), Some(at)).unwrap().base().as_ptr().addr(), at);
+    }
+
+    #[test]
+    fn a_reservation_for_huge_pages_is_congruent_to_the_file_and_not_longer() {
+        for offset in [0, 65536, (7 << 20) + 4096] {
+            let map = Reservation::congruent(5 << 20, offset).unwrap();
+            assert_eq!(map.base().as_ptr().addr() % HUGE, offset as usize % HUGE);
+            assert_eq!(map.len(), 5 << 20);
+            // What was cut off is free.
+            let behind = map.base().as_ptr().addr() + map.len();
+            drop(Reservation::new(page_size(), Some(behind)).unwrap());
+        }
+        assert_eq!(Reservation::congruent(page_size(), 65536).unwrap().len(), page_size());
     }
 
     #[test]

@@ -151,12 +151,19 @@ impl Media for Files {
     }
 }
 
+/// `f_type` of file systems whose files are whole huge pages.
+const HUGETLBFS: i64 = 0x9584_58F6;
+
 impl FileMedium {
     fn from_file(file: File, path: &Path) -> io::Result<Arc<dyn Medium>> {
         let kind = file.metadata()?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             let text = "neither a regular file nor a block device";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        if rustix::fs::fstatfs(&file).is_ok_and(|about| about.f_type == HUGETLBFS) {
+            let text = "files on hugetlbfs cannot be written to; tmpfs mounted with -o huge=always has huge pages too";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
         Ok(Arc::new(FileMedium { file, path: path.to_owned(), device: kind.is_block_device() }))
     }
@@ -216,9 +223,10 @@ unsafe impl Medium for FileMedium {
     }
 
     fn volatile(&self) -> bool {
-        /// `f_type` of tmpfs, ramfs and hugetlbfs.
-        const IN_MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58F6, 0x9584_58F6];
-        rustix::fs::fstatfs(&self.file).is_ok_and(|about| IN_MEMORY.contains(&about.f_type))
+        /// `f_type` of tmpfs and ramfs.
+        const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58F6];
+        // The name of a device is in memory, what it holds is not.
+        !self.device && rustix::fs::fstatfs(&self.file).is_ok_and(|about| IN_MEMORY.contains(&about.f_type))
     }
 
     fn path(&self) -> &Path {

@@ -1,11 +1,12 @@
 //! What runs inside a virtual machine that is about to crash (`cargo xtask vm`): verifies what the last crash
 //! left, then commits in two threads and says on its console what was acknowledged.
 //!
-//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `CRASH` is `c` or `b` for the kernel's sysrq
-//! trigger; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the time, with
+//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power`
+//! or `os` for an undo store in memory that survives as much; `CRASH` is `c` or `b` for the kernel's sysrq
+//! trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the time, with
 //! marks in the log of a device mapper's writes; `v` to verify only.
 
-use caliburn::{Class, Mode, Region, Store};
+use caliburn::{Class, Mode, Policy, Region, Store};
 use std::fmt::Display;
 use std::io::Write;
 use std::process::Command;
@@ -81,12 +82,17 @@ fn main() {
     }
     let mut options = Store::options();
     options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
-    if log != "-" {
-        options.log_path(log);
+    match &log[..] {
+        "-" => {}
+        "power" => _ = options.policy(Policy::Undo).require(Class::Power),
+        "os" => _ = options.policy(Policy::Undo).require(Class::Os),
+        device => _ = options.log_path(device),
     }
     let store = &expect(options.open(path), "open", fails);
     let segment = expect(store.segment_or_create("data", (THREADS * PART) as u64), "segment", fails);
     let region = &expect(segment.map_all(), "map", fails);
+    // It does not survive more, and does not say so.
+    assert_eq!(store.reach(), if log == "os" { Class::Os } else { Class::Power });
     verify(region, [number(a), number(b)]);
     say(format!("guest: verified {} {}\n", region.load::<u64>(0), region.load::<u64>(PART)));
     if crash == "v" {
@@ -102,10 +108,11 @@ fn main() {
                 }
                 std::process::exit(0);
             });
-        } else if crash == "c" || crash == "b" {
+        } else if ["c", "b", "r"].contains(&&crash[..]) {
             scope.spawn(|| {
+                let either = ["c", "b"][(mix(region.load(0)) % 2) as usize];
                 std::thread::sleep(Duration::from_millis(number(after)));
-                let _ = std::fs::write("/proc/sysrq-trigger", crash);
+                let _ = std::fs::write("/proc/sysrq-trigger", if crash == "r" { either } else { crash });
             });
         }
         for (thread, mine) in acknowledged.iter().enumerate() {
@@ -115,9 +122,9 @@ fn main() {
                     for cell in cells(thread, number) {
                         expect(tx.store(region, thread * PART + cell * 64, &number), "declare", fails);
                     }
-                    let class = if mix(number).is_multiple_of(3) { Class::Power } else { Class::Process };
+                    let class = if mix(number).is_multiple_of(3) { store.reach() } else { Class::Process };
                     expect(tx.commit(class), "commit", fails);
-                    if class == Class::Power {
+                    if class > Class::Process {
                         mine.store(number, SeqCst);
                         say(format!("ack {thread} {number}\n"));
                     }
