@@ -128,7 +128,7 @@ impl Store {
         };
         for (_, slot) in self.shared.slots.iter() {
             let tally = slot.tally();
-            s.committed += tally.committed.get();
+            s.committed += slot.committed();
             s.aborted += tally.aborted.get();
             s.ranges += tally.ranges.get();
             s.declared_bytes += tally.declared_bytes.get();

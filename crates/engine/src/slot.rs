@@ -37,10 +37,9 @@ pub(crate) const RESERVED: usize = 32;
 /// One transaction's announcements and working memory, reused from one transaction to the next.
 #[repr(align(128))]
 pub(crate) struct Slot {
-    held: AtomicBool,
     spilled: AtomicBool,
     count: AtomicU32,
-    /// Counts the transactions that had this slot; identifies the present one.
+    /// Odd while a transaction has the slot, and then its number.
     turn: AtomicU64,
     /// Its place among all slots.
     number: usize,
@@ -72,7 +71,6 @@ struct Spilled {
 /// Counters kept by the slot's holder alone: plain loads and stores.
 #[derive(Default)]
 pub(crate) struct Tally {
-    pub committed: Count,
     pub aborted: Count,
     pub ranges: Count,
     pub declared_bytes: Count,
@@ -110,8 +108,6 @@ pub(crate) struct Work {
     pub body_bytes: u64,
     /// Ranges were joined, or are in the tree.
     pub joined: bool,
-    /// Old values are kept.
-    pub restore: bool,
     /// Upper bound of the memory for private copies of the pages declared.
     pub page_bytes: u64,
 }
@@ -127,7 +123,6 @@ impl Slot {
     fn new(number: usize) -> Slot {
         Slot {
             number,
-            held: AtomicBool::new(false),
             spilled: AtomicBool::new(false),
             count: AtomicU32::new(0),
             turn: AtomicU64::new(0),
@@ -142,7 +137,6 @@ impl Slot {
                 opened: Vec::new(),
                 body_bytes: 0,
                 joined: false,
-                restore: true,
                 page_bytes: 0,
             }),
         }
@@ -169,11 +163,22 @@ impl Slot {
 
     /// The turn of the transaction in this slot, if it is held.
     pub fn holder(&self) -> Option<u64> {
-        self.held.load(Ordering::Acquire).then(|| self.turn.load(Ordering::Relaxed))
+        Some(self.turn.load(Ordering::Acquire)).filter(|turn| turn % 2 == 1)
+    }
+
+    /// Transactions that had this slot and committed.
+    pub fn committed(&self) -> u64 {
+        (self.turn.load(Ordering::Acquire) / 2).saturating_sub(self.tally.aborted.get())
     }
 
     pub fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    /// Nobody has it any more.
+    #[inline(always)]
+    fn free(&self) {
+        self.turn.store(self.turn.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 }
 
@@ -183,6 +188,12 @@ pub(crate) struct Held<'t> {
 }
 
 impl<'t> Held<'t> {
+    /// Another handle, while this one is borrowed: for what is called out of line. This one need not be in memory then.
+    #[inline(always)]
+    pub fn again(&mut self) -> Held<'t> {
+        Held { slot: self.slot }
+    }
+
     /// Leaves the slot held, to be taken up again by [`Slots::resume`].
     pub fn suspend(self) -> usize {
         self.slot.number
@@ -206,21 +217,34 @@ impl<'t> Held<'t> {
     /// Announces `[start, end)` of `region` if it touches nothing announced before and the slot has room.
     #[inline(always)]
     pub fn announce_new(&mut self, region: &RegionState, start: usize, end: usize) -> bool {
+        let count = self.slot.count.load(Ordering::Relaxed) as usize;
+        if count < ANNOUNCED {
+            // Good for nothing if the range is not announced.
+            self.work().regions[count] = region;
+        }
+        self.announce_place(start, end)
+    }
+
+    /// The same, where nobody asks which region it is in.
+    #[inline(always)]
+    pub fn announce_place(&mut self, start: usize, end: usize) -> bool {
         let slot = self.slot;
         let count = slot.count.load(Ordering::Relaxed) as usize;
         if count == ANNOUNCED {
             return false;
         }
+        // An emptied entry, at address 0, meets nothing. Which of two ranges lies higher is anybody's guess, the
+        // processor's as well: no branch depends on it.
+        let mut met = false;
         for i in 0..count {
-            // An emptied entry, at address 0, meets nothing.
             let (s, e) = self.entry(i);
-            if start <= e && end >= s {
-                return false;
-            }
+            met |= (start <= e) & (end >= s);
+        }
+        if met {
+            return false;
         }
         slot.announced[count].start.store(start, Ordering::Relaxed);
         slot.announced[count].end.store(end, Ordering::Relaxed);
-        self.work().regions[count] = region;
         slot.count.store(count as u32 + 1, Ordering::Release);
         true
     }
@@ -370,6 +394,7 @@ impl<'t> Held<'t> {
     }
 
     /// Takes back the announcement just made, if one was.
+    #[inline(always)]
     pub fn retract(&mut self, made: bool) {
         let count = self.slot.count.load(Ordering::Relaxed);
         self.slot.count.store(count - u32::from(made), Ordering::Release);
@@ -390,7 +415,7 @@ impl<'t> Held<'t> {
     pub fn release_light(self) {
         debug_assert!(!self.slot.spilled.load(Ordering::Relaxed));
         self.slot.count.store(0, Ordering::Release);
-        self.slot.held.store(false, Ordering::Release);
+        self.slot.free();
     }
 
     /// Ends the transaction: nothing is announced any more. All its stores, and its record, come before.
@@ -410,7 +435,7 @@ impl<'t> Held<'t> {
             slot.spilled.store(false, Ordering::Release);
             slot.spill.lock().expect("no panic under this lock").clear();
         }
-        slot.held.store(false, Ordering::Release);
+        slot.free();
     }
 }
 
@@ -458,9 +483,10 @@ impl Slots {
         let number = ordinal::current().number();
         if let Some(slot) = self.tier(0).get(number) {
             // Only the thread with this number ever takes the slot, so looking and taking need not be one step.
-            if !slot.held.load(Ordering::Acquire) {
-                slot.held.store(true, Ordering::Relaxed);
-                return Slots::held(slot);
+            let turn = slot.turn.load(Ordering::Acquire);
+            if turn.is_multiple_of(2) {
+                slot.turn.store(turn + 1, Ordering::Relaxed);
+                return Held { slot };
             }
         }
         self.hold_any()
@@ -471,8 +497,11 @@ impl Slots {
         for tier in 1..TIERS {
             let slots = self.tier(tier);
             for slot in slots {
-                if !slot.held.load(Ordering::Relaxed) && !slot.held.swap(true, Ordering::Acquire) {
-                    return Slots::held(slot);
+                let turn = slot.turn.load(Ordering::Relaxed);
+                let take =
+                    |turn| slot.turn.compare_exchange(turn, turn + 1, Ordering::Acquire, Ordering::Relaxed);
+                if turn.is_multiple_of(2) && take(turn).is_ok() {
+                    return Held { slot };
                 }
             }
         }
@@ -489,12 +518,6 @@ impl Slots {
         });
         let slot = &self.tier(tier.expect("a slot's number is within the tiers"))[number];
         assert!(slot.holder().is_some(), "a prepared transaction's slot is held");
-        Held { slot }
-    }
-
-    #[inline]
-    fn held(slot: &Slot) -> Held<'_> {
-        slot.turn.store(slot.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         Held { slot }
     }
 

@@ -92,6 +92,10 @@ const PIECE: usize = 1 << 30;
 pub struct Transaction<'t> {
     store: &'t Shared,
     held: Option<Held<'t>>,
+    mode: Mode,
+    /// Ranges declared and their bytes, counted in the slot when the transaction ends.
+    ranges: u64,
+    bytes: u64,
 }
 
 // SAFETY: a transaction is a set of announcements in a slot and borrowed store state, none of it tied to
@@ -107,9 +111,7 @@ impl std::fmt::Debug for Transaction<'_> {
 impl<'t> Transaction<'t> {
     #[inline]
     pub(crate) fn new(store: &'t Shared, mode: Mode) -> Transaction<'t> {
-        let mut held = store.slots.hold();
-        held.work().restore = mode == Mode::Restore;
-        Transaction { store, held: Some(held) }
+        Transaction { store, held: Some(store.slots.hold()), mode, ranges: 0, bytes: 0 }
     }
 
     #[inline(always)]
@@ -117,8 +119,18 @@ impl<'t> Transaction<'t> {
         self.held.as_mut().expect("a transaction holds its slot until it is spent")
     }
 
-    fn restores(&mut self) -> bool {
-        self.held().work().restore
+    fn restores(&self) -> bool {
+        self.mode == Mode::Restore
+    }
+
+    /// Gives the slot up to whoever ends the transaction.
+    #[inline(always)]
+    fn take(&mut self) -> Option<Held<'t>> {
+        let held = self.held.take()?;
+        let tally = held.tally();
+        tally.ranges.add(self.ranges);
+        tally.declared_bytes.add(self.bytes);
+        Some(held)
     }
 
     /// Its identity, as [`Query`](crate::Query) reports it.
@@ -202,115 +214,19 @@ impl<'t> Transaction<'t> {
 
     #[inline(always)]
     fn declare(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
-        match &self.store.undo {
-            _ if len == 0 => Ok(()),
-            _ if self.store.watched() => self.declare_watched(region, start, len),
-            Some(undo) => self.store.save_undo(undo, self.held(), region, start, len),
-            None => self.declare_redo(region, start, len),
-        }
-    }
-
-    /// Declares a range where regions are guarded or verified.
-    #[cold]
-    fn declare_watched(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
-        // First: what was declared is stored to by an abort. Who declares keeps the region mapped, announced or not.
-        let unprotected = self.held().open(region, start, len);
-        unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
-        let store = self.store;
-        match &store.undo {
-            Some(undo) => store.save_undo_announced(undo, self.held(), region, start, len),
-            None => self.declare_redo(region, start, len),
-        }
-    }
-
-    fn declare_redo(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
-        let store = self.store;
-        let end = start + len;
-        let pages = (((end - 1) >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
-        let held = self.held();
-        let work = held.work();
-        let (body_bytes, page_bytes) =
-            (work.body_bytes + range_bytes(len) as u64, work.page_bytes + pages as u64);
-        let memory = page_bytes + (work.saved.len() + len) as u64;
-        if body_bytes > store.body_max || memory > store.memory_budget() {
-            self.make_room(start, len, pages)?;
-            return self.declare_met(region, start, len, pages);
-        }
-        if !held.announce_new(region, start, end) {
-            return self.declare_met(region, start, len, pages);
-        }
-        store.reserve.pass(start, end, store.page_size);
-        let work = held.work();
-        (work.body_bytes, work.page_bytes) = (body_bytes, page_bytes);
-        if work.restore {
-            let old = Undo { start, len };
-            work.undo.push(old);
-            save(&mut work.saved, region, old);
-        }
-        let tally = held.tally();
-        tally.ranges.add(1);
-        tally.declared_bytes.add(len as u64);
-        Ok(())
-    }
-
-    /// Declares a range that touches others, or one of very many.
-    #[cold]
-    #[inline(never)]
-    fn declare_met(
-        &mut self,
-        region: &RegionState,
-        start: usize,
-        len: usize,
-        pages: usize,
-    ) -> Result<(), RangeError> {
-        let store = self.store;
-        let held = self.held();
-        let mut undo = std::mem::take(&mut held.work().undo);
-        let from = undo.len();
-        held.announce(region, start, start + len, &mut undo);
-        store.reserve.pass(start, start + len, store.page_size);
-        let tally = held.tally();
-        let work = held.work();
-        let mut fresh = 0;
-        for gap in &undo[from..] {
-            fresh += gap.len;
-            work.body_bytes += range_bytes(gap.len) as u64;
-            if work.restore {
-                save(&mut work.saved, region, *gap);
-            }
-        }
-        work.page_bytes += if fresh > 0 { pages as u64 } else { 0 };
-        if !work.restore {
-            undo.truncate(from);
-        }
-        work.undo = undo;
-        tally.ranges.add(1);
-        tally.declared_bytes.add(len as u64);
-        tally.duplicate_bytes.add((len - fresh) as u64);
-        Ok(())
-    }
-
-    /// The running bounds count overlapping ranges and pages twice: counts exactly before refusing.
-    #[cold]
-    fn make_room(&mut self, start: usize, len: usize, pages: usize) -> Result<(), RangeError> {
-        let (store, page) = (self.store, self.store.page_size);
-        let held = self.held();
-        if held.covers(start, start + len) {
+        if len == 0 {
             return Ok(());
         }
-        let (mut body, page_bytes) = (0, held.page_bytes(page));
-        held.each(|_, start, end| body += pieces(end - start).map(range_bytes).sum::<usize>() as u64);
-        let work = held.work();
-        (work.body_bytes, work.page_bytes) = (body, page_bytes);
-        let needed = body + range_bytes(len) as u64;
-        if needed > store.body_max {
-            let capacity = store.live().log.capacity();
-            let needed = ((needed + FRAME as u64) * 2).next_multiple_of(1 << 20);
-            return Err(RangeError::LogTooSmall { needed, capacity });
-        }
-        let needed = page_bytes + (pages + work.saved.len() + len) as u64;
-        let budget = store.memory_budget();
-        if needed > budget { Err(RangeError::MemoryTooSmall { needed, budget }) } else { Ok(()) }
+        let (store, restore) = (self.store, self.restores());
+        let held = self.held();
+        match &store.undo {
+            _ if store.watched() => declare_watched(store, &mut held.again(), region, start, len, restore),
+            Some(undo) => store.save_undo(undo, held, region, start, len),
+            None => declare_redo(store, &mut held.again(), region, start, len, restore),
+        }?;
+        self.ranges += 1;
+        self.bytes += len as u64;
+        Ok(())
     }
 
     /// Commits in a failure class. When this returns, the changes survive what the class names.
@@ -325,26 +241,21 @@ impl<'t> Transaction<'t> {
     #[inline(always)]
     pub fn commit(mut self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
-        let Some(undo) = &store.undo else { return self.commit_redo(class) };
+        let Some(undo) = &store.undo else { return self.moved().commit_redo(class) };
         store.reaches(class)?;
         if store.watched() {
-            self.verify();
+            store.verify();
         }
-        let held = self.held.take().expect("not spent");
+        let held = self.take().expect("not spent");
         std::mem::forget(self);
         store.commit_undo(undo, held);
         Ok(())
     }
 
-    /// Looks for stores that nobody declared.
-    #[cold]
-    fn verify(&self) {
-        let Some(verifier) = &self.store.verifier else { return };
-        let found = verifier.compare(self.store);
-        if let Some(first) = found.first() {
-            let more = found.len() - 1;
-            panic!("{first}{}", if more > 0 { format!("; and {more} more like it") } else { String::new() });
-        }
+    /// The transaction in another place, to be ended out of line: what is not pointed to stays in registers.
+    #[inline(always)]
+    fn moved(&mut self) -> Transaction<'t> {
+        Transaction { held: self.held.take(), ..*self }
     }
 
     fn commit_redo(self, class: Class) -> Result<(), CommitError> {
@@ -410,7 +321,7 @@ impl<'t> Transaction<'t> {
     ///
     /// # Panics
     /// In `NoRestore` mode, which promised never to abort.
-    pub fn abort(mut self) {
+    pub fn abort(self) {
         assert!(self.restores(), "a no-restore transaction cannot be aborted: it kept no old values");
         drop(self);
     }
@@ -421,7 +332,7 @@ impl<'t> Transaction<'t> {
     fn stage(mut self) -> Result<Option<u64>, CommitError> {
         let store = self.store;
         if store.watched() {
-            self.verify();
+            store.verify();
         }
         let held = self.held.as_mut().expect("not spent");
         let work = held.work();
@@ -431,13 +342,11 @@ impl<'t> Transaction<'t> {
             held.each(|_, start, end| len += pieces(end - start).map(range_bytes).sum::<usize>());
         }
         let held = &*held;
-        let tally = held.tally();
-        tally.committed.add(1);
         if len == 0 {
-            store.release(self.held.take().expect("not spent"));
+            store.release(self.take().expect("not spent"));
             return Ok(None);
         }
-        tally.body_bytes.add(len as u64);
+        held.tally().body_bytes.add(len as u64);
         if store.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
             store.failure()?;
         }
@@ -456,7 +365,7 @@ impl<'t> Transaction<'t> {
                 None => store.wait_stage()?,
             }
         };
-        store.release(self.held.take().expect("not spent"));
+        store.release(self.take().expect("not spent"));
         Ok(Some(stamp))
     }
 
@@ -491,12 +400,127 @@ impl<'t> Transaction<'t> {
             return Err(CommitError::NoPrepare);
         }
         if self.store.watched() {
-            self.verify();
+            self.store.verify();
         }
         self.store.check_global_id(global_id)?;
         let body = Transaction::body(self.held());
-        self.store.prepare(&body, global_id, || self.held.take().expect("not spent").suspend())
+        self.store.prepare(&body, global_id, || self.take().expect("not spent").suspend())
     }
+}
+
+/// Declares a range where regions are guarded or verified.
+#[cold]
+#[inline(never)]
+fn declare_watched(
+    store: &Shared,
+    held: &mut Held<'_>,
+    region: &RegionState,
+    start: usize,
+    len: usize,
+    restore: bool,
+) -> Result<(), RangeError> {
+    // First: what was declared is stored to by an abort. Who declares keeps the region mapped, announced or not.
+    let unprotected = held.open(region, start, len);
+    unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
+    match &store.undo {
+        Some(undo) => store.save_undo_announced(undo, held, region, start, len),
+        None => declare_redo(store, held, region, start, len, restore),
+    }
+}
+
+fn declare_redo(
+    store: &Shared,
+    held: &mut Held<'_>,
+    region: &RegionState,
+    start: usize,
+    len: usize,
+    restore: bool,
+) -> Result<(), RangeError> {
+    let end = start + len;
+    let pages = (((end - 1) >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
+    let work = held.work();
+    let (body_bytes, page_bytes) =
+        (work.body_bytes + range_bytes(len) as u64, work.page_bytes + pages as u64);
+    let memory = page_bytes + (work.saved.len() + len) as u64;
+    if body_bytes > store.body_max || memory > store.memory_budget() {
+        make_room(store, held, start, len, pages)?;
+        declare_met(store, held, region, start, len, pages, restore);
+        return Ok(());
+    }
+    if !held.announce_new(region, start, end) {
+        declare_met(store, held, region, start, len, pages, restore);
+        return Ok(());
+    }
+    store.reserve.pass(start, end, store.page_size);
+    let work = held.work();
+    (work.body_bytes, work.page_bytes) = (body_bytes, page_bytes);
+    if restore {
+        let old = Undo { start, len };
+        work.undo.push(old);
+        save(&mut work.saved, region, old);
+    }
+    Ok(())
+}
+
+/// Declares a range that touches others, or one of very many.
+#[cold]
+#[inline(never)]
+fn declare_met(
+    store: &Shared,
+    held: &mut Held<'_>,
+    region: &RegionState,
+    start: usize,
+    len: usize,
+    pages: usize,
+    restore: bool,
+) {
+    let mut undo = std::mem::take(&mut held.work().undo);
+    let from = undo.len();
+    held.announce(region, start, start + len, &mut undo);
+    store.reserve.pass(start, start + len, store.page_size);
+    let tally = held.tally();
+    let work = held.work();
+    let mut fresh = 0;
+    for gap in &undo[from..] {
+        fresh += gap.len;
+        work.body_bytes += range_bytes(gap.len) as u64;
+        if restore {
+            save(&mut work.saved, region, *gap);
+        }
+    }
+    work.page_bytes += if fresh > 0 { pages as u64 } else { 0 };
+    if !restore {
+        undo.truncate(from);
+    }
+    work.undo = undo;
+    tally.duplicate_bytes.add((len - fresh) as u64);
+}
+
+/// The running bounds count overlapping ranges and pages twice: counts exactly before refusing.
+#[cold]
+fn make_room(
+    store: &Shared,
+    held: &mut Held<'_>,
+    start: usize,
+    len: usize,
+    pages: usize,
+) -> Result<(), RangeError> {
+    if held.covers(start, start + len) {
+        return Ok(());
+    }
+    let (mut body, page_bytes) = (0, held.page_bytes(store.page_size));
+    held.each(|_, start, end| body += pieces(end - start).map(range_bytes).sum::<usize>() as u64);
+    let work = held.work();
+    (work.body_bytes, work.page_bytes) = (body, page_bytes);
+    let needed = body + range_bytes(len) as u64;
+    if needed > store.body_max {
+        let capacity = store.live().log.capacity();
+        let needed = ((needed + FRAME as u64) * 2).next_multiple_of(1 << 20);
+        return Err(RangeError::LogTooSmall { needed, capacity });
+    }
+    let needed = page_bytes + (pages + work.saved.len() + len) as u64;
+    let budget = store.memory_budget();
+    if needed > budget { Err(RangeError::MemoryTooSmall { needed, budget }) } else { Ok(()) }
 }
 
 /// Copies the old bytes of a range to the end of `saved`.
@@ -552,36 +576,46 @@ pub(crate) fn restore(store: &Shared, held: &mut Held<'_>) {
 }
 
 impl Drop for Transaction<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
-        let Some(mut held) = self.held.take() else { return };
-        if let Some(undo) = &self.store.undo {
-            // Old values are there in either mode.
-            if !planted("undo-not-restored") {
-                self.store.restore_undo(undo, &mut held);
-            }
-            held.tally().aborted.add(1);
-            self.store.release(held);
-            return;
+        if let Some(held) = self.held.take() {
+            undo_all(self.store, held, self.mode, (self.ranges, self.bytes));
         }
-        let restores = held.work().restore;
-        let mut changed = false;
-        held.each(|_, _, _| changed = true);
-        if !restores && changed {
-            // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
-            // good, so that no truncation writes those pages from memory; reopening the store clears it.
-            tracing::error!(
-                "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
-            );
-            held.suspend();
-            return;
-        }
-        if !planted("abort-without-undo") {
-            restore(self.store, &mut held);
-        }
-        self.store.note_aborted(&held);
-        held.tally().aborted.add(1);
-        self.store.release(held);
     }
+}
+
+/// Ends a transaction with nothing changed.
+#[cold]
+#[inline(never)]
+fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, (ranges, bytes): (u64, u64)) {
+    held.tally().ranges.add(ranges);
+    held.tally().declared_bytes.add(bytes);
+    if let Some(undo) = &store.undo {
+        // Old values are there in either mode.
+        if !planted("undo-not-restored") {
+            store.restore_undo(undo, &mut held);
+        }
+        held.tally().aborted.add(1);
+        store.release(held);
+        return;
+    }
+    let mut changed = false;
+    held.each(|_, _, _| changed = true);
+    if mode == Mode::NoRestore && changed {
+        // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
+        // good, so that no truncation writes those pages from memory; reopening the store clears it.
+        tracing::error!(
+            "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
+        );
+        held.suspend();
+        return;
+    }
+    if !planted("abort-without-undo") {
+        restore(store, &mut held);
+    }
+    store.note_aborted(&held);
+    held.tally().aborted.add(1);
+    store.release(held);
 }
 
 /// A commit on its way to the disk.

@@ -146,8 +146,8 @@ impl Shared {
     ) -> Result<(), RangeError> {
         // What does not fit the slot is saved all the same, bytes that were saved before too: the older come back
         // last.
-        let fresh = held.announce_new(region, start, start + len);
-        if !fresh && held.covers(start, start + len) {
+        let fresh = held.announce_place(start, start + len);
+        if !fresh && held.again().covers(start, start + len) {
             held.tally().duplicate_bytes.add(len as u64);
         } else if !planted("undo-not-saved") {
             let (offset, source) = (region.offset_of(start), region.pointer(start));
@@ -161,9 +161,6 @@ impl Shared {
         if planted("undo-committed-early") {
             held.work().log.commit(undo);
         }
-        let tally = held.tally();
-        tally.ranges.add(1);
-        tally.declared_bytes.add(len as u64);
         Ok(())
     }
 
@@ -171,7 +168,6 @@ impl Shared {
     #[inline(always)]
     pub fn commit_undo(&self, undo: &UndoLogs, mut held: Held<'_>) {
         held.work().log.commit(undo);
-        held.tally().committed.add(1);
         if self.watched() { self.release(held) } else { held.release_light() }
     }
 
@@ -188,9 +184,6 @@ impl Shared {
         // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
         unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
         held.announce(region, start, start + len, &mut Vec::new());
-        let tally = held.tally();
-        tally.ranges.add(1);
-        tally.declared_bytes.add(len as u64);
         Ok(())
     }
 

@@ -126,3 +126,19 @@ impl Store {
         verifier.map_or_else(Vec::new, |verifier| verifier.compare(&self.shared))
     }
 }
+
+impl Shared {
+    /// Looks for stores that nobody declared.
+    ///
+    /// # Panics
+    /// When there are any.
+    #[cold]
+    pub fn verify(&self) {
+        let Some(verifier) = &self.verifier else { return };
+        let found = verifier.compare(self);
+        if let Some(first) = found.first() {
+            let more = found.len() - 1;
+            panic!("{first}{}", if more > 0 { format!("; and {more} more like it") } else { String::new() });
+        }
+    }
+}

@@ -78,14 +78,10 @@ struct Pool {
 /// A slot's undo log: reused from one transaction to the next.
 #[derive(Debug)]
 pub struct UndoLog {
-    /// The chunk in use, and how many bytes of ranges it has; null before the first.
+    /// The chunk in use; null before the first.
     chunk: *mut u8,
-    filled: usize,
-    /// What the published word says beside the number of bytes.
-    tag: u64,
+    /// Offset of its word that counts its ranges.
     word: usize,
-    /// Number of the transaction.
-    turn: u32,
     first: u32,
     further: Vec<u32>,
     /// In persistent memory: of the ranges in the present chunk.
@@ -98,10 +94,7 @@ impl Default for UndoLog {
     fn default() -> UndoLog {
         UndoLog {
             chunk: ptr::null_mut(),
-            filled: CHUNK_BYTES,
-            tag: 0,
             word: UNDO_FIRST,
-            turn: 0,
             first: 0,
             further: Vec::new(),
             seal: Seal::default(),
@@ -263,7 +256,7 @@ impl UndoLogs {
 
     /// Of what the log is about to write.
     fn seal(&self, log: &UndoLog) -> Seal {
-        Seal::new(self.generation, log.first, log.further.len() as u32, log.turn)
+        Seal::new(self.generation, log.first, log.further.len() as u32, log.turn(self))
     }
 
     fn give_back(&self, log: &mut UndoLog) {
@@ -291,7 +284,44 @@ unsafe fn set(chunk: *mut u8, at: usize, value: u64) {
     simulated::stored(word.as_ptr().cast_const().cast(), size_of::<u64>());
 }
 
+/// Reads such a word.
+///
+/// # Safety
+/// As for [`set`].
+#[inline(always)]
+unsafe fn get(chunk: *mut u8, at: usize) -> u64 {
+    // SAFETY: a chunk's words are aligned, and the caller's.
+    unsafe { &*chunk.add(at).cast::<AtomicU64>() }.load(Ordering::Relaxed)
+}
+
+/// The bytes of ranges that a word counts.
+#[inline(always)]
+fn filled(word: u64) -> usize {
+    word as u32 as usize
+}
+
 impl UndoLog {
+    /// The word that counts what is in the present chunk. There is nothing else to know of a transaction: the more
+    /// that is stored for each, the fewer of them does a processor overlap.
+    ///
+    /// # Safety
+    /// There must be a chunk.
+    #[inline(always)]
+    unsafe fn count(&self) -> u64 {
+        // SAFETY: the chunk is ours.
+        unsafe { get(self.chunk, self.word) }
+    }
+
+    /// The number of the transaction.
+    fn turn(&self, logs: &UndoLogs) -> u32 {
+        if self.chunk.is_null() {
+            return 0;
+        }
+        // SAFETY: the first chunk is ours.
+        let count = unsafe { get(logs.chunk(self.first), UNDO_FIRST) };
+        (count >> 32) as u32
+    }
+
     /// Saves `len` bytes at `source`, which are at `offset` of the segment, before they are changed.
     ///
     /// # Safety
@@ -305,18 +335,40 @@ impl UndoLog {
         source: *const u8,
         len: usize,
     ) -> Result<(), MediaError> {
-        if UNDO_HEAD + self.filled + range_bytes(len) <= CHUNK_BYTES && logs.persistent().is_none() {
-            // SAFETY: the range fits the chunk; the source is the caller's word.
-            unsafe { self.put(segment, offset, source, len) };
-            return Ok(());
+        if !self.chunk.is_null() && logs.persistent().is_none() {
+            // SAFETY: there is a chunk.
+            let count = unsafe { self.count() };
+            if UNDO_HEAD + filled(count) + range_bytes(len) <= CHUNK_BYTES {
+                // SAFETY: the range fits the chunk; the source is the caller's word.
+                unsafe { self.put(count, segment, offset, source, len) };
+                return Ok(());
+            }
         }
-        let (chunks, filled) = (self.further.len(), self.filled);
         // SAFETY: passed on from the caller.
-        let saved = unsafe { self.save_long(logs, segment, offset, source, len) };
+        unsafe { self.save_slowly(logs, segment, offset, source, len) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn save_slowly(
+        &mut self,
+        logs: &UndoLogs,
+        segment: SegmentId,
+        offset: u64,
+        source: *const u8,
+        len: usize,
+    ) -> Result<(), MediaError> {
+        if self.chunk.is_null() {
+            self.extend(logs)?;
+        }
+        // SAFETY: there is a chunk.
+        let (chunks, count) = (self.further.len(), unsafe { self.count() });
+        // SAFETY: passed on from the caller.
+        let saved = unsafe { self.save_parts(logs, segment, offset, source, len) };
         match logs.persistent() {
             _ if saved.is_err() => {
                 // Nothing was saved: what another transaction may do with these bytes is not to be undone.
-                self.shrink(logs, chunks, filled);
+                self.shrink(logs, chunks, count);
             }
             Some(flush) => {
                 self.declared.push((source, len));
@@ -329,12 +381,8 @@ impl UndoLog {
         saved
     }
 
-    /// Goes back to so many further chunks, the last of them filled so far.
-    #[cold]
-    fn shrink(&mut self, logs: &UndoLogs, chunks: usize, filled: usize) {
-        if self.chunk.is_null() {
-            return;
-        }
+    /// Goes back to so many further chunks, and to what was counted in the last of them.
+    fn shrink(&mut self, logs: &UndoLogs, chunks: usize, count: u64) {
         let mut surplus: Vec<u32> = self.further.drain(chunks..).collect();
         // The newest first: recovery wants the chunks before it whole.
         for number in surplus.iter().rev() {
@@ -342,42 +390,37 @@ impl UndoLog {
             unsafe { set(logs.chunk(*number), UNDO_OWNER, 0) };
         }
         logs.pool.lock().expect("no panic under this lock").free.append(&mut surplus);
-        (self.chunk, self.word, self.tag) = match self.further.last() {
-            Some(last) => (logs.chunk(*last), UNDO_FURTHER, (self.further.len() as u64) << 32),
-            None => (logs.chunk(self.first), UNDO_FIRST, u64::from(self.turn) << 32),
+        (self.chunk, self.word) = match self.further.last() {
+            Some(last) => (logs.chunk(*last), UNDO_FURTHER),
+            None => (logs.chunk(self.first), UNDO_FIRST),
         };
-        // A log without a first chunk counted as full.
-        self.filled = if filled > CHUNK_BYTES - UNDO_HEAD { 0 } else { filled };
-        match logs.persistent() {
-            Some(flush) => {
-                self.seal = logs.seal(self);
-                if UNDO_HEAD + self.filled + size_of::<RangeHeader>() <= CHUNK_BYTES {
-                    // SAFETY: the place for a header is in the chunk, which is ours; a log ends at one of no bytes.
-                    unsafe { set(self.chunk, UNDO_HEAD + self.filled, 0) };
-                    // SAFETY: the same bytes.
-                    unsafe { flush.lines(self.chunk.add(UNDO_HEAD + self.filled), 8) };
-                }
-                flush.fence();
-            }
-            // SAFETY: the chunk is ours.
-            None => unsafe { set(self.chunk, self.word, self.tag | self.filled as u64) },
+        // SAFETY: the chunk is ours.
+        unsafe { set(self.chunk, self.word, count) };
+        let Some(flush) = logs.persistent() else { return };
+        self.seal = logs.seal(self);
+        let end = UNDO_HEAD + filled(count);
+        if end + size_of::<RangeHeader>() <= CHUNK_BYTES {
+            // SAFETY: the place for a header is in the chunk, which is ours; a log ends at one of no bytes.
+            unsafe { set(self.chunk, end, 0) };
+            // SAFETY: the same bytes.
+            unsafe { flush.lines(self.chunk.add(end), 8) };
         }
+        flush.fence();
     }
 
     /// # Safety
-    /// The range must fit the chunk.
+    /// The range must fit the chunk; `count` must be what its word says.
     #[inline(always)]
-    unsafe fn put(&mut self, segment: SegmentId, offset: u64, source: *const u8, len: usize) {
+    unsafe fn put(&mut self, count: u64, segment: SegmentId, offset: u64, source: *const u8, len: usize) {
         let total = range_bytes(len);
         let header =
             RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
-        let early = planted("undo-published-early");
         // SAFETY: `total` bytes behind what is filled belong to this log; the source is the caller's word.
         unsafe {
-            if early {
-                set(self.chunk, self.word, self.tag | (self.filled + total) as u64);
+            if planted("undo-published-early") {
+                set(self.chunk, self.word, count + total as u64);
             }
-            let at = self.chunk.add(UNDO_HEAD + self.filled);
+            let at = self.chunk.add(UNDO_HEAD + filled(count));
             at.cast::<RangeHeader>().write_unaligned(header);
             if !len.is_multiple_of(format::ALIGN) {
                 at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
@@ -385,18 +428,18 @@ impl UndoLog {
             simulated::stored(at, total);
             span::copy(source, at.add(size_of::<RangeHeader>()), len);
             simulated::stored(at, total);
-            self.filled += total;
-            set(self.chunk, self.word, self.tag | self.filled as u64);
+            set(self.chunk, self.word, count + total as u64);
         }
     }
 
-    /// [`UndoLog::put`] in persistent memory: the range is valid when a fence came after.
+    /// [`UndoLog::put`] in persistent memory: the range is valid when a fence came after. The word counts for this
+    /// process only.
     ///
     /// # Safety
-    /// The range and its seal must fit the chunk.
+    /// The range and its seal must fit the chunk; `count` must be what its word says.
     unsafe fn put_sealed(
         &mut self,
-        flush: Flush,
+        (flush, count): (Flush, u64),
         segment: SegmentId,
         offset: u64,
         source: *const u8,
@@ -408,7 +451,7 @@ impl UndoLog {
         // SAFETY: `total` bytes and a seal behind what is filled belong to this log, and nobody else reads or stores
         // there; the source is the caller's word.
         unsafe {
-            let at = self.chunk.add(UNDO_HEAD + self.filled);
+            let at = self.chunk.add(UNDO_HEAD + filled(count));
             at.cast::<RangeHeader>().write_unaligned(header);
             at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
             span::copy(source, at.add(size_of::<RangeHeader>()), len);
@@ -417,13 +460,12 @@ impl UndoLog {
             at.add(total).cast::<u64>().write_unaligned(seal);
             simulated::stored(at.add(total), SEAL);
             flush.lines(at, total + SEAL);
+            set(self.chunk, self.word, count + (total + SEAL) as u64);
         }
-        self.filled += total + SEAL;
     }
 
-    #[cold]
-    #[inline(never)]
-    unsafe fn save_long(
+    /// Saves a range in as many parts as it takes.
+    unsafe fn save_parts(
         &mut self,
         logs: &UndoLogs,
         segment: SegmentId,
@@ -434,17 +476,19 @@ impl UndoLog {
         let persistent = logs.persistent();
         let frame = size_of::<RangeHeader>() + if persistent.is_some() { SEAL } else { 0 };
         while len > 0 {
-            let room = (CHUNK_BYTES - UNDO_HEAD).saturating_sub(self.filled + frame);
+            // SAFETY: there is a chunk.
+            let count = unsafe { self.count() };
+            let room = (CHUNK_BYTES - UNDO_HEAD).saturating_sub(filled(count) + frame);
             let part = len.min(room / format::ALIGN * format::ALIGN);
-            if self.chunk.is_null() || part == 0 {
+            if part == 0 {
                 self.extend(logs)?;
                 continue;
             }
             // SAFETY: the part fits the chunk and is readable.
             unsafe {
                 match persistent {
-                    Some(flush) => self.put_sealed(flush, segment, offset, source, part),
-                    None => self.put(segment, offset, source, part),
+                    Some(flush) => self.put_sealed((flush, count), segment, offset, source, part),
+                    None => self.put(count, segment, offset, source, part),
                 }
                 source = source.add(part);
             }
@@ -463,23 +507,23 @@ impl UndoLog {
         if self.chunk.is_null() {
             self.first = number;
             // SAFETY: the chunk is ours; what it says of an earlier transaction is over.
-            unsafe { set(chunk, UNDO_FIRST, u64::from(self.turn) << 32) };
+            unsafe { set(chunk, UNDO_FIRST, 0) };
         } else {
+            let owner = u64::from(self.first + 1) << 32 | u64::from(self.turn(logs));
             self.further.push(number);
             self.word = UNDO_FURTHER;
-            self.tag = (self.further.len() as u64) << 32;
-            let owner = u64::from(self.first + 1) << 32 | u64::from(self.turn);
             // SAFETY: the chunk is ours. First it says that it holds nothing, then whose it is.
             unsafe {
-                if !planted("undo-chunk-not-emptied") {
-                    set(chunk, UNDO_FURTHER, self.tag);
+                if planted("undo-chunk-not-emptied") {
+                    set(chunk, UNDO_OWNER, owner);
                 }
+                set(chunk, UNDO_FURTHER, (self.further.len() as u64) << 32);
                 set(chunk, UNDO_OWNER, owner);
             }
         }
         // SAFETY: the head is the chunk's.
         persistent.inspect(|flush| unsafe { flush.lines(chunk, UNDO_HEAD) });
-        (self.chunk, self.filled) = (chunk, 0);
+        self.chunk = chunk;
         self.seal = logs.seal(self);
         Ok(())
     }
@@ -487,56 +531,48 @@ impl UndoLog {
     /// Whether there is nothing to undo.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        self.chunk.is_null() || (self.filled == 0 && self.further.is_empty())
+        // SAFETY: there is a chunk. A further one is not there before the first is full.
+        self.chunk.is_null() || (self.further.is_empty() && filled(unsafe { self.count() }) == 0)
     }
 
     /// Commits: nothing is to be undone any more, once all of the transaction's stores are done.
     #[inline(always)]
     pub fn commit(&mut self, logs: &UndoLogs) {
+        if self.chunk.is_null() {
+            return;
+        }
+        // SAFETY: there is a chunk.
+        let count = unsafe { self.count() };
+        if !self.further.is_empty() || logs.persistent().is_some() {
+            return self.commit_slowly(logs);
+        }
+        if filled(count) > 0 {
+            // SAFETY: the first chunk is ours.
+            unsafe { set(self.chunk, UNDO_FIRST, next(count)) };
+        }
+    }
+
+    /// Commits a long log, or one in persistent memory: when what was declared is there, and returns when the commit
+    /// is.
+    #[cold]
+    #[inline(never)]
+    fn commit_slowly(&mut self, logs: &UndoLogs) {
         if self.is_empty() {
             return;
         }
-        if let Some(flush) = logs.persistent() {
-            return self.commit_persistent(logs, flush);
-        }
-        self.end(logs);
-        if !self.further.is_empty() {
-            logs.give_back(self);
-        }
-    }
-
-    /// The one store that commits.
-    #[inline(always)]
-    fn end(&mut self, logs: &UndoLogs) -> *mut u8 {
-        self.turn = self.turn.wrapping_add(1);
-        let first = if self.further.is_empty() { self.chunk } else { logs.chunk(self.first) };
-        self.tag = u64::from(self.turn) << 32;
-        self.filled = 0;
-        // SAFETY: the first chunk is ours.
-        unsafe { set(first, UNDO_FIRST, self.tag) };
-        first
-    }
-
-    /// Commits when what was declared is in memory, and returns when the commit is.
-    #[cold]
-    #[inline(never)]
-    fn commit_persistent(&mut self, logs: &UndoLogs, flush: Flush) {
-        if !planted("undo-values-not-flushed") {
-            for (start, len) in self.declared.drain(..) {
-                // SAFETY: it was declared: the region stays mapped until the transaction ends.
-                unsafe { flush.lines(start, len) };
-            }
+        let persistent = logs.persistent();
+        for (start, len) in self.declared.drain(..).filter(|_| !planted("undo-values-not-flushed")) {
+            // SAFETY: it was declared: the region stays mapped until the transaction ends.
+            persistent.inspect(|flush| unsafe { flush.lines(start, len) });
         }
         self.declared.shrink_to(1 << 16);
-        if !planted("undo-values-unfenced") {
-            flush.fence();
-        }
-        let first = self.end(logs);
+        persistent.filter(|_| !planted("undo-values-unfenced")).inspect(|flush| flush.fence());
+        let first = logs.chunk(self.first);
         // SAFETY: the first chunk is ours.
-        unsafe { flush.lines(first, UNDO_HEAD) };
-        if !planted("undo-commit-unfenced") {
-            flush.fence();
-        }
+        unsafe { set(first, UNDO_FIRST, next(get(first, UNDO_FIRST))) };
+        // SAFETY: the first chunk is ours.
+        persistent.inspect(|flush| unsafe { flush.lines(first, UNDO_HEAD) });
+        persistent.filter(|_| !planted("undo-commit-unfenced")).inspect(|flush| flush.fence());
         if !self.further.is_empty() {
             logs.give_back(self);
         }
@@ -551,18 +587,24 @@ impl UndoLog {
         let chunks: Vec<u32> = std::iter::once(self.first).chain(self.further.iter().copied()).collect();
         for (i, number) in chunks.iter().enumerate().rev() {
             let chunk = logs.chunk(*number);
-            // SAFETY: the chunk is ours.
-            let bytes = |len| unsafe { std::slice::from_raw_parts(chunk.add(UNDO_HEAD), len) };
+            // SAFETY: the chunk is ours, and what its word counts was written.
+            let bytes = unsafe {
+                let count = get(chunk, if i == 0 { UNDO_FIRST } else { UNDO_FURTHER });
+                std::slice::from_raw_parts(chunk.add(UNDO_HEAD), filled(count))
+            };
             let ranges: Vec<_> = if logs.persistent().is_some() {
-                let seal = Seal::new(logs.generation, self.first, i as u32, self.turn);
-                seal.ranges(bytes(CHUNK_BYTES - UNDO_HEAD)).collect()
+                Seal::new(logs.generation, self.first, i as u32, self.turn(logs)).ranges(bytes).collect()
             } else {
-                let word = if i == 0 { UNDO_FIRST } else { UNDO_FURTHER };
-                // SAFETY: the words are the chunk's.
-                let filled = unsafe { &*chunk.add(word).cast::<AtomicU64>() }.load(Ordering::Relaxed) as u32;
-                Ranges::of(bytes(filled as usize)).collect()
+                Ranges::of(bytes).collect()
             };
             ranges.iter().rev().for_each(|range| visit(range.segment, range.offset, range.bytes));
         }
     }
+}
+
+/// What the first word says when the next transaction begins.
+#[inline(always)]
+fn next(count: u64) -> u64 {
+    // After 2^32 of them they begin anew.
+    ((count >> 32) + 1) << 32
 }
