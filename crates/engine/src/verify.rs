@@ -127,6 +127,14 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Whether it was opened with [`Options::verify`](crate::Options::verify).
+    #[inline]
+    pub fn verifies(&self) -> bool {
+        self.shared.verifier.is_some()
+    }
+}
+
 impl Shared {
     /// Looks for stores that nobody declared.
     ///

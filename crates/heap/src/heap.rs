@@ -1,8 +1,8 @@
 //! A heap: its two segments, its spans, its roots.
 
-use crate::class::{CLASSES, SIZES, SPAN};
+use crate::class::{self, CLASSES, SIZES, SPAN};
 use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
-use crate::span::{Cache, SPANS_MAX, Spans, State};
+use crate::span::{self, At, Cache, SPANS_MAX, Span, Spans};
 use crate::transaction::HeapTransaction;
 use caliburn_engine::{
     BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
@@ -131,9 +131,9 @@ pub struct Heap<'s> {
     pub(crate) spans: Spans,
     /// Spans that exist.
     count: AtomicU32,
-    /// For each span that exists whether nothing is in it. Locked before any span's state.
+    /// For each span that exists whether nothing is in it. Locked before the lists.
     free: Mutex<Vec<bool>>,
-    /// Spans of a class with free objects that no cache owns.
+    /// Spans of a class with free objects that are in no cache. Locked by whoever puts a span there, or takes it away.
     partial: [Mutex<Vec<u32>>; CLASSES],
     caches: Box<[Cache]>,
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
@@ -197,6 +197,7 @@ impl<'s> Heap<'s> {
     ///
     /// # Errors
     /// As [`Store::begin`].
+    #[inline]
     pub fn begin(&self) -> Result<HeapTransaction<'_>, BeginError> {
         Ok(HeapTransaction::new(self, self.store.begin(Mode::Restore)?))
     }
@@ -216,8 +217,8 @@ impl<'s> Heap<'s> {
     /// # Errors
     /// [`HeapError::NotAllocated`] when no object can begin there.
     pub fn usable_len(&self, place: Place) -> Result<u64, HeapError> {
-        let (_, _, state) = self.look(place)?;
-        Ok(match state.kind {
+        let (_, _, kind) = self.look(place)?;
+        Ok(match kind {
             Kind::Small(class) => u64::from(SIZES[usize::from(class)]),
             Kind::Large(spans) => u64::from(spans) * SPAN,
             Kind::Free => unreachable!("an object is in a span that is in use"),
@@ -229,8 +230,9 @@ impl<'s> Heap<'s> {
         let number = u32::try_from(offset / SPAN).ok().filter(|n| *n < self.count.load(Ordering::Acquire))?;
         // A large object's first span may be some way before.
         (0..=number).rev().find_map(|first| {
-            let state = self.spans.get(first).lock();
-            let (size, object) = match state.kind {
+            let span = self.spans.get(first);
+            let kind = span.kind();
+            let (size, object) = match kind {
                 Kind::Small(class) => {
                     let size = u64::from(SIZES[usize::from(class)]);
                     (size, (offset - u64::from(first) * SPAN) / size)
@@ -239,7 +241,7 @@ impl<'s> Heap<'s> {
                 Kind::Free => return None,
             };
             let place = u64::from(first) * SPAN + object * size;
-            let there = u32::try_from(object).is_ok_and(|object| state.holds(object));
+            let there = u32::try_from(object).is_ok_and(|object| span.holds(kind, object));
             Some((there && (place..place + size).contains(&offset)).then_some((Place(place), size)))
         })?
     }
@@ -259,6 +261,7 @@ impl<'s> Heap<'s> {
             .collect()
     }
 
+    #[cold]
     pub(crate) fn not_allocated(&self, place: Place) -> HeapError {
         HeapError::NotAllocated { heap: self.name.clone(), place }
     }
@@ -276,22 +279,25 @@ impl<'s> Heap<'s> {
         self.look(place).map(|(span, object, _)| (span, object))
     }
 
-    /// The same, with the span's state.
-    pub(crate) fn look(&self, place: Place) -> Result<(u32, u32, MutexGuard<'_, State>), HeapError> {
+    /// The same, and what the span is.
+    #[inline]
+    pub(crate) fn look(&self, place: Place) -> Result<(u32, u32, Kind), HeapError> {
         let number = place.0 / SPAN;
         if number >= u64::from(self.count.load(Ordering::Acquire)) {
             return Err(self.not_allocated(place));
         }
         let (number, inside) = (number as u32, (place.0 % SPAN) as u32);
-        let state = self.spans.get(number).lock();
-        let object = match state.kind {
-            Kind::Small(class) if inside.is_multiple_of(SIZES[usize::from(class)]) => {
-                inside / SIZES[usize::from(class)]
-            }
+        let span = self.spans.get(number);
+        let kind = span.kind();
+        let object = match kind {
+            Kind::Small(class) => match class::object_at(class, inside) {
+                (object, first) if first == inside => object,
+                _ => return Err(self.not_allocated(place)),
+            },
             Kind::Large(_) if inside == 0 => 0,
             _ => return Err(self.not_allocated(place)),
         };
-        if state.holds(object) { Ok((number, object, state)) } else { Err(self.not_allocated(place)) }
+        if span.holds(kind, object) { Ok((number, object, kind)) } else { Err(self.not_allocated(place)) }
     }
 
     /// A recoverable word's bits.
@@ -366,7 +372,7 @@ impl<'s> Heap<'s> {
 
     /// Takes up a span as it was committed; how many spans that is.
     fn read_row(&self, number: u32, spans: u32, kind: Kind, free: &mut [bool]) -> Result<u32, HeapError> {
-        let mut state = self.spans.get(number).lock();
+        let span = self.spans.get(number);
         match kind {
             Kind::Free => Ok(1),
             Kind::Large(count) => {
@@ -374,7 +380,7 @@ impl<'s> Heap<'s> {
                     let text = format!("an object of {count} spans, which the heap does not have");
                     return Err(self.damaged(meta::word_at(number, 0), text));
                 }
-                state.make(kind, |_| true);
+                span.make(kind, |_| true);
                 free[number as usize..(number + count) as usize].fill(false);
                 Ok(count)
             }
@@ -383,14 +389,11 @@ impl<'s> Heap<'s> {
                 let read = |word| self.word(meta::word_at(number, 1 + word));
                 let words = (0..words).map(read).collect::<Result<Vec<u64>, _>>()?;
                 if words.iter().any(|bits| *bits != 0) {
-                    state.make(kind, |object| {
+                    span.make(kind, |object| {
                         words[(object / PER_WORD) as usize] >> (object % PER_WORD) & 1 == 1
                     });
                     free[number as usize] = false;
-                    if state.free() > 0 {
-                        state.listed = true;
-                        lock(&self.partial[usize::from(class)]).push(number);
-                    }
+                    self.list(number, class);
                 }
                 Ok(1)
             }
@@ -398,60 +401,90 @@ impl<'s> Heap<'s> {
     }
 
     /// Takes an object of a class, for a transaction.
+    #[inline]
     pub(crate) fn take_small(&self, class: u8) -> Result<(u32, u32), HeapError> {
-        let cache = &self.caches[ordinal::current().number() % CACHES];
-        let mut cache = lock(&cache.0);
-        let mine = &mut cache[usize::from(class)];
+        let cached = &self.caches[ordinal::current().number() % CACHES].0[usize::from(class)];
+        if let Some(number) = cached.load(Ordering::Acquire).checked_sub(1)
+            && let Some(object) = self.spans.get(number).take(class)
+        {
+            return Ok((number, object));
+        }
+        self.refill(cached, class)
+    }
+
+    /// Takes an object of a class when the cache has none.
+    #[cold]
+    fn refill(&self, cached: &AtomicU32, class: u8) -> Result<(u32, u32), HeapError> {
         loop {
-            if let Some(number) = *mine {
-                let mut state = self.spans.get(number).lock();
-                if let Some(object) = state.take() {
+            let now = cached.load(Ordering::Acquire);
+            if let Some(number) = now.checked_sub(1) {
+                if let Some(object) = self.spans.get(number).take(class) {
                     return Ok((number, object));
                 }
-                state.owned = false;
-                *mine = None;
-            }
-            let found = lock(&self.partial[usize::from(class)]).pop();
-            if let Some(number) = found {
-                let mut state = self.spans.get(number).lock();
-                state.listed = false;
-                // It may have been emptied and taken for something else meanwhile.
-                if state.kind == Kind::Small(class) && !state.owned && state.free() > 0 {
-                    state.owned = true;
-                    *mine = Some(number);
+                // Unless somebody took it from the cache meanwhile.
+                if cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    self.leave(number, class);
                 }
                 continue;
             }
-            let number = match self.take_spans(1) {
-                Ok(number) => {
-                    self.spans.get(number).lock().make(Kind::Small(class), |_| false);
-                    number
-                }
-                // There may be room in what another thread's cache has.
-                Err(error) => self.steal(class).ok_or(error)?,
+            let number = match self.unlist(class) {
+                Some(number) => number,
+                None => match self.take_spans(1) {
+                    Ok(number) => {
+                        let span = self.spans.get(number);
+                        span.set_at(At::Cache);
+                        span.make(Kind::Small(class), |_| false);
+                        number
+                    }
+                    // There may be room in what another thread's cache has.
+                    Err(error) => self.steal(class).ok_or(error)?,
+                },
             };
-            self.spans.get(number).lock().owned = true;
-            *mine = Some(number);
+            if cached.compare_exchange(0, number + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // A thread that shares the cache was faster.
+                self.leave(number, class);
+            }
         }
     }
 
-    /// Takes a span with free objects from another cache. Who asks has its own cache locked.
+    /// A span comes out of a cache. Whoever puts an object back meanwhile sees it loose, or its object is seen here.
+    fn leave(&self, number: u32, class: u8) {
+        self.spans.get(number).set_at(At::Loose);
+        self.list(number, class);
+    }
+
+    /// Puts a loose span with free objects on the list of its class.
+    fn list(&self, number: u32, class: u8) {
+        let span = self.spans.get(number);
+        let mut list = lock(&self.partial[usize::from(class)]);
+        if span.at() == At::Loose && span.kind() == Kind::Small(class) && span.has_free(class) {
+            span.set_at(At::List);
+            list.push(number);
+        }
+    }
+
+    /// Takes a span from the list of its class, for a cache.
+    fn unlist(&self, class: u8) -> Option<u32> {
+        let mut list = lock(&self.partial[usize::from(class)]);
+        let number = list.pop()?;
+        self.spans.get(number).set_at(At::Cache);
+        Some(number)
+    }
+
+    /// Takes a span with free objects from another cache.
     fn steal(&self, class: u8) -> Option<u32> {
-        self.caches.iter().filter_map(|cache| cache.0.try_lock().ok()).find_map(|mut cache| {
-            let number = cache[usize::from(class)]?;
-            if self.spans.get(number).lock().free() == 0 {
-                return None;
-            }
-            cache[usize::from(class)].take()
+        self.caches.iter().find_map(|cache| {
+            let cached = &cache.0[usize::from(class)];
+            let now = cached.load(Ordering::Acquire);
+            let number = now.checked_sub(1).filter(|number| self.spans.get(*number).has_free(class))?;
+            cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| number)
         })
     }
 
     /// Takes free spans for one object, for a transaction.
     pub(crate) fn take_large(&self, spans: u32) -> Result<u32, HeapError> {
         let number = self.take_spans(spans)?;
-        let mut state = self.spans.get(number).lock();
-        state.make(Kind::Large(spans), |_| true);
-        state.freshen();
+        self.spans.get(number).make_large(spans);
         Ok(number)
     }
 
@@ -484,14 +517,30 @@ impl<'s> Heap<'s> {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => continue,
             };
-            let mut state = span.lock();
-            if matches!(state.kind, Kind::Small(_)) && !state.owned && state.free() == state.count() {
-                state.kind = Kind::Free;
+            let Kind::Small(class) = span.kind() else { continue };
+            let mut list = lock(&self.partial[usize::from(class)]);
+            if span.kind() == Kind::Small(class) && span.at() != At::Cache && self.empties(span, class) {
+                list.retain(|listed| *listed != number as u32);
+                span.set_at(At::Loose);
                 *free = true;
                 any = true;
             }
         }
         any
+    }
+
+    /// Makes a span free if nothing is in it. Whoever takes an object from it all the same, because it was stolen from
+    /// a cache under his hands, sees that it is free, or his object is seen here.
+    fn empties(&self, span: &Span, class: u8) -> bool {
+        if span.taken() > 0 {
+            return false;
+        }
+        span.set_kind(Kind::Free);
+        let empty = span.taken() == 0;
+        if !empty {
+            span.set_kind(Kind::Small(class));
+        }
+        empty
     }
 
     fn grow(&self, free: &mut Vec<bool>, wanted: u32) -> Result<(), HeapError> {
@@ -530,22 +579,20 @@ impl<'s> Heap<'s> {
     }
 
     /// Gives back what no transaction has any more.
-    pub(crate) fn put(&self, span: u32, object: u32) {
-        let mut state = self.spans.get(span).lock();
-        match state.kind {
-            Kind::Large(spans) => {
-                state.kind = Kind::Free;
-                drop(state);
-                lock(&self.free)[span as usize..(span + spans) as usize].fill(true);
-            }
+    #[inline]
+    pub(crate) fn put(&self, number: u32, object: u32) {
+        let span = self.spans.get(number);
+        match span.kind() {
             Kind::Small(class) => {
-                state.put(object);
-                let list = !state.owned && !state.listed;
-                state.listed |= list;
-                drop(state);
-                if list {
-                    lock(&self.partial[usize::from(class)]).push(span);
+                span.put(object);
+                if span.at() == At::Loose {
+                    self.list(number, class);
                 }
+            }
+            Kind::Large(spans) => {
+                span.put(0);
+                span.set_kind(Kind::Free);
+                lock(&self.free)[number as usize..(number + spans) as usize].fill(true);
             }
             Kind::Free => unreachable!("an object is in a span that is in use"),
         }
@@ -558,13 +605,14 @@ impl<'s> Heap<'s> {
             SIZES.iter().map(|size| ClassStatistics { size: *size, spans: 0, objects: 0, free: 0 }).collect();
         let (mut large_objects, mut large_bytes) = (0, 0);
         for number in (0..free.len()).filter(|number| !free[*number]) {
-            let state = self.spans.get(number as u32).lock();
-            match state.kind {
+            let span = self.spans.get(number as u32);
+            let kind = span.kind();
+            match kind {
                 Kind::Small(class) => {
-                    let class = &mut classes[usize::from(class)];
+                    let (class, taken) = (&mut classes[usize::from(class)], span.taken());
                     class.spans += 1;
-                    class.free += u64::from(state.free());
-                    class.objects += u64::from(state.count() - state.free());
+                    class.free += u64::from(span::count(kind) - taken);
+                    class.objects += u64::from(taken);
                 }
                 Kind::Large(spans) => {
                     large_objects += 1;

@@ -1,157 +1,233 @@
-//! Spans as the process sees them: what is allocated, by committed transactions and by open ones.
+//! Spans as the process sees them: what is allocated, by committed transactions and by open ones. Two bits for
+//! each object, changed in one step, so that allocating and freeing take no lock:
 //!
 //! ```text
-//!   FREE --taken for a class--> owned by a cache --exhausted--> on its own --an object is free--> partial
-//!     ^                              ^                                                              |
-//!     +---- empty when it is looked for space                +--------- taken by a cache -----------+
+//!            taken            committed             given up            committed
+//!   FREE ------------> FRESH ------------> THERE ------------> GIVEN UP ----------> FREE
+//!     ^                  | aborted            ^                  | aborted
+//!     +------------------+                    +------------------+
 //! ```
+//!
+//! A span of small objects is in one place: with a cache, which threads allocate from; on the list of its class, since
+//! it has free objects; or loose, since it had none.
 
 use crate::class::{self, CLASSES};
 use crate::meta::Kind;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::{Mutex, OnceLock};
 
-/// A span. `commit` is held while the recoverable words of the span change; `state` for moments.
+/// States of an object.
+const FRESH: u64 = 1;
+const THERE: u64 = 2;
+const GIVEN_UP: u64 = 3;
+/// Objects in a word, the lower bit of each, and words of a span.
+const IN_WORD: u32 = 32;
+const LOWER: u64 = 0x5555_5555_5555_5555;
+const WORDS: usize = 4096 / IN_WORD as usize;
+
+const _: () = assert!(class::objects(0) as usize <= WORDS * IN_WORD as usize);
+
+/// Where a span is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum At {
+    /// Nowhere, when it was last looked for free objects.
+    Loose,
+    /// In a cache, or on its way there.
+    Cache,
+    /// On the list of its class.
+    List,
+}
+
+/// A span.
 #[derive(Debug)]
 pub struct Span {
+    /// Held while the recoverable words of the span change.
     pub commit: Mutex<()>,
-    state: Mutex<State>,
-}
-
-/// What the process knows of a span.
-#[derive(Debug)]
-pub struct State {
-    pub kind: Kind,
-    /// Allocated, by whomever.
-    taken: Vec<u64>,
-    /// Given up by transactions that are open.
-    freeing: Vec<u64>,
-    /// Taken by transactions that are open.
-    fresh: Vec<u64>,
-    free: u32,
-    /// A cache allocates from it.
-    pub owned: bool,
-    /// It is on the list of its class.
-    pub listed: bool,
-    hint: usize,
-}
-
-impl State {
-    /// A span of a class; `taken` tells which objects there are.
-    pub fn make(&mut self, kind: Kind, taken: impl Fn(u32) -> bool) {
-        let count = if let Kind::Small(class) = kind { class::objects(class) } else { 1 };
-        self.kind = kind;
-        self.taken = vec![0; count.div_ceil(64) as usize];
-        (self.freeing, self.fresh) = (self.taken.clone(), self.taken.clone());
-        (self.free, self.hint, self.owned, self.listed) = (count, 0, false, false);
-        for object in (0..count).filter(|object| taken(*object)) {
-            set(&mut self.taken, object);
-            self.free -= 1;
-        }
-        if count % 64 != 0 {
-            // Beyond the last object.
-            let last = self.taken.len() - 1;
-            self.taken[last] |= !0 << (count % 64);
-        }
-    }
-
-    /// Takes an object.
-    pub fn take(&mut self) -> Option<u32> {
-        if self.free == 0 {
-            return None;
-        }
-        let words = self.taken.len();
-        let at = (0..words).map(|i| (self.hint + i) % words).find(|at| self.taken[*at] != !0)?;
-        let object = at as u32 * 64 + self.taken[at].trailing_ones();
-        set(&mut self.taken, object);
-        set(&mut self.fresh, object);
-        (self.free, self.hint) = (self.free - 1, at);
-        Some(object)
-    }
-
-    /// Takes back an object that nobody has any more.
-    pub fn put(&mut self, object: u32) {
-        clear(&mut self.taken, object);
-        clear(&mut self.freeing, object);
-        clear(&mut self.fresh, object);
-        self.free += 1;
-        self.hint = self.hint.min(object as usize / 64);
-    }
-
-    /// Notes that an open transaction gives an object up; false if it is not to be given up.
-    pub fn give_up(&mut self, object: u32) -> bool {
-        if !self.holds(object) {
-            return false;
-        }
-        set(&mut self.freeing, object);
-        true
-    }
-
-    /// Whether an object is there that nobody has given up.
-    pub fn holds(&self, object: u32) -> bool {
-        object < self.count() && is(&self.taken, object) && !is(&self.freeing, object)
-    }
-
-    /// Whether an open transaction has taken it.
-    pub fn is_fresh(&self, object: u32) -> bool {
-        is(&self.fresh, object)
-    }
-
-    /// Notes that the transaction which took it has committed.
-    pub fn settle(&mut self, object: u32) {
-        clear(&mut self.fresh, object);
-    }
-
-    /// Notes that an object that takes spans was taken.
-    pub fn freshen(&mut self) {
-        set(&mut self.fresh, 0);
-    }
-
-    /// Notes that it was not given up after all.
-    pub fn keep(&mut self, object: u32) {
-        clear(&mut self.freeing, object);
-    }
-
-    /// Objects that can be taken.
-    pub fn free(&self) -> u32 {
-        self.free
-    }
-
-    /// Objects there are.
-    pub fn count(&self) -> u32 {
-        if let Kind::Small(class) = self.kind { class::objects(class) } else { 1 }
-    }
-}
-
-fn set(bits: &mut [u64], object: u32) {
-    bits[object as usize / 64] |= 1 << (object % 64);
-}
-
-fn clear(bits: &mut [u64], object: u32) {
-    bits[object as usize / 64] &= !(1 << (object % 64));
-}
-
-fn is(bits: &[u64], object: u32) -> bool {
-    bits.get(object as usize / 64).is_some_and(|word| word >> (object % 64) & 1 == 1)
+    kind: AtomicU64,
+    at: AtomicU8,
+    /// A word that has free objects, perhaps.
+    hint: AtomicU32,
+    objects: OnceLock<Box<[AtomicU64; WORDS]>>,
 }
 
 impl Span {
     fn new() -> Span {
-        let state = State {
-            kind: Kind::Free,
-            taken: Vec::new(),
-            freeing: Vec::new(),
-            fresh: Vec::new(),
-            free: 0,
-            owned: false,
-            listed: false,
-            hint: 0,
-        };
-        Span { commit: Mutex::default(), state: Mutex::new(state) }
+        Span {
+            commit: Mutex::default(),
+            kind: AtomicU64::new(Kind::Free.encode()),
+            at: AtomicU8::new(At::Loose as u8),
+            hint: AtomicU32::new(0),
+            objects: OnceLock::new(),
+        }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What it is.
+    #[inline]
+    pub fn kind(&self) -> Kind {
+        Kind::decode(self.kind.load(SeqCst)).expect("only kinds are stored")
     }
+
+    /// Makes it another kind. For whoever has it alone, or takes it back.
+    pub fn set_kind(&self, kind: Kind) {
+        self.kind.store(kind.encode(), SeqCst);
+    }
+
+    /// Where it is.
+    pub fn at(&self) -> At {
+        match self.at.load(SeqCst) {
+            0 => At::Loose,
+            1 => At::Cache,
+            _ => At::List,
+        }
+    }
+
+    /// Says where it is now.
+    pub fn set_at(&self, at: At) {
+        self.at.store(at as u8, SeqCst);
+    }
+
+    fn words(&self) -> &[AtomicU64; WORDS] {
+        self.objects.get_or_init(|| Box::new([const { AtomicU64::new(0) }; WORDS]))
+    }
+
+    #[inline]
+    fn word(&self, object: u32) -> (&AtomicU64, u32) {
+        (&self.words()[(object / IN_WORD) as usize], object % IN_WORD * 2)
+    }
+
+    /// Makes a free span, in which nothing is, one of that kind with the objects that `there` names. For whoever has it
+    /// alone; but somebody from whose cache it was stolen may try an object, find that it is not what it was, and put
+    /// the object back.
+    pub fn make(&self, kind: Kind, there: impl Fn(u32) -> bool) {
+        for object in (0..count(kind)).filter(|object| there(*object)) {
+            let (word, shift) = self.word(object);
+            word.fetch_or(THERE << shift, Relaxed);
+        }
+        self.hint.store(0, Relaxed);
+        self.set_kind(kind);
+    }
+
+    /// The same with one object of several spans, taken by an open transaction.
+    pub fn make_large(&self, spans: u32) {
+        while self.words()[0].compare_exchange_weak(0, FRESH, SeqCst, Relaxed).is_err() {
+            std::hint::spin_loop();
+        }
+        self.set_kind(Kind::Large(spans));
+    }
+
+    /// Takes an object of that class.
+    #[inline]
+    pub fn take(&self, class: u8) -> Option<u32> {
+        let objects = class::objects(class);
+        let words = objects.div_ceil(IN_WORD);
+        let from = Some(self.hint.load(Relaxed)).filter(|from| *from < words).unwrap_or(0);
+        for (i, at) in (from..words).chain(0..from).enumerate() {
+            let word = &self.words()[at as usize];
+            let mut now = word.load(Relaxed);
+            loop {
+                let shift = (!(now | now >> 1) & LOWER).trailing_zeros();
+                let object = at * IN_WORD + shift / 2;
+                if shift == 64 || object >= objects {
+                    break;
+                }
+                match word.compare_exchange_weak(now, now | FRESH << shift, SeqCst, Relaxed) {
+                    Err(changed) => now = changed,
+                    // It was taken from our cache meanwhile, and became something else.
+                    Ok(_) if self.kind() != Kind::Small(class) => {
+                        word.fetch_and(!(GIVEN_UP << shift), Release);
+                        return None;
+                    }
+                    Ok(_) => {
+                        if i > 0 {
+                            self.hint.store(at, Relaxed);
+                        }
+                        return Some(object);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The object is nobody's any more.
+    #[inline]
+    pub fn put(&self, object: u32) {
+        let (word, shift) = self.word(object);
+        word.fetch_and(!(GIVEN_UP << shift), SeqCst);
+        if object / IN_WORD < self.hint.load(Relaxed) {
+            self.hint.store(object / IN_WORD, Relaxed);
+        }
+    }
+
+    /// Notes that an open transaction gives an object up, which is fresh or not; false if it is not so.
+    #[inline]
+    pub fn give_up(&self, kind: Kind, object: u32, fresh: bool) -> bool {
+        let (word, shift) = self.word(object);
+        let expected = if fresh { FRESH } else { THERE };
+        let mut now = word.load(Acquire);
+        loop {
+            if now >> shift & GIVEN_UP != expected {
+                return false;
+            }
+            match word.compare_exchange_weak(now, now | GIVEN_UP << shift, SeqCst, Acquire) {
+                Err(changed) => now = changed,
+                // Freed twice, the second time while the span became something else: not this object.
+                Ok(_) if self.kind() != kind => {
+                    word.fetch_sub((GIVEN_UP - expected) << shift, SeqCst);
+                    return false;
+                }
+                Ok(_) => return true,
+            }
+        }
+    }
+
+    /// The transaction that took it has committed.
+    #[inline]
+    pub fn settle(&self, object: u32) {
+        let (word, shift) = self.word(object);
+        word.fetch_add((THERE - FRESH) << shift, Release);
+    }
+
+    /// It was not given up after all.
+    pub fn keep(&self, object: u32) {
+        let (word, shift) = self.word(object);
+        word.fetch_sub((GIVEN_UP - THERE) << shift, Release);
+    }
+
+    fn state(&self, object: u32) -> u64 {
+        let (word, shift) = self.word(object);
+        word.load(Acquire) >> shift & GIVEN_UP
+    }
+
+    /// Whether an object is there that nobody has given up.
+    #[inline]
+    pub fn holds(&self, kind: Kind, object: u32) -> bool {
+        object < count(kind) && matches!(self.state(object), FRESH | THERE)
+    }
+
+    /// Whether an open transaction has taken it.
+    #[inline]
+    pub fn is_fresh(&self, object: u32) -> bool {
+        self.state(object) == FRESH
+    }
+
+    /// Objects that are not free.
+    pub fn taken(&self) -> u32 {
+        let words = self.words().iter();
+        words.map(|word| word.load(SeqCst)).map(|word| ((word | word >> 1) & LOWER).count_ones()).sum()
+    }
+
+    /// Whether it has free objects of its class.
+    pub fn has_free(&self, class: u8) -> bool {
+        self.taken() < class::objects(class)
+    }
+}
+
+/// Objects in a span of a kind.
+pub fn count(kind: Kind) -> u32 {
+    if let Kind::Small(class) = kind { class::objects(class) } else { 1 }
 }
 
 const TIERS: usize = 24;
@@ -164,30 +240,28 @@ pub struct Spans {
 }
 
 impl Spans {
+    #[inline]
     pub fn get(&self, number: u32) -> &Span {
-        let mut at = number as usize;
-        for (i, tier) in self.tiers.iter().enumerate() {
-            let len = FIRST_TIER << i;
-            if at < len {
-                return &tier.get_or_init(|| (0..len).map(|_| Span::new()).collect())[at];
-            }
-            at -= len;
-        }
-        unreachable!("the heap's length is limited to what the tiers hold")
+        // Tiers double in size: tier t begins at (2^t - 1) first tiers.
+        let place = number as usize + FIRST_TIER;
+        let tier = (place / FIRST_TIER).ilog2() as usize;
+        let len = FIRST_TIER << tier;
+        &self.tiers[tier].get_or_init(|| (0..len).map(|_| Span::new()).collect())[place - len]
     }
 }
 
 /// Most spans that there can be.
 pub const SPANS_MAX: u32 = ((FIRST_TIER << TIERS) - FIRST_TIER) as u32;
 
-/// A thread's spans, one for each class that it allocates from.
+/// Spans that threads allocate from, one for each class: its number and 1, or 0. A thread has a cache to itself while
+/// there are few threads, and nothing breaks when it has not.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Cache(pub Mutex<[Option<u32>; CLASSES]>);
+pub struct Cache(pub [AtomicU32; CLASSES]);
 
 impl Default for Cache {
     fn default() -> Cache {
-        Cache(Mutex::new([None; CLASSES]))
+        Cache([const { AtomicU32::new(0) }; CLASSES])
     }
 }
 
@@ -198,19 +272,75 @@ mod tests {
     #[test]
     fn every_object_is_taken_once_and_taken_again_when_it_was_put_back() {
         for class in [0u8, 3, 17, 39] {
-            let span = Span::new();
-            let mut state = span.lock();
-            state.make(Kind::Small(class), |_| false);
+            let (span, kind) = (Span::new(), Kind::Small(class));
+            span.make(kind, |_| false);
             let count = class::objects(class);
-            let mut all: Vec<u32> = std::iter::from_fn(|| state.take()).collect();
+            let mut all: Vec<u32> = std::iter::from_fn(|| span.take(class)).collect();
             all.sort_unstable();
             assert_eq!(all, (0..count).collect::<Vec<_>>());
-            assert!(state.give_up(count - 1) && !state.give_up(count - 1));
-            assert_eq!(state.take(), None);
-            state.put(count - 1);
-            assert!(!state.give_up(count - 1));
-            assert_eq!(state.take(), Some(count - 1));
-            assert!(!state.give_up(count));
+            let last = count - 1;
+            assert!(span.holds(kind, last) && span.is_fresh(last));
+            assert!(!span.give_up(kind, last, false));
+            span.settle(last);
+            assert!(span.holds(kind, last) && !span.is_fresh(last));
+            assert!(span.give_up(kind, last, false) && !span.give_up(kind, last, false));
+            assert!(!span.holds(kind, last));
+            assert_eq!((span.take(class), span.taken()), (None, count));
+            span.keep(last);
+            assert!(span.give_up(kind, last, false));
+            span.put(last);
+            assert!(!span.give_up(kind, last, false) && span.has_free(class));
+            assert_eq!(span.take(class), Some(last));
+            assert!(!span.holds(kind, count));
         }
+    }
+
+    #[test]
+    fn a_span_that_became_something_else_gives_nothing() {
+        let span = Span::new();
+        span.make(Kind::Small(3), |object| object == 5);
+        assert!(!span.give_up(Kind::Small(4), 5, false) && span.holds(Kind::Small(3), 5));
+        assert_eq!((span.take(4), span.taken()), (None, 1));
+    }
+
+    #[test]
+    fn spans_stay_where_they_are() {
+        let spans = Spans::default();
+        let mut all: Vec<*const Span> = (0..5000).map(|n| &raw const *spans.get(n)).collect();
+        assert!((0..5000).all(|n| std::ptr::eq(all[n as usize], spans.get(n))));
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 5000);
+    }
+
+    #[test]
+    fn threads_take_and_put_without_meeting_in_an_object() {
+        let span = Span::new();
+        span.make(Kind::Small(0), |_| false);
+        let owner: Vec<AtomicU32> = (0..class::objects(0)).map(|_| AtomicU32::new(0)).collect();
+        std::thread::scope(|scope| {
+            for thread in 1..=4u32 {
+                let (span, owner) = (&span, &owner);
+                scope.spawn(move || {
+                    let mut mine = Vec::new();
+                    for round in 0..20_000u32 {
+                        if let Some(object) = span.take(0) {
+                            assert_eq!(owner[object as usize].swap(thread, SeqCst), 0, "taken twice");
+                            mine.push(object);
+                        }
+                        if round % 3 > 0 || mine.len() > 900 {
+                            let object = mine.swap_remove(round as usize % mine.len());
+                            assert_eq!(owner[object as usize].swap(0, SeqCst), thread);
+                            span.put(object);
+                        }
+                    }
+                    mine.into_iter().for_each(|object| {
+                        owner[object as usize].store(0, SeqCst);
+                        span.put(object);
+                    });
+                });
+            }
+        });
+        assert_eq!(span.taken(), 0);
     }
 }

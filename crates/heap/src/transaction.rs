@@ -13,6 +13,8 @@ use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
 use caliburn_engine::{Class, RangeError, Region, Ticket, Transaction};
+use smallvec::SmallVec;
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -20,23 +22,55 @@ use std::sync::PoisonError;
 /// Largest alignment: regions begin at pages.
 const ALIGN_MAX: u64 = 4096;
 
-/// What the transaction did with an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Change {
-    span: u32,
-    object: u32,
-    /// In the order of their making.
-    number: u32,
-    freed: bool,
+/// What the transaction did with an object, in a word: the span, 12 bits of object, and whether it was freed. Sorted, an
+/// object's taking comes before its freeing; it cannot be taken again in the same transaction.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Change(u64);
+
+impl Change {
+    fn new(span: u32, object: u32, freed: bool) -> Change {
+        Change(u64::from(span) << 13 | u64::from(object) << 1 | u64::from(freed))
+    }
+
+    fn span(self) -> u32 {
+        (self.0 >> 13) as u32
+    }
+
+    fn object(self) -> u32 {
+        (self.0 >> 1) as u32 & 0xFFF
+    }
+
+    fn freed(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    /// The object among all of the heap.
+    fn whose(self) -> u64 {
+        self.0 >> 1
+    }
 }
+
+const _: () = assert!(class::objects(0) <= 1 << 12);
 
 /// A transaction with allocations. Dropped without commit, it is aborted: the heap is as it was.
 pub struct HeapTransaction<'h> {
     heap: &'h Heap<'h>,
     tx: Option<Transaction<'h>>,
-    changes: Vec<Change>,
+    changes: SmallVec<[Change; 4]>,
+    /// When there are too many changes to look through.
+    found: Option<Box<Found>>,
     roots: Vec<(String, Option<Place>)>,
 }
+
+/// Objects of so many changes.
+#[derive(Default)]
+struct Found {
+    objects: HashSet<u64>,
+    changes: usize,
+}
+
+/// Changes that are looked through one by one.
+const SCANNED: usize = 64;
 
 impl fmt::Debug for HeapTransaction<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -45,8 +79,9 @@ impl fmt::Debug for HeapTransaction<'_> {
 }
 
 impl<'h> HeapTransaction<'h> {
+    #[inline]
     pub(crate) fn new(heap: &'h Heap<'h>, tx: Transaction<'h>) -> HeapTransaction<'h> {
-        HeapTransaction { heap, tx: Some(tx), changes: Vec::new(), roots: Vec::new() }
+        HeapTransaction { heap, tx: Some(tx), changes: SmallVec::new(), found: None, roots: Vec::new() }
     }
 
     fn inner(&mut self) -> &mut Transaction<'h> {
@@ -102,8 +137,19 @@ impl<'h> HeapTransaction<'h> {
     }
 
     fn note(&mut self, span: u32, object: u32, freed: bool) {
-        let number = self.changes.len() as u32;
-        self.changes.push(Change { span, object, number, freed });
+        self.changes.push(Change::new(span, object, freed));
+    }
+
+    /// Whether this transaction did something with an object.
+    fn took(&mut self, span: u32, object: u32) -> bool {
+        let whose = Change::new(span, object, false).whose();
+        if self.changes.len() <= SCANNED {
+            return self.changes.iter().any(|change| change.whose() == whose);
+        }
+        let Found { objects, changes } = &mut **self.found.get_or_insert_default();
+        objects.extend(self.changes[*changes..].iter().map(|change| change.whose()));
+        *changes = self.changes.len();
+        objects.contains(&whose)
     }
 
     /// Frees an object. Its memory can be allocated again when the transaction has committed, not before.
@@ -113,14 +159,13 @@ impl<'h> HeapTransaction<'h> {
     /// open has allocated it: no other error, also when the heap is full.
     pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
         let heap = self.heap;
-        let (span, object, mut state) = heap.look(place)?;
-        let mine = |change: &Change| (change.span, change.object) == (span, object);
-        let allowed = !state.is_fresh(object) || self.changes.iter().any(mine);
-        if !allowed || !state.give_up(object) {
+        let (number, object, kind) = heap.look(place)?;
+        let span = heap.spans.get(number);
+        let fresh = span.is_fresh(object);
+        if fresh && !self.took(number, object) || !span.give_up(kind, object, fresh) {
             return Err(heap.not_allocated(place));
         }
-        drop(state);
-        self.note(span, object, true);
+        self.note(number, object, true);
         Ok(())
     }
 
@@ -197,51 +242,65 @@ impl<'h> HeapTransaction<'h> {
     /// declared; the text names the object.
     pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
         let heap = self.heap;
-        if let Some((found, Some(object))) =
-            heap.undeclared().into_iter().find(|(_, object)| object.is_some())
+        if heap.store.verifies()
+            && let Some((found, Some(object))) =
+                heap.undeclared().into_iter().find(|(_, object)| object.is_some())
         {
             panic!("{found}, in the object at {} of heap {:?}", object.0, heap.name());
         }
         self.changes.sort_unstable();
-        let ticket = {
-            // 1 In the order of their numbers, so that committers do not wait for each other in a circle.
-            let mut spans = self.changes.chunk_by(|a, b| a.span == b.span).map(|of_span| {
-                heap.spans.get(of_span[0].span).commit.lock().unwrap_or_else(PoisonError::into_inner)
-            });
-            let locks = (spans.next(), spans.collect::<Vec<_>>());
-            let mut roots =
-                (!self.roots.is_empty()).then(|| heap.roots.lock().unwrap_or_else(PoisonError::into_inner));
-            // From here on the transaction ends before the locks do, however it ends: nobody must see words that
-            // are yet to be restored.
-            let mut tx = self.tx.take().expect("not spent");
-            // 2
-            change_words(heap, &mut tx, &self.changes)?;
-            let next = match &roots {
-                Some(roots) => Some(change_roots(heap, &mut tx, roots, &mut self.roots)?),
-                None => None,
-            };
-            // 3 Another class than the least is waited for without the locks.
-            let ticket: Option<Ticket<'_>> = match class {
-                Class::Process => tx.commit(class).map(|()| None),
-                _ => tx.commit_async().map(Some),
-            }?;
-            if let (Some(roots), Some(next)) = (&mut roots, next) {
-                **roots = next;
-            }
-            drop(locks);
-            ticket
+        // What was taken and given up again nobody else ever saw.
+        let passing = |of: &[Change]| !of[0].freed() && of[of.len() - 1].freed();
+        let ticket = if self.roots.is_empty() && of_objects(&self.changes).all(passing) {
+            commit_inner(self.tx.take().expect("not spent"), class)?
+        } else {
+            self.commit_changes(class, passing)?
         };
         // 4
-        let changes = std::mem::take(&mut self.changes);
-        for of_object in changes.chunk_by(|a, b| (a.span, a.object) == (b.span, b.object)) {
+        for of_object in of_objects(&self.changes) {
             let last = of_object[of_object.len() - 1];
-            if last.freed {
-                heap.put(last.span, last.object);
+            if last.freed() {
+                heap.put(last.span(), last.object());
             } else {
-                heap.spans.get(last.span).lock().settle(last.object);
+                heap.spans.get(last.span()).settle(last.object());
             }
         }
+        self.changes.clear();
         Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
+    }
+
+    /// Commits with the words that tell of objects, and the roots.
+    fn commit_changes(
+        &mut self,
+        class: Class,
+        passing: impl Fn(&[Change]) -> bool,
+    ) -> Result<Option<Ticket<'h>>, HeapError> {
+        let heap = self.heap;
+        let lasting: Vec<Change> =
+            of_objects(&self.changes).filter(|of| !passing(of)).flatten().copied().collect();
+        // 1 In the order of their numbers, so that committers do not wait for each other in a circle.
+        let mut spans = lasting.chunk_by(|a, b| a.span() == b.span()).map(|of_span| {
+            heap.spans.get(of_span[0].span()).commit.lock().unwrap_or_else(PoisonError::into_inner)
+        });
+        let locks = (spans.next(), spans.collect::<Vec<_>>());
+        let mut roots =
+            (!self.roots.is_empty()).then(|| heap.roots.lock().unwrap_or_else(PoisonError::into_inner));
+        // From here on the transaction ends before the locks do, however it ends: nobody must see words that
+        // are yet to be restored.
+        let mut tx = self.tx.take().expect("not spent");
+        // 2
+        change_words(heap, &mut tx, &lasting)?;
+        let next = match &roots {
+            Some(roots) => Some(change_roots(heap, &mut tx, roots, &mut self.roots)?),
+            None => None,
+        };
+        // 3
+        let ticket = commit_inner(tx, class)?;
+        if let (Some(roots), Some(next)) = (&mut roots, next) {
+            **roots = next;
+        }
+        drop(locks);
+        Ok(ticket)
     }
 
     /// Undoes everything.
@@ -251,20 +310,43 @@ impl<'h> HeapTransaction<'h> {
 }
 
 impl Drop for HeapTransaction<'_> {
+    #[inline]
     fn drop(&mut self) {
-        // The old values first: nobody may take the memory before.
-        drop(self.tx.take());
-        let mut changes = std::mem::take(&mut self.changes);
-        changes.sort_unstable();
-        for of_object in changes.chunk_by(|a, b| (a.span, a.object) == (b.span, b.object)) {
-            let Change { span, object, freed, .. } = of_object[0];
-            if freed {
-                self.heap.spans.get(span).lock().keep(object);
-            } else {
-                self.heap.put(span, object);
-            }
+        if self.tx.is_some() || !self.changes.is_empty() {
+            self.undo();
         }
     }
+}
+
+impl HeapTransaction<'_> {
+    #[cold]
+    fn undo(&mut self) {
+        // The old values first: nobody may take the memory before.
+        drop(self.tx.take());
+        self.changes.sort_unstable();
+        for of_object in of_objects(&self.changes) {
+            let first = of_object[0];
+            if first.freed() {
+                self.heap.spans.get(first.span()).keep(first.object());
+            } else {
+                self.heap.put(first.span(), first.object());
+            }
+        }
+        self.changes.clear();
+    }
+}
+
+/// Commits; another class than the least is waited for later, without locks.
+fn commit_inner(tx: Transaction<'_>, class: Class) -> Result<Option<Ticket<'_>>, HeapError> {
+    Ok(match class {
+        Class::Process => tx.commit(class).map(|()| None),
+        _ => tx.commit_async().map(Some),
+    }?)
+}
+
+/// Changes by object, in the order of their making; they are sorted.
+fn of_objects(changes: &[Change]) -> impl Iterator<Item = &[Change]> {
+    changes.chunk_by(|a, b| a.whose() == b.whose())
 }
 
 /// Brings the words of the spans up to date; they are locked.
@@ -274,13 +356,13 @@ fn change_words<'h>(
     changes: &[Change],
 ) -> Result<(), HeapError> {
     let mut set = |offset: u64, bits: u64| tx.store(&heap.meta, offset as usize, &meta::seal(bits, offset));
-    for of_span in changes.chunk_by(|a, b| a.span == b.span) {
-        let span = of_span[0].span;
+    for of_span in changes.chunk_by(|a, b| a.span() == b.span()) {
+        let span = of_span[0].span();
         let head = meta::word_at(span, 0);
-        let kind = heap.spans.get(span).lock().kind;
+        let kind = heap.spans.get(span).kind();
         let there = heap.word(head)?;
         if let Kind::Large(spans) = kind {
-            let freed = of_span.iter().any(|change| change.freed);
+            let freed = of_span.iter().any(|change| change.freed());
             // Spans behind the first may have been of a class, and been emptied.
             for offset in (span + 1..span + spans).map(|span| meta::word_at(span, 0)) {
                 if heap.word(offset)? != 0 {
@@ -296,12 +378,12 @@ fn change_words<'h>(
         if there != kind.encode() {
             set(head, kind.encode())?;
         }
-        for of_word in of_span.chunk_by(|a, b| a.object / PER_WORD == b.object / PER_WORD) {
-            let offset = meta::word_at(span, 1 + of_word[0].object / PER_WORD);
+        for of_word in of_span.chunk_by(|a, b| a.object() / PER_WORD == b.object() / PER_WORD) {
+            let offset = meta::word_at(span, 1 + of_word[0].object() / PER_WORD);
             let before = heap.word(offset)?;
             let after = of_word.iter().fold(before, |bits, change| {
-                let bit = 1 << (change.object % PER_WORD);
-                if change.freed { bits & !bit } else { bits | bit }
+                let bit = 1 << (change.object() % PER_WORD);
+                if change.freed() { bits & !bit } else { bits | bit }
             });
             if after != before {
                 set(offset, after)?;
