@@ -13,6 +13,9 @@ pub struct Mapped {
     len: usize,
 }
 
+// SAFETY: whoever has it has all of the mapping.
+unsafe impl Send for Mapped {}
+
 impl Mapped {
     pub fn new(path: &Path, len: usize) -> Result<Mapped, Failure> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};

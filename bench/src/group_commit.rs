@@ -29,20 +29,21 @@ fn change<'t>(tx: &mut Transaction<'t>, region: &'t Region, part: usize, random:
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
-    let most = arguments.threads.iter().copied().max().unwrap_or(1);
+    let threads = arguments.threads.clone().unwrap_or_else(|| vec![1, 8, 32]);
+    let most = threads.iter().copied().max().unwrap_or(1);
     let options = options(arguments.log_mb, arguments.stage_mb);
     let store = options.open(dir.path().join("store"))?;
     let region = store.segment_or_create("data", ((most + 1) * PART) as u64)?.map_all()?;
     let mut force = ForcedWrite::new(&dir.path().join("forced"), 200)?;
     let line = |system, policy, threads, params| Line::new(system, policy, "power", threads, params);
     let mut lines = vec![line("bare forced write", "none", 1, json!({}))];
-    lines.extend(arguments.threads.iter().map(|n| line("caliburn", "redo", *n, json!({}))));
+    lines.extend(threads.iter().map(|n| line("caliburn", "redo", *n, json!({}))));
     lines.push(line("caliburn", "redo", 1, json!({"in_flight": IN_FLIGHT})));
     let mut expected = vec![0; most + 1];
     for round in 0..=arguments.rounds {
         let mut samples =
             vec![report::measure(arguments.seconds, 1, || force.force().expect("the disk works"))];
-        for &threads in &arguments.threads {
+        for &threads in &threads {
             samples.push(threaded(&store, &region, threads, arguments.seconds, &mut expected));
         }
         samples.push(in_flight(&store, &region, most, arguments.seconds, &mut expected));

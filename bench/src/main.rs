@@ -7,10 +7,12 @@ mod debit_credit;
 mod floor;
 mod group_commit;
 mod heap;
+mod order_entry;
 mod report;
 mod restart;
 mod synthetic;
 mod target;
+mod threads;
 
 use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
@@ -43,9 +45,9 @@ struct Arguments {
     /// Megabytes of data of synthetic and restart.
     #[arg(long)]
     data_mb: Option<usize>,
-    /// Threads of group-commit.
-    #[arg(long, value_delimiter = ',', default_value = "1,8,32")]
-    threads: Vec<usize>,
+    /// Threads of group-commit (1,8,32 unless told) and of threads (1,2).
+    #[arg(long, value_delimiter = ',')]
+    threads: Option<Vec<usize>>,
     /// Megabytes of log, of synthetic and debit-credit.
     #[arg(long, default_value_t = 256)]
     log_mb: u64,
@@ -63,10 +65,14 @@ enum Workload {
     Synthetic,
     /// Account, teller, branch and history (Vista, Figure 5b), `Process` and `Power` class.
     DebitCredit,
+    /// New orders, payments and deliveries (Vista, Figure 5c), `Process` class.
+    OrderEntry,
     /// `Power` commits by several threads, and by one with many in flight (Vista, Figure 6).
     GroupCommit,
     /// Objects allocated and freed in transactions, `Process` class.
     Heap,
+    /// Debit-credit by several threads, `Process` class.
+    Threads,
     /// From opening a killed store to its first transaction.
     Restart,
 }
@@ -76,6 +82,8 @@ fn main() -> ExitCode {
     let done = match arguments.workload {
         Workload::Synthetic => synthetic::run(&arguments),
         Workload::DebitCredit => debit_credit::run(&arguments),
+        Workload::OrderEntry => order_entry::run(&arguments),
+        Workload::Threads => threads::run(&arguments),
         Workload::GroupCommit => group_commit::run(&arguments),
         Workload::Heap => heap::run(&arguments),
         Workload::Restart => restart::run(&arguments),

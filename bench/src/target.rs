@@ -88,3 +88,50 @@ impl<const UNDO: bool> Target for Caliburn<UNDO> {
         self.region.read(offset, target);
     }
 }
+
+/// A part of a region, for one of several threads.
+pub struct Part<'s> {
+    store: &'s Store,
+    region: &'s Region,
+    from: usize,
+}
+
+impl<'s> Part<'s> {
+    pub fn new(store: &'s Store, region: &'s Region, from: usize) -> Part<'s> {
+        Part { store, region, from }
+    }
+}
+
+pub struct PartTx<'a> {
+    tx: Tx<'a>,
+    from: usize,
+}
+
+impl Declare for PartTx<'_> {
+    #[inline]
+    fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
+        self.tx.declare(self.from + offset, len)
+    }
+}
+
+impl Target for Part<'_> {
+    const NAME: &'static str = "caliburn";
+    const POLICY: &'static str = "";
+
+    type Tx<'a>
+        = PartTx<'a>
+    where
+        Self: 'a;
+
+    #[inline]
+    fn transaction(&mut self, change: impl FnOnce(&mut PartTx<'_>)) {
+        let tx = self.store.begin(Mode::Restore).expect("the store is sound");
+        let mut tx = PartTx { tx: Tx { tx, region: self.region }, from: self.from };
+        change(&mut tx);
+        tx.tx.tx.commit(Class::Process).expect("the store is sound");
+    }
+
+    fn read(&self, offset: usize, target: &mut [u8]) {
+        self.region.read(self.from + offset, target);
+    }
+}

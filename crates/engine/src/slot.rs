@@ -31,6 +31,8 @@ use std::sync::OnceLock;
 
 /// Ranges that a slot holds without a tree.
 pub(crate) const ANNOUNCED: usize = 16;
+/// Ranges before a new one that are looked at for one that covers it, where that is all.
+const LATELY: usize = 4;
 /// Pages that truncation reserves at a time.
 pub(crate) const RESERVED: usize = 32;
 
@@ -217,17 +219,6 @@ impl<'t> Held<'t> {
     /// Announces `[start, end)` of `region` if it touches nothing announced before and the slot has room.
     #[inline(always)]
     pub fn announce_new(&mut self, region: &RegionState, start: usize, end: usize) -> bool {
-        let count = self.slot.count.load(Ordering::Relaxed) as usize;
-        if count < ANNOUNCED {
-            // Good for nothing if the range is not announced.
-            self.work().regions[count] = region;
-        }
-        self.announce_place(start, end)
-    }
-
-    /// The same, where nobody asks which region it is in.
-    #[inline(always)]
-    pub fn announce_place(&mut self, start: usize, end: usize) -> bool {
         let slot = self.slot;
         let count = slot.count.load(Ordering::Relaxed) as usize;
         if count == ANNOUNCED {
@@ -245,8 +236,34 @@ impl<'t> Held<'t> {
         }
         slot.announced[count].start.store(start, Ordering::Relaxed);
         slot.announced[count].end.store(end, Ordering::Relaxed);
+        self.work().regions[count] = region;
         slot.count.store(count as u32 + 1, Ordering::Release);
         true
+    }
+
+    /// Whether one of the last few ranges announced covers `[start, end)`.
+    #[inline(always)]
+    pub fn covers_lately(&self, start: usize, end: usize) -> bool {
+        let count = self.slot.count.load(Ordering::Relaxed) as usize;
+        let mut covered = false;
+        for i in count.saturating_sub(LATELY)..count {
+            let (s, e) = self.entry(i % ANNOUNCED);
+            covered |= (s <= start) & (end <= e);
+        }
+        covered
+    }
+
+    /// Announces `[start, end)` if the slot has room, whatever was announced before, where nobody asks for the
+    /// ranges one by one.
+    #[inline(always)]
+    pub fn announce_loosely(&mut self, start: usize, end: usize) {
+        let slot = self.slot;
+        let count = slot.count.load(Ordering::Relaxed) as usize;
+        if let Some(entry) = slot.announced.get(count) {
+            entry.start.store(start, Ordering::Relaxed);
+            entry.end.store(end, Ordering::Relaxed);
+            slot.count.store(count as u32 + 1, Ordering::Release);
+        }
     }
 
     /// Announces `[start, end)` of `region` and lists the parts not announced before. On return
@@ -391,13 +408,6 @@ impl<'t> Held<'t> {
             }
         }
         total
-    }
-
-    /// Takes back the announcement just made, if one was.
-    #[inline(always)]
-    pub fn retract(&mut self, made: bool) {
-        let count = self.slot.count.load(Ordering::Relaxed);
-        self.slot.count.store(count - u32::from(made), Ordering::Release);
     }
 
     /// Lets the transaction store to bytes of a region that it has announced.

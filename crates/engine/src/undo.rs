@@ -144,19 +144,14 @@ impl Shared {
         start: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        // What does not fit the slot is saved all the same, bytes that were saved before too: the older come back
-        // last.
-        let fresh = held.announce_place(start, start + len);
-        if !fresh && held.again().covers(start, start + len) {
+        // Bytes that were saved long before are saved again: the older come back last.
+        if held.covers_lately(start, start + len) {
             held.tally().duplicate_bytes.add(len as u64);
         } else if !planted("undo-not-saved") {
             let (offset, source) = (region.offset_of(start), region.pointer(start));
             // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
-            let saved = unsafe { held.work().log.save(undo, region.id, offset, source, len) };
-            if let Err(error) = saved {
-                held.retract(fresh);
-                return Err(error.into());
-            }
+            unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
+            held.announce_loosely(start, start + len);
         }
         if planted("undo-committed-early") {
             held.work().log.commit(undo);
