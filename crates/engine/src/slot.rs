@@ -31,8 +31,6 @@ use std::sync::OnceLock;
 
 /// Ranges that a slot holds without a tree.
 pub(crate) const ANNOUNCED: usize = 16;
-/// Ranges before a new one that are looked at for one that covers it, where that is all.
-const LATELY: usize = 4;
 /// Pages that truncation reserves at a time.
 pub(crate) const RESERVED: usize = 32;
 
@@ -241,16 +239,12 @@ impl<'t> Held<'t> {
         true
     }
 
-    /// Whether one of the last few ranges announced covers `[start, end)`.
+    /// Whether the range announced last covers `[start, end)`.
     #[inline(always)]
-    pub fn covers_lately(&self, start: usize, end: usize) -> bool {
+    pub fn covered_by_last(&self, start: usize, end: usize) -> bool {
         let count = self.slot.count.load(Ordering::Relaxed) as usize;
-        let mut covered = false;
-        for i in count.saturating_sub(LATELY)..count {
-            let (s, e) = self.entry(i % ANNOUNCED);
-            covered |= (s <= start) & (end <= e);
-        }
-        covered
+        let (s, e) = self.entry(count.wrapping_sub(1) % ANNOUNCED);
+        (count > 0) & (s <= start) & (end <= e)
     }
 
     /// Announces `[start, end)` if the slot has room, whatever was announced before, where nobody asks for the
@@ -473,6 +467,8 @@ fn uncovered(
 
 /// All slots of a store. Grows, never shrinks; a slot's address never changes.
 pub(crate) struct Slots {
+    /// Those of the threads.
+    own: Box<[Slot; FIRST_TIER]>,
     tiers: [OnceLock<Box<[Slot]>>; TIERS],
 }
 
@@ -482,7 +478,11 @@ const FIRST_TIER: usize = 64;
 impl Default for Slots {
     fn default() -> Slots {
         barrier::prepare();
-        Slots { tiers: Default::default() }
+        let own: Box<[Slot]> = (0..FIRST_TIER).map(Slot::new).collect();
+        Slots {
+            own: own.try_into().unwrap_or_else(|_| unreachable!("there are as many")),
+            tiers: Default::default(),
+        }
     }
 }
 
@@ -491,7 +491,7 @@ impl Slots {
     #[inline]
     pub fn hold(&self) -> Held<'_> {
         let number = ordinal::current().number();
-        if let Some(slot) = self.tier(0).get(number) {
+        if let Some(slot) = self.own.get(number) {
             // Only the thread with this number ever takes the slot, so looking and taking need not be one step.
             let turn = slot.turn.load(Ordering::Acquire);
             if turn.is_multiple_of(2) {
@@ -504,9 +504,8 @@ impl Slots {
 
     #[cold]
     fn hold_any(&self) -> Held<'_> {
-        for tier in 1..TIERS {
-            let slots = self.tier(tier);
-            for slot in slots {
+        for tier in 0..TIERS {
+            for slot in self.tier(tier) {
                 let turn = slot.turn.load(Ordering::Relaxed);
                 let take =
                     |turn| slot.turn.compare_exchange(turn, turn + 1, Ordering::Acquire, Ordering::Relaxed);
@@ -515,34 +514,28 @@ impl Slots {
                 }
             }
         }
-        panic!("more than {} transactions are open at the same time", FIRST_TIER << TIERS);
+        panic!("more than {} transactions are open at the same time", FIRST_TIER << (TIERS + 1));
     }
 
     /// The slot that a prepared transaction left held.
-    pub fn resume(&self, mut number: usize) -> Held<'_> {
-        let tier = (0..TIERS).find(|tier| {
-            let len = FIRST_TIER << tier;
-            let inside = number < len;
-            number -= if inside { 0 } else { len };
-            inside
-        });
-        let slot = &self.tier(tier.expect("a slot's number is within the tiers"))[number];
+    pub fn resume(&self, number: usize) -> Held<'_> {
+        let (_, slot) = self.iter().nth(number).expect("a held slot is there");
         assert!(slot.holder().is_some(), "a prepared transaction's slot is held");
         Held { slot }
     }
 
-    #[inline]
     fn tier(&self, tier: usize) -> &[Slot] {
         self.tiers[tier].get_or_init(|| {
-            // Tiers double in size: those before this one hold (2^tier - 1) first tiers.
-            let before = FIRST_TIER * ((1 << tier) - 1);
-            (0..FIRST_TIER << tier).map(|i| Slot::new(before + i)).collect()
+            // Tiers double in size: those before this one, and the threads' own, hold 2^(tier + 1) - 1 first tiers.
+            let before = FIRST_TIER * ((2 << tier) - 1);
+            (0..FIRST_TIER << (tier + 1)).map(|i| Slot::new(before + i)).collect()
         })
     }
 
     /// Every slot that was ever used, with its number.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Slot)> {
-        self.tiers.iter().map_while(OnceLock::get).flat_map(|tier| tier.iter()).enumerate()
+        let others = self.tiers.iter().map_while(OnceLock::get).flat_map(|tier| tier.iter());
+        self.own.iter().chain(others).enumerate()
     }
 
     /// Identities of the uncommitted transactions that announced any byte of `[start, end)`.

@@ -79,6 +79,8 @@ pub(crate) struct Shared {
     /// How regions are guarded.
     pub guard: Option<Kind>,
     pub verifier: Option<Verifier>,
+    /// The undo policy, with nobody who must be told of ranges: what the hot path asks first.
+    pub light: bool,
     pub gate: AtomicU32,
     pub slots: Slots,
     pub reserve: Reserve,
@@ -184,6 +186,7 @@ impl Shared {
             assumed: options.memory_survives.is_some(),
             guard: options.guard.kind().filter(|_| !options.read_only),
             verifier: (options.verify && !options.read_only).then(Verifier::default),
+            light: parts.undo.is_some() && options.guard.kind().is_none() && !options.verify,
             live: parts.live,
             undo: parts.undo,
             slots: Slots::default(),

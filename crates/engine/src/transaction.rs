@@ -219,11 +219,11 @@ impl<'t> Transaction<'t> {
         }
         let (store, restore) = (self.store, self.restores());
         let held = self.held();
-        match &store.undo {
-            _ if store.watched() => declare_watched(store, &mut held.again(), region, start, len, restore),
-            Some(undo) => store.save_undo(undo, held, region, start, len),
-            None => declare_redo(store, &mut held.again(), region, start, len, restore),
-        }?;
+        if let (true, Some(undo)) = (store.light, &store.undo) {
+            store.save_undo(undo, held, region, start, len)?;
+        } else {
+            declare_slowly(store, &mut held.again(), region, start, len, restore)?;
+        }
         self.ranges += 1;
         self.bytes += len as u64;
         Ok(())
@@ -241,11 +241,9 @@ impl<'t> Transaction<'t> {
     #[inline(always)]
     pub fn commit(mut self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
-        let Some(undo) = &store.undo else { return self.moved().commit_redo(class) };
-        store.reaches(class)?;
-        if store.watched() {
-            store.verify();
-        }
+        let (true, Some(undo)) = (store.light && class <= store.reach, &store.undo) else {
+            return self.moved().commit_slowly(class);
+        };
         let held = self.take().expect("not spent");
         std::mem::forget(self);
         store.commit_undo(undo, held);
@@ -258,8 +256,14 @@ impl<'t> Transaction<'t> {
         Transaction { held: self.held.take(), ..*self }
     }
 
-    fn commit_redo(self, class: Class) -> Result<(), CommitError> {
+    fn commit_slowly(mut self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
+        if let Some(undo) = &store.undo {
+            store.reaches(class)?;
+            store.verify();
+            store.commit_undo(undo, self.take().expect("not spent"));
+            return Ok(());
+        }
         match self.stage()? {
             Some(stamp) if class > Class::Process => Ok(store.wait_durable(stamp)?),
             _ => Ok(()),
@@ -408,10 +412,9 @@ impl<'t> Transaction<'t> {
     }
 }
 
-/// Declares a range where regions are guarded or verified.
-#[cold]
+/// Declares a range where more than its old values is to be kept.
 #[inline(never)]
-fn declare_watched(
+fn declare_slowly(
     store: &Shared,
     held: &mut Held<'_>,
     region: &RegionState,
@@ -419,15 +422,18 @@ fn declare_watched(
     len: usize,
     restore: bool,
 ) -> Result<(), RangeError> {
-    // First: what was declared is stored to by an abort. Who declares keeps the region mapped, announced or not.
-    let unprotected = held.open(region, start, len);
-    unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
+    if store.watched() {
+        // First: what was declared is stored to by an abort. Who declares keeps the region mapped, announced or not.
+        let unprotected = held.open(region, start, len);
+        unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
+    }
     match &store.undo {
         Some(undo) => store.save_undo_announced(undo, held, region, start, len),
         None => declare_redo(store, held, region, start, len, restore),
     }
 }
 
+#[inline(always)]
 fn declare_redo(
     store: &Shared,
     held: &mut Held<'_>,

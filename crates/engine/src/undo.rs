@@ -144,8 +144,8 @@ impl Shared {
         start: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        // Bytes that were saved long before are saved again: the older come back last.
-        if held.covers_lately(start, start + len) {
+        // Bytes that were saved before that are saved again: the older come back last.
+        if held.covered_by_last(start, start + len) {
             held.tally().duplicate_bytes.add(len as u64);
         } else if !planted("undo-not-saved") {
             let (offset, source) = (region.offset_of(start), region.pointer(start));
@@ -163,7 +163,7 @@ impl Shared {
     #[inline(always)]
     pub fn commit_undo(&self, undo: &UndoLogs, mut held: Held<'_>) {
         held.work().log.commit(undo);
-        if self.watched() { self.release(held) } else { held.release_light() }
+        if self.light { held.release_light() } else { self.release(held) }
     }
 
     /// [`Shared::save_undo`], with every range announced: who watches the regions wants to know of all.

@@ -45,6 +45,7 @@ use std::io;
 use std::ptr;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 /// Bytes of a chunk; few where crashes are simulated, so that logs outgrow them.
 pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 10 };
@@ -78,6 +79,8 @@ struct Pool {
 /// A slot's undo log: reused from one transaction to the next.
 #[derive(Debug)]
 pub struct UndoLog {
+    /// The only chunk of a log that is not persistent, where the hot path goes on; else null.
+    short: *mut u8,
     /// The chunk in use; null before the first.
     chunk: *mut u8,
     /// Offset of its word that counts its ranges.
@@ -93,6 +96,7 @@ pub struct UndoLog {
 impl Default for UndoLog {
     fn default() -> UndoLog {
         UndoLog {
+            short: ptr::null_mut(),
             chunk: ptr::null_mut(),
             word: UNDO_FIRST,
             first: 0,
@@ -266,7 +270,7 @@ impl UndoLogs {
             unsafe { set(self.chunk(*number), UNDO_OWNER, 0) };
         }
         self.pool.lock().expect("no panic under this lock").free.append(&mut log.further);
-        (log.chunk, log.word) = (self.chunk(log.first), UNDO_FIRST);
+        log.resume(self);
     }
 }
 
@@ -335,12 +339,12 @@ impl UndoLog {
         source: *const u8,
         len: usize,
     ) -> Result<(), MediaError> {
-        if !self.chunk.is_null() && logs.persistent().is_none() {
-            // SAFETY: there is a chunk.
-            let count = unsafe { self.count() };
+        if !self.short.is_null() {
+            // SAFETY: the chunk is ours.
+            let count = unsafe { get(self.short, UNDO_FIRST) };
             if UNDO_HEAD + filled(count) + range_bytes(len) <= CHUNK_BYTES {
                 // SAFETY: the range fits the chunk; the source is the caller's word.
-                unsafe { self.put(count, segment, offset, source, len) };
+                unsafe { put((self.short, UNDO_FIRST), count, segment, offset, source, len) };
                 return Ok(());
             }
         }
@@ -390,10 +394,7 @@ impl UndoLog {
             unsafe { set(logs.chunk(*number), UNDO_OWNER, 0) };
         }
         logs.pool.lock().expect("no panic under this lock").free.append(&mut surplus);
-        (self.chunk, self.word) = match self.further.last() {
-            Some(last) => (logs.chunk(*last), UNDO_FURTHER),
-            None => (logs.chunk(self.first), UNDO_FIRST),
-        };
+        self.resume(logs);
         // SAFETY: the chunk is ours.
         unsafe { set(self.chunk, self.word, count) };
         let Some(flush) = logs.persistent() else { return };
@@ -408,31 +409,17 @@ impl UndoLog {
         flush.fence();
     }
 
-    /// # Safety
-    /// The range must fit the chunk; `count` must be what its word says.
-    #[inline(always)]
-    unsafe fn put(&mut self, count: u64, segment: SegmentId, offset: u64, source: *const u8, len: usize) {
-        let total = range_bytes(len);
-        let header =
-            RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
-        // SAFETY: `total` bytes behind what is filled belong to this log; the source is the caller's word.
-        unsafe {
-            if planted("undo-published-early") {
-                set(self.chunk, self.word, count + total as u64);
-            }
-            let at = self.chunk.add(UNDO_HEAD + filled(count));
-            at.cast::<RangeHeader>().write_unaligned(header);
-            if !len.is_multiple_of(format::ALIGN) {
-                at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
-            }
-            simulated::stored(at, total);
-            span::copy(source, at.add(size_of::<RangeHeader>()), len);
-            simulated::stored(at, total);
-            set(self.chunk, self.word, count + total as u64);
-        }
+    /// Goes on in the last chunk that it has.
+    fn resume(&mut self, logs: &UndoLogs) {
+        (self.chunk, self.word) = match self.further.last() {
+            Some(last) => (logs.chunk(*last), UNDO_FURTHER),
+            None => (logs.chunk(self.first), UNDO_FIRST),
+        };
+        let hot = self.further.is_empty() && logs.persistent().is_none();
+        self.short = if hot { self.chunk } else { ptr::null_mut() };
     }
 
-    /// [`UndoLog::put`] in persistent memory: the range is valid when a fence came after. The word counts for this
+    /// [`put`] in persistent memory: the range is valid when a fence came after. The word counts for this
     /// process only.
     ///
     /// # Safety
@@ -446,13 +433,11 @@ impl UndoLog {
         len: usize,
     ) {
         let total = range_bytes(len);
-        let header =
-            RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
         // SAFETY: `total` bytes and a seal behind what is filled belong to this log, and nobody else reads or stores
         // there; the source is the caller's word.
         unsafe {
             let at = self.chunk.add(UNDO_HEAD + filled(count));
-            at.cast::<RangeHeader>().write_unaligned(header);
+            at.cast::<[U64; 2]>().write_unaligned(header(segment, offset, len));
             at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
             span::copy(source, at.add(size_of::<RangeHeader>()), len);
             simulated::stored(at, total);
@@ -488,7 +473,7 @@ impl UndoLog {
             unsafe {
                 match persistent {
                     Some(flush) => self.put_sealed((flush, count), segment, offset, source, part),
-                    None => self.put(count, segment, offset, source, part),
+                    None => put((self.chunk, self.word), count, segment, offset, source, part),
                 }
                 source = source.add(part);
             }
@@ -511,7 +496,6 @@ impl UndoLog {
         } else {
             let owner = u64::from(self.first + 1) << 32 | u64::from(self.turn(logs));
             self.further.push(number);
-            self.word = UNDO_FURTHER;
             // SAFETY: the chunk is ours. First it says that it holds nothing, then whose it is.
             unsafe {
                 if planted("undo-chunk-not-emptied") {
@@ -523,7 +507,7 @@ impl UndoLog {
         }
         // SAFETY: the head is the chunk's.
         persistent.inspect(|flush| unsafe { flush.lines(chunk, UNDO_HEAD) });
-        self.chunk = chunk;
+        self.resume(logs);
         self.seal = logs.seal(self);
         Ok(())
     }
@@ -538,17 +522,14 @@ impl UndoLog {
     /// Commits: nothing is to be undone any more, once all of the transaction's stores are done.
     #[inline(always)]
     pub fn commit(&mut self, logs: &UndoLogs) {
-        if self.chunk.is_null() {
-            return;
-        }
-        // SAFETY: there is a chunk.
-        let count = unsafe { self.count() };
-        if !self.further.is_empty() || logs.persistent().is_some() {
+        if self.short.is_null() {
             return self.commit_slowly(logs);
         }
+        // SAFETY: the chunk is ours.
+        let count = unsafe { get(self.short, UNDO_FIRST) };
         if filled(count) > 0 {
-            // SAFETY: the first chunk is ours.
-            unsafe { set(self.chunk, UNDO_FIRST, next(count)) };
+            // SAFETY: the chunk is ours.
+            unsafe { set(self.short, UNDO_FIRST, next(count)) };
         }
     }
 
@@ -599,6 +580,43 @@ impl UndoLog {
             };
             ranges.iter().rev().for_each(|range| visit(range.segment, range.offset, range.bytes));
         }
+    }
+}
+
+/// A range's head, as two words.
+#[inline(always)]
+fn header(segment: SegmentId, offset: u64, len: usize) -> [U64; 2] {
+    [(u64::from(segment.0) | (len as u64) << 32).into(), offset.into()]
+}
+
+/// Writes a range behind those that the chunk's word counts, then counts it.
+///
+/// # Safety
+/// The range must fit the chunk, which must be a log's own; `count` must be what its word says.
+#[inline(always)]
+unsafe fn put(
+    (chunk, word): (*mut u8, usize),
+    count: u64,
+    segment: SegmentId,
+    offset: u64,
+    source: *const u8,
+    len: usize,
+) {
+    let total = range_bytes(len);
+    // SAFETY: `total` bytes behind what is filled belong to this log; the source is the caller's word.
+    unsafe {
+        if planted("undo-published-early") {
+            set(chunk, word, count + total as u64);
+        }
+        let at = chunk.add(UNDO_HEAD + filled(count));
+        at.cast::<[U64; 2]>().write_unaligned(header(segment, offset, len));
+        if !len.is_multiple_of(format::ALIGN) {
+            at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
+        }
+        simulated::stored(at, total);
+        span::copy(source, at.add(size_of::<RangeHeader>()), len);
+        simulated::stored(at, total);
+        set(chunk, word, count + total as u64);
     }
 }
 
