@@ -232,7 +232,9 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
         Kind::Faults { workloads, seed } => {
             let small = script::workloads(2);
             let random = (0..workloads).map(|n| script::random(seed.wrapping_mul(1_000_003) + n, 30));
-            for (number, script) in small.chain(random).enumerate() {
+            let directed =
+                script::OF_FAULTS.iter().map(|text| text.parse().expect("these scripts are right"));
+            for (number, script) in small.chain(directed).chain(random).enumerate() {
                 if stopped() {
                     return;
                 }

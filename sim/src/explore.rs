@@ -381,6 +381,18 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
         let fail = |text| why(text, Some(fault));
         let (journal, end) = begin(birth, script, true, Some(fault)).map_err(fail)?;
         injected += 1;
+        // In persistent memory what failed half way counts before the life is over.
+        if birth.flavour == Flavour::Persistent {
+            for after in 1..journal.len() {
+                let cut = Cut { after, how: How::Power(Loss::Some(random.bits())) };
+                if random.below(journal.len() as u64) < 24
+                    && let Some(child) = end.at(&journal, cut, 0)
+                {
+                    let why = |e: String| fail(format!("cut {cut}: {e}"));
+                    begin(&child, &Script::default(), false, None).map_err(why)?;
+                }
+            }
+        }
         for how in [How::Killed, How::Power(Loss::All), How::Power(Loss::Some(random.bits()))] {
             let cut = Cut { after: journal.len(), how };
             let Some(child) = end.at(&journal, cut, 0) else { continue };

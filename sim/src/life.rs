@@ -376,9 +376,17 @@ impl Life {
         let region = self.region.as_ref().expect("mapped until the end");
         let mode = if restore { Mode::Restore } else { Mode::NoRestore };
         let mut tx = store.begin(mode).map_err(failure)?;
-        for (offset, bytes) in &changes {
-            tx.write(region, *offset, bytes).map_err(failure)?;
+        let mut declared = Changes::new();
+        for (offset, bytes) in changes {
+            match tx.write(region, offset, &bytes) {
+                Ok(()) => declared.push((offset, bytes)),
+                // Old values could not be saved: these bytes are not changed, and the transaction goes on.
+                Err(_) if self.flavour != Flavour::Redo && self.machine.failed() && !store.query().failed => {
+                }
+                Err(error) => return Err(failure(error)),
+            }
         }
+        let changes = declared;
         if end == End::Abort {
             tx.abort();
             return Ok(());

@@ -206,3 +206,15 @@ fn prepared_transactions_pass_the_guard_and_the_verifier() {
     assert_eq!([0, 64, 128].map(|at| there.load::<u64>(at)), [7, 0, 7]);
     store.abort_prepared(b"c").unwrap();
 }
+
+/// A declaration that failed, of a transaction that was then forgotten, keeps nothing that refers to its region.
+#[test]
+fn a_forgotten_transaction_whose_declaration_failed_does_not_outlive_its_region() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = open(options(Policy::Redo).guard(Guard::Pages), &dir.path().join("s"));
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    assert!(tx.set_range(&region, 0..1 << 20).is_err(), "the log is too small for that");
+    std::mem::forget(tx);
+    region.unmap().unwrap();
+    assert!(store.close().is_err());
+}

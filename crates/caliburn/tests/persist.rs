@@ -174,7 +174,12 @@ fn a_store_that_cannot_give_what_is_required_is_refused() {
     let text = error.to_string();
     assert!(matches!(error, OpenError::Class { wanted: Class::Power, reach: Class::Process, .. }), "{text}");
     assert!(text.contains("/undo survives class Process") && text.contains("-o dax"), "{text}");
-    drop(options().open(&path).unwrap());
+    // Nothing is left of it.
+    assert!(!path.exists());
+    let error =
+        support::options().create_new(true).policy(Policy::Undo).require(Class::Os).open(&path).unwrap_err();
+    assert!(matches!(error, OpenError::Class { wanted: Class::Os, .. }), "{error}");
+    drop(support::options().require(Class::Power).open(&path).unwrap());
 
     let store = machine(1, PERSISTENT).open(dir.path().join("fast")).unwrap();
     std::fs::create_dir(dir.path().join("cache")).unwrap();
@@ -213,6 +218,30 @@ fn a_file_system_in_memory_has_no_power_to_survive() {
     drop(store);
     let error = redo.require(Class::Power).open(mount.path.join("s")).unwrap_err();
     assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");
+    let error = redo.open(mount.path.join("new")).unwrap_err();
+    assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     assert_eq!(support::options().open(dir.path().join("s")).unwrap().reach(), Class::Power);
+}
+
+/// A store that was used as ordinary memory by a process that died is taken up as persistent: all of it must be there
+/// before it is relied on.
+#[test]
+fn a_store_in_the_page_cache_becomes_persistent_when_its_segments_are_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("s"), dir.path().join("copy"));
+    let store = options().open(&path).unwrap();
+    let region1 = region(&store);
+    support::put(&store, &region1, 0, 1, Class::Process);
+    let mut open = store.begin(Mode::Restore).unwrap();
+    open.store(&region1, 8, &9u64).unwrap();
+    copy_store(&path, &copy);
+    let persistent = options().memory_survives(Class::Power).open(&copy).unwrap();
+    let there = region(&persistent);
+    assert_eq!((there.load::<u64>(0), there.load::<u64>(8), persistent.reach()), (1, 0, Class::Power));
+    let mut left = persistent.begin(Mode::Restore).unwrap();
+    left.store(&there, 0, &5u64).unwrap();
+    let again = dir.path().join("again");
+    copy_store(&copy, &again);
+    assert_eq!(region(&machine(9, PERSISTENT).open(&again).unwrap()).load::<u64>(0), 1);
 }

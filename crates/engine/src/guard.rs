@@ -13,6 +13,7 @@ use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Whether recoverable memory is protected from stores outside of transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +70,7 @@ const STRETCHES: usize = 64;
 /// What a transaction opened of a region; closed when dropped.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    region: *const RegionState,
+    region: Arc<RegionState>,
     pages: Vec<Range<usize>>,
     whole: bool,
     _permit: Option<Permit>,
@@ -120,13 +121,13 @@ fn set(region: &RegionState, pages: Range<usize>, write: bool) -> io::Result<()>
 
 impl Opened {
     /// Lets a transaction store to a region that it announces ranges in, which keeps the region mapped.
-    pub fn new(region: &RegionState) -> Opened {
+    pub fn new(region: &Arc<RegionState>) -> Opened {
         let key = region.guard.as_ref().is_some_and(|guard| guard.kind == Kind::Key);
-        Opened { region, pages: Vec::new(), whole: false, _permit: key.then(Permit::new) }
+        Opened { region: region.clone(), pages: Vec::new(), whole: false, _permit: key.then(Permit::new) }
     }
 
     pub fn is(&self, region: &RegionState) -> bool {
-        std::ptr::eq(self.region, region)
+        std::ptr::eq(&*self.region, region)
     }
 
     /// Lets it store to bytes of the region that it has declared.
@@ -182,8 +183,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: the region was announced by the transaction that ends only now, and is mapped until then.
-        let region = unsafe { &*self.region };
+        let region = &*self.region;
         if let Some(guard) = region.guard.as_ref().filter(|guard| guard.kind == Kind::Pages)
             && let Err(error) = self.close(region, &mut guard.lock())
         {

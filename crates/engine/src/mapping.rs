@@ -94,7 +94,8 @@ impl Shared {
             let wish = wishes.next().expect("the last wish returns").next_multiple_of(self.page_size);
             let reserved = match address {
                 Some(_) => Reservation::new(wish, address),
-                None => Reservation::congruent(wish, SEGMENT_DATA + start),
+                None => Reservation::congruent(wish, SEGMENT_DATA + start)
+                    .or_else(|_| Reservation::new(wish, None)),
             };
             match reserved {
                 Ok(reservation) => return Ok(reservation),

@@ -7,7 +7,7 @@ use crate::store::Store;
 use crate::transaction::Class;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
 use caliburn_log::stage::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
-use caliburn_os::medium::{Files, Media};
+use caliburn_os::medium::{Files, Media, Medium, Memory};
 use caliburn_os::memory::Limits;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -185,8 +185,9 @@ impl Options {
     }
 
     /// What the memory survives that a store with the undo policy is mapped from, where the system does not know:
-    /// memory with a battery, or reserved by the firmware. Commits then write cache lines back as for persistent memory. If
-    /// it is not true, the store is lost when the system goes down, and nobody notices.
+    /// a device on a bus of its own, mapped with `-o dax`, or memory with a battery that the caches have too. Commits then
+    /// write cache lines back as for persistent memory. If it is not true, or what the store forces stays in the page
+    /// cache of a file system that is lost, the store is lost when the system goes down, and nobody notices.
     pub fn memory_survives(&mut self, class: Class) -> &mut Options {
         self.memory_survives = Some(class);
         self
@@ -247,6 +248,20 @@ impl Options {
     /// As [`check()`](crate::check()).
     pub fn check(&self, path: impl AsRef<Path>) -> Result<Report, OpenError> {
         crate::check::check_on(&*self.media, path.as_ref())
+    }
+
+    /// The memory that a medium maps, as far as the system knows or the program says.
+    pub(crate) fn memory(&self, medium: &dyn Medium) -> Memory {
+        let known = medium.memory();
+        self.memory_survives.map_or(known, |class| known.surviving(class.into()))
+    }
+
+    /// Refuses a store of which the weakest file survives less than is required.
+    pub(crate) fn suffices(&self, dir: &Path, (weakest, reach): (PathBuf, Class)) -> Result<(), OpenError> {
+        match self.require > reach {
+            true => Err(OpenError::Class { path: dir.to_owned(), weakest, wanted: self.require, reach }),
+            false => Ok(()),
+        }
     }
 
     fn validate(&self) -> Result<(), OpenError> {

@@ -251,6 +251,7 @@ impl Shared {
                 let address = region.base + (offset - region.start) as usize;
                 held.announce(&region, address, address + len, &mut gaps);
                 if let Err(source) = held.open(&region, address, len) {
+                    held.tally().aborted.add(1);
                     held.release();
                     self.unclaim(global_id);
                     let path = region.segment.medium.path().to_owned();

@@ -134,7 +134,7 @@ fn create_files(dir: &Path, options: &Options, bare: &mut bool) -> Result<(), Op
     match options.policy {
         Policy::Undo => {
             let done =
-                undo::create(media, dir, &catalog).and_then(|()| name_files(dir, options, &catalog, false));
+                undo::create(options, dir, &catalog).and_then(|()| name_files(dir, options, &catalog, false));
             *bare = done.is_ok() || uncatalogued(media, dir);
             done
         }
@@ -181,6 +181,7 @@ fn fill_files(
     made: bool,
 ) -> Result<(), OpenError> {
     let media = &*options.media;
+    options.suffices(dir, (log_medium.path().to_owned(), forced(log_medium)))?;
     log::create(log_medium, catalog.store, options.log_bytes)?;
     let _ = media.remove(&dir.join(STAGE));
     let stage_path = dir.join(STAGE);
@@ -224,6 +225,11 @@ pub(crate) fn open_segments(
 ) -> Result<Vec<Arc<SegmentState>>, OpenError> {
     let open = |entry| Ok(Arc::new(SegmentState::open(media, dir, catalog, entry, write)?));
     catalog.segments.iter().map(open).collect()
+}
+
+/// What survives of a medium that was forced.
+fn forced(medium: &dyn Medium) -> Class {
+    if medium.volatile() { Class::Process } else { Class::Power }
 }
 
 fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError> {
@@ -271,8 +277,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     missing.map_or(Ok(()), |missing| salvage(missing.into()))?;
     let mut parts = Parts { prepared, damage, ..Parts::new(catalog, segments, lock, media.limits()) };
     let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
-    let class = |medium: &dyn Medium| if medium.volatile() { Class::Process } else { Class::Power };
-    parts.reach(dir, options.require, all.iter().map(|m| (m.path().to_owned(), class(&**m))))?;
+    parts.reach(dir, options, all.iter().map(|m| (m.path().to_owned(), forced(&**m))))?;
     if !write {
         let mut patches = Patches::of(image);
         // With damage in between, what is later than the damage would be out of order.

@@ -27,7 +27,7 @@ use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Ranges that a slot holds without a tree.
 pub(crate) const ANNOUNCED: usize = 16;
@@ -405,7 +405,7 @@ impl<'t> Held<'t> {
     }
 
     /// Lets the transaction store to bytes of a region that it has announced.
-    pub fn open(&mut self, region: &RegionState, start: usize, len: usize) -> io::Result<()> {
+    pub fn open(&mut self, region: &Arc<RegionState>, start: usize, len: usize) -> io::Result<()> {
         let opened = &mut self.work().opened;
         let at = opened.iter().position(|opened| opened.is(region)).unwrap_or_else(|| {
             opened.push(Opened::new(region));

@@ -11,7 +11,7 @@
 use crate::catalog::{Catalog, Entry};
 use crate::error::{CloseError, CommitError, Failure, OpenError, SegmentError};
 use crate::flush::Flush;
-use crate::options::{Options, Tuning};
+use crate::options::{Options, Policy, Tuning};
 use crate::pages::Pages;
 use crate::patches::Patches;
 use crate::prepared::PreparedTable;
@@ -61,6 +61,7 @@ pub(crate) struct Live {
 pub(crate) struct Shared {
     pub dir: PathBuf,
     pub id: Id,
+    pub policy: Policy,
     pub media: Arc<dyn Media>,
     pub page_size: usize,
     pub page_shift: u32,
@@ -147,16 +148,13 @@ impl Parts {
     pub fn reach(
         &mut self,
         dir: &Path,
-        wanted: Class,
+        options: &Options,
         media: impl IntoIterator<Item = (PathBuf, Class)>,
     ) -> Result<(), OpenError> {
         let weakest = media.into_iter().min_by_key(|(_, class)| *class);
-        let (weakest, reach) = weakest.expect("a store has a log or undo logs");
-        self.reach = reach;
-        if wanted > reach {
-            return Err(OpenError::Class { path: dir.to_owned(), weakest, wanted, reach });
-        }
-        Ok(())
+        let weakest = weakest.expect("a store has a log or undo logs");
+        self.reach = weakest.1;
+        options.suffices(dir, weakest)
     }
 }
 
@@ -172,6 +170,7 @@ impl Shared {
         Shared {
             dir: dir.to_owned(),
             id: parts.catalog.store,
+            policy: parts.catalog.policy,
             media: options.media.clone(),
             page_size,
             page_shift: page_size.trailing_zeros(),
@@ -614,6 +613,12 @@ impl Store {
     /// The present options.
     pub fn tuning(&self) -> Tuning {
         self.shared.tuning()
+    }
+
+    /// How its changes are undone and redone.
+    #[inline]
+    pub fn policy(&self) -> Policy {
+        self.shared.policy
     }
 
     /// The most that a commit can survive on the media that the store is on. With the undo policy that is what

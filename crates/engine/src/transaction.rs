@@ -26,6 +26,7 @@ use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::{ordinal, span};
 use std::ops::Range;
 use std::ptr;
+use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Whether a transaction can be aborted.
@@ -139,7 +140,8 @@ impl<'t> Transaction<'t> {
     }
 
     /// Declares that bytes `range` of `region` are about to be changed. Their old values are saved, in
-    /// `Restore` mode; declaring bytes twice is harmless and costs no log space.
+    /// `Restore` mode; declaring bytes twice is harmless and costs no log space. With the undo policy it may cost
+    /// room in the undo log until the transaction ends.
     ///
     /// # Errors
     /// When the range leaves the region, or the transaction becomes too large for the log or the memory
@@ -158,7 +160,7 @@ impl<'t> Transaction<'t> {
         if range.start > range.end || range.end > state.len() {
             return Err(state.out_of_bounds(range.start, len));
         }
-        self.declare(state, state.base + range.start, len)
+        self.declare(&region.state, state.base + range.start, len)
     }
 
     /// Declares `len` bytes at an address, for programs that work with pointers.
@@ -213,7 +215,7 @@ impl<'t> Transaction<'t> {
     }
 
     #[inline(always)]
-    fn declare(&mut self, region: &RegionState, start: usize, len: usize) -> Result<(), RangeError> {
+    fn declare(&mut self, region: &Arc<RegionState>, start: usize, len: usize) -> Result<(), RangeError> {
         if len == 0 {
             return Ok(());
         }
@@ -417,7 +419,7 @@ impl<'t> Transaction<'t> {
 fn declare_slowly(
     store: &Shared,
     held: &mut Held<'_>,
-    region: &RegionState,
+    region: &Arc<RegionState>,
     start: usize,
     len: usize,
     restore: bool,

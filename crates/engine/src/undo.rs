@@ -40,10 +40,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Makes the undo logs of a new store.
-pub(crate) fn create(media: &dyn Media, dir: &Path, catalog: &Catalog) -> Result<(), OpenError> {
-    let path = dir.join(UNDO);
+pub(crate) fn create(options: &Options, dir: &Path, catalog: &Catalog) -> Result<(), OpenError> {
+    let (media, path) = (&*options.media, dir.join(UNDO));
     let _ = media.remove(&path);
     let medium = media.create(&path).map_err(OpenError::io("create undo logs", &path))?;
+    let reach = options.memory(&*medium).survives.into();
+    options.suffices(dir, (path, reach))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     Ok(uncommitted::create(&*medium, catalog.store, boot)?)
 }
@@ -60,21 +62,25 @@ pub(crate) fn open(
     let path = dir.join(UNDO);
     let medium = media.open(&path, write).map_err(OpenError::io("open undo logs", &path))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    let (found, damage) = match Found::read(&*medium, &catalog.store, &boot) {
-        Ok(found) => (Some(found), None),
-        Err(error @ UndoError::Bad { .. }) if options.salvage => (None, Some(error.into())),
-        Err(error) => return Err(error.into()),
+    let sound = || -> Result<Found, OpenError> {
+        let found = Found::read(&*medium, &catalog.store, &boot)?;
+        found.uncommitted.iter().try_for_each(|log| check_ranges(log, &segments, &*medium))?;
+        Ok(found)
     };
-    for log in found.iter().flat_map(|found| &found.uncommitted) {
-        check_ranges(log, &segments, &*medium)?;
-    }
+    let (found, damage) = match sound() {
+        Ok(found) => (Some(found), None),
+        Err(error @ (OpenError::Undo(UndoError::Bad { .. }) | OpenError::Stray { .. }))
+            if options.salvage =>
+        {
+            (None, Some(error))
+        }
+        Err(error) => return Err(error),
+    };
     let store = catalog.store;
     let mut parts = Parts { damage, ..Parts::new(catalog, segments, lock, media.limits()) };
     let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
-    let assumed = options.memory_survives.map(|class| Memory::assumed(class.into()));
-    let known = all.iter().map(|m| (m.path().to_owned(), assumed.unwrap_or_else(|| m.memory())));
-    let known: Vec<_> = known.collect();
-    parts.reach(dir, options.require, known.iter().map(|(path, m)| (path.clone(), m.survives.into())))?;
+    let known: Vec<_> = all.iter().map(|m| (m.path().to_owned(), options.memory(&**m))).collect();
+    parts.reach(dir, options, known.iter().map(|(path, m)| (path.clone(), m.survives.into())))?;
     let memory =
         known.into_iter().map(|(_, memory)| memory).reduce(Memory::and).expect("the undo logs' is there");
     let Some(found) = found else { return Ok(parts) };
@@ -92,7 +98,9 @@ pub(crate) fn open(
             segment.write_part(range.offset, range.bytes)?;
         }
     }
-    if found.sealed() && !planted("undo-restored-unforced") {
+    // What is to be relied on after this boot: what was just restored, and what a process left that relied on less.
+    let lasting = found.sealed() || memory.survives > Survives::Process;
+    if lasting && !planted("undo-restored-unforced") {
         for segment in &parts.segments {
             segment.sync()?;
         }
@@ -236,14 +244,14 @@ impl Shared {
         if undo.suspect && !planted("undo-not-rewritten") {
             segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.fail(e))?;
         }
-        // What is in persistent memory was written back by commits, and recovery forced what it wrote.
-        if undo.memory().survives == Survives::Process
-            && !planted("undo-closed-unforced")
+        if !planted("undo-closed-unforced")
             && let Err(error) = segments.iter().try_for_each(|segment| segment.sync())
         {
             let failure = self.fail(error);
-            // Reopened, it would look sound.
-            let _ = undo.mark_damaged();
+            // Reopened, it would look sound; as it is in persistent memory, where commits were written back.
+            if undo.memory().survives == Survives::Process {
+                let _ = undo.mark_damaged();
+            }
             return Err(failure);
         }
         undo.mark_clean().map_err(|e| self.fail(e))

@@ -2,7 +2,7 @@
 
 use crate::class::{self, CLASSES, SIZES, SPAN};
 use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
-use crate::span::{self, At, Cache, SPANS_MAX, Span, Spans};
+use crate::span::{self, At, Cache, SPANS_MAX, Spans};
 use crate::transaction::HeapTransaction;
 use caliburn_engine::{
     BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
@@ -282,6 +282,14 @@ impl<'s> Heap<'s> {
     /// The same, and what the span is.
     #[inline]
     pub(crate) fn look(&self, place: Place) -> Result<(u32, u32, Kind), HeapError> {
+        let (number, object, kind) = self.place_in_span(place)?;
+        let holds = self.spans.get(number).holds(kind, object);
+        if holds { Ok((number, object, kind)) } else { Err(self.not_allocated(place)) }
+    }
+
+    /// Which object of which span could begin at a place.
+    #[inline]
+    fn place_in_span(&self, place: Place) -> Result<(u32, u32, Kind), HeapError> {
         let number = place.0 / SPAN;
         if number >= u64::from(self.count.load(Ordering::Acquire)) {
             return Err(self.not_allocated(place));
@@ -297,7 +305,7 @@ impl<'s> Heap<'s> {
             Kind::Large(_) if inside == 0 => 0,
             _ => return Err(self.not_allocated(place)),
         };
-        if span.holds(kind, object) { Ok((number, object, kind)) } else { Err(self.not_allocated(place)) }
+        if object < span::count(kind) { Ok((number, object, kind)) } else { Err(self.not_allocated(place)) }
     }
 
     /// A recoverable word's bits.
@@ -421,9 +429,10 @@ impl<'s> Heap<'s> {
                 if let Some(object) = self.spans.get(number).take(class) {
                     return Ok((number, object));
                 }
-                // Unless somebody took it from the cache meanwhile.
-                if cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    self.leave(number, class);
+                match cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed) {
+                    Ok(_) => self.leave(number, class),
+                    // Somebody took it from the cache meanwhile, and may have missed what we tried to take.
+                    Err(_) => self.list_if_loose(number),
                 }
                 continue;
             }
@@ -453,11 +462,20 @@ impl<'s> Heap<'s> {
         self.list(number, class);
     }
 
+    fn list_if_loose(&self, number: u32) {
+        let span = self.spans.get(number);
+        if let (At::Loose, Kind::Small(class)) = (span.at(), span.kind()) {
+            self.list(number, class);
+        }
+    }
+
     /// Puts a loose span with free objects on the list of its class.
     fn list(&self, number: u32, class: u8) {
         let span = self.spans.get(number);
         let mut list = lock(&self.partial[usize::from(class)]);
-        if span.at() == At::Loose && span.kind() == Kind::Small(class) && span.has_free(class) {
+        // In this order: whoever makes it a span of the class says first that it is for a cache, and it is of the class
+        // as long as the list is locked.
+        if span.kind() == Kind::Small(class) && span.at() == At::Loose && span.has_free(class) {
             span.set_at(At::List);
             list.push(number);
         }
@@ -502,9 +520,29 @@ impl<'s> Heap<'s> {
                 }
             }
             if !self.reclaim(&mut free) {
-                self.grow(&mut free, wanted)?;
+                let grown = self.grow(&mut free, wanted);
+                if grown.is_err() && !self.evict() {
+                    return grown.map(|()| 0);
+                }
             }
         }
+    }
+
+    /// Takes empty spans out of the caches. Whether there were any.
+    fn evict(&self) -> bool {
+        let mut any = false;
+        for (class, cached) in self.caches.iter().flat_map(|cache| cache.0.iter().enumerate()) {
+            let now = cached.load(Ordering::Acquire);
+            let Some(number) = now.checked_sub(1).filter(|number| self.spans.get(*number).taken() == 0)
+            else {
+                continue;
+            };
+            if cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                self.leave(number, class as u8);
+                any = true;
+            }
+        }
+        any
     }
 
     /// Gives back spans of small objects that have become empty. Whether there were any.
@@ -519,7 +557,7 @@ impl<'s> Heap<'s> {
             };
             let Kind::Small(class) = span.kind() else { continue };
             let mut list = lock(&self.partial[usize::from(class)]);
-            if span.kind() == Kind::Small(class) && span.at() != At::Cache && self.empties(span, class) {
+            if span.kind() == Kind::Small(class) && span.at() != At::Cache && span.empty(class) {
                 list.retain(|listed| *listed != number as u32);
                 span.set_at(At::Loose);
                 *free = true;
@@ -527,20 +565,6 @@ impl<'s> Heap<'s> {
             }
         }
         any
-    }
-
-    /// Makes a span free if nothing is in it. Whoever takes an object from it all the same, because it was stolen from
-    /// a cache under his hands, sees that it is free, or his object is seen here.
-    fn empties(&self, span: &Span, class: u8) -> bool {
-        if span.taken() > 0 {
-            return false;
-        }
-        span.set_kind(Kind::Free);
-        let empty = span.taken() == 0;
-        if !empty {
-            span.set_kind(Kind::Small(class));
-        }
-        empty
     }
 
     fn grow(&self, free: &mut Vec<bool>, wanted: u32) -> Result<(), HeapError> {
@@ -611,7 +635,8 @@ impl<'s> Heap<'s> {
                 Kind::Small(class) => {
                     let (class, taken) = (&mut classes[usize::from(class)], span.taken());
                     class.spans += 1;
-                    class.free += u64::from(span::count(kind) - taken);
+                    // It may become another kind at this moment.
+                    class.free += u64::from(span::count(kind).saturating_sub(taken));
                     class.objects += u64::from(taken);
                 }
                 Kind::Large(spans) => {
@@ -650,7 +675,12 @@ impl<'s> Heap<'s> {
             }
         }
         for (number, root) in lock(&self.roots).iter().enumerate() {
-            if root.as_ref().is_some_and(|root| self.find(root.place).is_err()) {
+            // Given up by a transaction that is open, it is still there.
+            let there = |place| {
+                let (number, object, _) = self.place_in_span(place).ok()?;
+                Some(!self.spans.get(number).is_free(object))
+            };
+            if root.as_ref().is_some_and(|root| there(root.place) != Some(true)) {
                 let offset = ROOTS + number as u64 * ROOT_BYTES;
                 return Err(self.damaged(offset, "a root names a place where no object is"));
             }

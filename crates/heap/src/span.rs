@@ -117,6 +117,21 @@ impl Span {
         self.set_kind(Kind::Large(spans));
     }
 
+    /// Makes a span of small objects free, if nothing is in it; never seems free while something is. For whoever has
+    /// it alone, but for those from whose cache it was stolen: they find every object given up meanwhile, or all free and
+    /// the span not what it was.
+    pub fn empty(&self, class: u8) -> bool {
+        let words = &self.words()[..class::objects(class).div_ceil(IN_WORD) as usize];
+        let close = |word: &AtomicU64| word.compare_exchange(0, !0, SeqCst, Relaxed).is_ok();
+        let closed = words.iter().take_while(|word| close(word)).count();
+        let all = closed == words.len();
+        if all {
+            self.set_kind(Kind::Free);
+        }
+        words[..closed].iter().for_each(|word| word.store(0, SeqCst));
+        all
+    }
+
     /// Takes an object of that class.
     #[inline]
     pub fn take(&self, class: u8) -> Option<u32> {
@@ -207,6 +222,11 @@ impl Span {
         object < count(kind) && matches!(self.state(object), FRESH | THERE)
     }
 
+    /// Whether nobody has the object, not even an open transaction that gives it up.
+    pub fn is_free(&self, object: u32) -> bool {
+        self.state(object) == 0
+    }
+
     /// Whether an open transaction has taken it.
     #[inline]
     pub fn is_fresh(&self, object: u32) -> bool {
@@ -293,6 +313,18 @@ mod tests {
             assert_eq!(span.take(class), Some(last));
             assert!(!span.holds(kind, count));
         }
+    }
+
+    #[test]
+    fn only_an_empty_span_becomes_free() {
+        let span = Span::new();
+        span.make(Kind::Small(0), |object| object == 3000);
+        assert!(!span.empty(0));
+        assert_eq!((span.kind(), span.taken()), (Kind::Small(0), 1));
+        assert!(span.give_up(Kind::Small(0), 3000, false));
+        span.put(3000);
+        assert!(span.empty(0));
+        assert_eq!((span.kind(), span.taken()), (Kind::Free, 0));
     }
 
     #[test]

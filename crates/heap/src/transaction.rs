@@ -12,7 +12,7 @@ use crate::heap::{Heap, HeapError, Place, Root};
 use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
-use caliburn_engine::{Class, RangeError, Region, Ticket, Transaction};
+use caliburn_engine::{Class, Policy, RangeError, Region, Ticket, Transaction};
 use smallvec::SmallVec;
 use std::collections::HashSet;
 use std::fmt;
@@ -177,7 +177,7 @@ impl<'h> HeapTransaction<'h> {
         let now = self.heap.usable_len(place)?;
         let same = match class::class_of(len, 16) {
             Some(class) => u64::from(SIZES[usize::from(class)]) == now,
-            None => len.div_ceil(SPAN) * SPAN == now,
+            None => len.div_ceil(SPAN).checked_mul(SPAN) == Some(now),
         };
         if same && len > 0 {
             return Ok(place);
@@ -252,20 +252,13 @@ impl<'h> HeapTransaction<'h> {
         // What was taken and given up again nobody else ever saw.
         let passing = |of: &[Change]| !of[0].freed() && of[of.len() - 1].freed();
         let ticket = if self.roots.is_empty() && of_objects(&self.changes).all(passing) {
-            commit_inner(self.tx.take().expect("not spent"), class)?
+            commit_inner(heap, self.tx.take().expect("not spent"), class)?
         } else {
             self.commit_changes(class, passing)?
         };
         // 4
-        for of_object in of_objects(&self.changes) {
-            let last = of_object[of_object.len() - 1];
-            if last.freed() {
-                heap.put(last.span(), last.object());
-            } else {
-                heap.spans.get(last.span()).settle(last.object());
-            }
-        }
-        self.changes.clear();
+        let changes = std::mem::take(&mut self.changes);
+        changes.iter().filter(|c| c.freed()).for_each(|freed| heap.put(freed.span(), freed.object()));
         Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
     }
 
@@ -295,7 +288,11 @@ impl<'h> HeapTransaction<'h> {
             None => None,
         };
         // 3
-        let ticket = commit_inner(tx, class)?;
+        let ticket = commit_inner(heap, tx, class)?;
+        // Before anybody can reach them by a root.
+        for change in of_objects(&lasting).map(|of| of[of.len() - 1]).filter(|change| !change.freed()) {
+            heap.spans.get(change.span()).settle(change.object());
+        }
         if let (Some(roots), Some(next)) = (&mut roots, next) {
             **roots = next;
         }
@@ -323,8 +320,9 @@ impl HeapTransaction<'_> {
     fn undo(&mut self) {
         // The old values first: nobody may take the memory before.
         drop(self.tx.take());
-        self.changes.sort_unstable();
-        for of_object in of_objects(&self.changes) {
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.sort_unstable();
+        for of_object in of_objects(&changes) {
             let first = of_object[0];
             if first.freed() {
                 self.heap.spans.get(first.span()).keep(first.object());
@@ -332,13 +330,18 @@ impl HeapTransaction<'_> {
                 self.heap.put(first.span(), first.object());
             }
         }
-        self.changes.clear();
     }
 }
 
 /// Commits; another class than the least is waited for later, without locks.
-fn commit_inner(tx: Transaction<'_>, class: Class) -> Result<Option<Ticket<'_>>, HeapError> {
+fn commit_inner<'h>(
+    heap: &Heap<'_>,
+    tx: Transaction<'h>,
+    class: Class,
+) -> Result<Option<Ticket<'h>>, HeapError> {
     Ok(match class {
+        // With the undo policy there is nothing to wait for.
+        _ if heap.store.policy() == Policy::Undo => tx.commit(class).map(|()| None),
         Class::Process => tx.commit(class).map(|()| None),
         _ => tx.commit_async().map(Some),
     }?)

@@ -499,3 +499,91 @@ fn a_stray_store_is_found_with_its_object() {
         assert_eq!(heap.undeclared(), []);
     }
 }
+
+#[test]
+fn a_heap_commits_in_every_class_that_its_store_reaches() {
+    for class in [Class::Process, Class::Os, Class::Power] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = options(Policy::Undo).memory_survives(class).open(dir.path().join("s")).unwrap();
+        let heap = Heap::open(&store, "h").unwrap();
+        for asked in [Class::Process, Class::Os, Class::Power] {
+            let mut tx = heap.begin().unwrap();
+            let place = tx.allocate(100).unwrap();
+            tx.set_root("x", Some(place)).unwrap();
+            let committed = tx.commit(asked);
+            assert_eq!(committed.is_ok(), asked <= class, "{asked:?} of {class:?}: {committed:?}");
+            if committed.is_err() {
+                continue;
+            }
+            // Whoever finds it by its name may free it.
+            let mut tx = heap.begin().unwrap();
+            tx.free(heap.root("x").unwrap()).unwrap();
+            // It is still there.
+            heap.check().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_taken_and_given_up_again_leaves_no_trace() {
+    for policy in POLICIES {
+        with_heap(policy, |path, store, heap| {
+            let mut tx = heap.begin().unwrap();
+            let kept = tx.allocate(64).unwrap();
+            // So many that they are not looked through one by one, and more than there is room for at once.
+            let passing: Vec<Place> = (0..500).map(|i| tx.allocate(64 + i % 3 * 70_000).unwrap()).collect();
+            for place in &passing {
+                tx.free(*place).unwrap();
+                assert!(matches!(tx.free(*place), Err(HeapError::NotAllocated { .. })));
+            }
+            assert!(matches!(tx.reallocate(kept, u64::MAX), Err(HeapError::Size { .. })));
+            tx.commit(Class::Process).unwrap();
+            heap.check().unwrap();
+            let objects = |heap: &Heap<'_>| {
+                let statistics = heap.statistics();
+                statistics.classes.iter().map(|c| c.objects).sum::<u64>() + statistics.large_objects
+            };
+            assert_eq!(objects(heap), 1);
+            let _ = store.tend_flush(true);
+            let copied = path.with_extension("copied");
+            copy(path, &copied);
+            let store = options(policy).open(&copied).unwrap();
+            let heap = Heap::open(&store, "h").unwrap();
+            heap.check().unwrap();
+            assert_eq!((objects(&heap), heap.usable_len(kept).unwrap()), (1, 64));
+        });
+    }
+}
+
+/// Spans that are empty serve objects of every size, also those that threads' caches hold.
+#[test]
+fn a_full_heap_gives_up_what_caches_hold() {
+    small(|path| {
+        let store = options(Policy::Undo).open(path.join("s")).unwrap();
+        let heap = Heap::open(&store, "h").unwrap();
+        std::thread::scope(|scope| {
+            for size in [16, 100, 1000, 30_000] {
+                let heap = &heap;
+                scope.spawn(move || {
+                    let mut tx = heap.begin().unwrap();
+                    let place = tx.allocate(size).unwrap();
+                    tx.free(place).unwrap();
+                    tx.commit(Class::Process).unwrap();
+                });
+            }
+        });
+        // As long as one is found that takes all there is.
+        let mut largest = 1u64 << 16;
+        let mut tx = heap.begin().unwrap();
+        while let Ok(place) = tx.allocate(largest) {
+            tx.free(place).unwrap();
+            tx.commit(Class::Process).unwrap();
+            tx = heap.begin().unwrap();
+            largest += 1 << 16;
+        }
+        let place = tx.allocate(largest - (1 << 16)).unwrap();
+        tx.free(place).unwrap();
+        tx.commit(Class::Process).unwrap();
+        assert_eq!(heap.statistics().free_bytes, heap.statistics().bytes);
+    });
+}

@@ -388,10 +388,14 @@ impl UndoLog {
     /// Goes back to so many further chunks, and to what was counted in the last of them.
     fn shrink(&mut self, logs: &UndoLogs, chunks: usize, count: u64) {
         let mut surplus: Vec<u32> = self.further.drain(chunks..).collect();
-        // The newest first: recovery wants the chunks before it whole.
+        // The newest first: recovery wants the chunks before it whole. Nobody else may have one whose owner it still sees.
+        let persistent = logs.persistent().filter(|_| !planted("undo-owner-not-flushed"));
         for number in surplus.iter().rev() {
             // SAFETY: the chunk is ours until it is in the pool.
             unsafe { set(logs.chunk(*number), UNDO_OWNER, 0) };
+            // SAFETY: the head is the chunk's.
+            persistent.inspect(|flush| unsafe { flush.lines(logs.chunk(*number), UNDO_HEAD) });
+            persistent.inspect(|flush| flush.fence());
         }
         logs.pool.lock().expect("no panic under this lock").free.append(&mut surplus);
         self.resume(logs);

@@ -45,7 +45,12 @@ impl Memory {
 
     /// Ordinary memory of which somebody says that it survives more.
     pub fn assumed(survives: Survives) -> Memory {
-        Memory { survives, flush: Flush::of_this_processor(), ..Memory::CACHE }
+        Memory::CACHE.surviving(survives)
+    }
+
+    /// The same memory, of which somebody says that it survives this.
+    pub fn surviving(self, survives: Survives) -> Memory {
+        Memory { survives, flush: self.flush.max(Flush::of_this_processor()), ..self }
     }
 
     /// Asks the kernel about a file.
@@ -58,10 +63,8 @@ impl Memory {
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let bus = bus(Path::new(&format!("/sys/dev/block/{major}:{minor}")), 0);
         let flush = if bus.caches { Flush::Fence } else { Flush::of_this_processor() };
-        match bus.survives {
-            Survives::Process => Memory::CACHE,
-            survives => Memory { survives, sync: true, flush },
-        }
+        // Of an unknown bus, too: somebody may know what the device survives.
+        Memory { survives: bus.survives, sync: true, flush }
     }
 
     /// The weaker of two: what both survive, reached in a way that is right for both.
@@ -112,6 +115,7 @@ fn bus(device: &Path, depth: usize) -> Bus {
     };
     let survives = match read(named("ndbus"), "provider").as_str() {
         "" => Survives::Process,
+        _ if read(named("region"), "devtype") == "nd_volatile" => Survives::Process,
         // Ordinary memory, reserved by `memmap=` or by the firmware.
         "e820" => Survives::Os,
         _ => Survives::Power,

@@ -1,0 +1,84 @@
+//! `threads`: debit-credit in the `Process` class by several threads, each on accounts of its own in one store.
+
+use crate::Arguments;
+use crate::debit_credit::{Layout, Stream};
+use crate::floor::{HandWritten, Mapped};
+use crate::report::{self, Line, Sample};
+use crate::target::{Failure, Part, Target, options};
+use caliburn::{Policy, Region, Store};
+use serde_json::json;
+use std::sync::Barrier;
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
+    let threads = arguments.threads.clone().unwrap_or_else(|| vec![1, 2]);
+    let most = threads.iter().copied().max().unwrap_or(1);
+    let layout = Layout::new(arguments.accounts);
+    let part = layout.bytes().next_multiple_of(1 << 20);
+    let options = options(arguments.log_mb, arguments.stage_mb);
+    let open = |name: &str, policy| -> Result<(Store, Region), Failure> {
+        let store = options.clone().policy(policy).open(dir.path().join(name))?;
+        let region = store.segment_or_create("data", (part * most) as u64)?.map_all()?;
+        Ok((store, region))
+    };
+    let (redo, undo) = (open("store", Policy::Redo)?, open("undo", Policy::Undo)?);
+    let floor = |i: usize| -> Result<HandWritten, Failure> {
+        let data = Mapped::new(&dir.path().join(format!("floor{i}")), layout.bytes())?;
+        Ok(HandWritten::new(data, Mapped::new(&dir.path().join(format!("log{i}")), 1 << 20)?))
+    };
+    let mut floors: Vec<HandWritten> = (0..most).map(floor).collect::<Result<_, _>>()?;
+    let mut streams: [Vec<Stream>; 3] =
+        std::array::from_fn(|_| (0..most).map(|i| Stream::new(layout, 0x1234_5678 + i as u64)).collect());
+    let params =
+        json!({"accounts": arguments.accounts, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
+    let line = |system, policy, n| Line::new(system, policy, "process", n, params.clone());
+    let mut lines: Vec<[Line; 3]> = threads
+        .iter()
+        .map(|n| {
+            let undo = line("caliburn", "undo", *n);
+            [line(HandWritten::NAME, HandWritten::POLICY, *n), line("caliburn", "redo", *n), undo]
+        })
+        .collect();
+    for round in 0..=arguments.rounds {
+        for (&n, lines) in threads.iter().zip(&mut lines) {
+            let mut parts: [Vec<Part<'_>>; 2] = [&redo, &undo]
+                .map(|(store, region)| (0..n).map(|i| Part::new(store, region, i * part)).collect());
+            let [of_floor, of_redo, of_undo] = &mut streams;
+            let samples = [
+                together(arguments.seconds, &mut floors[..n], of_floor),
+                together(arguments.seconds, &mut parts[0], of_redo),
+                together(arguments.seconds, &mut parts[1], of_undo),
+            ];
+            for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
+                line.rounds.push(sample);
+            }
+        }
+    }
+    for i in 0..most {
+        streams[0][i].check(&floors[i])?;
+        streams[1][i].check(&Part::new(&redo.0, &redo.1, i * part))?;
+        streams[2][i].check(&Part::new(&undo.0, &undo.1, i * part))?;
+    }
+    for lines in &lines {
+        report::print("threads", arguments.json, lines, 0);
+    }
+    Ok(())
+}
+
+/// Runs the streams at the same time, each on its target; the time for a transaction of them all.
+fn together<T: Target + Send>(seconds: f64, targets: &mut [T], streams: &mut [Stream]) -> Sample {
+    let begin = &Barrier::new(targets.len());
+    let samples: Vec<Sample> = std::thread::scope(|scope| {
+        let begun = targets.iter_mut().zip(streams).map(|(target, stream)| {
+            scope.spawn(move || {
+                begin.wait();
+                report::measure(seconds, 64, || stream.step(target))
+            })
+        });
+        let workers: Vec<_> = begun.collect();
+        workers.into_iter().map(|worker| worker.join().expect("the workers end")).collect()
+    });
+    let rate: f64 = samples.iter().map(|sample| 1.0 / sample.ns_per_tx).sum();
+    let latencies = samples.into_iter().flat_map(|sample| sample.latencies).collect();
+    Sample { ns_per_tx: 1.0 / rate, latencies }
+}
