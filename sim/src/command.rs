@@ -4,7 +4,7 @@ use caliburn_sim::explore::{self, Care, Explorer, Failure};
 use caliburn_sim::life::{Birth, Flavour, nursery};
 use caliburn_sim::random::Random;
 use caliburn_sim::script;
-use caliburn_sim::{creation, damage};
+use caliburn_sim::{creation, damage, heap};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -68,6 +68,21 @@ enum Kind {
     },
     /// Crashes and failures while a store is made.
     Creation,
+    /// Workloads with a heap, crashed after what they do.
+    Heap {
+        /// Random workloads.
+        #[arg(long, default_value_t = 40)]
+        workloads: u64,
+        /// Transactions of each.
+        #[arg(long, default_value_t = 30)]
+        transactions: u64,
+        /// Of 64 moments, how many are cut.
+        #[arg(long, default_value_t = 8)]
+        share: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Flipped bits in what crashes leave.
     Flips {
         /// Random workloads, each with 50 flips.
@@ -252,6 +267,16 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             Ok(cases) => drop(totals.images.fetch_add(cases, Ordering::Relaxed)),
             Err(failure) => totals.fail("creation", &failure),
         },
+        Kind::Heap { workloads, transactions, share, seed } => {
+            for number in (0..workloads).filter(|n| mine(*n) && !stopped()) {
+                let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
+                match heap::heap(command.flavour(), seed, transactions, share) {
+                    Ok(images) => drop(totals.images.fetch_add(images, Ordering::Relaxed)),
+                    Err(failure) => totals.fail("heap", &failure),
+                }
+                totals.workloads.fetch_add(1, Ordering::Relaxed);
+            }
+        }
         Kind::Flips { workloads, seed } => {
             for number in (0..workloads).filter(|n| mine(*n) && !stopped()) {
                 let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);

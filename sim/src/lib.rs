@@ -9,6 +9,7 @@
 //! | `script` | workloads as text |
 //! | `life` | a store opened, compared, put through a script |
 //! | `creation`, `damage` | crashes while a store is made; flipped bits |
+//! | `heap` | crashes of programs with a heap |
 //! | `threads` | several threads under a deterministic scheduler |
 //! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
@@ -18,6 +19,7 @@ pub mod creation;
 pub mod damage;
 pub mod disk;
 pub mod explore;
+pub mod heap;
 pub mod life;
 pub mod media;
 pub mod model;

@@ -50,6 +50,9 @@ pub fn test() -> Result<(), String> {
         "torture --images 20000 --persistent",
         "faults --persistent",
         "creation --persistent",
+        "heap",
+        "heap --undo",
+        "heap --persistent",
     ] {
         simulate(SIM, line)?;
     }

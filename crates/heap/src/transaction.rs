@@ -13,6 +13,7 @@ use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
 use caliburn_engine::{Class, Policy, RangeError, Region, Ticket, Transaction};
+use caliburn_os::simulated::planted;
 use smallvec::SmallVec;
 use std::collections::HashSet;
 use std::fmt;
@@ -326,7 +327,7 @@ impl HeapTransaction<'_> {
             let first = of_object[0];
             if first.freed() {
                 self.heap.spans.get(first.span()).keep(first.object());
-            } else {
+            } else if !planted("heap-abort-keeps") {
                 self.heap.put(first.span(), first.object());
             }
         }
@@ -378,7 +379,7 @@ fn change_words<'h>(
             }
             continue;
         }
-        if there != kind.encode() {
+        if there != kind.encode() && !planted("heap-kind-forgotten") {
             set(head, kind.encode())?;
         }
         for of_word in of_span.chunk_by(|a, b| a.object() / PER_WORD == b.object() / PER_WORD) {
@@ -388,7 +389,8 @@ fn change_words<'h>(
                 let bit = 1 << (change.object() % PER_WORD);
                 if change.freed() { bits & !bit } else { bits | bit }
             });
-            if after != before {
+            let forgotten = planted("heap-word-forgotten") && after.count_ones() < before.count_ones();
+            if after != before && !forgotten {
                 set(offset, after)?;
             }
         }

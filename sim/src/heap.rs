@@ -1,0 +1,205 @@
+//! Heaps on simulated machines: after everything that a workload does to its disk, the process is killed and the power
+//! cut; what is left must be the heap as some commit left it, none acknowledged missing.
+
+use crate::disk::{Act, Disk, Loss};
+use crate::explore::Failure;
+use crate::life::{Flavour, LOST, LifeMachine, STORE, options};
+use crate::media::{Entry, Machine};
+use crate::model::{Bounds, Mark};
+use crate::random::Random;
+use caliburn::heap::{Heap, Place};
+use caliburn::{Class, Store};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+/// The heap after some commit: objects with what they hold, and what the root names.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct State {
+    objects: BTreeMap<Place, Arc<[u8]>>,
+    root: Option<Place>,
+}
+
+type Step = Result<(), String>;
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Bytes of an object: of few classes, so that spans fill and become empty, or of whole spans.
+fn len(random: &mut Random) -> u64 {
+    *random.pick(&[16, 48, 700, 700, 5000, 20_000, 70_000])
+}
+
+/// One transaction; the state if it commits.
+fn transaction(
+    heap: &Heap<'_>,
+    before: &State,
+    number: u64,
+    random: &mut Random,
+) -> Result<Option<State>, String> {
+    let mut state = before.clone();
+    let mut tx = heap.begin().map_err(text)?;
+    for i in 0..1 + random.below(4) {
+        let some = random.below(state.objects.len().max(1) as u64) as usize;
+        match (random.below(5), state.objects.keys().nth(some).copied()) {
+            (0 | 1, Some(place)) => {
+                tx.free(place).map_err(text)?;
+                state.objects.remove(&place);
+                if state.root == Some(place) {
+                    tx.set_root("root", None).map_err(text)?;
+                    state.root = None;
+                }
+            }
+            (2, Some(place)) => {
+                tx.set_root("root", Some(place)).map_err(text)?;
+                state.root = Some(place);
+            }
+            _ => {
+                let len = len(random);
+                let place = tx.allocate(len).map_err(text)?;
+                if state.objects.contains_key(&place) || before.objects.contains_key(&place) {
+                    return Err(format!("{place:?} was allocated twice"));
+                }
+                let bytes: Arc<[u8]> =
+                    (0..len.min(300)).map(|at| (number * 31 + i * 7 + at) as u8 | 1).collect();
+                tx.write(place, 0, &bytes).map_err(text)?;
+                // What is freed at once leaves no trace.
+                match random.chance(1, 4) {
+                    true => tx.free(place).map_err(text)?,
+                    false => drop(state.objects.insert(place, bytes)),
+                }
+            }
+        }
+    }
+    if random.chance(1, 5) {
+        tx.abort();
+        return Ok(None);
+    }
+    tx.commit(Class::Process).map_err(text)?;
+    Ok(Some(state))
+}
+
+/// Whether the heap is as that state says.
+fn is(heap: &Heap<'_>, state: &State) -> bool {
+    let statistics = heap.statistics();
+    let count = statistics.classes.iter().map(|c| c.objects).sum::<u64>() + statistics.large_objects;
+    let holds = |(place, bytes): (&Place, &Arc<[u8]>)| {
+        let mut there = vec![0; bytes.len()];
+        let allocated = heap.usable_len(*place).is_ok();
+        allocated && {
+            heap.region().read(place.0 as usize, &mut there);
+            there[..] == bytes[..]
+        }
+    };
+    count == state.objects.len() as u64 && heap.root("root") == state.root && state.objects.iter().all(holds)
+}
+
+/// Lives so many transactions, and looks at the crashes. The number of images.
+pub fn heap(flavour: Flavour, seed: u64, transactions: u64, share: u64) -> Result<u64, Failure> {
+    let fail = |why: String| Failure { path: format!("heap, seed {seed}"), why };
+    let mut random = Random::new(seed);
+    let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
+    let mut states = vec![State::default()];
+    machine.run(|| live(&machine, flavour, transactions, &mut states, &mut random)).map_err(fail)?;
+
+    let (mut disk, mut bounds, mut images) = (Disk::default(), Bounds::exactly(0, 0), 0);
+    let (mut begun, mut seen) = (false, HashSet::new());
+    for (i, entry) in machine.take_journal().iter().enumerate() {
+        match entry {
+            Entry::Mark(mark) => {
+                begun = true;
+                bounds.note(*mark);
+            }
+            Entry::Act(act) => {
+                disk.apply(act);
+                if !begun || !random.chance(share, 64) {
+                    continue;
+                }
+                let power = [Loss::All, Loss::Nothing, Loss::Some(random.bits())].map(Some);
+                let volatile = matches!(act, Act::Store(..)) || flavour == Flavour::Undo;
+                let losses = if volatile { &[None][..] } else { &[None, power[0], power[1], power[2]] };
+                for loss in losses {
+                    let image = loss.map_or_else(|| disk.clone(), |loss| disk.after_power_cut(loss));
+                    let oldest = if loss.is_some() { bounds.power } else { bounds.process };
+                    if !seen.insert((image.digest(), oldest, bounds.highest, loss.is_some())) {
+                        continue;
+                    }
+                    let possible = &states[oldest..=bounds.highest];
+                    let again = Machine::new(
+                        image,
+                        [1 + u8::from(loss.is_some()); 16],
+                        1 << 41,
+                        flavour.hardware(),
+                        None,
+                    );
+                    again
+                        .run(|| look(&again, flavour, possible))
+                        .map_err(|e| fail(format!("cut after {i}, {loss:?}: {e}")))?;
+                    images += 1;
+                }
+            }
+        }
+    }
+    Ok(images)
+}
+
+fn live(
+    machine: &Arc<LifeMachine>,
+    flavour: Flavour,
+    transactions: u64,
+    states: &mut Vec<State>,
+    random: &mut Random,
+) -> Step {
+    let store: Store = options(machine, 50, flavour).open(STORE).map_err(text)?;
+    let heap = Heap::open(&store, "heap").map_err(text)?;
+    // The heap is there from here on.
+    store.truncate().map_err(text)?;
+    machine.mark(Mark::Forced(0));
+    for number in 0..transactions {
+        let next = states.len();
+        machine.mark(Mark::Begun(next));
+        // An aborted one is the state before once more.
+        let state = transaction(&heap, &states[next - 1], number, random)?;
+        states.push(state.unwrap_or_else(|| states[next - 1].clone()));
+        let durable = flavour == Flavour::Persistent;
+        machine.mark(if durable { Mark::Forced(next) } else { Mark::Committed(next) });
+        if flavour == Flavour::Redo {
+            store.tend_flush(random.chance(1, 2)).map_err(text)?;
+            store.tend_truncation().map_err(text)?;
+            if number % 8 == 7 {
+                store.truncate().map_err(text)?;
+                machine.mark(Mark::Forced(next));
+            }
+        }
+        heap.check().map_err(text)?;
+        if !is(&heap, &states[next]) {
+            return Err(format!("after transaction {number} the heap is not as it was left"));
+        }
+    }
+    Ok(())
+}
+
+/// Opens what is left and compares; then uses it.
+fn look(machine: &Arc<LifeMachine>, flavour: Flavour, possible: &[State]) -> Step {
+    let store = match options(machine, 50, flavour).create(false).open(STORE) {
+        Err(error) if flavour == Flavour::Undo && error.to_string().contains(LOST) => return Ok(()),
+        other => other.map_err(text)?,
+    };
+    let heap = Heap::open(&store, "heap").map_err(text)?;
+    heap.check().map_err(text)?;
+    let Some(found) = possible.iter().rev().find(|state| is(&heap, state)) else {
+        return Err(format!(
+            "the heap is that of none of {} commits; it holds {:?}, the newest {} objects",
+            possible.len(),
+            heap.statistics(),
+            possible[possible.len() - 1].objects.len()
+        ));
+    };
+    let mut random = Random::new(found.objects.len() as u64);
+    for number in 0..3 {
+        if transaction(&heap, found, 1000 + number, &mut random)?.is_some() {
+            break;
+        }
+    }
+    heap.check().map_err(text)
+}
