@@ -4,6 +4,7 @@ use crate::catalog::Catalog;
 use crate::error::OpenError;
 use crate::options::Policy;
 use crate::recovery;
+use crate::transaction::Class;
 use caliburn_log::format::{self, VERSION};
 use caliburn_log::log;
 use caliburn_log::uncommitted;
@@ -19,6 +20,8 @@ pub struct Info {
     pub format: u32,
     /// How changes are undone and redone.
     pub policy: Policy,
+    /// The most that a commit can survive: see [`Store::reach`](crate::Store::reach).
+    pub reach: Class,
     /// Closed in good order.
     pub clean: bool,
     /// Who has it open, if anybody.
@@ -89,11 +92,27 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
         id: format::hex(&catalog.store),
         format: VERSION,
         policy: catalog.policy,
+        reach: reach(dir, &catalog)?,
         clean,
         in_use_by,
         log,
         segments: catalog.segments.into_iter().map(segment).collect(),
     })
+}
+
+/// What survives of the weakest file.
+fn reach(dir: &Path, catalog: &Catalog) -> Result<Class, OpenError> {
+    let log = if catalog.policy == Policy::Undo { Path::new(recovery::UNDO) } else { &catalog.log_path };
+    let paths = catalog.segments.iter().map(|entry| &*entry.path).chain([log]);
+    let of = |path: &Path| -> Result<Class, OpenError> {
+        let path = Catalog::resolve(dir, path);
+        let medium = Files.open(&path, false).map_err(OpenError::io("open", &path))?;
+        Ok(match catalog.policy {
+            Policy::Redo => recovery::forced(&*medium),
+            Policy::Undo => medium.memory().survives.into(),
+        })
+    };
+    paths.map(of).try_fold(Class::Power, |least, class| Ok(least.min(class?)))
 }
 
 fn log_info(dir: &Path, catalog: &Catalog) -> Result<(LogInfo, bool), OpenError> {

@@ -228,7 +228,7 @@ pub(crate) fn open_segments(
 }
 
 /// What survives of a medium that was forced.
-fn forced(medium: &dyn Medium) -> Class {
+pub(crate) fn forced(medium: &dyn Medium) -> Class {
     if medium.volatile() { Class::Process } else { Class::Power }
 }
 

@@ -18,10 +18,13 @@ pub struct Store {
     /// File or block device for the log, in place of a file in the store.
     #[arg(long)]
     log: Option<PathBuf>,
-    /// How changes are undone and redone: `undo` keeps old values until the commit, needs no log, and survives
-    /// the death of a process only.
+    /// How changes are undone and redone: `undo` keeps old values until the commit, needs no log, and survives what
+    /// the memory of its files does: the death of a process, or more if it is persistent.
     #[arg(long, value_enum, default_value_t = Policy::Redo, conflicts_with = "log")]
     policy: Policy,
+    /// What commits must be able to survive; refused where they are not.
+    #[arg(long, value_enum, default_value_t = Class::Process)]
+    require: Class,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -32,6 +35,17 @@ pub struct Store {
 enum Policy {
     Redo,
     Undo,
+}
+
+/// What commits can survive, by name.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
+enum Class {
+    /// The death of the process.
+    Process,
+    /// A crash of the system.
+    Os,
+    /// A power cut.
+    Power,
 }
 
 /// Arguments of `add-segment`.
@@ -62,6 +76,11 @@ pub fn store(arguments: &Store) -> Result<ExitCode, Failure> {
     if arguments.policy == Policy::Undo {
         options.policy(caliburn::Policy::Undo);
     }
+    options.require(match arguments.require {
+        Class::Process => caliburn::Class::Process,
+        Class::Os => caliburn::Class::Os,
+        Class::Power => caliburn::Class::Power,
+    });
     options.open(&arguments.store)?.close()?;
     let path = arguments.store.display().to_string();
     if arguments.policy == Policy::Undo {

@@ -1,7 +1,7 @@
 //! `info`.
 
 use crate::{Failure, OneStore, size};
-use caliburn::Policy;
+use caliburn::{Class, Policy};
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         println!(
             "{}",
             json!({"store": arguments.store.display().to_string(), "id": info.id, "format": info.format,
-                "policy": policy(info.policy), "clean": info.clean, "in_use_by": info.in_use_by,
+                "policy": policy(info.policy), "survives": survives(info.reach), "clean": info.clean, "in_use_by": info.in_use_by,
                 "log": log, "segments": segments})
         );
         return Ok(ExitCode::SUCCESS);
@@ -35,7 +35,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         None if info.clean => println!("state    closed in good order"),
         None => println!("state    not closed in good order: the next opening recovers it"),
     }
-    println!("policy   {}", policy(info.policy));
+    println!("policy   {}; commits survive {}", policy(info.policy), survives(info.reach));
     if let Some(log) = &info.log {
         println!(
             "log      {}, {}, {} openings so far",
@@ -50,6 +50,14 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         println!("{}", if s.address == 0 { String::new() } else { format!("  loaded at {:#x}", s.address) });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn survives(class: Class) -> &'static str {
+    match class {
+        Class::Power => "a power cut",
+        Class::Os => "a warm start",
+        _ => "a killed process",
+    }
 }
 
 fn policy(policy: Policy) -> &'static str {

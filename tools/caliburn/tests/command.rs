@@ -152,8 +152,12 @@ fn a_store_with_the_undo_policy_and_a_heap() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let store = path.to_str().unwrap();
+    let refused = caliburn(&["create", store, "--policy", "undo", "--require", "power"]);
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("class Power was required") && !path.exists(), "{error}");
     assert_eq!(json(&caliburn(&["create", store, "--policy", "undo", "--json"]))[0]["policy"], "undo");
     let info = json(&caliburn(&["info", store, "--json"])).remove(0);
+    assert_eq!(info["survives"], "a killed process");
     assert_eq!((&info["policy"], &info["log"], &info["clean"]), (&"undo".into(), &Value::Null, &true.into()));
     assert_eq!(caliburn(&["log", store]).status.code(), Some(2), "there is no log");
     {
