@@ -1,6 +1,7 @@
 //! Floors: the least that any system with the same promise must do, written by hand.
 
 use crate::target::{Declare, Failure, Target};
+use caliburn_os::persist::Flush;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -119,6 +120,79 @@ impl Target for HandWritten {
         let mut tx = UndoTx { undo: self, at: 8 };
         change(&mut tx);
         self.used().store(8, Ordering::Release);
+    }
+
+    fn read(&self, offset: usize, target: &mut [u8]) {
+        assert!(offset + target.len() <= self.data.len);
+        // SAFETY: in bounds, and no other thread uses the mapping.
+        unsafe { ptr::copy_nonoverlapping(self.data.base.add(offset), target.as_mut_ptr(), target.len()) };
+    }
+}
+
+/// [`HandWritten`] for persistent memory: each range is checksummed and fenced before the store, what was changed before
+/// the commit, and the commit before it returns.
+pub struct WrittenBack {
+    data: Mapped,
+    log: Mapped,
+    changed: Vec<(usize, usize)>,
+    flush: Flush,
+    turn: u64,
+}
+
+impl WrittenBack {
+    pub fn new(data: Mapped, log: Mapped) -> WrittenBack {
+        WrittenBack { data, log, changed: Vec::new(), flush: Flush::of_this_processor(), turn: 0 }
+    }
+}
+
+pub struct WrittenBackTx<'a> {
+    undo: &'a mut WrittenBack,
+    at: usize,
+}
+
+impl Declare for WrittenBackTx<'_> {
+    #[inline]
+    fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
+        let WrittenBack { data, log, changed, flush, turn } = &mut *self.undo;
+        let total = (16 + len).next_multiple_of(8);
+        assert!(offset + len <= data.len && self.at + total + 8 <= log.len);
+        // SAFETY: both ranges are in bounds, as just asserted.
+        unsafe {
+            let at = log.base.add(self.at);
+            at.cast::<[usize; 2]>().write_unaligned([offset, len]);
+            ptr::copy_nonoverlapping(data.base.add(offset), at.add(16), len);
+            let sum = crc32c::crc32c_append(*turn as u32, std::slice::from_raw_parts(at, 16 + len));
+            at.add(total).cast::<u64>().write_unaligned(*turn << 32 | u64::from(sum));
+            flush.lines(at, total + 8);
+            flush.fence();
+            self.at += total + 8;
+            changed.push((offset, len));
+            data.base.add(offset)
+        }
+    }
+}
+
+impl Target for WrittenBack {
+    const NAME: &'static str = "hand-written, fenced";
+    const POLICY: &'static str = "undo";
+
+    type Tx<'a> = WrittenBackTx<'a>;
+
+    #[inline]
+    fn transaction(&mut self, change: impl FnOnce(&mut WrittenBackTx<'_>)) {
+        let mut tx = WrittenBackTx { undo: self, at: 8 };
+        change(&mut tx);
+        self.turn += 1;
+        // SAFETY: what was declared is in bounds; the log begins with the number of the transaction, aligned.
+        unsafe {
+            for (offset, len) in self.changed.drain(..) {
+                self.flush.lines(self.data.base.add(offset), len);
+            }
+            self.flush.fence();
+            (*self.log.base.cast::<AtomicU64>()).store(self.turn, Ordering::Release);
+            self.flush.lines(self.log.base, 8);
+        }
+        self.flush.fence();
     }
 
     fn read(&self, offset: usize, target: &mut [u8]) {

@@ -8,6 +8,7 @@ mod floor;
 mod group_commit;
 mod heap;
 mod order_entry;
+mod persistent;
 mod report;
 mod restart;
 mod synthetic;
@@ -71,6 +72,8 @@ enum Workload {
     GroupCommit,
     /// Objects allocated and freed in transactions, `Process` class.
     Heap,
+    /// Debit-credit and synthetic in memory taken for persistent, `Power` class.
+    Persistent,
     /// Debit-credit by several threads, `Process` class.
     Threads,
     /// From opening a killed store to its first transaction.
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Workload::Synthetic => synthetic::run(&arguments),
         Workload::DebitCredit => debit_credit::run(&arguments),
         Workload::OrderEntry => order_entry::run(&arguments),
+        Workload::Persistent => persistent::run(&arguments),
         Workload::Threads => threads::run(&arguments),
         Workload::GroupCommit => group_commit::run(&arguments),
         Workload::Heap => heap::run(&arguments),

@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn drive<T: Target>(target: &mut T, size: usize, bytes: usize, seconds: f64) -> report::Sample {
+pub fn drive<T: Target>(target: &mut T, size: usize, bytes: usize, seconds: f64) -> report::Sample {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let places = bytes / size;
     let mut value = 0u8;

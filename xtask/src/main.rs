@@ -92,6 +92,7 @@ fn test() -> Result<(), String> {
         "order-entry",
         "threads",
         "heap",
+        "persistent --sizes 8,4096",
         "group-commit --threads 1,8",
         "restart --data-mb 64 --accounts 10000",
     ] {
