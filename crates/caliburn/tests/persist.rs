@@ -4,7 +4,9 @@
 mod support;
 
 use caliburn::medium::{Files, Media, Medium, Memory};
-use caliburn::{Class, CommitError, MapError, Mode, OpenError, Options, Policy, Region, SegmentError, Store};
+use caliburn::{
+    Class, CommitError, Guard, MapError, Mode, OpenError, Options, Policy, Region, SegmentError, Store,
+};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -244,4 +246,34 @@ fn a_store_in_the_page_cache_becomes_persistent_when_its_segments_are_forced() {
     let again = dir.path().join("again");
     copy_store(&copy, &again);
     assert_eq!(region(&machine(9, PERSISTENT).open(&again).unwrap()).load::<u64>(0), 1);
+}
+
+/// A file system in memory with huge pages maps a region with them, wherever its segment's data begin in the file; one whose
+/// files cannot be written to is refused with a word about the other.
+#[test]
+fn huge_pages_are_used_where_the_file_system_has_them() {
+    // The system limits it to its share of memory; no more than is touched is used.
+    let Some(mount) = support::mount("256m,huge=always") else { return };
+    // A guard would split the mapping.
+    let store = options().guard(Guard::Off).open(mount.path.join("s")).unwrap();
+    let region = store.create_segment("data", 16 << 20).unwrap().map_all().unwrap();
+    for at in (0..region.len()).step_by(4096) {
+        support::put(&store, &region, at, 1, Class::Process);
+    }
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let begins = format!("{:x}-", region.as_ptr().addr());
+    let of_region = maps.lines().skip_while(|line| !line.starts_with(&begins));
+    let mapped = of_region.clone().find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
+    let kilobytes: u64 = mapped.unwrap().trim().trim_end_matches(" kB").parse().unwrap();
+    if std::fs::exists("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap() {
+        // All but where it begins and ends within one; memory may be too scattered for some.
+        assert!(kilobytes >= 4 << 10, "{kilobytes} kB of 16 MB are in huge pages");
+    } else {
+        eprintln!("not shown: this kernel has no huge pages for files in memory");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    support::run("mount", &["-t", "hugetlbfs", "none", dir.path().to_str().unwrap()]);
+    let error = options().open(dir.path().join("s")).unwrap_err().to_string();
+    support::run("umount", &[dir.path().to_str().unwrap()]);
+    assert!(error.contains("hugetlbfs") && error.contains("huge=always"), "{error}");
 }
