@@ -8,10 +8,11 @@ use crate::disk::{Act, Disk, Loss};
 use crate::life::{Flavour, LifeMachine, SEGMENT, STORE, options};
 use crate::media::{Entry, Hardware, Machine};
 use crate::random::Random;
+use caliburn::heap::{Heap, Place};
 use caliburn::{Class, Mode, Region, Store};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -226,4 +227,120 @@ pub fn schedules(count: u64, seed: u64) -> u64 {
         }
     }
     cuts.load(Ordering::Relaxed)
+}
+
+/// What the threads of a heap's schedule own: places with lengths, and whether that is committed.
+type Owned = Arc<Mutex<BTreeMap<u64, (u64, bool)>>>;
+
+/// Sizes of a heap's objects: two and three to a span, and one of five spans; there are seventeen.
+const SIZES: [u64; 3] = [30_000, 20_000, 300_000];
+
+fn own(owned: &Owned, place: u64, len: u64, committed: bool) {
+    let mut owned = owned.lock().expect("one at a time");
+    let before = owned.range(..place + len).next_back();
+    assert!(before.is_none_or(|(at, (len, _))| at + len <= place), "{place} was given out twice");
+    owned.insert(place, (len, committed));
+}
+
+/// A thread that allocates objects and frees what it finds, its own and others'.
+fn objects(heap: &Heap<'_>, owned: &Owned, thread: usize, seed: u64) {
+    let mut random = Random::new(seed.wrapping_mul(31) + thread as u64);
+    for _ in 0..6 {
+        let mut tx = heap.begin().expect("sound");
+        let (mut taken, mut freed) = (Vec::new(), Vec::new());
+        for _ in 0..1 + random.below(2) {
+            let found = {
+                let mut owned = owned.lock().expect("one at a time");
+                let committed = owned.iter().filter(|(_, (_, committed))| *committed);
+                let found = committed.map(|(at, (len, _))| (*at, *len)).nth(random.below(3) as usize);
+                // Nobody else frees it meanwhile.
+                found.filter(|_| random.chance(2, 3)).inspect(|(at, _)| _ = owned.remove(at))
+            };
+            if let Some((at, len)) = found {
+                tx.free(Place(at)).expect("it is there");
+                freed.push((at, len));
+            } else {
+                let len = *random.pick(&SIZES);
+                // A full heap is no mistake.
+                if let Ok(place) = tx.allocate(len) {
+                    own(owned, place.0, len, false);
+                    taken.push((place.0, len));
+                }
+            }
+        }
+        let abort = random.chance(1, 3);
+        if abort {
+            taken.iter().for_each(|(at, _)| _ = owned.lock().expect("one at a time").remove(at));
+            tx.abort();
+            freed.into_iter().for_each(|(at, len)| own(owned, at, len, true));
+        } else {
+            tx.commit(Class::Process).expect("sound");
+            for (at, len) in taken {
+                owned.lock().expect("one at a time").insert(at, (len, true));
+            }
+        }
+    }
+}
+
+/// A heap in the hands of three threads: no object is given out twice, and in the end, and after the death of the process, there
+/// is what was committed.
+fn heap_schedule(nursery: &Disk, seed: u64) {
+    let flavour = Flavour::Undo;
+    let machine: Arc<LifeMachine> = Machine::new(nursery.clone(), [2; 16], 1 << 41, flavour.hardware(), None);
+    let owned = Owned::default();
+    let disk = machine.run(|| {
+        let store = options(&machine, 50, flavour).open(STORE).expect("sound");
+        let heap = Heap::open(&store, "heap").expect("sound");
+        shuttle::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (heap, owned) = (&heap, &owned);
+                scope.spawn(move || objects(heap, owned, thread, seed));
+            }
+        });
+        same(&heap, &owned);
+        machine.disk()
+    });
+    let machine: Arc<LifeMachine> = Machine::new(disk, [2; 16], 1 << 42, flavour.hardware(), None);
+    machine.run(|| {
+        let store = options(&machine, 50, flavour).open(STORE).expect("sound");
+        same(&Heap::open(&store, "heap").expect("sound"), &owned);
+    });
+}
+
+fn same(heap: &Heap<'_>, owned: &Owned) {
+    heap.check().expect("nothing was overwritten");
+    let owned = owned.lock().expect("one at a time");
+    let statistics = heap.statistics();
+    let objects = statistics.classes.iter().map(|c| c.objects).sum::<u64>() + statistics.large_objects;
+    assert_eq!(objects, owned.len() as u64, "{statistics:?}");
+    assert!(owned.iter().all(|(at, (len, _))| heap.usable_len(Place(*at)).is_ok_and(|there| there >= *len)));
+}
+
+/// Tries so many schedules of threads with a heap.
+pub fn heap_schedules(count: u64, seed: u64) {
+    let made = Arc::new(Mutex::new(Disk::default()));
+    let result = made.clone();
+    run(RandomScheduler::new_from_seed(0, 1), move || {
+        let flavour = Flavour::Undo;
+        let machine: Arc<LifeMachine> =
+            Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
+        machine.run(|| {
+            let store = options(&machine, 50, flavour).open(STORE).expect("sound");
+            drop(Heap::open(&store, "heap").expect("sound"));
+            store.close().expect("sound");
+        });
+        *made.lock().expect("one thread") = machine.disk().after_power_cut(Loss::Nothing);
+    });
+    let nursery = result.lock().expect("one thread").clone();
+    for batch in 0..count.div_ceil(TURN).max(2) {
+        let nursery = nursery.clone();
+        let seed = seed * 1_000_003 + batch / 2;
+        let number = AtomicU64::new(seed << 32);
+        let work = move || heap_schedule(&nursery, number.fetch_add(1, Ordering::Relaxed));
+        let turn = TURN.min(count) as usize;
+        match batch % 2 {
+            0 => run(RandomScheduler::new_from_seed(seed, turn), work),
+            _ => run(PctScheduler::new_from_seed(seed, 4, turn), work),
+        }
+    }
 }

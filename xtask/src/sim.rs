@@ -57,6 +57,7 @@ pub fn test() -> Result<(), String> {
         simulate(SIM, line)?;
     }
     simulate(SHUTTLE, "threads --schedules 4000")?;
+    simulate(SHUTTLE, "threads --schedules 2000 --heap")?;
     mutants(None)
 }
 

@@ -8,9 +8,10 @@ use caliburn_engine::{
     BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
 };
 use caliburn_os::ordinal;
+use caliburn_os::sync::atomic::{AtomicU32, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 /// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and openings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -178,7 +179,7 @@ impl<'s> Heap<'s> {
             spans: Spans::default(),
             count: AtomicU32::new(0),
             free: Mutex::default(),
-            partial: [const { Mutex::new(Vec::new()) }; CLASSES],
+            partial: std::array::from_fn(|_| Mutex::default()),
             caches: (0..CACHES).map(|_| Cache::default()).collect(),
             roots: Mutex::default(),
         };

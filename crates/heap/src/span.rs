@@ -13,9 +13,11 @@
 
 use crate::class::{self, CLASSES};
 use crate::meta::Kind;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
-use std::sync::{Mutex, OnceLock};
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use caliburn_os::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use caliburn_os::sync::{self, Mutex};
+use std::sync::OnceLock;
 
 /// States of an object.
 const FRESH: u64 = 1;
@@ -112,7 +114,7 @@ impl Span {
     /// The same with one object of several spans, taken by an open transaction.
     pub fn make_large(&self, spans: u32) {
         while self.words()[0].compare_exchange_weak(0, FRESH, SeqCst, Relaxed).is_err() {
-            std::hint::spin_loop();
+            sync::yield_now();
         }
         self.set_kind(Kind::Large(spans));
     }
@@ -146,6 +148,10 @@ impl Span {
                 let object = at * IN_WORD + shift / 2;
                 if shift == 64 || object >= objects {
                     break;
+                }
+                if planted("heap-object-taken-twice") {
+                    word.store(now | FRESH << shift, SeqCst);
+                    return Some(object);
                 }
                 match word.compare_exchange_weak(now, now | FRESH << shift, SeqCst, Relaxed) {
                     Err(changed) => now = changed,

@@ -79,6 +79,16 @@ mod chosen {
                         self.0.compare_exchange(current, new, success, failure)
                     }
 
+                    pub fn compare_exchange_weak(
+                        &self,
+                        current: $value,
+                        new: $value,
+                        success: Ordering,
+                        failure: Ordering,
+                    ) -> Result<$value, $value> {
+                        self.compare_exchange(current, new, success, failure)
+                    }
+
                     $(pub fn $method(&self, value: $value, order: Ordering) -> $value {
                         super::choice();
                         self.0.$method(value, order)
@@ -89,7 +99,8 @@ mod chosen {
 
         atomic!(AtomicBool, bool, swap fetch_or fetch_and);
         atomic!(AtomicU32, u32, swap fetch_add fetch_sub fetch_or fetch_and);
-        atomic!(AtomicU64, u64, swap fetch_add fetch_sub fetch_max);
+        atomic!(AtomicU8, u8, swap);
+        atomic!(AtomicU64, u64, swap fetch_add fetch_sub fetch_max fetch_or fetch_and);
         atomic!(AtomicUsize, usize, swap fetch_add fetch_sub);
     }
 }
