@@ -7,6 +7,14 @@ const FLAGS: &str = "--cfg caliburn_sim --cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
+/// Whether the fuzzers, which are a workspace of their own, are in step with the rest; in seconds.
+pub fn lint() -> Result<(), String> {
+    let mut clippy = Command::new("cargo");
+    clippy.args(["clippy", "--quiet", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/sim"]);
+    clippy.args(["--profile", "dev", "--", "--deny", "warnings"]).env("RUSTFLAGS", "--cfg caliburn_sim");
+    succeed(clippy, "clippy of the fuzzers")
+}
+
 /// Fuzzes each target for so many seconds, from the corpus that is kept; with checksums, and without, so that
 /// what lies behind them is reached.
 pub fn run(seconds: &str) -> Result<(), String> {

@@ -71,8 +71,10 @@ fn succeed(mut command: Command, what: &str) -> Result<(), String> {
 
 fn test() -> Result<(), String> {
     run("cargo fmt --all --check")?;
+    run("cargo fmt --manifest-path fuzz/Cargo.toml --check")?;
     tidy::run()?;
     run("cargo clippy --workspace --all-targets --quiet -- --deny warnings")?;
+    fuzz::lint()?;
     run("cargo test --workspace --quiet")?;
     run("cargo doc --workspace --no-deps --quiet")?;
     kills("260")?;

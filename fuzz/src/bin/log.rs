@@ -1,18 +1,18 @@
 //! Arbitrary bytes as the ring of a log: reading it ends, with records or without, and never panics.
 #![no_main]
 
-use caliburn_log::format::{Lsn, Status, STATUS_AT};
+use caliburn_log::format::{Lsn, STATUS_AT, Status};
 use caliburn_log::image::Image;
 use caliburn_log::log;
-use caliburn_sim::disk::Disk;
-use caliburn_sim::media::{Machine, MachineMedia};
 use caliburn_os::medium::Media;
+use caliburn_sim::disk::Disk;
+use caliburn_sim::media::{Hardware, Machine, MachineMedia};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
 use std::sync::Arc;
 
 fuzz_target!(|input: &[u8]| {
-    let machine: Arc<Machine<()>> = Machine::new(Disk::default(), [1; 16], 1, false, None);
+    let machine: Arc<Machine<()>> = Machine::new(Disk::default(), [1; 16], 1, Hardware::default(), None);
     let medium = MachineMedia(machine).create(Path::new("/m/log")).expect("a sound machine");
     log::create(&*medium, [7; 16], 65536).expect("a sound machine");
     let (head, ring) = input.split_at(input.len().min(8));
