@@ -21,6 +21,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 /// Values of [`UndoStatus::clean`].
 pub(crate) const CLEAN: u32 = 1;
 pub(crate) const DAMAGED: u32 = 2;
+
 /// Why undo logs cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
@@ -82,7 +83,7 @@ pub fn create(medium: &dyn Medium, store: Id, boot: Id) -> Result<(), MediaError
     let mut status = UndoStatus {
         boot,
         chunk_bytes: (CHUNK_BYTES as u32).into(),
-        clean: 1.into(),
+        clean: CLEAN.into(),
         ..UndoStatus::new_zeroed()
     };
     for generation in 0..2u64 {
@@ -127,7 +128,7 @@ impl Found {
             return Err(bad(medium, 0, "its chunks have no bytes"));
         }
         let generation = found.sealed().then(|| found.status.generation.get());
-        found.uncommitted = read_logs(medium, chunk_bytes, generation)?;
+        found.uncommitted = read_logs(medium, len, chunk_bytes, generation)?;
         Ok(found)
     }
 
@@ -157,13 +158,13 @@ struct Used {
     ranges: Vec<u8>,
 }
 
-/// `generation`: of sealed ranges.
+/// `len`: of the file; `generation`: of sealed ranges.
 fn read_logs(
     medium: &dyn Medium,
+    len: u64,
     chunk_bytes: usize,
     generation: Option<u64>,
 ) -> Result<Vec<Uncommitted>, UndoError> {
-    let len = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
     let mut made = [0; 8];
     medium
         .read_at(&mut made, UNDO_COUNT)

@@ -53,6 +53,7 @@ pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 1
 const STEP: usize = 4;
 /// Address space for the logs of a store, as much as can be had.
 const RESERVED: [usize; 3] = [64 << 30, 1 << 30, 64 << 20];
+
 /// The undo logs of an open store.
 #[derive(Debug)]
 pub struct UndoLogs {
@@ -270,7 +271,6 @@ impl UndoLogs {
             unsafe { set(self.chunk(*number), UNDO_OWNER, 0) };
         }
         self.pool.lock().expect("no panic under this lock").free.append(&mut log.further);
-        log.resume(self);
     }
 }
 
@@ -402,7 +402,6 @@ impl UndoLog {
         // SAFETY: the chunk is ours.
         unsafe { set(self.chunk, self.word, count) };
         let Some(flush) = logs.persistent() else { return };
-        self.seal = logs.seal(self);
         let end = UNDO_HEAD + filled(count);
         if end + size_of::<RangeHeader>() <= CHUNK_BYTES {
             // SAFETY: the place for a header is in the chunk, which is ours; a log ends at one of no bytes.
@@ -413,43 +412,16 @@ impl UndoLog {
         flush.fence();
     }
 
-    /// Goes on in the last chunk that it has.
+    /// Goes on in the last chunk that it has, in the transaction whose turn it is.
     fn resume(&mut self, logs: &UndoLogs) {
         (self.chunk, self.word) = match self.further.last() {
             Some(last) => (logs.chunk(*last), UNDO_FURTHER),
             None => (logs.chunk(self.first), UNDO_FIRST),
         };
-        let hot = self.further.is_empty() && logs.persistent().is_none();
-        self.short = if hot { self.chunk } else { ptr::null_mut() };
-    }
-
-    /// [`put`] in persistent memory: the range is valid when a fence came after. The word counts for this
-    /// process only.
-    ///
-    /// # Safety
-    /// The range and its seal must fit the chunk; `count` must be what its word says.
-    unsafe fn put_sealed(
-        &mut self,
-        (flush, count): (Flush, u64),
-        segment: SegmentId,
-        offset: u64,
-        source: *const u8,
-        len: usize,
-    ) {
-        let total = range_bytes(len);
-        // SAFETY: `total` bytes and a seal behind what is filled belong to this log, and nobody else reads or stores
-        // there; the source is the caller's word.
-        unsafe {
-            let at = self.chunk.add(UNDO_HEAD + filled(count));
-            at.cast::<[U64; 2]>().write_unaligned(header(segment, offset, len));
-            at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
-            span::copy(source, at.add(size_of::<RangeHeader>()), len);
-            simulated::stored(at, total);
-            let seal = self.seal.of(std::slice::from_raw_parts(at, total));
-            at.add(total).cast::<u64>().write_unaligned(seal);
-            simulated::stored(at.add(total), SEAL);
-            flush.lines(at, total + SEAL);
-            set(self.chunk, self.word, count + (total + SEAL) as u64);
+        let persistent = logs.persistent().is_some();
+        self.short = if persistent || !self.further.is_empty() { ptr::null_mut() } else { self.chunk };
+        if persistent {
+            self.seal = logs.seal(self);
         }
     }
 
@@ -476,7 +448,12 @@ impl UndoLog {
             // SAFETY: the part fits the chunk and is readable.
             unsafe {
                 match persistent {
-                    Some(flush) => self.put_sealed((flush, count), segment, offset, source, part),
+                    Some(flush) => {
+                        let at = self.chunk.add(UNDO_HEAD + filled(count));
+                        let total = place_sealed(at, self.seal, segment, offset, source, part);
+                        flush.lines(at, total);
+                        set(self.chunk, self.word, count + total as u64);
+                    }
                     None => put((self.chunk, self.word), count, segment, offset, source, part),
                 }
                 source = source.add(part);
@@ -512,7 +489,6 @@ impl UndoLog {
         // SAFETY: the head is the chunk's.
         persistent.inspect(|flush| unsafe { flush.lines(chunk, UNDO_HEAD) });
         self.resume(logs);
-        self.seal = logs.seal(self);
         Ok(())
     }
 
@@ -561,7 +537,7 @@ impl UndoLog {
         if !self.further.is_empty() {
             logs.give_back(self);
         }
-        self.seal = logs.seal(self);
+        self.resume(logs);
     }
 
     /// The old values, newest first, from where they stand: segment, offset, and the bytes.
@@ -593,10 +569,53 @@ fn header(segment: SegmentId, offset: u64, len: usize) -> [U64; 2] {
     [(u64::from(segment.0) | (len as u64) << 32).into(), offset.into()]
 }
 
+/// Writes a range; returns its bytes.
+///
+/// # Safety
+/// As many bytes at `at` must be this log's own; `source` must be readable for `len` bytes.
+#[inline(always)]
+unsafe fn place(at: *mut u8, segment: SegmentId, offset: u64, source: *const u8, len: usize) -> usize {
+    let total = range_bytes(len);
+    // SAFETY: all of it lies within the bytes that the caller gave.
+    unsafe {
+        at.cast::<[U64; 2]>().write_unaligned(header(segment, offset, len));
+        if !len.is_multiple_of(format::ALIGN) {
+            at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
+        }
+        simulated::stored(at, total);
+        span::copy(source, at.add(size_of::<RangeHeader>()), len);
+        simulated::stored(at, total);
+    }
+    total
+}
+
+/// Writes a range and its seal; returns their bytes. They are valid when they were written back and a fence came after.
+///
+/// # Safety
+/// As for [`place`], with room for the seal.
+unsafe fn place_sealed(
+    at: *mut u8,
+    seal: Seal,
+    segment: SegmentId,
+    offset: u64,
+    source: *const u8,
+    len: usize,
+) -> usize {
+    // SAFETY: passed on from the caller; what was just written may be read, and nobody else stores there.
+    unsafe {
+        let total = place(at, segment, offset, source, len);
+        let seal = seal.of(std::slice::from_raw_parts(at, total));
+        at.add(total).cast::<u64>().write_unaligned(seal);
+        simulated::stored(at.add(total), SEAL);
+        total + SEAL
+    }
+}
+
 /// Writes a range behind those that the chunk's word counts, then counts it.
 ///
 /// # Safety
-/// The range must fit the chunk, which must be a log's own; `count` must be what its word says.
+/// The range must fit the chunk, which must be a log's own; `count` must be what its word says; `source` must be
+/// readable for `len` bytes.
 #[inline(always)]
 unsafe fn put(
     (chunk, word): (*mut u8, usize),
@@ -606,20 +625,12 @@ unsafe fn put(
     source: *const u8,
     len: usize,
 ) {
-    let total = range_bytes(len);
-    // SAFETY: `total` bytes behind what is filled belong to this log; the source is the caller's word.
+    // SAFETY: passed on from the caller.
     unsafe {
         if planted("undo-published-early") {
-            set(chunk, word, count + total as u64);
+            set(chunk, word, count + range_bytes(len) as u64);
         }
-        let at = chunk.add(UNDO_HEAD + filled(count));
-        at.cast::<[U64; 2]>().write_unaligned(header(segment, offset, len));
-        if !len.is_multiple_of(format::ALIGN) {
-            at.add(total - format::ALIGN).cast::<u64>().write_unaligned(0);
-        }
-        simulated::stored(at, total);
-        span::copy(source, at.add(size_of::<RangeHeader>()), len);
-        simulated::stored(at, total);
+        let total = place(chunk.add(UNDO_HEAD + filled(count)), segment, offset, source, len);
         set(chunk, word, count + total as u64);
     }
 }
