@@ -2,9 +2,10 @@
 //! appends to a circular history: four ranges of 24 bytes.
 
 use crate::Arguments;
-use crate::floor::{ForcedWrite, HandWritten, Mapped, Plain};
+use crate::floor::ForcedWrite;
 use crate::report::{self, Line, Random};
-use crate::target::{Declare, Failure, Redo, Target, Undo, options};
+use crate::target::{Declare, Failure, Redo, Target, options};
+use crate::work::{Work, side_by_side};
 use caliburn::Class;
 use serde_json::json;
 
@@ -12,6 +13,8 @@ const RECORD: usize = 128;
 const TELLERS_PER_BRANCH: usize = 10;
 const ACCOUNTS_PER_BRANCH: usize = 100_000;
 const HISTORY: usize = 2 << 20;
+/// Of the streams of one thread.
+pub const SEED: u64 = 0x1234_5678_9ABC_DEF1;
 
 /// Where the tables are.
 #[derive(Clone, Copy)]
@@ -55,9 +58,13 @@ impl Stream {
     pub fn new(layout: Layout, seed: u64) -> Stream {
         Stream { layout, random: Random(seed), count: 0, total: 0 }
     }
+}
+
+impl Work for Stream {
+    const BATCH: u64 = 64;
 
     #[inline]
-    pub fn step<T: Target>(&mut self, target: &mut T) {
+    fn step<T: Target>(&mut self, target: &mut T) {
         let layout = self.layout;
         let account = self.random.below(layout.accounts);
         let branch = account / ACCOUNTS_PER_BRANCH;
@@ -88,7 +95,7 @@ impl Stream {
     }
 
     /// Balances of accounts, tellers and branches must each add up to all amounts.
-    pub fn check<T: Target>(&self, target: &T) -> Result<(), Failure> {
+    fn check<T: Target>(&self, target: &T) -> Result<(), Failure> {
         let layout = self.layout;
         let sum = |from: usize, n: usize| -> i64 {
             let one = |i| {
@@ -112,61 +119,24 @@ impl Stream {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let dir = tempfile::tempdir_in(&arguments.dir)?;
     let layout = Layout::new(arguments.accounts);
-    let bytes = layout.bytes();
-    let params =
-        json!({"accounts": arguments.accounts, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
+    let params = json!({"accounts": arguments.accounts});
+    let work = || Stream::new(layout, SEED);
+    side_by_side("debit-credit", arguments, layout.bytes(), params.clone(), work)?;
 
-    let mut plain = Plain(Mapped::new(&dir.path().join("plain"), bytes)?);
-    let log = Mapped::new(&dir.path().join("floor.log"), 1 << 20)?;
-    let mut floor = HandWritten::new(Mapped::new(&dir.path().join("floor"), bytes)?, log);
-    let options = options(arguments.log_mb, arguments.stage_mb);
-    let mut redo = Redo::new(&dir.path().join("store"), &options, bytes, Class::Process)?;
-    let mut undo = Undo::new(&dir.path().join("undo"), &options, bytes, Class::Process)?;
-    let mut streams: Vec<Stream> = (0..4).map(|_| Stream::new(layout, 0x1234_5678_9ABC_DEF1)).collect();
-    let line = |system, policy, class| Line::new(system, policy, class, 1, params.clone());
-    let mut lines = [
-        line(Plain::NAME, Plain::POLICY, "process"),
-        line(HandWritten::NAME, HandWritten::POLICY, "process"),
-        line(Redo::NAME, Redo::POLICY, "process"),
-        line(Undo::NAME, Undo::POLICY, "process"),
-    ];
-    for round in 0..=arguments.rounds {
-        let samples = [
-            report::measure(arguments.seconds, 64, || streams[0].step(&mut plain)),
-            report::measure(arguments.seconds, 64, || streams[1].step(&mut floor)),
-            report::measure(arguments.seconds, 64, || streams[2].step(&mut redo)),
-            report::measure(arguments.seconds, 64, || streams[3].step(&mut undo)),
-        ];
-        for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
-            line.rounds.push(sample);
-        }
-    }
-    streams[0].check(&plain)?;
-    streams[1].check(&floor)?;
-    streams[2].check(&redo)?;
-    streams[3].check(&undo)?;
-    report::print("debit-credit", arguments.json, &lines, 1);
-    let statistics = redo.store().statistics();
-    if !arguments.json {
-        println!("  {:?}", statistics);
-    }
-    drop(redo);
-
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
     let mut force = ForcedWrite::new(&dir.path().join("forced"), 200)?;
-    let mut redo = Redo::new(&dir.path().join("power"), &options, bytes, Class::Power)?;
-    let mut stream = Stream::new(layout, 0x1234_5678_9ABC_DEF1);
-    let mut lines = [line("bare forced write", "none", "power"), line(Redo::NAME, Redo::POLICY, "power")];
-    for round in 0..=arguments.rounds {
-        let samples = [
+    let options = options(arguments.log_mb, arguments.stage_mb);
+    let mut redo = Redo::new(&dir.path().join("power"), &options, layout.bytes(), Class::Power)?;
+    let mut stream = work();
+    let line = |system, policy| Line::new(system, policy, "power", 1, params.clone());
+    let mut lines = [line("bare forced write", "none"), line(Redo::NAME, Redo::POLICY)];
+    report::interleave(arguments.rounds, &mut lines, || {
+        vec![
             report::measure(arguments.seconds, 1, || force.force().expect("the disk works")),
             report::measure(arguments.seconds, 1, || stream.step(&mut redo)),
-        ];
-        for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
-            line.rounds.push(sample);
-        }
-    }
+        ]
+    });
     stream.check(&redo)?;
     report::print("debit-credit", arguments.json, &lines, 0);
     Ok(())

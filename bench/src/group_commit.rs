@@ -40,17 +40,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     lines.extend(threads.iter().map(|n| line("caliburn", "redo", *n, json!({}))));
     lines.push(line("caliburn", "redo", 1, json!({"in_flight": IN_FLIGHT})));
     let mut expected = vec![0; most + 1];
-    for round in 0..=arguments.rounds {
+    report::interleave(arguments.rounds, &mut lines, || {
         let mut samples =
             vec![report::measure(arguments.seconds, 1, || force.force().expect("the disk works"))];
         for &threads in &threads {
             samples.push(threaded(&store, &region, threads, arguments.seconds, &mut expected));
         }
         samples.push(in_flight(&store, &region, most, arguments.seconds, &mut expected));
-        for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
-            line.rounds.push(sample);
-        }
-    }
+        samples
+    });
     let found: Vec<u64> = (0..=most).map(|part| region.load(part * PART)).collect();
     if found != expected {
         return Err(format!("counts {found:?}, expected {expected:?}").into());

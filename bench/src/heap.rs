@@ -23,7 +23,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let line =
             |system, policy| Line::new(system, policy, "process", 1, json!({"bytes": LEN, "pairs": pairs}));
         let mut lines = [line("malloc and free", "none"), line("caliburn", "redo"), line("caliburn", "undo")];
-        for round in 0..=arguments.rounds {
+        report::interleave(arguments.rounds, &mut lines, || {
             let malloc = report::measure(arguments.seconds, 64, || {
                 for _ in 0..pairs {
                     drop(black_box(Vec::<u8>::with_capacity(black_box(LEN))));
@@ -41,10 +41,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 tx.commit(Class::Process).expect("the store is sound");
             };
             let [a, b] = [0, 1].map(|i| report::measure(arguments.seconds, 64, || pair(&heaps[i])));
-            for (line, sample) in lines.iter_mut().zip([malloc, a, b]).filter(|_| round > 0) {
-                line.rounds.push(sample);
-            }
-        }
+            vec![malloc, a, b]
+        });
         report::print("heap", arguments.json, &lines, 0);
     }
     Ok(())

@@ -14,6 +14,7 @@ mod restart;
 mod synthetic;
 mod target;
 mod threads;
+mod work;
 
 use clap::{Parser, ValueEnum};
 use std::path::PathBuf;

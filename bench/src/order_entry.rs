@@ -2,10 +2,9 @@
 //! of TPC-C without the two transactions that change nothing, one after the other as fast as can be.
 
 use crate::Arguments;
-use crate::floor::{HandWritten, Mapped, Plain};
-use crate::report::{self, Line, Random};
-use crate::target::{Declare, Failure, Redo, Target, Undo, options};
-use caliburn::Class;
+use crate::report::Random;
+use crate::target::{Declare, Failure, Target};
+use crate::work::{Work, side_by_side};
 use serde_json::json;
 
 const DISTRICTS: usize = 10;
@@ -80,15 +79,6 @@ impl Stream {
             quantity: 0,
             delivered: 0,
             orders: 0,
-        }
-    }
-
-    fn step<T: Target>(&mut self, target: &mut T) {
-        self.count += 1;
-        match self.random.below(92) {
-            0..45 => self.new_order(target),
-            45..88 => self.payment(target),
-            _ => self.delivery(target),
         }
     }
 
@@ -171,6 +161,19 @@ impl Stream {
         });
         self.delivered += delivered;
     }
+}
+
+impl Work for Stream {
+    const BATCH: u64 = 16;
+
+    fn step<T: Target>(&mut self, target: &mut T) {
+        self.count += 1;
+        match self.random.below(92) {
+            0..45 => self.new_order(target),
+            45..88 => self.payment(target),
+            _ => self.delivery(target),
+        }
+    }
 
     /// Payments, quantities, orders and balances must add up.
     fn check<T: Target>(&self, target: &T) -> Result<(), Failure> {
@@ -189,37 +192,5 @@ impl Stream {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let dir = tempfile::tempdir_in(&arguments.dir)?;
-    let params = json!({"data_mb": BYTES >> 20, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
-    let mut plain = Plain(Mapped::new(&dir.path().join("plain"), BYTES)?);
-    let log = Mapped::new(&dir.path().join("floor.log"), 1 << 20)?;
-    let mut floor = HandWritten::new(Mapped::new(&dir.path().join("floor"), BYTES)?, log);
-    let options = options(arguments.log_mb, arguments.stage_mb);
-    let mut redo = Redo::new(&dir.path().join("store"), &options, BYTES, Class::Process)?;
-    let mut undo = Undo::new(&dir.path().join("undo"), &options, BYTES, Class::Process)?;
-    let mut streams: Vec<Stream> = (0..4).map(|_| Stream::new()).collect();
-    let line = |system, policy| Line::new(system, policy, "process", 1, params.clone());
-    let mut lines = [
-        line(Plain::NAME, Plain::POLICY),
-        line(HandWritten::NAME, HandWritten::POLICY),
-        line(Redo::NAME, Redo::POLICY),
-        line(Undo::NAME, Undo::POLICY),
-    ];
-    for round in 0..=arguments.rounds {
-        let samples = [
-            report::measure(arguments.seconds, 16, || streams[0].step(&mut plain)),
-            report::measure(arguments.seconds, 16, || streams[1].step(&mut floor)),
-            report::measure(arguments.seconds, 16, || streams[2].step(&mut redo)),
-            report::measure(arguments.seconds, 16, || streams[3].step(&mut undo)),
-        ];
-        for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
-            line.rounds.push(sample);
-        }
-    }
-    streams[0].check(&plain)?;
-    streams[1].check(&floor)?;
-    streams[2].check(&redo)?;
-    streams[3].check(&undo)?;
-    report::print("order-entry", arguments.json, &lines, 1);
-    Ok(())
+    side_by_side("order-entry", arguments, BYTES, json!({"data_mb": BYTES >> 20}), Stream::new)
 }

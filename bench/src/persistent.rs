@@ -3,13 +3,14 @@
 //! published count, as the engine does.
 
 use crate::Arguments;
-use crate::debit_credit::{Layout, Stream};
+use crate::debit_credit::{Layout, SEED, Stream};
 use crate::floor::{Mapped, WrittenBack};
 use crate::report::{self, Line};
-use crate::synthetic::drive;
+use crate::synthetic::Ranges;
 use crate::target::{Failure, Target, Undo, options};
+use crate::work::{Work, drive};
 use caliburn::Class;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
@@ -20,36 +21,29 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut options = options(arguments.log_mb, arguments.stage_mb);
     options.memory_survives(Class::Power).require(Class::Power);
     let mut undo = Undo::new(&dir.path().join("undo"), &options, bytes, Class::Power)?;
-    let lines = |params: serde_json::Value| {
-        [(WrittenBack::NAME, "undo"), ("caliburn", "undo")]
-            .map(|(system, policy)| Line::new(system, policy, "power", 1, params.clone()))
-    };
-    let mut streams = [0; 2].map(|_| Stream::new(layout, 0x1234_5678_9ABC_DEF1));
-    let mut of_debit_credit = lines(json!({"accounts": arguments.accounts}));
-    for round in 0..=arguments.rounds {
-        let samples = [
-            report::measure(arguments.seconds, 64, || streams[0].step(&mut floor)),
-            report::measure(arguments.seconds, 64, || streams[1].step(&mut undo)),
-        ];
-        for (line, sample) in of_debit_credit.iter_mut().zip(samples).filter(|_| round > 0) {
-            line.rounds.push(sample);
-        }
-    }
-    streams[0].check(&floor)?;
-    streams[1].check(&undo)?;
-    report::print("persistent", arguments.json, &of_debit_credit, 0);
-    for &size in &arguments.sizes {
-        let mut of_size = lines(json!({"bytes": size, "data_mb": bytes >> 20}));
-        for round in 0..=arguments.rounds {
-            let samples = [
-                drive(&mut floor, size, bytes, arguments.seconds),
-                drive(&mut undo, size, bytes, arguments.seconds),
-            ];
-            for (line, sample) in of_size.iter_mut().zip(samples).filter(|_| round > 0) {
-                line.rounds.push(sample);
-            }
-        }
-        report::print("persistent", arguments.json, &of_size, 0);
-    }
+    let of_debit_credit = json!({"accounts": arguments.accounts});
+    both(arguments, of_debit_credit, (&mut floor, &mut undo), || Stream::new(layout, SEED))?;
+    arguments.sizes.iter().try_for_each(|&size| {
+        let of_size = json!({"bytes": size, "data_mb": bytes >> 20});
+        both(arguments, of_size, (&mut floor, &mut undo), || Ranges::new(size, bytes))
+    })
+}
+
+/// The same work on both. What was there before is part of what debit-credit adds up, so it comes first.
+fn both<W: Work>(
+    arguments: &Arguments,
+    params: Value,
+    (floor, undo): (&mut WrittenBack, &mut Undo),
+    work: impl Fn() -> W,
+) -> Result<(), Failure> {
+    let mut lines = [(WrittenBack::NAME, WrittenBack::POLICY), (Undo::NAME, Undo::POLICY)]
+        .map(|(system, policy)| Line::new(system, policy, "power", 1, params.clone()));
+    let mut works = [work(), work()];
+    report::interleave(arguments.rounds, &mut lines, || {
+        vec![drive(&mut works[0], floor, arguments.seconds), drive(&mut works[1], undo, arguments.seconds)]
+    });
+    works[0].check(floor)?;
+    works[1].check(undo)?;
+    report::print("persistent", arguments.json, &lines, 0);
     Ok(())
 }

@@ -68,6 +68,17 @@ impl Line {
     }
 }
 
+/// Measures each line once a round. The first round warms up and is not kept: pages are touched for the first time.
+pub fn interleave(rounds: usize, lines: &mut [Line], mut measure: impl FnMut() -> Vec<Sample>) {
+    for round in 0..=rounds {
+        let samples = measure();
+        assert_eq!(samples.len(), lines.len());
+        for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
+            line.rounds.push(sample);
+        }
+    }
+}
+
 /// Prints the lines of one setting. `floor` is the index of the line that ratios refer to; the ratio is
 /// the median of the rounds' own ratios.
 pub fn print(workload: &str, json: bool, lines: &[Line], floor: usize) {

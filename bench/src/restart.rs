@@ -5,6 +5,7 @@ use crate::Arguments;
 use crate::debit_credit::{Layout, Stream};
 use crate::report::median;
 use crate::target::{Failure, Redo, options};
+use crate::work::Work;
 use caliburn::{Class, Mode, Options, Tuning};
 use serde_json::json;
 use std::io::{BufRead, BufReader};

@@ -5,6 +5,7 @@ use crate::debit_credit::{Layout, Stream};
 use crate::floor::{HandWritten, Mapped};
 use crate::report::{self, Line, Sample};
 use crate::target::{Failure, Part, Target, options};
+use crate::work::{Work, drive};
 use caliburn::{Policy, Region, Store};
 use serde_json::json;
 use std::sync::Barrier;
@@ -32,34 +33,27 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let params =
         json!({"accounts": arguments.accounts, "log_mb": arguments.log_mb, "stage_mb": arguments.stage_mb});
     let line = |system, policy, n| Line::new(system, policy, "process", n, params.clone());
-    let mut lines: Vec<[Line; 3]> = threads
-        .iter()
-        .map(|n| {
-            let undo = line("caliburn", "undo", *n);
-            [line(HandWritten::NAME, HandWritten::POLICY, *n), line("caliburn", "redo", *n), undo]
-        })
-        .collect();
-    for round in 0..=arguments.rounds {
-        for (&n, lines) in threads.iter().zip(&mut lines) {
+    let systems = [(HandWritten::NAME, HandWritten::POLICY), ("caliburn", "redo"), ("caliburn", "undo")];
+    let mut lines: Vec<Line> =
+        threads.iter().flat_map(|n| systems.map(|(system, policy)| line(system, policy, *n))).collect();
+    report::interleave(arguments.rounds, &mut lines, || {
+        let mut samples = Vec::new();
+        for &n in &threads {
             let mut parts: [Vec<Part<'_>>; 2] = [&redo, &undo]
                 .map(|(store, region)| (0..n).map(|i| Part::new(store, region, i * part)).collect());
             let [of_floor, of_redo, of_undo] = &mut streams;
-            let samples = [
-                together(arguments.seconds, &mut floors[..n], of_floor),
-                together(arguments.seconds, &mut parts[0], of_redo),
-                together(arguments.seconds, &mut parts[1], of_undo),
-            ];
-            for (line, sample) in lines.iter_mut().zip(samples).filter(|_| round > 0) {
-                line.rounds.push(sample);
-            }
+            samples.push(together(arguments.seconds, &mut floors[..n], of_floor));
+            samples.push(together(arguments.seconds, &mut parts[0], of_redo));
+            samples.push(together(arguments.seconds, &mut parts[1], of_undo));
         }
-    }
+        samples
+    });
     for i in 0..most {
         streams[0][i].check(&floors[i])?;
         streams[1][i].check(&Part::new(&redo.0, &redo.1, i * part))?;
         streams[2][i].check(&Part::new(&undo.0, &undo.1, i * part))?;
     }
-    for lines in &lines {
+    for lines in lines.chunks(systems.len()) {
         report::print("threads", arguments.json, lines, 0);
     }
     Ok(())
@@ -72,7 +66,7 @@ fn together<T: Target + Send>(seconds: f64, targets: &mut [T], streams: &mut [St
         let begun = targets.iter_mut().zip(streams).map(|(target, stream)| {
             scope.spawn(move || {
                 begin.wait();
-                report::measure(seconds, 64, || stream.step(target))
+                drive(stream, target, seconds)
             })
         });
         let workers: Vec<_> = begun.collect();

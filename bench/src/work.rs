@@ -1,0 +1,67 @@
+//! Workloads of one thread, and what is measured of them: each system in turn, again and again.
+
+use crate::Arguments;
+use crate::floor::{HandWritten, Mapped, Plain};
+use crate::report::{self, Line, Sample};
+use crate::target::{Failure, Redo, Target, Undo, options};
+use caliburn::Class;
+use serde_json::{Value, json};
+
+/// Transactions one after the other, and what they must add up to.
+pub trait Work {
+    /// Of so many transactions the first is timed by itself.
+    const BATCH: u64;
+    /// Runs the next transaction.
+    fn step<T: Target>(&mut self, target: &mut T);
+    /// Whether all of them are there, and nothing else.
+    fn check<T: Target>(&self, target: &T) -> Result<(), Failure>;
+}
+
+/// Runs transactions for so many seconds.
+pub fn drive<W: Work, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> Sample {
+    report::measure(seconds, W::BATCH, || work.step(target))
+}
+
+/// Runs the same work on plain memory, with a hand-written undo log, and with either policy, `Process` class.
+pub fn side_by_side<W: Work>(
+    name: &str,
+    arguments: &Arguments,
+    bytes: usize,
+    mut params: Value,
+    work: impl Fn() -> W,
+) -> Result<(), Failure> {
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
+    let mut plain = Plain(Mapped::new(&dir.path().join("plain"), bytes)?);
+    let log = Mapped::new(&dir.path().join("floor.log"), 16 << 20)?;
+    let mut floor = HandWritten::new(Mapped::new(&dir.path().join("floor"), bytes)?, log);
+    let options = options(arguments.log_mb, arguments.stage_mb);
+    let mut redo = Redo::new(&dir.path().join("redo"), &options, bytes, Class::Process)?;
+    let mut undo = Undo::new(&dir.path().join("undo"), &options, bytes, Class::Process)?;
+    let mut works = [work(), work(), work(), work()];
+    params["log_mb"] = json!(arguments.log_mb);
+    params["stage_mb"] = json!(arguments.stage_mb);
+    let line = |system, policy| Line::new(system, policy, "process", 1, params.clone());
+    let mut lines = [
+        line(Plain::NAME, Plain::POLICY),
+        line(HandWritten::NAME, HandWritten::POLICY),
+        line(Redo::NAME, Redo::POLICY),
+        line(Undo::NAME, Undo::POLICY),
+    ];
+    report::interleave(arguments.rounds, &mut lines, || {
+        vec![
+            drive(&mut works[0], &mut plain, arguments.seconds),
+            drive(&mut works[1], &mut floor, arguments.seconds),
+            drive(&mut works[2], &mut redo, arguments.seconds),
+            drive(&mut works[3], &mut undo, arguments.seconds),
+        ]
+    });
+    works[0].check(&plain)?;
+    works[1].check(&floor)?;
+    works[2].check(&redo)?;
+    works[3].check(&undo)?;
+    report::print(name, arguments.json, &lines, 1);
+    if !arguments.json {
+        println!("  {:?}", redo.store().statistics());
+    }
+    Ok(())
+}
