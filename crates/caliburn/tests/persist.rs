@@ -3,7 +3,7 @@
 
 mod support;
 
-use caliburn::medium::{Files, Media, Medium, Memory};
+use caliburn::medium::{Files, Flush, Media, Medium, Memory};
 use caliburn::{
     Class, CommitError, Guard, MapError, Mode, OpenError, Options, Policy, Region, SegmentError, Store,
 };
@@ -18,8 +18,8 @@ use support::{clean, copy_store};
 struct Machine {
     boot: u8,
     memory: Memory,
-    /// What is in a directory of this name is in the page cache.
-    cache: &'static str,
+    /// What is in a directory named `cache`.
+    other: Memory,
 }
 
 #[derive(Debug)]
@@ -55,8 +55,8 @@ unsafe impl Medium for Mapped {
 
 impl Machine {
     fn map(&self, medium: Arc<dyn Medium>) -> Arc<dyn Medium> {
-        let cached = medium.path().components().any(|c| c.as_os_str() == self.cache);
-        Arc::new(Mapped(medium, if cached { Memory::CACHE } else { self.memory }))
+        let cached = medium.path().components().any(|c| c.as_os_str() == "cache");
+        Arc::new(Mapped(medium, if cached { self.other } else { self.memory }))
     }
 }
 
@@ -89,7 +89,7 @@ fn options() -> Options {
 fn machine(boot: u8, class: Class) -> Options {
     let memory = Memory::assumed(class.into());
     let mut options = options();
-    options.media(Arc::new(Machine { boot, memory, cache: "cache" }));
+    options.media(Arc::new(Machine { boot, memory, other: Memory::CACHE }));
     options
 }
 
@@ -191,6 +191,16 @@ fn a_store_that_cannot_give_what_is_required_is_refused() {
     assert!(error.to_string().contains("cache/segment"), "{error}");
     store.create_segment("slow", 65536).unwrap();
     drop(store);
+
+    // The caches of one survive with it, of the other they do not.
+    let memory = Memory { flush: Flush::Fence, ..Memory::assumed(Class::Power.into()) };
+    let machine1 = Machine { boot: 1, memory, other: Memory::assumed(Class::Power.into()) };
+    let store = options().media(Arc::new(machine1)).open(dir.path().join("caches")).unwrap();
+    let error = store.create_segment_at("lines", 65536, &slow).unwrap_err();
+    assert!(matches!(error, SegmentError::Weaker { segment: Class::Process, .. }), "{error}");
+    store.create_segment_at("fence", 65536, dir.path().join("fence")).unwrap();
+    drop(store);
+
     // It was moved there meanwhile.
     let moved = dir.path().join("cache/moved");
     std::fs::rename(dir.path().join("fast"), &moved).unwrap();
@@ -203,7 +213,7 @@ fn a_store_that_cannot_give_what_is_required_is_refused() {
 fn a_mapping_that_is_refused_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let memory = Memory { sync: true, ..Memory::assumed(Class::Power.into()) };
-    let machine = Machine { boot: 1, memory, cache: "cache" };
+    let machine = Machine { boot: 1, memory, other: Memory::CACHE };
     let store = options().media(Arc::new(machine)).open(dir.path().join("s")).unwrap();
     let error = store.create_segment("data", 65536).unwrap().map_all().unwrap_err();
     assert!(matches!(error, MapError::Io { .. }), "{error}");
@@ -217,12 +227,21 @@ fn a_file_system_in_memory_has_no_power_to_survive() {
     let mut redo = support::options();
     let store = redo.open(mount.path.join("s")).unwrap();
     assert_eq!(store.reach(), Class::Process);
-    drop(store);
+    let segment = mount.path.join("segment");
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let safe = support::options().open(dir.path().join("safe")).unwrap();
+    let error = safe.create_segment_at("data", 65536, &segment).unwrap_err();
+    assert!(
+        matches!(error, SegmentError::Weaker { store: Class::Power, segment: Class::Process, .. }),
+        "{error}"
+    );
+    assert!(!segment.exists() || std::fs::metadata(&segment).unwrap().len() == 0);
+    store.create_segment_at("data", 65536, &segment).unwrap();
+    drop((store, safe));
     let error = redo.require(Class::Power).open(mount.path.join("s")).unwrap_err();
     assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");
     let error = redo.open(mount.path.join("new")).unwrap_err();
     assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     assert_eq!(support::options().open(dir.path().join("s")).unwrap().reach(), Class::Power);
 }
 

@@ -179,9 +179,9 @@ pub enum SegmentError {
         /// What is wrong.
         defect: Defect,
     },
-    /// Its memory survives less than that of the store.
+    /// It survives less than commits of the store.
     #[error(
-        "segment {}: commits of this store survive class {store:?}, and this file's memory class {segment:?}: put it where the others are",
+        "segment {}: commits of this store survive class {store:?}, and what this file holds class {segment:?}: put it where the others are",
         path.display()
     )]
     Weaker {
@@ -189,7 +189,7 @@ pub enum SegmentError {
         path: PathBuf,
         /// What the store's commits survive.
         store: Class,
-        /// What the file's memory does.
+        /// What it does.
         segment: Class,
     },
     /// A file could not be opened or made.

@@ -127,8 +127,11 @@ impl Shared {
             // SAFETY: see above.
             unsafe { map.map_shared(from, to - from, medium.descriptor(), offset, sync) }.map_err(fail)?;
             let start = region.pointer(region.base + from);
-            // SAFETY: the part was just mapped and is whole pages.
-            unsafe { caliburn_os::map::advise_huge(start, to - from) };
+            if medium.volatile() {
+                // Of a file system on a device each fault would read two megabytes.
+                // SAFETY: the part was just mapped and is whole pages.
+                unsafe { caliburn_os::map::advise_huge(start, to - from) };
+            }
             simulated::mapped(medium.descriptor(), start, to - from, offset);
         } else {
             let write = write || patches.is_some();

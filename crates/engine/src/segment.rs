@@ -12,7 +12,6 @@ use caliburn_log::log::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::page_size;
-use caliburn_os::persist::Survives;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
@@ -84,12 +83,8 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Segm
 
 impl SegmentState {
     /// Makes the segment's medium and sums durable; the catalog entry comes after.
-    pub fn create(
-        media: &dyn Media,
-        dir: &Path,
-        (store, policy, memory): (Id, Policy, Survives),
-        entry: &Entry,
-    ) -> Result<SegmentState, SegmentError> {
+    pub fn create(shared: &Shared, entry: &Entry) -> Result<SegmentState, SegmentError> {
+        let (media, dir) = (&*shared.media, &*shared.dir);
         let path = Catalog::resolve(dir, &entry.path);
         let sums_path = sums_path(dir, &entry.name);
         // Left by a creation that never reached the catalog.
@@ -97,7 +92,7 @@ impl SegmentState {
         if !entry.path.is_absolute() {
             let _ = media.remove(&path);
         }
-        let made = Self::create_files(media, dir, (store, policy, memory), entry, &path, &sums_path);
+        let made = Self::create_files(shared, entry, &path, &sums_path);
         if made.is_err() {
             let _ = media.remove(&sums_path);
             if !entry.path.is_absolute() {
@@ -108,13 +103,12 @@ impl SegmentState {
     }
 
     fn create_files(
-        media: &dyn Media,
-        dir: &Path,
-        (store, policy, memory): (Id, Policy, Survives),
+        shared: &Shared,
         entry: &Entry,
         path: &Path,
         sums_path: &Path,
     ) -> Result<SegmentState, SegmentError> {
+        let (media, dir, store) = (&*shared.media, &*shared.dir, &shared.id);
         let (medium, made) = match media.create(path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(path, true), false),
             other => (other, true),
@@ -125,11 +119,7 @@ impl SegmentState {
             move |e| MediaError::new(action, &*medium, offset, e)
         };
         refuse_foreign(&*medium)?;
-        let survives = medium.memory().survives;
-        if survives < memory {
-            let (store, segment) = (memory.into(), survives.into());
-            return Err(SegmentError::Weaker { path: path.to_owned(), store, segment });
-        }
+        shared.suits(&*medium)?;
         medium
             .set_len(SEGMENT_DATA + entry.len)
             .map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;
@@ -137,14 +127,14 @@ impl SegmentState {
             SegmentHeader { id: entry.id.0.into(), data: SEGMENT_DATA.into(), ..SegmentHeader::new_zeroed() };
         let mut block = vec![0; BLOCK];
         block[..size_of::<SegmentHeader>()].copy_from_slice(header.as_bytes());
-        format::seal(&mut block, SEGMENT_MAGIC, store);
+        format::seal(&mut block, SEGMENT_MAGIC, *store);
         zero_device(&*medium, entry).map_err(fail("clear segment", SEGMENT_DATA))?;
         medium.write_at(&block, 0).map_err(fail("write segment header", 0))?;
         medium.sync().map_err(fail("force segment", 0))?;
-        let sums = match policy {
+        let sums = match shared.policy {
             Policy::Redo => {
                 let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
-                Some(Sums::create(sums, store, entry.id, entry.len)?)
+                Some(Sums::create(sums, *store, entry.id, entry.len)?)
             }
             Policy::Undo => None,
         };

@@ -31,8 +31,8 @@ use caliburn_os::event::Event;
 use caliburn_os::guard::{Kind, Permit};
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Media;
+use caliburn_os::medium::Medium;
 use caliburn_os::memory::Limits;
-use caliburn_os::persist::Survives;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
@@ -315,6 +315,22 @@ impl Shared {
         }
     }
 
+    /// Refuses a medium that would make commits survive less than the store promised when it was opened.
+    pub fn suits(&self, medium: &dyn Medium) -> Result<(), SegmentError> {
+        let survives = match &self.undo {
+            Some(_) if self.assumed => return Ok(()),
+            // Lines that this store leaves in the cache survive the process alone.
+            Some(undo) if medium.memory().flush > undo.memory().flush => Class::Process,
+            Some(_) => medium.memory().survives.into(),
+            None => recovery::forced(medium),
+        };
+        if survives < self.reach {
+            let (path, store) = (medium.path().to_owned(), self.reach);
+            return Err(SegmentError::Weaker { path, store, segment: survives });
+        }
+        Ok(())
+    }
+
     pub fn segment_state(&self, id: SegmentId) -> Option<Arc<SegmentState>> {
         self.segments.read().expect("no panic under this lock").iter().find(|s| s.id == id).cloned()
     }
@@ -470,12 +486,7 @@ impl Store {
         }
         let id = SegmentId(catalog.next);
         let entry = Entry { id, name: name.to_owned(), path: path.to_owned(), len, address: 0 };
-        let memory = match &shared.undo {
-            Some(undo) if !shared.assumed => undo.memory().survives,
-            _ => Survives::Process,
-        };
-        let of = (shared.id, catalog.policy, memory);
-        let state = Arc::new(SegmentState::create(&*shared.media, &shared.dir, of, &entry)?);
+        let state = Arc::new(SegmentState::create(shared, &entry)?);
         shared.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
             catalog.segments.push(entry);

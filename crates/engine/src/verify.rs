@@ -125,9 +125,7 @@ impl Store {
         let verifier = self.shared.verifier.as_ref();
         verifier.map_or_else(Vec::new, |verifier| verifier.compare(&self.shared))
     }
-}
 
-impl Store {
     /// Whether it was opened with [`Options::verify`](crate::Options::verify).
     #[inline]
     pub fn verifies(&self) -> bool {

@@ -11,7 +11,7 @@
 
 use crate::host::{self, Id, Lock, LockError};
 use crate::memory::Limits;
-pub use crate::persist::{Memory, Survives};
+pub use crate::persist::{Flush, Memory, Survives, WriteBack};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
