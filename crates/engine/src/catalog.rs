@@ -28,6 +28,24 @@ pub(crate) struct Entry {
     pub path: PathBuf,
     pub len: u64,
     pub address: u64,
+    /// Where its data begin in the file.
+    pub data: u64,
+}
+
+impl Entry {
+    /// Of a file that is nothing but data, named after it. Its length is not known yet.
+    pub fn bare(id: u32, path: PathBuf) -> Entry {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let name: String = file.chars().filter(|c| good(*c)).take(200).collect();
+        let name = format!("adopted-{id}-{name}");
+        Entry { id: SegmentId(id), name, path, len: 0, address: 0, data: 0 }
+    }
+
+    /// Whether its file is nothing but data: taken over as it was, by [`Store::adopt_segment`](crate::Store::adopt_segment).
+    pub fn is_bare(&self) -> bool {
+        self.data == 0
+    }
 }
 
 impl Catalog {
@@ -43,6 +61,7 @@ impl Catalog {
                 path: (path.len() as u16).into(),
                 len: entry.len.into(),
                 address: entry.address.into(),
+                data: entry.data.into(),
             };
             out.extend_from_slice(fixed.as_bytes());
             out.extend_from_slice(entry.name.as_bytes());
@@ -93,8 +112,14 @@ impl Catalog {
                 CatalogEntry::read_from_bytes(take(size_of::<CatalogEntry>())?).expect("the size is right");
             let name = String::from_utf8_lossy(take(fixed.name.get().into())?).into_owned();
             let path = PathBuf::from(OsStr::from_bytes(take(fixed.path.get().into())?));
-            let (len, address) = (fixed.len.get(), fixed.address.get());
-            segments.push(Entry { id: SegmentId(fixed.id.get()), name, path, len, address });
+            segments.push(Entry {
+                id: SegmentId(fixed.id.get()),
+                name,
+                path,
+                len: fixed.len.get(),
+                address: fixed.address.get(),
+                data: fixed.data.get(),
+            });
         }
         Ok(Catalog { store: preamble.store, policy, log_path, next: header.next.get(), segments })
     }
@@ -116,6 +141,7 @@ mod tests {
             path: format!("{name}.segment").into(),
             len: 1 << 40,
             address: 77 << 20,
+            data: 65536,
         };
         Catalog {
             store: [3; 16],

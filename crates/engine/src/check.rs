@@ -98,6 +98,8 @@ pub(crate) fn check_on(media: &dyn Media, dir: &Path) -> Result<Report, OpenErro
     for entry in &catalog.segments {
         match SegmentState::open(media, dir, &catalog, entry, false) {
             Ok(segment) => segments.push(Arc::new(segment)),
+            // Damage only if the log names it, which is found there.
+            Err(error) if entry.is_bare() => report.notes.push(error.to_string()),
             Err(SegmentError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
             Err(error) => report.problem(&Catalog::resolve(dir, &entry.path), 0, error),
         }
@@ -182,7 +184,7 @@ fn check_log(
     let (image, damage) = Image::scan(&*medium, &status, known, |record| {
         report.records += 1;
         report.transactions += record.transactions;
-        if let Some((lsn, text)) = recovery::stray_range(record, segments) {
+        if let Some((lsn, _, text)) = recovery::stray_range(record, segments) {
             stray.push((recovery::log_offset(lsn, capacity), text));
         }
         prepared::recover(&mut prepared, record);

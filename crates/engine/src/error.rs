@@ -192,6 +192,15 @@ pub enum SegmentError {
         /// What it does.
         segment: Class,
     },
+    /// A file that is nothing but data cannot be a segment of a store with the undo policy.
+    #[error(
+        "{}: a file is taken over as it is by a store with the redo policy only; create a segment in place of it",
+        path.display()
+    )]
+    Undo {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file could not be opened or made.
     #[error("{action} {}: {source}", path.display())]
     Io {
@@ -272,6 +281,14 @@ pub enum MapError {
         address: usize,
         /// Bytes wanted.
         len: usize,
+    },
+    /// Memory that does not show its segment cannot be written to it page by page.
+    #[error(
+        "segment {segment:?}: a region is mapped unread in a store opened with Options::declared_only, redo policy"
+    )]
+    Unread {
+        /// The segment.
+        segment: String,
     },
     /// The region cannot become that long.
     #[error(

@@ -40,8 +40,11 @@ mod undo;
 mod verify;
 
 pub use caliburn_log::SegmentId;
+pub use caliburn_log::format::Defect;
 pub use caliburn_log::image::Damage;
-pub use caliburn_log::log::MediaError;
+pub use caliburn_log::leftovers::StageError;
+pub use caliburn_log::log::{LogError, MediaError};
+pub use caliburn_log::uncommitted::UndoError;
 pub use caliburn_os::medium;
 pub use check::{Problem, Report, check};
 pub use error::{CloseError, CommitError, Failure, MapError, OpenError, RangeError, SegmentError};

@@ -25,6 +25,19 @@ const LOADER_STEP: usize = 64 << 30;
 /// Number of its places.
 const LOADER_PLACES: usize = 1024;
 
+/// Where a region is to be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum At {
+    /// Wherever the system likes.
+    Anywhere,
+    /// At an address that is free.
+    Free(usize),
+    /// In place of memory that the program has there.
+    Over(usize),
+    /// In memory that the program has there, which keeps its content.
+    Unread(usize),
+}
+
 impl Shared {
     pub fn lock_mapping(&self) -> MutexGuard<'_, ()> {
         self.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -35,7 +48,7 @@ impl Shared {
         self: &Arc<Self>,
         segment: &Arc<SegmentState>,
         range: Range<u64>,
-        address: Option<usize>,
+        at: At,
     ) -> Result<Region, MapError> {
         self.failure()?;
         if self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
@@ -43,7 +56,8 @@ impl Shared {
         }
         let (name, page) = (|| segment.name.clone(), self.page_size as u64);
         let Range { start, end } = range;
-        if start >= end || !start.is_multiple_of(page) || !end.is_multiple_of(page) {
+        let whole = end.is_multiple_of(page) || end == segment.len();
+        if start >= end || !start.is_multiple_of(page) || !whole {
             return Err(MapError::Alignment { segment: name(), start, end, page: self.page_size });
         }
         if end > segment.len() {
@@ -61,8 +75,13 @@ impl Shared {
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
         let len = (end - start) as usize;
-        let at = (start, address);
-        let reservation = self.reserve_space(segment, len, end == segment.len(), at)?;
+        let reservation = match at {
+            At::Anywhere => self.reserve_space(segment, len, end == segment.len(), (start, None))?,
+            At::Free(address) => {
+                self.reserve_space(segment, len, end == segment.len(), (start, Some(address)))?
+            }
+            At::Over(address) | At::Unread(address) => self.take_space(&regions, segment, address, len)?,
+        };
         let region = Arc::new(RegionState {
             segment: segment.clone(),
             id: segment.id,
@@ -70,11 +89,35 @@ impl Shared {
             base: reservation.base().as_ptr().expose_provenance(),
             len: AtomicUsize::new(0),
             reservation,
+            unread: matches!(at, At::Unread(_)),
             guard: self.guard.map(RegionGuard::new),
         });
         self.map_part(&region, 0, len)?;
+        region.reservation.leave(0);
         regions.push(region.clone());
         Ok(Region { state: region, store: self.clone(), mapped: true })
+    }
+
+    /// Takes memory of the caller's, who vouched for it.
+    fn take_space(
+        &self,
+        regions: &[Arc<RegionState>],
+        segment: &SegmentState,
+        address: usize,
+        len: usize,
+    ) -> Result<Reservation, MapError> {
+        let taken = || MapError::AddressTaken { segment: segment.name.clone(), address, len };
+        let len = len.next_multiple_of(self.page_size);
+        let end = address.checked_add(len).filter(|_| address != 0 && address.is_multiple_of(self.page_size));
+        let end = end.ok_or_else(taken)?;
+        if regions.iter().any(|r| r.base < end && address < r.base + r.reservation.len()) {
+            return Err(taken());
+        }
+        // SAFETY: whoever asks for memory in place of its own gives it up (`Segment::map_over`).
+        let reservation = unsafe { Reservation::of(address, len) };
+        // Until it is mapped it stays the caller's.
+        reservation.leave(len);
+        Ok(reservation)
     }
 
     fn reserve_space(
@@ -94,7 +137,7 @@ impl Shared {
             let wish = wishes.next().expect("the last wish returns").next_multiple_of(self.page_size);
             let reserved = match address {
                 Some(_) => Reservation::new(wish, address),
-                None => Reservation::congruent(wish, SEGMENT_DATA + start)
+                None => Reservation::congruent(wish, segment.data + start)
                     .or_else(|_| Reservation::new(wish, None)),
             };
             match reserved {
@@ -116,13 +159,16 @@ impl Shared {
         let write = self.live.is_some();
         let fail =
             |source| MapError::Io { segment: region.segment.name.clone(), len: (to - from) as u64, source };
-        let offset = SEGMENT_DATA + region.start + from as u64;
+        let offset = region.segment.data + region.start + from as u64;
         let (medium, map) = (&region.segment.medium, &region.reservation);
         let pending = self.pending.read().expect("no panic under this lock");
         let patches = pending.as_ref().filter(|p| !p.is_empty() && !planted("pending-not-laid-over"));
+        let patches = patches.filter(|_| !region.unread);
         // SAFETY (both calls): this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
-        if let Some(undo) = &self.undo {
+        if region.unread {
+            // It is what it is, until the program declares and stores.
+        } else if let Some(undo) = &self.undo {
             let sync = undo.memory().sync;
             // SAFETY: see above.
             unsafe { map.map_shared(from, to - from, medium.descriptor(), offset, sync) }.map_err(fail)?;
@@ -214,7 +260,7 @@ impl Shared {
             entry_of(&mut catalog, segment.id).address as usize
         };
         if remembered != 0 {
-            return self.map(segment, 0..segment.len(), Some(remembered));
+            return self.map(segment, 0..segment.len(), At::Free(remembered));
         }
         self.writable().map_err(MapError::Segment)?;
         let region = self.map_somewhere(segment)?;
@@ -232,12 +278,12 @@ impl Shared {
             u32::from_le_bytes(host::random_id().map_err(fail)?[..4].try_into().expect("four bytes"));
         for attempt in 0..16 {
             let place = (random as usize + attempt * 61) % LOADER_PLACES;
-            match self.map(segment, 0..segment.len(), Some(LOADER_BASE + place * LOADER_STEP)) {
+            match self.map(segment, 0..segment.len(), At::Free(LOADER_BASE + place * LOADER_STEP)) {
                 Err(MapError::AddressTaken { .. } | MapError::Io { .. }) => {}
                 other => return other,
             }
         }
-        self.map(segment, 0..segment.len(), None)
+        self.map(segment, 0..segment.len(), At::Anywhere)
     }
 
     /// Writes the region's changes to the segment and takes the region off the books. The memory goes
@@ -276,10 +322,7 @@ impl Shared {
             self.unlock_if_done();
         } else {
             let mut pages = self.lock_pages();
-            pages.dropped_all(
-                region.segment.id,
-                region.start / self.page_size as u64..region.end() / self.page_size as u64,
-            );
+            pages.dropped_all(region.segment.id, region.pages(self.page_size as u64));
         }
     }
 

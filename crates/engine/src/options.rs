@@ -46,6 +46,7 @@ pub struct Options {
     pub(crate) require: Class,
     pub(crate) guard: Guard,
     pub(crate) verify: bool,
+    pub(crate) declared_only: bool,
     pub(crate) tuning: Tuning,
 }
 
@@ -116,6 +117,7 @@ impl Default for Options {
             require: Class::Process,
             guard: Guard::default(),
             verify: false,
+            declared_only: false,
             tuning: Tuning::default(),
         }
     }
@@ -209,6 +211,14 @@ impl Options {
     /// tests and debugging: it takes as much memory again as the regions, and time in proportion to them.
     pub fn verify(&mut self, yes: bool) -> &mut Options {
         self.verify = yes;
+        self
+    }
+
+    /// With the redo policy, lets nothing reach a segment but bytes that a transaction declared, whatever else a program
+    /// stores to the same pages: truncation goes by the log alone, in epochs, and never writes pages of memory. It
+    /// reads the log back and so takes longer. Programs for RVM rely on it.
+    pub fn declared_only(&mut self, yes: bool) -> &mut Options {
+        self.declared_only = yes;
         self
     }
 

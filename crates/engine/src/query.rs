@@ -145,10 +145,9 @@ impl Region {
     pub fn query(&self) -> RegionQuery {
         let (state, page) = (&self.state, self.store.page_size as u64);
         let touching = self.store.slots.touching(state.base, state.base + state.len());
-        let numbers = state.start / page..state.end() / page;
         RegionQuery {
             uncommitted: touching.into_iter().map(TransactionId).collect(),
-            dirty_pages: self.store.lock_pages().dirty_in(state.segment.id, numbers),
+            dirty_pages: self.store.lock_pages().dirty_in(state.segment.id, state.pages(page)),
         }
     }
 }

@@ -16,7 +16,7 @@
 //! change nothing, because the whole suffix is repeated in order.
 
 use crate::catalog::Catalog;
-use crate::error::OpenError;
+use crate::error::{OpenError, SegmentError};
 use crate::options::{Options, Policy};
 use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
@@ -24,7 +24,8 @@ use crate::segment::{self, SegmentState};
 use crate::store::{Live, Parts};
 use crate::transaction::Class;
 use crate::undo;
-use caliburn_log::format::{BLOCK, LOG_DATA, Lsn, STATUS_AT, Status};
+use caliburn_log::SegmentId;
+use caliburn_log::format::{BLOCK, Defect, LOG_DATA, Lsn, STATUS_AT, Status};
 use caliburn_log::image::{Damage, Image};
 use caliburn_log::leftovers::{self, Leftovers, StageError};
 use caliburn_log::log::{self, Log, MediaError};
@@ -217,14 +218,22 @@ pub(crate) fn read_catalog(media: &dyn Media, dir: &Path) -> Result<Catalog, Ope
     Catalog::decode(&bytes).map_err(|(offset, defect)| OpenError::Catalog { path, offset, defect })
 }
 
+/// The segments of a store. Not bare ones whose files cannot be opened: they may go when the log has nothing for them.
 pub(crate) fn open_segments(
     media: &dyn Media,
     dir: &Path,
     catalog: &Catalog,
     write: bool,
 ) -> Result<Vec<Arc<SegmentState>>, OpenError> {
-    let open = |entry| Ok(Arc::new(SegmentState::open(media, dir, catalog, entry, write)?));
-    catalog.segments.iter().map(open).collect()
+    let mut segments = Vec::new();
+    for entry in &catalog.segments {
+        match SegmentState::open(media, dir, catalog, entry, write) {
+            Ok(segment) => segments.push(Arc::new(segment)),
+            Err(_) if entry.is_bare() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(segments)
 }
 
 /// What survives of a medium that was forced.
@@ -254,6 +263,11 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         other => other,
     }
     .map_err(OpenError::io("open stage", &stage_path))?;
+    // Why a segment that the log names is not there.
+    let missing = |id| {
+        let entry = catalog.segments.iter().find(|entry| entry.id == id && entry.is_bare())?;
+        SegmentState::open(media, dir, &catalog, entry, write).err()
+    };
     let mut damage = None;
     let mut salvage = |error: OpenError| {
         if !options.salvage {
@@ -267,14 +281,21 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         other => other?,
     };
     // 2, 3
-    let mut found = read_log(&*medium, &status, leftovers.appended, &segments)?;
+    let mut found = read_log(&*medium, &status, leftovers.appended, &segments, &missing)?;
     if let Err(error) = leftovers.not_older_than(found.image.forced()) {
         salvage(error.into())?;
         leftovers = Leftovers::default();
-        found = read_log(&*medium, &status, None, &segments)?;
+        found = read_log(&*medium, &status, None, &segments, &missing)?;
     }
-    let FoundLog { image, damage: missing, prepared } = found;
-    missing.map_or(Ok(()), |missing| salvage(missing.into()))?;
+    let FoundLog { image, damage: lost, prepared } = found;
+    lost.map_or(Ok(()), |lost| salvage(lost.into()))?;
+    let unknown = |(_, body): &(u64, Vec<u8>)| first_unknown(Ranges::of(body), &segments).map(|r| r.segment);
+    if let Some(id) = leftovers.records.iter().find_map(unknown) {
+        let text = "a staged record names bytes that no segment has".into();
+        let bad = StageError::Bad { path: stage_path.clone(), offset: 0, defect: Defect::Value(text) };
+        salvage(missing(id).map_or(bad.into(), OpenError::Segment))?;
+        leftovers = Leftovers::default();
+    }
     let mut parts = Parts { prepared, damage, ..Parts::new(catalog, segments, lock, media.limits()) };
     let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
     parts.reach(dir, options, all.iter().map(|m| (m.path().to_owned(), forced(&**m))))?;
@@ -316,6 +337,7 @@ fn read_log(
     status: &Status,
     end: Option<Lsn>,
     segments: &[Arc<SegmentState>],
+    missing: &dyn Fn(SegmentId) -> Option<SegmentError>,
 ) -> Result<FoundLog, OpenError> {
     let mut prepared = PreparedTable::new();
     let mut stray = None;
@@ -323,7 +345,8 @@ fn read_log(
         stray = stray.take().or_else(|| stray_range(record, segments));
         prepared::recover(&mut prepared, record);
     })?;
-    if let Some((lsn, text)) = stray {
+    if let Some((lsn, segment, text)) = stray {
+        missing(segment).map_or(Ok(()), |why| Err(OpenError::Segment(why)))?;
         let offset = log_offset(lsn, status.capacity.get());
         return Err(OpenError::Stray { what: "log", path: medium.path().to_owned(), offset, text });
     }
@@ -339,11 +362,15 @@ fn first_unknown<'a>(mut ranges: Ranges<'a>, segments: &[Arc<SegmentState>]) -> 
 }
 
 /// Position and description of a record with a range that lies in no segment.
-pub(crate) fn stray_range(record: &Record<'_>, segments: &[Arc<SegmentState>]) -> Option<(Lsn, String)> {
+pub(crate) fn stray_range(
+    record: &Record<'_>,
+    segments: &[Arc<SegmentState>],
+) -> Option<(Lsn, SegmentId, String)> {
     let range = first_unknown(record.ranges(), segments)?;
     let (lsn, offset, segment) = (record.lsn, range.offset, range.segment.0);
     Some((
         lsn,
+        range.segment,
         format!(
             "the record at LSN {lsn} has a range at {offset} of segment {segment}, which has no such bytes"
         ),
@@ -358,12 +385,6 @@ fn append_leftover(
     stamp: u64,
     body: &[u8],
 ) -> Result<(), OpenError> {
-    if first_unknown(Ranges::of(body), &parts.segments).is_some() {
-        let path = stage.path().to_owned();
-        let text = "a staged record names bytes that no segment has".into();
-        let defect = caliburn_log::format::Defect::Value(text);
-        return Err(StageError::Bad { path, offset: 0, defect }.into());
-    }
     if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&parts.prepared) {
         let advance = || match planted("frontier-kept-for-room") {
             true => Ok(()),

@@ -31,6 +31,8 @@ pub(crate) struct RegionState {
     pub base: usize,
     pub len: AtomicUsize,
     pub reservation: Reservation,
+    /// Its memory was not read from the segment, and does not show it when private copies are dropped.
+    pub unread: bool,
     pub guard: Option<RegionGuard>,
 }
 
@@ -42,6 +44,11 @@ impl RegionState {
 
     pub fn end(&self) -> u64 {
         self.start + self.len() as u64
+    }
+
+    /// Numbers of its pages in the segment; the last may be cut off by the end of a bare one.
+    pub fn pages(&self, page_size: u64) -> Range<u64> {
+        self.start / page_size..self.end().div_ceil(page_size)
     }
 
     /// Offset in the segment of an address within the region.
@@ -177,6 +184,25 @@ impl Region {
             Ok(()) => {
                 self.mapped = false;
                 Ok(())
+            }
+            Err(cause) => Err(UnmapError { region: self, cause }),
+        }
+    }
+}
+
+impl Region {
+    /// Unmaps the region as [`Region::unmap`] does, and leaves its memory to the caller: private to the process,
+    /// writable, with the bytes that it showed; those never stored to follow the segment's file. What was
+    /// mapped stays until the caller unmaps it or maps something over it.
+    ///
+    /// # Errors
+    /// As [`Region::unmap`].
+    pub fn leave(mut self) -> Result<*mut u8, UnmapError> {
+        match self.store.unmap(&self.state) {
+            Ok(()) => {
+                self.mapped = false;
+                self.state.reservation.leave(self.state.len());
+                Ok(self.as_ptr())
             }
             Err(cause) => Err(UnmapError { region: self, cause }),
         }

@@ -2,6 +2,7 @@
 
 use crate::catalog::{Catalog, Entry};
 use crate::error::{MapError, SegmentError};
+use crate::mapping::At;
 use crate::options::Policy;
 use crate::region::Region;
 use crate::store::Shared;
@@ -23,6 +24,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Granularity of a segment's length, so that a store moves between machines of all page sizes.
 pub(crate) const LEN_UNIT: u64 = 64 * 1024;
+/// Granularity of a bare one's.
+const SECTOR: u64 = 512;
 /// Longest segment: the address space is the limit long before the format is.
 const LEN_MAX: u64 = i64::MAX as u64 - SEGMENT_DATA - LEN_UNIT;
 
@@ -33,6 +36,8 @@ pub(crate) struct SegmentState {
     pub name: String,
     pub medium: Arc<dyn Medium>,
     pub len: AtomicU64,
+    /// Where its data begin in the medium; 0 if there is nothing else, not even sums: it is bare.
+    pub data: u64,
     /// Not with the undo policy, whose stores nobody sees.
     pub sums: Option<Mutex<Sums>>,
     forcing: Forcing,
@@ -50,6 +55,18 @@ pub(crate) fn round_len(name: &str, len: u64) -> Result<u64, SegmentError> {
         0 => bad("a segment has at least one byte"),
         len if len > LEN_MAX => bad("larger than any file or address space can be"),
         len => Ok(len.next_multiple_of(LEN_UNIT)),
+    }
+}
+
+/// Whole sectors of a file that is a bare segment.
+fn bare_len(medium: &dyn Medium, name: &str) -> Result<u64, SegmentError> {
+    let held = medium.len().map_err(|e| MediaError::new("measure segment", medium, 0, e))?;
+    match held / SECTOR * SECTOR {
+        0 => {
+            let why = "a segment's file has at least one sector of 512 bytes";
+            Err(SegmentError::Length { name: name.to_owned(), len: held, why })
+        }
+        len => Ok(len.min(LEN_MAX)),
     }
 }
 
@@ -74,6 +91,29 @@ fn open_sums(
         Ok(defect) => SegmentError::Bad { path, offset: 0, defect },
         Err(media) => media.into(),
     })
+}
+
+/// Whether a file begins with the header of the segment that the catalog names.
+fn check_header(
+    medium: &dyn Medium,
+    held: u64,
+    catalog: &Catalog,
+    entry: &Entry,
+) -> Result<(), Result<(u64, Defect), MediaError>> {
+    let mut block = vec![0; BLOCK];
+    if held < BLOCK as u64 {
+        return Err(Ok((held, Defect::Value("the file ends within its header: it was cut off".into()))));
+    }
+    let read = medium.read_at(&mut block, 0);
+    read.map_err(|e| Err(MediaError::new("read segment header", medium, 0, e)))?;
+    let sealed = format::unseal(&block, SEGMENT_MAGIC, "segment", Some(&catalog.store));
+    sealed.map_err(|defect| Ok((0, defect)))?;
+    let (header, _) = SegmentHeader::read_from_prefix(&block).expect("a block holds a header");
+    if header.id != entry.id.0 || header.data != entry.data {
+        let text = format!("it is segment {} and the catalog says {}", header.id, entry.id.0);
+        return Err(Ok((0, Defect::Value(text))));
+    }
+    Ok(())
 }
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SegmentError {
@@ -147,6 +187,26 @@ impl SegmentState {
         Ok(SegmentState::of(entry, medium, sums))
     }
 
+    /// Takes over a file or device as it is; the catalog entry, whose length is set, comes after. Its name and
+    /// length are durable when this returns.
+    pub fn adopt(shared: &Shared, entry: &mut Entry) -> Result<SegmentState, SegmentError> {
+        let (media, path) = (&*shared.media, &*entry.path);
+        let medium = media.open(path, true).map_err(io_error("open segment", path))?;
+        refuse_foreign(&*medium)?;
+        shared.suits(&*medium)?;
+        entry.len = bare_len(&*medium, &entry.name)?;
+        medium.sync().map_err(|e| MediaError::new("force segment", &*medium, 0, e))?;
+        if let Some(above) = path.parent() {
+            media.sync_directory(above).map_err(io_error("force directory", above))?;
+        }
+        Ok(SegmentState::of(entry, medium, None))
+    }
+
+    /// The length that a bare segment's file has now.
+    pub fn bare_len(&self) -> Result<u64, SegmentError> {
+        bare_len(&*self.medium, &self.name)
+    }
+
     /// Takes up a segment of the catalog.
     pub fn open(
         media: &dyn Media,
@@ -159,29 +219,20 @@ impl SegmentState {
         let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
         let bad = |offset, defect| SegmentError::Bad { path: path.clone(), offset, defect };
         let held = medium.len().map_err(|e| MediaError::new("measure segment", &*medium, 0, e))?;
-        let mut block = vec![0; BLOCK];
-        if held < BLOCK as u64 {
-            return Err(bad(held, Defect::Value("the file ends within its header: it was cut off".into())));
+        if !entry.is_bare() {
+            check_header(&*medium, held, catalog, entry).map_err(|error| match error {
+                Ok((offset, defect)) => bad(offset, defect),
+                Err(media) => media.into(),
+            })?;
         }
-        medium.read_at(&mut block, 0).map_err(|e| MediaError::new("read segment header", &*medium, 0, e))?;
-        format::unseal(&block, SEGMENT_MAGIC, "segment", Some(&catalog.store)).map_err(|d| bad(0, d))?;
-        let (header, _) = SegmentHeader::read_from_prefix(&block).expect("a block holds a header");
-        if header.id != entry.id.0 || header.data != SEGMENT_DATA {
-            return Err(bad(
-                0,
-                Defect::Value(format!("it is segment {} and the catalog says {}", header.id, entry.id.0)),
-            ));
-        }
-        if held < SEGMENT_DATA + entry.len {
-            let text = format!(
-                "the file is {held} bytes long and must be {}: it was cut off",
-                SEGMENT_DATA + entry.len
-            );
+        let wanted = entry.data + entry.len;
+        if held < wanted {
+            let text = format!("the file is {held} bytes long and must be {wanted}: it was cut off");
             return Err(bad(held, Defect::Value(text)));
         }
         let sums = match catalog.policy {
-            Policy::Redo => Some(open_sums(media, dir, &catalog.store, entry, write)?),
-            Policy::Undo => None,
+            Policy::Redo if !entry.is_bare() => Some(open_sums(media, dir, &catalog.store, entry, write)?),
+            _ => None,
         };
         Ok(SegmentState::of(entry, medium, sums))
     }
@@ -192,6 +243,7 @@ impl SegmentState {
             name: entry.name.clone(),
             medium,
             len: AtomicU64::new(entry.len),
+            data: entry.data,
             sums: sums.map(Mutex::new),
             forcing: Forcing::default(),
         }
@@ -201,14 +253,23 @@ impl SegmentState {
         self.len.load(Ordering::Acquire)
     }
 
+    /// How much of `len` bytes at an offset the segment has: a bare one may end within a page.
+    fn within(&self, offset: u64, len: usize) -> usize {
+        len.min(self.len().saturating_sub(offset) as usize)
+    }
+
     /// Writes whole units of data at an offset of the segment, and notes their sums.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
-        let at = SEGMENT_DATA + offset;
-        self.medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*self.medium, at, e))?;
+        self.put(offset, &data[..self.within(offset, data.len())])?;
         if planted("sum-forgotten") {
             return Ok(());
         }
         self.with_sums(|sums| sums.note(offset, data))
+    }
+
+    fn put(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
+        let at = self.data + offset;
+        self.medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*self.medium, at, e))
     }
 
     /// Writes again what is there, all of it.
@@ -224,12 +285,14 @@ impl SegmentState {
     /// Writes any bytes, of a segment without sums.
     pub fn write_part(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
         assert!(self.sums.is_none(), "sums are of whole units");
-        let at = SEGMENT_DATA + offset;
-        self.medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*self.medium, at, e))
+        self.put(offset, data)
     }
 
+    /// Reads data; zeros beyond the segment's end.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MediaError> {
-        let at = SEGMENT_DATA + offset;
+        let at = self.data + offset;
+        let (data, beyond) = data.split_at_mut(self.within(offset, data.len()));
+        beyond.fill(0);
         self.medium.read_at(data, at).map_err(|e| MediaError::new("read segment", &*self.medium, at, e))
     }
 
@@ -238,7 +301,7 @@ impl SegmentState {
         if planted("segment-not-forced") {
             return self.with_sums(Sums::write);
         }
-        self.forcing.sync(&*self.medium, "force segment", SEGMENT_DATA)?;
+        self.forcing.sync(&*self.medium, "force segment", self.data)?;
         self.with_sums(Sums::write)
     }
 
@@ -248,7 +311,7 @@ impl SegmentState {
 
     /// Makes the medium longer and durably so; the catalog says so afterwards.
     pub fn extend(&self, len: u64) -> Result<(), MediaError> {
-        let end = SEGMENT_DATA + len;
+        let end = self.data + len;
         let fail = |action| move |e| MediaError::new(action, &*self.medium, end, e);
         self.medium.set_len(end).map_err(fail("allocate segment"))?;
         // After a growth that failed the file may look longer than it durably is.
@@ -348,8 +411,12 @@ impl Segment {
     /// zero. [`Region::grow`] extends a mapping over them.
     ///
     /// # Errors
-    /// A full disk leaves the segment as it was.
+    /// A full disk leaves the segment as it was. A file that was adopted grows by being made longer and adopted again.
     pub fn grow(&self, len: u64) -> Result<(), SegmentError> {
+        if self.state.data == 0 {
+            let why = "its file was taken over as it was: make the file longer and adopt it again";
+            return Err(SegmentError::Length { name: self.name().to_owned(), len, why });
+        }
         let len = round_len(self.name(), len)?;
         self.store.grow_segment(&self.state, len)
     }
@@ -357,7 +424,7 @@ impl Segment {
     /// Maps bytes `range`, whole pages, copy-on-write, wherever the system likes. Reads nothing: pages
     /// are read when they are touched.
     pub fn map(&self, range: Range<u64>) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, None)
+        self.store.map(&self.state, range, At::Anywhere)
     }
 
     /// Maps the whole segment.
@@ -367,7 +434,35 @@ impl Segment {
 
     /// Maps bytes `range` at exactly `address`, or fails.
     pub fn map_at(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, Some(address))
+        self.store.map(&self.state, range, At::Free(address))
+    }
+
+    /// Maps bytes `range` at `address`, in place of memory that the program has there. The address is a whole
+    /// page's; [`Region::leave`] gives the memory back.
+    ///
+    /// # Errors
+    /// As [`Segment::map`]; [`MapError::AddressTaken`] when a region is there.
+    ///
+    /// # Safety
+    /// As many bytes at `address`, up to a whole page, must be mapped memory of the caller's that nothing refers to.
+    pub unsafe fn map_over(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
+        self.store.map(&self.state, range, At::Over(address))
+    }
+
+    /// Makes memory that the program has at `address` a region for bytes `range`, as it is: nothing is read from
+    /// the segment. What transactions declare and store is then the segment's (RVM's `no_copy`). The rest of what the
+    /// memory shows never reaches the segment, with [`Options::declared_only`](crate::Options::declared_only).
+    ///
+    /// # Errors
+    /// As [`Segment::map_over`]; [`MapError::Unread`] without that option.
+    ///
+    /// # Safety
+    /// As for [`Segment::map_over`]; and the memory must be readable and writable.
+    pub unsafe fn map_unread(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
+        if !self.store.declared_only {
+            return Err(MapError::Unread { segment: self.name().to_owned() });
+        }
+        self.store.map(&self.state, range, At::Unread(address))
     }
 
     /// The segment loader (RVM, section 4.1): maps the whole segment at the address it had when it was

@@ -22,6 +22,7 @@ use crate::slot::{Held, Reserve, Slots};
 use crate::transaction::{Class, Mode, Transaction};
 use crate::truncation::Truncation;
 use crate::verify::Verifier;
+use caliburn_log::format::SEGMENT_DATA;
 use caliburn_log::log::{Log, MediaError};
 use caliburn_log::record::{BODY_MAX, FRAME};
 use caliburn_log::stage::Stage;
@@ -79,6 +80,8 @@ pub(crate) struct Shared {
     pub assumed: bool,
     /// How regions are guarded.
     pub guard: Option<Kind>,
+    /// Pages of memory never go to segments.
+    pub declared_only: bool,
     pub verifier: Option<Verifier>,
     /// The undo policy, with nobody who must be told of ranges: what the hot path asks first.
     pub light: bool,
@@ -183,6 +186,7 @@ impl Shared {
             }),
             reach: parts.reach,
             assumed: options.memory_survives.is_some(),
+            declared_only: options.declared_only && parts.catalog.policy == Policy::Redo,
             guard: options.guard.kind().filter(|_| !options.read_only),
             verifier: (options.verify && !options.read_only).then(Verifier::default),
             light: parts.undo.is_some() && options.guard.kind().is_none() && !options.verify,
@@ -485,10 +489,53 @@ impl Store {
             return Err(SegmentError::Exists { name: name.to_owned() });
         }
         let id = SegmentId(catalog.next);
-        let entry = Entry { id, name: name.to_owned(), path: path.to_owned(), len, address: 0 };
+        let (name, path) = (name.to_owned(), path.to_owned());
+        let entry = Entry { id, name, path, len, address: 0, data: SEGMENT_DATA };
         let state = Arc::new(SegmentState::create(shared, &entry)?);
         shared.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
+            catalog.segments.push(entry);
+        })?;
+        shared.segments.write().expect("no panic under this lock").push(state.clone());
+        Ok(Segment { state, store: shared.clone() })
+    }
+
+    /// Takes over a file or block device that is nothing but data, as it is: an external data segment in the sense of
+    /// RVM (section 3.1). Its whole sectors are the segment, committed changes reach it by truncation, and any
+    /// program can read it. There is no header and no checksum in it; a file that other programs change
+    /// while the log holds changes for it is changed back. Adopting it again gives the same segment, as long as the
+    /// file is by then.
+    ///
+    /// A store opens without such a file as long as its log holds nothing for it.
+    ///
+    /// # Errors
+    /// When the file cannot be opened for reading and writing, is shorter than a sector, is part of a store, or
+    /// survives less than commits of this store do; with the undo policy, which has no log to bring it up to date.
+    pub fn adopt_segment(&self, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
+        let (shared, path) = (&self.shared, path.as_ref());
+        shared.writable()?;
+        let fail = |source| SegmentError::Io { action: "resolve", path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(fail)?;
+        if shared.policy == Policy::Undo {
+            return Err(SegmentError::Undo { path });
+        }
+        let mut catalog = shared.catalog.lock().expect("no panic under this lock");
+        shared.writable()?;
+        let known = catalog.segments.iter().find(|e| e.is_bare() && e.path == path).cloned();
+        let open = known.as_ref().and_then(|entry| shared.segment_state(entry.id));
+        if let Some(state) = open {
+            let len = state.bare_len()?;
+            if len > state.len() {
+                shared.change_catalog(&mut catalog, |catalog| entry_of(catalog, state.id).len = len)?;
+                state.len.store(len, Ordering::Release);
+            }
+            return Ok(Segment { state, store: shared.clone() });
+        }
+        let mut entry = known.unwrap_or_else(|| Entry::bare(catalog.next, path));
+        let state = Arc::new(SegmentState::adopt(shared, &mut entry)?);
+        shared.change_catalog(&mut catalog, |catalog| {
+            catalog.segments.retain(|e| e.id != entry.id);
+            catalog.next = catalog.next.max(entry.id.0 + 1);
             catalog.segments.push(entry);
         })?;
         shared.segments.write().expect("no panic under this lock").push(state.clone());

@@ -134,7 +134,7 @@ impl Shared {
         self.flush_all()?;
         let guard = self.lock_truncation();
         let page = self.page_size as u64;
-        let (segment, numbers) = (region.segment.id, region.start / page..region.end() / page);
+        let (segment, numbers) = (region.segment.id, region.pages(page));
         let inside = |p: PageId| p.segment == segment && numbers.contains(&p.number);
         let blocked = self.incremental(&guard, Lsn(u64::MAX), &inside)? != Outcome::Done;
         // What recovery laid over the region must not be laid over a later mapping again.
@@ -151,6 +151,9 @@ impl Shared {
         goal: Lsn,
         filter: Filter<'_>,
     ) -> Result<Outcome, Failure> {
+        if self.declared_only {
+            return self.epoch(guard).map(|()| Outcome::Done);
+        }
         let mut blocked = BTreeSet::new();
         let mut touched = BTreeMap::new();
         let mut outcome = Outcome::Done;
@@ -402,20 +405,24 @@ impl Shared {
     fn drop_batch(&self, batch: &[PageId]) -> Result<usize, Failure> {
         let page = self.page_size;
         let mut mapped: Vec<(PageId, Arc<RegionState>, usize, Vec<u8>)> = Vec::with_capacity(batch.len());
-        let mut gone = Vec::new();
+        let (mut gone, mut kept) = (Vec::new(), Vec::new());
         for id in batch {
             let offset = id.number * page as u64;
             let Some(region) = self.region_of(id.segment, offset) else {
                 gone.push(*id);
                 continue;
             };
-            let mut content = vec![0; page];
+            if region.unread {
+                // Nothing shows the segment again.
+                kept.push(*id);
+                continue;
+            }
+            let mut content = vec![0; page.min(region.len() - (offset - region.start) as usize)];
             region.segment.read(offset, &mut content).map_err(|e| self.fail(e))?;
             let address = region.base + (offset - region.start) as usize;
             mapped.push((*id, region, address, content));
         }
         let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
-        let mut kept = Vec::new();
         self.reserve.reserve(&addresses);
         for (id, region, address, content) in &mapped {
             let declared = self.slots.iter().any(|(_, slot)| slot.touches(*address, address + page));

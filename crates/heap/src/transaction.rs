@@ -97,6 +97,11 @@ impl<'h> HeapTransaction<'h> {
         self.inner().set_range(region, range)
     }
 
+    /// The transaction that all of this is part of, for what it can do besides; it ends with this one.
+    pub fn transaction(&mut self) -> &mut Transaction<'h> {
+        self.inner()
+    }
+
     /// Declares and stores bytes in any region of the store.
     ///
     /// # Errors

@@ -197,6 +197,8 @@ pub struct CatalogEntry {
     pub len: U64,
     /// Address at which the segment loader maps the segment; 0 if it never did.
     pub address: U64,
+    /// Where its data begin in the file: [`SEGMENT_DATA`], behind a header; or 0, in a file that is nothing but data.
+    pub data: U64,
 }
 
 /// Status page of a store's undo logs; two of them, written in turn. Chunks follow at [`UNDO_DATA`].
@@ -289,7 +291,7 @@ const _: () = {
     assert!(size_of::<SegmentHeader>() == 48);
     assert!(size_of::<SumsHeader>() == 40);
     assert!(size_of::<CatalogHeader>() == 56);
-    assert!(size_of::<CatalogEntry>() == 24);
+    assert!(size_of::<CatalogEntry>() == 32);
     assert!(size_of::<UndoStatus>() == 72 && UNDO_DATA >= 2 * BLOCK as u64);
     assert!(size_of::<StageHeader>() == 64 && STAGE_CURRENT >= 64);
     assert!(size_of::<StagedHeader>() == 16);

@@ -7,6 +7,7 @@ use rustix::mm::{
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a huge page, or a multiple where they are smaller.
 const HUGE: usize = 2 << 20;
@@ -17,6 +18,8 @@ const HUGE: usize = 2 << 20;
 pub struct Reservation {
     base: NonNull<u8>,
     len: usize,
+    /// Bytes from the beginning that stay mapped.
+    left: AtomicUsize,
 }
 
 // SAFETY: a reservation is an address range; the mappings in it are shared memory whose accesses are
@@ -48,7 +51,7 @@ impl Reservation {
             Err(errno) => return Err(errno.into()),
         };
         let base = NonNull::new(base.cast()).expect("mmap never returns page zero");
-        let reservation = Reservation { base, len };
+        let reservation = Reservation { base, len, left: AtomicUsize::new(0) };
         // Kernels before 4.17 take the flag for a hint.
         if address.is_some_and(|at| at != reservation.base.as_ptr().addr()) {
             return Err(io::ErrorKind::AddrInUse.into());
@@ -75,8 +78,27 @@ impl Reservation {
             if before < HUGE {
                 munmap(start.add(before + len).cast(), HUGE - before)?;
             }
-            Ok(Reservation { base: NonNull::new_unchecked(start.add(before)), len })
+            Ok(Reservation {
+                base: NonNull::new_unchecked(start.add(before)),
+                len,
+                left: AtomicUsize::new(0),
+            })
         }
+    }
+
+    /// Takes over memory that the caller has.
+    ///
+    /// # Safety
+    /// The range must be whole pages, mapped, and the caller's to give away; nothing may refer to it.
+    pub unsafe fn of(address: usize, len: usize) -> Reservation {
+        assert!(len > 0 && len.is_multiple_of(page_size()) && address.is_multiple_of(page_size()));
+        let base = NonNull::new(ptr::with_exposed_provenance_mut(address)).expect("page zero is nobody's");
+        Reservation { base, len, left: AtomicUsize::new(0) }
+    }
+
+    /// Leaves what is mapped in the first `len` bytes to the caller when the reservation is dropped.
+    pub fn leave(&self, len: usize) {
+        self.left.store(len.next_multiple_of(page_size()), Ordering::Relaxed);
     }
 
     /// First byte.
@@ -155,8 +177,12 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: the range is ours; owners of pointers into it keep the reservation alive.
-        unsafe { munmap(self.base.as_ptr().cast(), self.len).expect("unmapping one's own reservation") };
+        let left = *self.left.get_mut();
+        if left < self.len {
+            // SAFETY: the range is ours; owners of pointers into it keep the reservation alive.
+            let unmapped = unsafe { munmap(self.base.as_ptr().add(left).cast(), self.len - left) };
+            unmapped.expect("unmapping one's own reservation");
+        }
     }
 }
 
