@@ -1,6 +1,8 @@
 //! Development tasks: `cargo xtask test` runs everything that CI runs.
 
+mod c;
 mod fuzz;
+mod install;
 mod sim;
 mod tidy;
 mod vm;
@@ -18,6 +20,8 @@ usage: cargo xtask TASK
   simulate ...   any command of the simulator; --help lists them
   mutants [NAME]   plants each bug of docs/testing.md, which must be caught
   fuzz SECONDS     coverage-guided fuzzing of the log's reader and of whole stores
+  c                the tests of the C interface, in C and C++, also under valgrind and the sanitizers
+  install PREFIX   the C libraries, headers, man pages
   vm N             panics, resets and power cuts of virtual machines, N each
   kills N          kills N processes on each of four file systems";
 
@@ -32,6 +36,8 @@ fn main() -> ExitCode {
         ["mutants"] => sim::mutants(None),
         ["mutants", name] => sim::mutants(Some(name)),
         ["fuzz", seconds] => fuzz::run(seconds),
+        ["c"] => c::test(),
+        ["install", prefix] => install::run_in(prefix),
         ["vm", rounds] => vm::run(rounds),
         ["kills", n] => kills(n),
         _ => {
@@ -76,6 +82,7 @@ fn test() -> Result<(), String> {
     run("cargo clippy --workspace --all-targets --quiet -- --deny warnings")?;
     fuzz::lint()?;
     run("cargo test --workspace --quiet")?;
+    c::test()?;
     run("cargo doc --workspace --no-deps --quiet")?;
     kills("260")?;
     sim::test()?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const FILE_LINES: usize = 800;
 const FUNCTION_LINES: usize = 90;
 /// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
-const UNSAFE_MAY: [&str; 18] = [
+const UNSAFE_MAY: [&str; 20] = [
     "crates/os/src/",
     "crates/log/src/stage.rs",
     "crates/log/src/undo.rs",
@@ -24,7 +24,9 @@ const UNSAFE_MAY: [&str; 18] = [
     "crates/caliburn/src/lib.rs",
     "crates/caliburn/tests/",
     "crates/heap/tests/heap.rs",
+    "crates/engine/src/segment.rs",
     "bench/",
+    "bindings/",
     "sim/src/life.rs",
     "sim/src/media.rs",
 ];
@@ -34,7 +36,7 @@ const BAD_NAMES: [&str; 4] = ["utils", "common", "helpers", "misc"];
 pub fn run() -> Result<(), String> {
     let mut problems = Vec::new();
     let mut files = Vec::new();
-    for root in ["crates", "tools", "bench", "sim", "xtask"] {
+    for root in ["crates", "bindings", "tools", "bench", "sim", "xtask"] {
         collect(Path::new(root), &mut files)?;
     }
     if files.len() < 30 {

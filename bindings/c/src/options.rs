@@ -1,0 +1,184 @@
+//! How a store is created and opened.
+
+use crate::error::{Done, Fault, call};
+use crate::handle::Table;
+use crate::text;
+use caliburn::{Class, Guard, Options, Policy, Tuning};
+use std::ffi::{c_char, c_int};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How a store is created and opened: made by caliburn_options_new(), changed by caliburn_options_set().
+pub struct caliburn_options;
+
+/// Creates the store if the directory holds none: 0 or 1. Default 0.
+pub const CALIBURN_CREATE: c_int = 1;
+/// Creates the store, and fails if one is there: 0 or 1. Default 0.
+pub const CALIBURN_CREATE_NEW: c_int = 2;
+/// Opens for reading; several readers may share: 0 or 1. Default 0.
+pub const CALIBURN_OPEN_READ_ONLY: c_int = 3;
+/// Opens a damaged store read-only and shows what precedes the damage: 0 or 1. Default 0.
+pub const CALIBURN_SALVAGE: c_int = 4;
+/// Recovery policy of a new store: CALIBURN_REDO (default) or CALIBURN_UNDO.
+pub const CALIBURN_RECOVERY_POLICY: c_int = 5;
+/// Bytes of a new store's log, a multiple of 4096. Default 64 MiB. A transaction takes half of it at most.
+pub const CALIBURN_LOG_BYTES: c_int = 6;
+/// Bytes of the stage, which holds commits until they are in the log. Default 32 MiB.
+pub const CALIBURN_STAGE_BYTES: c_int = 7;
+/// Address space kept free behind each region that reaches its segment's end, for growth. Default 64 GiB.
+pub const CALIBURN_RESERVE_BYTES: c_int = 8;
+/// The failure class that the memory of a store with the undo policy survives, where the system does not know.
+pub const CALIBURN_MEMORY_SURVIVES: c_int = 9;
+/// Refuses a store whose media cannot give this failure class. Default CALIBURN_PROCESS.
+pub const CALIBURN_REQUIRE: c_int = 10;
+/// Protection from stores outside of transactions: CALIBURN_GUARD_OFF (default in the library), _PAGES or _KEYS.
+pub const CALIBURN_GUARD: c_int = 11;
+/// Looks at every commit for bytes that were changed without being declared, which then fails with CALIBURN_PANIC: 0 or
+/// 1. Default 0. For tests: it takes as much memory again as the regions.
+pub const CALIBURN_VERIFY: c_int = 12;
+/// Lets nothing but declared bytes reach a segment, redo policy only: 0 or 1. Default 0.
+pub const CALIBURN_DECLARED_ONLY: c_int = 13;
+/// Threads that flush and truncate in the background: 0 or 1. Default 1. Without them only calls do.
+pub const CALIBURN_BACKGROUND: c_int = 14;
+/// Truncation begins when this share of the log is in use, 1 to 90 percent. Default 50. Can be changed later.
+pub const CALIBURN_TRUNCATE_PERCENT: c_int = 15;
+/// A lazy commit is forced within so many milliseconds. Default 100. Can be changed later.
+pub const CALIBURN_FLUSH_INTERVAL_MS: c_int = 16;
+/// Bytes of private copies of pages that may be kept. Default: a third of what the process may use. Can be changed
+/// later.
+pub const CALIBURN_MEMORY_BUDGET: c_int = 17;
+/// Drops superseded bytes of lazy commits: 0 or 1. Default 1. Can be changed later.
+pub const CALIBURN_MERGE_LAZY: c_int = 18;
+
+/// New values go to a log, and from there to the segments (RVM).
+pub const CALIBURN_REDO: c_int = 0;
+/// The segments are the store; old values are kept until the commit (Vista).
+pub const CALIBURN_UNDO: c_int = 1;
+
+/// A commit survives the death of the process.
+pub const CALIBURN_PROCESS: c_int = 0;
+/// A commit survives a crash of the system.
+pub const CALIBURN_OS: c_int = 1;
+/// A commit survives a power cut.
+pub const CALIBURN_POWER: c_int = 2;
+
+/// Regions are not protected.
+pub const CALIBURN_GUARD_OFF: c_int = 0;
+/// By the protection of their pages: two system calls per transaction and region.
+pub const CALIBURN_GUARD_PAGES: c_int = 1;
+/// By memory protection keys, where the processor has them.
+pub const CALIBURN_GUARD_KEYS: c_int = 2;
+
+/// Options, and the part of them that can be changed later.
+type Chosen = (Options, Tuning);
+
+static OPTIONS: Table<Mutex<Chosen>> = Table::new(1);
+
+/// The failure class of a number.
+pub fn class(number: u64) -> Done<Class> {
+    match c_int::try_from(number) {
+        Ok(CALIBURN_PROCESS) => Ok(Class::Process),
+        Ok(CALIBURN_OS) => Ok(Class::Os),
+        Ok(CALIBURN_POWER) => Ok(Class::Power),
+        _ => Err(Fault::invalid(&format!("{number} is no failure class: CALIBURN_PROCESS, _OS or _POWER"))),
+    }
+}
+
+fn truth(number: u64) -> Done<bool> {
+    match number {
+        0 | 1 => Ok(number == 1),
+        _ => Err(Fault::invalid(&format!("{number} is neither 0 nor 1"))),
+    }
+}
+
+/// Sets what can also be changed later. False if that number names something else.
+pub fn tune(tuning: &mut Tuning, option: c_int, value: u64) -> Done<bool> {
+    match option {
+        CALIBURN_TRUNCATE_PERCENT => tuning.truncate_percent = value.try_into().unwrap_or(u8::MAX),
+        CALIBURN_FLUSH_INTERVAL_MS => tuning.flush_interval = Duration::from_millis(value),
+        CALIBURN_MEMORY_BUDGET => tuning.memory_budget = Some(value),
+        CALIBURN_MERGE_LAZY => tuning.merge_lazy = truth(value)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Options as the library has them: without a guard, which C programs ask for.
+fn fresh() -> Chosen {
+    let mut options = Options::new();
+    options.guard(Guard::Off);
+    (options, Tuning::default())
+}
+
+/// What a handle, or null, says.
+pub fn of(handle: *const caliburn_options) -> Done<Options> {
+    let (mut options, tuning) = if handle.is_null() { fresh() } else { lock(handle)?.clone() };
+    options.tuning(tuning);
+    Ok(options)
+}
+
+fn lock(handle: *const caliburn_options) -> Done<MutexGuard<'static, Chosen>> {
+    let chosen = OPTIONS.get(handle);
+    let chosen = chosen.ok_or_else(|| Fault::invalid("no such options: never made, or freed already"))?;
+    Ok(chosen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+}
+
+/// Makes options with their defaults, to be freed with caliburn_options_free().
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_options_new() -> *mut caliburn_options {
+    OPTIONS.insert(Mutex::new(fresh()))
+}
+
+/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_MERGE_LAZY.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c_int, value: u64) -> c_int {
+    call(|| {
+        let (options, tuning) = &mut *lock(options)?;
+        match option {
+            CALIBURN_CREATE => options.create(truth(value)?),
+            CALIBURN_CREATE_NEW => options.create_new(truth(value)?),
+            CALIBURN_OPEN_READ_ONLY => options.read_only(truth(value)?),
+            CALIBURN_SALVAGE => options.salvage(truth(value)?),
+            CALIBURN_RECOVERY_POLICY => options.policy(match c_int::try_from(value) {
+                Ok(CALIBURN_REDO) => Policy::Redo,
+                Ok(CALIBURN_UNDO) => Policy::Undo,
+                _ => return Err(Fault::invalid("a recovery policy is CALIBURN_REDO or CALIBURN_UNDO")),
+            }),
+            CALIBURN_LOG_BYTES => options.log_bytes(value),
+            CALIBURN_STAGE_BYTES => options.stage_bytes(value),
+            CALIBURN_RESERVE_BYTES => options.reserve_bytes(value),
+            CALIBURN_MEMORY_SURVIVES => options.memory_survives(class(value)?),
+            CALIBURN_REQUIRE => options.require(class(value)?),
+            CALIBURN_GUARD => options.guard(match c_int::try_from(value) {
+                Ok(CALIBURN_GUARD_OFF) => Guard::Off,
+                Ok(CALIBURN_GUARD_PAGES) => Guard::Pages,
+                Ok(CALIBURN_GUARD_KEYS) => Guard::Keys,
+                _ => return Err(Fault::invalid("a guard is CALIBURN_GUARD_OFF, _PAGES or _KEYS")),
+            }),
+            CALIBURN_VERIFY => options.verify(truth(value)?),
+            CALIBURN_DECLARED_ONLY => options.declared_only(truth(value)?),
+            CALIBURN_BACKGROUND => options.background(truth(value)?),
+            _ if tune(tuning, option, value)? => options,
+            _ => return Err(Fault::invalid(&format!("{option} is no option"))),
+        };
+        Ok(())
+    })
+}
+
+/// Sets the file or block device for a new store's log. Default: a file in the store.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_options_set_log_path(
+    options: *mut caliburn_options,
+    path: *const c_char,
+) -> c_int {
+    call(|| {
+        lock(options)?.0.log_path(text::path("path", path)?);
+        Ok(())
+    })
+}
+
+/// Frees options. Null is ignored.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_options_free(options: *mut caliburn_options) {
+    OPTIONS.take(options);
+}

@@ -1,0 +1,177 @@
+//! Stores.
+
+use crate::error::{CALIBURN_BUSY, Done, Fault, call};
+use crate::handle::Table;
+use crate::options::{
+    self, CALIBURN_OS, CALIBURN_POWER, CALIBURN_PROCESS, CALIBURN_REDO, CALIBURN_UNDO, caliburn_options,
+    class,
+};
+use crate::text;
+use caliburn::{Class, Policy, Store};
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// An open store.
+pub struct caliburn_store;
+
+/// A store and what of it is out.
+pub struct Open {
+    pub store: Store,
+    /// Heaps and tickets, which refer to the store.
+    pub dependents: AtomicUsize,
+}
+
+pub static STORES: Table<Box<Open>> = Table::new(2);
+
+/// The store of a handle.
+#[inline]
+pub fn open(handle: *const caliburn_store) -> Done<&'static Open> {
+    STORES.get(handle).map(|open| &**open).ok_or_else(none)
+}
+
+#[cold]
+fn none() -> Fault {
+    Fault::invalid("no such store: never opened, or closed already")
+}
+
+/// Opens the store in directory path, or creates it as the options say, and recovers it. Options may be null, and may be
+/// freed afterwards. One process at a time has a store open for writing: CALIBURN_BUSY otherwise.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_open(
+    path: *const c_char,
+    options: *const caliburn_options,
+    store: *mut *mut caliburn_store,
+) -> c_int {
+    call(|| {
+        text::check("store", store)?;
+        let opened = options::of(options)?.open(text::path("path", path)?)?;
+        text::put(
+            "store",
+            store,
+            STORES.insert(Box::new(Open { store: opened, dependents: AtomicUsize::new(0) })),
+        )
+    })
+}
+
+/// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be unmapped;
+/// no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets still there, the store
+/// is as it was; after any other code it is closed, and the next opening recovers it.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_close(store: *mut caliburn_store) -> c_int {
+    call(|| {
+        let now = open(store)?;
+        let query = now.store.query();
+        let transactions = query.uncommitted.saturating_sub(query.prepared);
+        let dependents = now.dependents.load(Ordering::Acquire);
+        if transactions > 0 || dependents > 0 {
+            return Err(Fault::new(
+                CALIBURN_BUSY,
+                format!(
+                    "the store has {transactions} open transaction(s) and {dependents} heap(s) or ticket(s): end them first"
+                ),
+            ));
+        }
+        Ok(STORES.take(store).ok_or_else(none)?.store.close()?)
+    })
+}
+
+/// Makes every commit so far durable.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_flush(store: *mut caliburn_store) -> c_int {
+    call(|| Ok(open(store)?.store.flush()?))
+}
+
+/// Brings every committed change so far to its segment, durably, and empties the log but for what prepared transactions
+/// need.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_truncate(store: *mut caliburn_store) -> c_int {
+    call(|| Ok(open(store)?.store.truncate()?))
+}
+
+/// Does what the background threads would, in a store opened without them: forces lazy commits that are due, and
+/// truncates as needed.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_tend(store: *mut caliburn_store) -> c_int {
+    call(|| {
+        let store = &open(store)?.store;
+        store.tend_flush(false)?;
+        Ok(store.tend_truncation()?)
+    })
+}
+
+/// Changes one of the options that can be changed later: CALIBURN_TRUNCATE_PERCENT to CALIBURN_MERGE_LAZY.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_tune(store: *mut caliburn_store, option: c_int, value: u64) -> c_int {
+    call(|| {
+        let store = &open(store)?.store;
+        let mut tuning = store.tuning();
+        if !options::tune(&mut tuning, option, value)? {
+            return Err(Fault::invalid(&format!("{option} is no option that can be changed later")));
+        }
+        Ok(store.set_options(tuning)?)
+    })
+}
+
+/// The recovery policy, CALIBURN_REDO or CALIBURN_UNDO; -1 if there is no such store.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_policy(store: *const caliburn_store) -> c_int {
+    open(store).map_or(-1, |open| match open.store.policy() {
+        Policy::Undo => CALIBURN_UNDO,
+        _ => CALIBURN_REDO,
+    })
+}
+
+/// The most that a commit can survive: CALIBURN_PROCESS, _OS or _POWER; -1 if there is no such store.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_reach(store: *const caliburn_store) -> c_int {
+    open(store).map_or(-1, |open| match open.store.reach() {
+        Class::Process => CALIBURN_PROCESS,
+        Class::Os => CALIBURN_OS,
+        _ => CALIBURN_POWER,
+    })
+}
+
+/// Something that caliburn_check() found.
+#[repr(C)]
+pub struct caliburn_problem {
+    /// The file.
+    pub path: *const c_char,
+    /// Where in it.
+    pub offset: u64,
+    /// What is wrong.
+    pub text: *const c_char,
+}
+
+/// Called with each problem, whose strings are valid until it returns, and with what the caller passed along.
+pub type caliburn_problem_fn =
+    Option<unsafe extern "C" fn(context: *mut c_void, problem: *const caliburn_problem)>;
+
+/// Verifies a store that nobody has open for writing: every checksum, every record. CALIBURN_OK if it is sound,
+/// CALIBURN_DAMAGED if not, and then each problem is passed to the function, which may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_check(
+    path: *const c_char,
+    found: caliburn_problem_fn,
+    context: *mut c_void,
+) -> c_int {
+    call(|| {
+        let report = caliburn::check(text::path("path", path)?)?;
+        for problem in &report.problems {
+            let string = |text: &[u8]| std::ffi::CString::new(text).unwrap_or_default();
+            let of_file = string(problem.path.as_os_str().as_encoded_bytes());
+            let text = string(problem.text.as_bytes());
+            let problem =
+                caliburn_problem { path: of_file.as_ptr(), offset: problem.offset, text: text.as_ptr() };
+            // SAFETY: the function is the caller's word (convention 2).
+            found.inspect(|found| unsafe { found(context, &problem) });
+        }
+        let Some(first) = report.problems.first() else { return Ok(()) };
+        let code = crate::error::CALIBURN_DAMAGED;
+        Err(Fault::new(code, format!("{}, offset {}: {}", first.path.display(), first.offset, first.text)))
+    })
+}
+
+/// Says whether a failure class is one, for those who pass it on.
+pub fn class_of(number: c_int) -> Done<Class> {
+    class(u64::try_from(number).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,294 @@
+//! Transactions, which live in memory of the C program's own: beginning one allocates nothing.
+
+use crate::error::{Done, Fault, call};
+use crate::handle::Table;
+use crate::heap;
+use crate::store::{Open, caliburn_store, class_of, open};
+use crate::text;
+use caliburn::heap::HeapTransaction;
+use caliburn::{Mode, RangeError, Ticket, Transaction};
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
+
+/// A transaction. Its memory is the caller's, initialised with CALIBURN_TX_INITIALIZER or zeros, and stays where it is until
+/// the transaction ends; then another can be begun in it.
+#[repr(C)]
+pub struct caliburn_tx {
+    /// Caliburn's own.
+    pub opaque: [u64; 32],
+}
+
+/// Old values are kept, so that the transaction can be aborted.
+pub const CALIBURN_RESTORE: c_int = 0;
+/// No old values are kept with the redo policy: aborting leaves the memory as it is.
+pub const CALIBURN_NO_RESTORE: c_int = 1;
+
+/// A commit that may not be durable yet.
+pub struct caliburn_ticket;
+
+static TICKETS: Table<(Ticket<'static>, &'static Open)> = Table::new(6);
+
+/// What is behind a [`caliburn_tx`].
+pub enum Work {
+    Plain(Transaction<'static>),
+    Heap(HeapTransaction<'static>, &'static heap::Entry),
+}
+
+/// The same memory, as this side sees it.
+#[repr(C)]
+struct Place {
+    /// [`MAGIC`] and where it is, while a transaction is in it: what is copied elsewhere is none.
+    mark: u64,
+    work: MaybeUninit<Work>,
+}
+
+const MAGIC: u64 = 0xCA1B_0000_7A45_5A03;
+
+const _: () = {
+    assert!(size_of::<Place>() <= size_of::<caliburn_tx>());
+    assert!(align_of::<Place>() <= align_of::<caliburn_tx>());
+};
+
+fn mark(tx: *const caliburn_tx) -> u64 {
+    tx.addr() as u64 ^ MAGIC
+}
+
+#[cold]
+fn none() -> Fault {
+    Fault::invalid("no transaction is open there: never begun, ended already, or copied from elsewhere")
+}
+
+/// The memory of a transaction, whether one is open in it or not.
+#[inline]
+fn memory<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Place> {
+    if tx.is_null() || !tx.is_aligned() {
+        return Err(none());
+    }
+    // SAFETY: the memory is the caller's for a caliburn_tx (convention 2), which a place fits; used by one thread at
+    // a time (convention 5). Its bytes may be anything, and the work is not looked at before the mark says that it is there.
+    Ok(unsafe { &mut *tx.cast::<Place>() })
+}
+
+/// The open transaction.
+#[inline]
+pub fn work<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Work> {
+    let place = memory(tx)?;
+    if place.mark != mark(tx) {
+        return Err(none());
+    }
+    // SAFETY: the mark says that it is there.
+    Ok(unsafe { place.work.assume_init_mut() })
+}
+
+/// The open transaction, to be ended.
+#[inline]
+fn take(tx: *mut caliburn_tx) -> Done<Work> {
+    work(tx)?;
+    let place = memory(tx)?;
+    place.mark = 0;
+    // SAFETY: it was there, and the mark says so no more.
+    Ok(unsafe { place.work.assume_init_read() })
+}
+
+/// Begins a transaction in the caller's memory.
+#[inline]
+pub fn begin(tx: *mut caliburn_tx, begin: impl FnOnce() -> Done<Work>) -> Done {
+    let place = memory(tx)?;
+    if place.mark == mark(tx) {
+        return Err(Fault::invalid("a transaction is open there already: commit or abort it first"));
+    }
+    place.work = MaybeUninit::new(begin()?);
+    place.mark = mark(tx);
+    Ok(())
+}
+
+impl Work {
+    /// # Safety
+    /// As for [`Transaction::set_range_at`].
+    #[inline]
+    unsafe fn set_range_at(&mut self, address: *const u8, len: usize) -> Result<(), RangeError> {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match self {
+                Work::Plain(tx) => tx.set_range_at(address, len),
+                Work::Heap(tx, _) => tx.transaction().set_range_at(address, len),
+            }
+        }
+    }
+
+    fn plain(self) -> Done<Transaction<'static>> {
+        match self {
+            Work::Plain(tx) => Ok(tx),
+            Work::Heap(tx, heap) => {
+                tx.abort();
+                heap.transactions.fetch_sub(1, Ordering::Release);
+                Err(Fault::invalid("a transaction of a heap ends by commit or abort; it was aborted"))
+            }
+        }
+    }
+}
+
+/// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the memory budget.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_begin(store: *mut caliburn_store, mode: c_int, tx: *mut caliburn_tx) -> c_int {
+    call(|| {
+        begin(tx, || {
+            let mode = match mode {
+                CALIBURN_RESTORE => Mode::Restore,
+                CALIBURN_NO_RESTORE => Mode::NoRestore,
+                _ => return Err(Fault::invalid("a mode is CALIBURN_RESTORE or CALIBURN_NO_RESTORE")),
+            };
+            Ok(Work::Plain(open(store)?.store.begin(mode)?))
+        })
+    })
+}
+
+/// Declares that len bytes at an address, within one region of the store, are about to be changed. To be called before
+/// they are. After an error nothing is declared, and the transaction goes on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_set_range(
+    tx: *mut caliburn_tx,
+    address: *const c_void,
+    len: usize,
+) -> c_int {
+    call(|| {
+        let work = work(tx)?;
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: no region is unmapped while a transaction has ranges in it: caliburn_unmap() refuses.
+        Ok(unsafe { work.set_range_at(address.cast(), len) }?)
+    })
+}
+
+/// Declares len bytes at an address and copies bytes there. The source may overlap them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_write(
+    tx: *mut caliburn_tx,
+    address: *mut c_void,
+    source: *const c_void,
+    len: usize,
+) -> c_int {
+    call(|| {
+        let work = work(tx)?;
+        let source = text::bytes("source", source.cast(), len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: as for caliburn_set_range(); the range was found within a region, which is mapped for writing.
+        unsafe {
+            work.set_range_at(address.cast(), len)?;
+            std::ptr::copy(source.as_ptr(), address.cast(), len);
+        }
+        Ok(())
+    })
+}
+
+/// Commits in a failure class: when this returns, the changes survive what CALIBURN_PROCESS, _OS or _POWER names. The
+/// transaction has ended whatever the code is, but after CALIBURN_INVALID for the class.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
+    call(|| {
+        let class = class_of(class)?;
+        match take(tx)? {
+            Work::Plain(tx) => Ok(tx.commit(class)?),
+            Work::Heap(tx, heap) => {
+                let done = tx.commit(class);
+                heap.transactions.fetch_sub(1, Ordering::Release);
+                Ok(done?)
+            }
+        }
+    })
+}
+
+/// Aborts: old values come back, with CALIBURN_RESTORE.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
+    call(|| {
+        match take(tx)? {
+            Work::Plain(tx) => tx.abort(),
+            Work::Heap(tx, heap) => {
+                tx.abort();
+                heap.transactions.fetch_sub(1, Ordering::Release);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Prepares: the transaction is durable and undecided from now on, whatever happens, until caliburn_commit_prepared() or
+/// caliburn_abort_prepared() with the same identifier of 1 to 512 bytes. Not for transactions of heaps.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_prepare(tx: *mut caliburn_tx, global_id: *const c_void, len: usize) -> c_int {
+    call(|| {
+        let global_id = text::bytes("global_id", global_id.cast(), len)?;
+        Ok(take(tx)?.plain()?.prepare(global_id)?)
+    })
+}
+
+/// Commits lazily, and gives a ticket that tells when the commit is durable. Not for transactions of heaps.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_commit_async(
+    store: *mut caliburn_store,
+    tx: *mut caliburn_tx,
+    ticket: *mut *mut caliburn_ticket,
+) -> c_int {
+    call(|| {
+        text::check("ticket", ticket)?;
+        let open = open(store)?;
+        let taken = take(tx)?.plain()?.commit_async()?;
+        open.dependents.fetch_add(1, Ordering::AcqRel);
+        text::put("ticket", ticket, TICKETS.insert((taken, open)))
+    })
+}
+
+/// Whether a ticket's commit is durable: 1 or 0; -1 if there is no such ticket.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_ticket_is_durable(ticket: *const caliburn_ticket) -> c_int {
+    TICKETS.get(ticket).map_or(-1, |(ticket, _)| c_int::from(ticket.is_durable()))
+}
+
+/// Waits until a ticket's commit is durable, and gives the ticket back.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_ticket_wait(ticket: *mut caliburn_ticket) -> c_int {
+    call(|| {
+        let (ticket, open) = TICKETS.take(ticket).ok_or_else(|| Fault::invalid("no such ticket"))?;
+        let done = ticket.wait();
+        open.dependents.fetch_sub(1, Ordering::AcqRel);
+        Ok(done?)
+    })
+}
+
+/// Gives a ticket back without waiting. Null is ignored.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_ticket_free(ticket: *mut caliburn_ticket) {
+    if let Some((_, open)) = TICKETS.take(ticket) {
+        open.dependents.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Called with a value that a transaction replaced: segment number, offset, and the bytes.
+pub type caliburn_old_fn = Option<
+    unsafe extern "C" fn(context: *mut c_void, segment: u32, offset: u64, bytes: *const c_void, len: usize),
+>;
+
+/// Commits, and passes the values that the transaction replaced to a function, each byte once. For transactions with
+/// CALIBURN_RESTORE, not of heaps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_commit_returning_old(
+    tx: *mut caliburn_tx,
+    class: c_int,
+    visit: caliburn_old_fn,
+    context: *mut c_void,
+) -> c_int {
+    call(|| {
+        let class = class_of(class)?;
+        let visit = visit.ok_or_else(|| Fault::invalid("visit is a null pointer"))?;
+        for old in take(tx)?.plain()?.commit_returning_old(class)? {
+            // SAFETY: the function is the caller's word (convention 2).
+            unsafe { visit(context, old.segment.0, old.offset, old.bytes.as_ptr().cast(), old.bytes.len()) };
+        }
+        Ok(())
+    })
+}
