@@ -105,6 +105,23 @@ fn what_was_not_declared_never_reaches_the_file() {
 }
 
 #[test]
+fn an_abort_without_old_values_leaves_the_memory_and_spares_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, path) = (file(dir.path(), "data", 8192), dir.path().join("s"));
+    let store = options().open(&path).unwrap();
+    let region = store.adopt_segment(&data).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::NoRestore).unwrap();
+    tx.write(&region, 100, b"kept").unwrap();
+    tx.abort();
+    put(&store, &region, 50, b"x");
+    store.truncate().unwrap();
+    let mut expected = pattern(8192);
+    expected[50] = b'x';
+    assert_eq!((region.load::<[u8; 4]>(100), fs::read(&data).unwrap()), (*b"kept", expected));
+    assert_eq!(store.query().uncommitted, 0);
+}
+
+#[test]
 fn a_killed_process_leaves_commits_in_the_log_and_the_file_gets_them() {
     let dir = tempfile::tempdir().unwrap();
     let (data, path) = (file(dir.path(), "data", 8192), dir.path().join("s"));

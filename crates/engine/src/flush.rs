@@ -253,9 +253,15 @@ impl Shared {
                 break;
             }
             self.failure()?;
-            if !self.background && !SCHEDULED {
-                let error = std::io::Error::other("the log is full and nobody makes room");
-                return Err(self.fail(MediaError::new("append to", &**live.log.medium(), 0, error)));
+            if self.alone() {
+                // It never waits for the flush lock, which we hold.
+                let head = live.log.head();
+                self.truncate_as_needed()?;
+                if live.log.head() == head {
+                    let error = std::io::Error::other("the log is full and nothing makes room");
+                    return Err(self.fail(MediaError::new("append to", &**live.log.medium(), 0, error)));
+                }
+                continue;
             }
             self.wake_truncation();
             self.space.wait(seen, Some(Duration::from_millis(100)));
@@ -357,7 +363,9 @@ impl Shared {
         while allowed < CHUNKS && stage.full_chunks() > allowed && self.failure().is_ok() {
             let seen = stage.freed().count();
             self.want(SPACE);
-            if stage.full_chunks() > allowed {
+            if self.alone() {
+                let _ = self.flush_lazily();
+            } else if stage.full_chunks() > allowed {
                 stage.freed().wait(seen, Some(Duration::from_millis(10)));
             }
         }
@@ -375,6 +383,11 @@ impl Shared {
         self.flush.nudge.signal();
     }
 
+    /// Whether nobody flushes and truncates but whoever needs it done.
+    pub(crate) fn alone(&self) -> bool {
+        !self.background && !SCHEDULED
+    }
+
     /// A ticket was given out.
     pub(crate) fn want_force(&self) {
         self.want(FORCE);
@@ -386,6 +399,9 @@ impl Shared {
         let seen = self.live().stage.freed().count();
         self.failure()?;
         self.want(SPACE);
+        if self.alone() {
+            return self.flush_lazily();
+        }
         if self.live().stage.free_chunks() == 0 {
             self.live().stage.freed().wait(seen, Some(Duration::from_millis(100)));
         }

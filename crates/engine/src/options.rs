@@ -228,9 +228,9 @@ impl Options {
         self
     }
 
-    /// Without background threads nothing is flushed or truncated but by calls; the program calls
-    /// [`Store::tend_flush`] and [`Store::tend_truncation`] now and then instead. For simulations, which must repeat exactly.
-    #[doc(hidden)]
+    /// Whether threads flush and truncate in the background. Default yes. Without them a lazy commit is forced when
+    /// another is, by [`Store::flush`], or by [`Store::tend_flush`], which a program may call now and then, and whoever
+    /// needs room in the log makes it: for programs that have no threads, or fork.
     pub fn background(&mut self, yes: bool) -> &mut Options {
         self.background = yes;
         self

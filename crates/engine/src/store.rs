@@ -606,11 +606,11 @@ impl Store {
         }
     }
 
-    /// Does once what the flusher does again and again; `force` says that the flush interval is over.
+    /// Does once what the flusher does again and again, in a store opened without it
+    /// ([`Options::background`](crate::Options::background)); `force` says that the flush interval is over.
     ///
     /// # Errors
     /// When the store has failed.
-    #[doc(hidden)]
     pub fn tend_flush(&self, force: bool) -> Result<(), CommitError> {
         self.takes_changes()?;
         if self.shared.undo.is_some() {
@@ -619,11 +619,10 @@ impl Store {
         Ok(self.shared.tend_flush(force)?)
     }
 
-    /// Does once what the truncation thread does again and again.
+    /// Does once what the truncation thread does again and again, in a store opened without it.
     ///
     /// # Errors
     /// When the store has failed.
-    #[doc(hidden)]
     pub fn tend_truncation(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
         if self.shared.undo.is_some() {

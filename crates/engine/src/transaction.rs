@@ -323,13 +323,20 @@ impl<'t> Transaction<'t> {
         work.undo.iter().map(value).collect()
     }
 
-    /// Undoes everything: the old values are back when this returns.
+    /// Undoes everything: the old values are back when this returns. In `NoRestore` mode of a store that lets only
+    /// declared bytes reach its segments ([`Options::declared_only`](crate::Options::declared_only)) the memory
+    /// stays as it is, and what it holds never becomes durable.
     ///
     /// # Panics
-    /// In `NoRestore` mode, which promised never to abort.
+    /// In `NoRestore` mode of another store with the redo policy, which promised never to abort.
     pub fn abort(self) {
-        assert!(self.restores(), "a no-restore transaction cannot be aborted: it kept no old values");
+        assert!(self.can_abort(), "a no-restore transaction cannot be aborted: it kept no old values");
         drop(self);
+    }
+
+    /// Whether [`Transaction::abort`] can be called.
+    pub fn can_abort(&self) -> bool {
+        self.restores() || self.store.undo.is_some() || self.store.declared_only
     }
 
     /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
@@ -609,7 +616,7 @@ fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, (ranges, bytes): (u6
     }
     let mut changed = false;
     held.each(|_, _, _| changed = true);
-    if mode == Mode::NoRestore && changed {
+    if mode == Mode::NoRestore && changed && !store.declared_only {
         // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
         // good, so that no truncation writes those pages from memory; reopening the store clears it.
         tracing::error!(
@@ -618,7 +625,7 @@ fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, (ranges, bytes): (u6
         held.suspend();
         return;
     }
-    if !planted("abort-without-undo") {
+    if mode == Mode::Restore && !planted("abort-without-undo") {
         restore(store, &mut held);
     }
     store.note_aborted(&held);

@@ -352,6 +352,11 @@ impl Shared {
             if gate & gate::PRESSED == 0 || gate & (gate::FAILED | gate::CLOSED) != 0 {
                 return;
             }
+            if self.alone() {
+                // A failure is remembered by the store.
+                let _ = self.truncate_as_needed();
+                continue;
+            }
             self.wake_truncation();
             self.truncation.relief.wait(seen, Some(Duration::from_millis(100)));
         }
