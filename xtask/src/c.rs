@@ -10,59 +10,95 @@ use std::process::Command;
 
 const PREFIX: &str = "target/c/prefix";
 const BUILT: &str = "target/c/tests";
+const C: &str = "cc -std=c99 -D_GNU_SOURCE -Wall -Wextra -Werror";
+const CXX: &str = "c++ -std=c++11 -Wall -Wextra -Werror";
+const VALGRIND: [&str; 5] =
+    ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", "--show-leak-kinds=definite"];
+const SANITIZERS: &str = "-g -fsanitize=address,undefined -fno-sanitize-recover=all";
 
-/// What is compiled, and how.
+/// What is compiled, with what, and linked to what.
 struct Program<'a> {
     source: &'a str,
-    /// Further flags, the libraries last.
-    flags: &'a str,
+    compiler: &'a str,
+    /// Shared libraries, and the static ones in their place.
+    shared: &'a str,
+    fixed: String,
 }
 
 pub fn test() -> Result<(), String> {
     let _ = fs::remove_dir_all("target/c");
     install::run_in(PREFIX)?;
     fs::create_dir_all(BUILT).map_err(|e| format!("{BUILT}: {e}"))?;
-    for (source, compiler) in [
-        ("engine.c", "cc -std=c99 -D_GNU_SOURCE -Wall -Wextra -Werror"),
-        ("misuse.c", "cc -std=c99 -D_GNU_SOURCE -Wall -Wextra -Werror"),
-        ("cover.cpp", "c++ -std=c++11 -Wall -Wextra -Werror"),
-    ] {
-        let shared = "-lcaliburn -lpthread";
-        run(compiler, &Program { source, flags: shared }, "plain", &[])?;
-        let valgrind =
-            ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", "--show-leak-kinds=definite"];
-        run(compiler, &Program { source, flags: &format!("-g {shared}") }, "valgrind", &valgrind)?;
-        let sanitized = format!("-g -fsanitize=address,undefined -fno-sanitize-recover=all {shared}");
-        run(compiler, &Program { source, flags: &sanitized }, "sanitized", &[])?;
-        let within = format!("{PREFIX}/lib/libcaliburn.a {SYSTEM}");
-        run(compiler, &Program { source, flags: &within }, "static", &[])?;
+    let (c, lib) = ("bindings/c/tests", format!("{PREFIX}/lib"));
+    let engine = format!("{lib}/libcaliburn.a {SYSTEM}");
+    for (source, compiler) in [("engine.c", C), ("misuse.c", C), ("cover.cpp", CXX)] {
+        let source = &format!("{c}/{source}");
+        Program { source, compiler, shared: "-lcaliburn -lpthread", fixed: engine.clone() }.every_way()?;
+    }
+    for source in ["rvm.c", "heap.c"] {
+        let source = &format!("bindings/rvm/tests/{source}");
+        let fixed = format!("{lib}/librds.a {lib}/libseg.a {lib}/librvm.a {SYSTEM}");
+        Program { source, compiler: C, shared: "-lrds -lseg -lrvm", fixed: fixed.clone() }.every_way()?;
+        for shared in ["-lrdspt -lsegpt -lrvmpt", "-lrdslwp -lseglwp -lrvmlwp"] {
+            let flavour = Program { source, compiler: C, shared, fixed: String::new() };
+            flavour.run(shared, "flavour", &[])?;
+        }
+    }
+    headers()
+}
+
+/// The headers of RVM compile as the oldest C that programs for it are written in, and as C++, again and again.
+fn headers() -> Result<(), String> {
+    let text = "#include <rvm/rvm.h>\n#include <rvm/rvm_statistics.h>\n#include <rvm/rvm_segment.h>\n#include <rvm/rds.h>\n";
+    for (name, compiler) in
+        [("old.c", "cc -std=gnu89 -Wall -Werror"), ("old.cpp", "c++ -std=c++98 -Wall -Werror")]
+    {
+        let source = format!("{BUILT}/{name}");
+        install::write(
+            Path::new(&source),
+            &format!("{text}{text}int main(void) {{ return RVM_PAGE_SIZE == 0; }}\n"),
+        )?;
+        Program { source: &source, compiler, shared: "-lrvm", fixed: String::new() }.run(
+            "-lrvm",
+            "headers",
+            &[],
+        )?;
     }
     Ok(())
 }
 
-/// Compiles a test and runs it, under another program if need be, with a folder of its own.
-fn run(compiler: &str, program: &Program<'_>, kind: &str, under: &[&str]) -> Result<(), String> {
-    let Program { source, flags } = program;
-    let built = Path::new(BUILT).join(format!("{source}.{kind}"));
-    let mut words = compiler.split(' ');
-    let mut compile = Command::new(words.next().unwrap_or_default());
-    compile.args(words).arg(format!("-I{PREFIX}/include")).arg(format!("bindings/c/tests/{source}"));
-    compile.arg("-o").arg(&built).arg(format!("-L{PREFIX}/lib")).args(flags.split(' '));
-    let done = compile.status().map_err(|e| format!("{compiler}: {e}"))?;
-    if !done.success() {
-        return Err(format!("compile {source} ({kind}): {done}"));
+impl Program<'_> {
+    fn every_way(&self) -> Result<(), String> {
+        self.run(self.shared, "plain", &[])?;
+        self.run(&format!("-g {}", self.shared), "valgrind", &VALGRIND)?;
+        self.run(&format!("{SANITIZERS} {}", self.shared), "sanitized", &[])?;
+        self.run(&self.fixed, "static", &[])
     }
-    let folder = Path::new(BUILT).join(format!("{source}.{kind}.d"));
-    fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let mut command = match under.split_first() {
-        Some((first, rest)) => {
-            let mut command = Command::new(first);
-            command.args(rest).arg(&built);
-            command
+
+    /// Compiles the program and runs it, under another one if need be, with a folder of its own.
+    fn run(&self, flags: &str, kind: &str, under: &[&str]) -> Result<(), String> {
+        let name = Path::new(self.source).file_name().unwrap_or_default().to_string_lossy();
+        let built = Path::new(BUILT).join(format!("{name}.{kind}"));
+        let mut words = self.compiler.split(' ');
+        let mut compile = Command::new(words.next().unwrap_or_default());
+        compile.args(words).arg(format!("-I{PREFIX}/include")).arg(self.source).arg("-o").arg(&built);
+        compile.arg(format!("-L{PREFIX}/lib")).args(flags.split(' '));
+        let done = compile.status().map_err(|e| format!("{}: {e}", self.compiler))?;
+        if !done.success() {
+            return Err(format!("compile {name} ({kind}): {done}"));
         }
-        None => Command::new(&built),
-    };
-    command.arg(&folder).env("LD_LIBRARY_PATH", format!("{PREFIX}/lib"));
-    succeed(command, &format!("{source}, {kind}"))?;
-    fs::remove_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))
+        let folder = Path::new(BUILT).join(format!("{name}.{kind}.d"));
+        fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let mut command = match under.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(&built);
+                command
+            }
+            None => Command::new(&built),
+        };
+        command.arg(&folder).env("LD_LIBRARY_PATH", format!("{PREFIX}/lib"));
+        succeed(command, &format!("{name}, {kind}, {flags}"))?;
+        fs::remove_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))
+    }
 }

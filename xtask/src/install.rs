@@ -40,6 +40,7 @@ pub fn run_in(prefix: &str) -> Result<(), String> {
         &lib.join("cmake/caliburn/caliburnConfigVersion.cmake"),
         &CMAKE_VERSION.replace("@VERSION@", version),
     )?;
+    crate::rvm::install(&prefix)?;
     exports(&lib.join("libcaliburn.so"), Path::new(HEADERS).join("caliburn.h"))?;
     println!("installed in {}", prefix.display());
     Ok(())

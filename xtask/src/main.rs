@@ -3,6 +3,7 @@
 mod c;
 mod fuzz;
 mod install;
+mod rvm;
 mod sim;
 mod tidy;
 mod vm;

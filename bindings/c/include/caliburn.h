@@ -577,7 +577,8 @@ int caliburn_write(struct caliburn_tx *tx, void *address, const void *source, si
 int caliburn_commit(struct caliburn_tx *tx,
                     int class_);
 
-// Aborts: old values come back, with CALIBURN_RESTORE.
+// Aborts: old values come back, with CALIBURN_RESTORE. With CALIBURN_NO_RESTORE the memory stays as it is, which only a
+// store opened with CALIBURN_DECLARED_ONLY allows: in another CALIBURN_INVALID says so and the transaction goes on.
 int caliburn_abort(struct caliburn_tx *tx);
 
 // Prepares: the transaction is durable and undecided from now on, whatever happens, until caliburn_commit_prepared() or

@@ -202,10 +202,16 @@ pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
     })
 }
 
-/// Aborts: old values come back, with CALIBURN_RESTORE.
+/// Aborts: old values come back, with CALIBURN_RESTORE. With CALIBURN_NO_RESTORE the memory stays as it is, which only a
+/// store opened with CALIBURN_DECLARED_ONLY allows: in another CALIBURN_INVALID says so and the transaction goes on.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
     call(|| {
+        if matches!(work(tx)?, Work::Plain(tx) if !tx.can_abort()) {
+            return Err(Fault::invalid(
+                "it was begun with CALIBURN_NO_RESTORE and has no old values: commit it",
+            ));
+        }
         match take(tx)? {
             Work::Plain(tx) => tx.abort(),
             Work::Heap(tx, heap) => {

@@ -104,6 +104,11 @@ static void handles(const char *dir)
     FAILS(CALIBURN_INVALID, caliburn_commit(&tx, CALIBURN_PROCESS));
     FAILS(CALIBURN_INVALID, caliburn_abort(&tx));
 
+    OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
+    OK(caliburn_set_range(&tx, bytes, 8));
+    FAILS(CALIBURN_INVALID, caliburn_abort(&tx));
+    OK(caliburn_commit(&tx, CALIBURN_PROCESS));
+
     OK(caliburn_unmap(region));
     FAILS(CALIBURN_INVALID, caliburn_unmap(region));
     OK(caliburn_close(store));

@@ -1,0 +1,442 @@
+/* Starting and stopping: one log per process, one life per process. */
+#include "rvm_state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SUFFIX ".caliburn"
+/* Smallest log of Caliburn's. A transaction may take half of one: RVM's whole log. */
+#define LOG_MIN (64 << 10)
+#define STAGE_MIN (1 << 20)
+#define STAGE_MAX (32 << 20)
+/* File in the store's directory that has the length of the log, as its maker wanted it. */
+#define LENGTH "rvm-length"
+/* The log's name there: the same file. */
+#define LOG "log"
+
+pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+_Atomic(enum phase) phase = NEVER;
+struct open_log the_log;
+rvm_options_t settings;
+atomic_ulong optimizations;
+
+/* The code that RVM has for one of Caliburn's. */
+rvm_return_t code_of(int code)
+{
+    switch (code) {
+    case CALIBURN_OK:
+        return RVM_SUCCESS;
+    case CALIBURN_NO_SPACE:
+        return errno == ENOSPC ? RVM_EIO : RVM_ENO_MEMORY;
+    case CALIBURN_TOO_BIG:
+        return RVM_ETOO_BIG;
+    case CALIBURN_RANGE:
+        return RVM_ENOT_MAPPED;
+    case CALIBURN_IO:
+    case CALIBURN_FAILED:
+    case CALIBURN_BUSY:
+    case CALIBURN_READ_ONLY:
+        return RVM_EIO;
+    default:
+        return RVM_EINTERNAL;
+    }
+}
+
+/* The absolute name of a file, by the current directory. Null if it is too long. */
+char *absolute_name(const char *name, char *path)
+{
+    size_t len = 0;
+    if (name[0] != '/') {
+        if (getcwd(path, MAXPATHLEN) == NULL)
+            return NULL;
+        len = strlen(path);
+        path[len++] = '/';
+    }
+    if (len + strlen(name) + sizeof SUFFIX > MAXPATHLEN)
+        return NULL;
+    strcpy(path + len, name);
+    return path;
+}
+
+/* A file in the store of a log. */
+static char *beside(const char *log, const char *file, char *path)
+{
+    snprintf(path, MAXPATHLEN + sizeof SUFFIX + 16, "%s" SUFFIX "%s%s", log, file[0] ? "/" : "", file);
+    return path;
+}
+
+typedef char wide_path[MAXPATHLEN + sizeof SUFFIX + 32];
+
+static rvm_return_t say(const char *path, rvm_return_t code, const char *what)
+{
+    int cause = errno;
+    fprintf(stderr, "rvm: %s: %s\n", path, what);
+    errno = cause;
+    return code;
+}
+
+/* A record of options, or none. */
+static rvm_return_t options_fault(const rvm_options_t *options)
+{
+    if (options->struct_id != rvm_options_id)
+        return RVM_EOPTIONS;
+    if (options->log_dev != NULL && strlen(options->log_dev) > MAXPATHLEN - 1)
+        return RVM_ENAME_TOO_LONG;
+    return RVM_SUCCESS;
+}
+
+/* The truncation threshold of a log twice as long as its maker wanted, or none. */
+static uint64_t threshold(long percent)
+{
+    if (!BACKGROUND || percent < 1 || percent > 100)
+        return 90;
+    return percent < 2 ? 1 : percent / 2;
+}
+
+static caliburn_options *store_options(rvm_length_t length)
+{
+    uint64_t stage = length < STAGE_MIN ? STAGE_MIN : length > STAGE_MAX ? STAGE_MAX : length;
+    caliburn_options *options = caliburn_options_new();
+    caliburn_options_set(options, CALIBURN_DECLARED_ONLY, 1);
+    caliburn_options_set(options, CALIBURN_BACKGROUND, BACKGROUND);
+    caliburn_options_set(options, CALIBURN_RESERVE_BYTES, 0);
+    caliburn_options_set(options, CALIBURN_STAGE_BYTES, stage);
+    return options;
+}
+
+/* The length of a log, as its maker wanted it; 0 if its store does not say. */
+static rvm_length_t wanted_length(const char *log)
+{
+    wide_path path;
+    rvm_length_t length = 0;
+    FILE *file = fopen(beside(log, LENGTH, path), "r");
+    if (file == NULL)
+        return 0;
+    if (fscanf(file, "%lu", &length) != 1)
+        length = 0;
+    fclose(file);
+    return length;
+}
+
+/* Why a file cannot be opened as a log; success if it looks like one. */
+static rvm_return_t log_fault(const char *path)
+{
+    wide_path name;
+    struct stat one, other;
+    char magic[8] = "";
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return RVM_EIO;
+    ssize_t got = pread(file, magic, sizeof magic, 0);
+    close(file);
+    if (got < 0)
+        return RVM_EIO;
+    if (got < (ssize_t)sizeof magic || memcmp(magic, "CALI-LOG", sizeof magic) != 0)
+        return say(path, RVM_ELOG,
+                   "not a log of this library. If it is one of Coda's RVM, let its own rvmutl recover it, so that its"
+                   " segments have all that it holds, then initialise it anew: rvmutl, command i");
+    if (stat(beside(path, LOG, name), &other) != 0)
+        return say(path, RVM_ELOG, "the directory of the same name with " SUFFIX ", which belongs to it, is missing");
+    if (stat(path, &one) != 0 || one.st_dev != other.st_dev || one.st_ino != other.st_ino)
+        return say(path, RVM_ELOG,
+                   "it is not the file named " LOG " in the directory of the same name with " SUFFIX ": link it there"
+                   " if it is the right one");
+    return RVM_SUCCESS;
+}
+
+/* Opens a log and recovers. */
+static rvm_return_t log_open(const char *name)
+{
+    wide_path dir;
+    char path[MAXPATHLEN];
+    if (absolute_name(name, path) == NULL)
+        return RVM_ENAME_TOO_LONG;
+    rvm_return_t fault = log_fault(path);
+    if (fault != RVM_SUCCESS)
+        return fault;
+    rvm_length_t length = wanted_length(path);
+    caliburn_options *options = store_options(length);
+    int code = caliburn_open(beside(path, "", dir), options, &the_log.store);
+    caliburn_options_free(options);
+    if (code != CALIBURN_OK) {
+        the_log.store = NULL;
+        say(path, RVM_ELOG, caliburn_message());
+        if (code == CALIBURN_VERSION)
+            return RVM_ELOG_VERSION_SKEW;
+        return code == CALIBURN_IO || code == CALIBURN_BUSY || code == CALIBURN_NO_SPACE ? RVM_EIO : RVM_ELOG;
+    }
+    strcpy(the_log.path, path);
+    caliburn_query query;
+    caliburn_query_store(the_log.store, &query, sizeof query);
+    the_log.length = length != 0 ? length : query.log_bytes / 2;
+    the_log.forced = caliburn_reach(the_log.store);
+    /* Programs read the segments' files. */
+    bool recovered = query.log_used > 0;
+    code = caliburn_truncate(the_log.store);
+    if (code != CALIBURN_OK) {
+        caliburn_close(the_log.store);
+        the_log.store = NULL;
+        return code_of(code);
+    }
+    count_begin_log(recovered);
+    return RVM_SUCCESS;
+}
+
+static bool same_log(const char *name)
+{
+    struct stat one, other;
+    char path[MAXPATHLEN];
+    if (absolute_name(name, path) != NULL && strcmp(path, the_log.path) == 0)
+        return true;
+    return stat(name, &one) == 0 && stat(the_log.path, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
+static rvm_length_t buffer_length(rvm_length_t length, rvm_length_t least)
+{
+    return RVM_ROUND_LENGTH_UP_TO_PAGE_SIZE(length < least ? least : length);
+}
+
+/* What rvm_set_options does, under the gate, with options that are a record. */
+rvm_return_t options_apply(rvm_options_t *options)
+{
+    options->max_read_len = options->max_read_len / SECTOR * SECTOR;
+    if (options->max_read_len < SECTOR)
+        options->max_read_len = MAX_READ_LEN;
+    if (options->log_dev != NULL) {
+        if (the_log.store == NULL) {
+            rvm_return_t code = log_open(options->log_dev);
+            if (code != RVM_SUCCESS)
+                return code;
+        } else if (!same_log(options->log_dev)) {
+            return RVM_ELOG;
+        }
+        settings.truncate = options->truncate;
+        settings.recovery_buf_len = buffer_length(options->recovery_buf_len, MIN_RECOVERY_BUF_LEN);
+        settings.flush_buf_len = buffer_length(options->flush_buf_len, MIN_FLUSH_BUF_LEN);
+        caliburn_tune(the_log.store, CALIBURN_TRUNCATE_PERCENT, threshold(options->truncate));
+    }
+    settings.max_read_len = options->max_read_len;
+    settings.flags = options->flags & (RVM_ALL_OPTIMIZATIONS | RVM_MAP_PRIVATE);
+    if (settings.flags & RVM_COALESCE_TRANS)
+        settings.flags |= RVM_COALESCE_RANGES;
+    atomic_store(&optimizations, settings.flags & RVM_ALL_OPTIMIZATIONS);
+    return RVM_SUCCESS;
+}
+
+/* Makes names in the directory of a file durable. */
+static bool force_names(const char *path)
+{
+    char above[MAXPATHLEN];
+    strcpy(above, path);
+    strrchr(above, '/')[1] = 0;
+    int directory = open(above, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool forced = directory >= 0 && fsync(directory) == 0;
+    if (directory >= 0)
+        close(directory);
+    return forced;
+}
+
+static rvm_return_t create_log(rvm_options_t *options, rvm_offset_t *length, long mode)
+{
+    struct stat there;
+    wide_path dir, file;
+    char path[MAXPATHLEN];
+    if (options == NULL || options->struct_id != rvm_options_id || options->log_dev == NULL)
+        return RVM_EOPTIONS;
+    if (strlen(options->log_dev) > MAXPATHLEN - 1 || absolute_name(options->log_dev, path) == NULL)
+        return RVM_ENAME_TOO_LONG;
+    if (length == NULL)
+        return RVM_EOPTIONS;
+    if (length->high != 0 || length->low > (1ul << 62))
+        return RVM_ETOO_BIG;
+    if (lstat(path, &there) == 0)
+        return RVM_ELOG;
+    /* The directory must be there. */
+    if (!force_names(path))
+        return RVM_EIO;
+    /* What a log that was removed has left. */
+    const char *const left[] = {"catalog", LOG, "stage", "lock", LENGTH};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        unlink(beside(path, left[i], file));
+    rmdir(beside(path, "", dir));
+
+    caliburn_store *store;
+    caliburn_options *store_with = store_options(length->low);
+    rvm_length_t least = 2 * length->low + LOG_MIN;
+    caliburn_options_set(store_with, CALIBURN_CREATE, 1);
+    caliburn_options_set(store_with, CALIBURN_LOG_BYTES, (least + 4095) / 4096 * 4096);
+    int code = caliburn_open(dir, store_with, &store);
+    caliburn_options_free(store_with);
+    if (code != CALIBURN_OK) {
+        say(path, RVM_EIO, caliburn_message());
+        return RVM_EIO;
+    }
+    caliburn_close(store);
+    FILE *wanted = fopen(beside(path, LENGTH, file), "w");
+    bool written = wanted != NULL && fprintf(wanted, "%lu\n", length->low) > 0;
+    if (wanted != NULL)
+        written = fclose(wanted) == 0 && written;
+    mode_t mask = umask(0);
+    umask(mask);
+    mode_t permitted = mode & 0777 & ~mask;
+    /* Who may read a file of the store may search its directory. */
+    bool set = link(beside(path, LOG, file), path) == 0 && chmod(path, permitted) == 0 &&
+               chmod(dir, permitted | (permitted & 0444) >> 2) == 0;
+    return written && set && force_names(path) ? RVM_SUCCESS : RVM_EIO;
+}
+
+rvm_return_t rvm_create_log(rvm_options_t *options, rvm_offset_t *length, long mode)
+{
+    if (phase != RUNNING)
+        return RVM_EINIT;
+    pthread_mutex_lock(&gate);
+    rvm_return_t code = create_log(options, length, mode);
+    pthread_mutex_unlock(&gate);
+    return code;
+}
+
+#ifdef RVM_LWP
+/* Lightweight processes, where a program is linked with them. */
+#pragma weak LWP_Init
+#pragma weak IOMGR_Initialize
+extern int LWP_Init(int version, int priority, void **pid);
+extern int IOMGR_Initialize(void);
+#define LWP_VERSION 210888002
+#define LWP_NORMAL_PRIORITY 3
+
+static void start_lightweight_processes(void)
+{
+    void *self;
+    if (LWP_Init != NULL)
+        LWP_Init(LWP_VERSION, LWP_NORMAL_PRIORITY, &self);
+    if (IOMGR_Initialize != NULL)
+        IOMGR_Initialize();
+}
+#else
+static void start_lightweight_processes(void) {}
+#endif
+
+static rvm_return_t initialize(rvm_options_t *options)
+{
+    if (phase == RUNNING)
+        return RVM_SUCCESS;
+    if (phase == ENDED)
+        return RVM_EINIT;
+    start_lightweight_processes();
+    rvm_init_options(&settings);
+    if (options != NULL) {
+        rvm_return_t code = RVM_SUCCESS;
+        if (options->create_log_file)
+            code = create_log(options, &options->create_log_size, options->create_log_mode);
+        if (code == RVM_SUCCESS)
+            code = options_apply(options);
+        if (code != RVM_SUCCESS)
+            return code;
+    }
+    phase = RUNNING;
+    return RVM_SUCCESS;
+}
+
+rvm_return_t rvm_initialize(const char *version, rvm_options_t *options)
+{
+    if (version == NULL || strcmp(version, RVM_VERSION) != 0)
+        return RVM_EVERSION_SKEW;
+    if (options != NULL) {
+        rvm_return_t fault = options_fault(options);
+        if (fault != RVM_SUCCESS)
+            return fault;
+    }
+    pthread_mutex_lock(&gate);
+    rvm_return_t code = initialize(options);
+    pthread_mutex_unlock(&gate);
+    return code;
+}
+
+rvm_return_t rvm_set_options(rvm_options_t *options)
+{
+    if (phase != RUNNING)
+        return RVM_EINIT;
+    if (options == NULL)
+        return RVM_EOPTIONS;
+    rvm_return_t code = options_fault(options);
+    if (code != RVM_SUCCESS)
+        return code;
+    pthread_mutex_lock(&gate);
+    code = phase == RUNNING ? options_apply(options) : RVM_EINIT;
+    pthread_mutex_unlock(&gate);
+    return code;
+}
+
+static rvm_return_t terminate(void)
+{
+    if (phase == NEVER)
+        return RVM_EINIT;
+    if (phase == ENDED)
+        return RVM_SUCCESS;
+    rvm_return_t code = transactions_stop();
+    if (code != RVM_SUCCESS)
+        return code;
+    if (the_log.store != NULL) {
+        code = code_of(caliburn_close(the_log.store));
+        map_forget();
+        the_log.store = NULL;
+    }
+    return code;
+}
+
+rvm_return_t rvm_terminate(void)
+{
+    pthread_mutex_lock(&gate);
+    rvm_return_t code = terminate();
+    pthread_mutex_unlock(&gate);
+    return code;
+}
+
+static rvm_return_t query(rvm_options_t *options, const rvm_region_t *asked)
+{
+    const struct region *region = NULL;
+    if (asked != NULL) {
+        for (region = regions; region != NULL; region = region->next)
+            if (region->vmaddr == asked->vmaddr && region->length == asked->length)
+                break;
+        if (region == NULL)
+            return RVM_ENOT_MAPPED;
+    }
+    options->flags = settings.flags;
+    options->max_read_len = settings.max_read_len;
+    if (the_log.store == NULL)
+        return RVM_SUCCESS;
+    if (options->log_dev != NULL)
+        strcpy(options->log_dev, the_log.path);
+    options->truncate = settings.truncate;
+    options->recovery_buf_len = settings.recovery_buf_len;
+    options->flush_buf_len = 0;
+    options->log_empty = log_is_empty() ? rvm_true : rvm_false;
+    /* Those that begin meanwhile are not counted. */
+    unsigned long room = transactions_open();
+    rvm_tid_t *tids = realloc(options->tid_array, (room + 1) * sizeof *tids);
+    if (tids == NULL)
+        return RVM_ENO_MEMORY;
+    options->tid_array = tids;
+    options->n_uncommit = (long)transactions_in(region, tids, room);
+    return RVM_SUCCESS;
+}
+
+rvm_return_t rvm_query(rvm_options_t *options, rvm_region_t *region)
+{
+    if (phase != RUNNING)
+        return RVM_EINIT;
+    if (region != NULL && region->struct_id != rvm_region_id)
+        return RVM_EREGION;
+    if (options == NULL || options->struct_id != rvm_options_id)
+        return RVM_EOPTIONS;
+    pthread_mutex_lock(&gate);
+    rvm_return_t code = phase == RUNNING ? query(options, region) : RVM_EINIT;
+    pthread_mutex_unlock(&gate);
+    return code;
+}
