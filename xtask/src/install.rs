@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   PREFIX/include/caliburn.h, caliburn.hpp        lib/libcaliburn.so.0, libcaliburn.a
+//!   PREFIX/bin/caliburn, rvmutl, rdsinit           share/man/man1, man3
 //!   PREFIX/lib/pkgconfig/caliburn.pc               lib/cmake/caliburn/caliburnConfig.cmake
 //! ```
 //!
@@ -18,18 +19,33 @@ use std::process::Command;
 pub const SYSTEM: &str = "-lgcc_s -lpthread -ldl -lm";
 const STATIC: &str = "target/release/libcaliburn_c.a";
 const MAP: &str = "bindings/c/caliburn.map";
+const MANUAL: &str = "bindings/man";
 const HEADERS: &str = "bindings/c/include";
 
 /// Builds and installs everything.
 pub fn run_in(prefix: &str) -> Result<(), String> {
     let prefix = std::path::absolute(prefix).map_err(|e| format!("{prefix}: {e}"))?;
-    run("cargo build --release --quiet -p caliburn-c")?;
-    let lib = prefix.join("lib");
-    for folder in [&prefix.join("include"), &lib.join("pkgconfig"), &lib.join("cmake/caliburn")] {
+    run("cargo build --release --quiet -p caliburn-c -p caliburn-command")?;
+    let (lib, bin, man) = (prefix.join("lib"), prefix.join("bin"), prefix.join("share/man"));
+    let folders = [&prefix.join("include"), &lib.join("pkgconfig"), &lib.join("cmake/caliburn"), &bin];
+    for folder in folders.into_iter().chain([&man.join("man1"), &man.join("man3")]) {
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
-    for header in ["caliburn.h", "caliburn.hpp"] {
+    for header in ["caliburn.h", "caliburn.hpp", "rms.h", "vista.h"] {
         copy(&Path::new(HEADERS).join(header), &prefix.join("include").join(header))?;
+    }
+    for page in fs::read_dir(MANUAL).map_err(|e| format!("{MANUAL}: {e}"))? {
+        let page = page.map_err(|e| format!("{MANUAL}: {e}"))?.path();
+        let (name, section) = (page.file_name().unwrap_or_default(), page.extension().unwrap_or_default());
+        copy(&page, &man.join(format!("man{}", section.to_string_lossy())).join(name))?;
+    }
+    let header = Path::new(HEADERS).join("caliburn.h");
+    let text = fs::read_to_string(&header).map_err(|e| format!("{}: {e}", header.display()))?;
+    crate::manual::write_pages(&text, &man.join("man3"))?;
+    // RVM's tools, by their names.
+    copy(Path::new("target/release/caliburn"), &bin.join("caliburn"))?;
+    for tool in ["rvmutl", "rdsinit"] {
+        link(&bin.join("caliburn"), &bin.join(tool))?;
     }
     static_library(&lib)?;
     shared_library(&lib)?;

@@ -3,6 +3,7 @@
 mod c;
 mod fuzz;
 mod install;
+mod manual;
 mod rvm;
 mod sim;
 mod tidy;

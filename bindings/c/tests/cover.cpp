@@ -1,5 +1,7 @@
 // caliburn.hpp: scopes, typed objects and roots, exceptions.
 #include <caliburn.hpp>
+#include <rms.h>
+#include <vista.h>
 
 #include <cstdio>
 #include <cstdlib>

@@ -129,7 +129,8 @@ fn as_json(event: &Event, bytes: bool) -> String {
     .to_string()
 }
 
-fn as_text(event: &Event, bytes: bool) -> String {
+/// A record in words.
+pub fn as_text(event: &Event, bytes: bool) -> String {
     let mut out = format!(
         "{:>12}  {}.{:06}  {:<7}",
         event.lsn,

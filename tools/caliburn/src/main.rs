@@ -5,12 +5,15 @@ mod create;
 mod demo;
 mod info;
 mod log;
+mod rdsinit;
 mod recover;
+mod rvmutl;
 mod size;
 mod words;
 
 use clap::{Args, Parser, Subcommand};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// What a subcommand may fail with.
@@ -50,12 +53,26 @@ enum Command {
     Log(log::Arguments),
     /// Open a store, which recovers it, bring its segments up to date, and close it.
     Recover(OneStore),
+    /// Make a file a segment with a heap of RVM's.
+    Rdsinit(rdsinit::Arguments),
+    /// Look after a log of RVM's: commands are read from standard input.
+    Rvmutl(rvmutl::Arguments),
     #[command(hide = true)]
     DemoWorker(demo::Worker),
 }
 
+/// The command line. Called by the name of one of RVM's tools, the command is that tool.
+fn named() -> Vec<OsString> {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    let name = words.first().and_then(|word| Path::new(word).file_name()).map(OsString::from);
+    if let Some(tool) = name.filter(|name| name == "rvmutl" || name == "rdsinit") {
+        words.insert(1, tool);
+    }
+    words
+}
+
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let done = match Arguments::parse_from(named()).command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::DemoWorker(arguments) => demo::work(&arguments),
         Command::Create(arguments) => create::store(&arguments),
@@ -64,6 +81,8 @@ fn main() -> ExitCode {
         Command::Check(arguments) => check::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
+        Command::Rdsinit(arguments) => rdsinit::run(&arguments),
+        Command::Rvmutl(arguments) => rvmutl::run(&arguments),
     };
     done.unwrap_or_else(|error| {
         eprintln!("caliburn: {error}");

@@ -1,0 +1,83 @@
+/* RMS follows McNamee, section 5.3: stores are found by the faults that they cause, in either policy. */
+#include "check.h"
+
+#include <rms.h>
+#include <sys/wait.h>
+
+static long long at(const long long *words, int i) { return ((volatile const long long *)words)[i]; }
+
+static void killed_within(const char *file)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        long long *words = rms_attach(file);
+        CHECK(words != NULL);
+        rms_begin_transaction(file);
+        words[0] = 100;
+        words[2000] = 100;
+        CHECK(rms_commit(file) == 1);
+        rms_begin_transaction(file);
+        words[0] = 200;
+        words[1000] = 200;
+        raise(SIGKILL);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+}
+
+static void policy(const char *file, int which)
+{
+    FILE *first = fopen(file, "w");
+    for (long long i = 0; i < 4096; i++)
+        CHECK(fwrite(&i, sizeof i, 1, first) == 1);
+    CHECK(fclose(first) == 0);
+    rms_options(which, CALIBURN_POWER);
+    killed_within(file);
+
+    /* The file of the process that was killed: what was committed, nothing else. */
+    long long *words = rms_attach(file);
+    CHECK(words != NULL && rms_attach(file) == (void *)words);
+    CHECK(at(words, 0) == 100 && at(words, 2000) == 100 && at(words, 1000) == 1000 && at(words, 4095) == 4095);
+    CHECK(rms_commit(file) == 0 && rms_abort(file) == 0 && rms_restore(file) == 1);
+    rms_begin_transaction(file);
+    for (int i = 0; i < 4096; i += 100)
+        words[i] = -i;
+    CHECK(rms_abort(file) == 1 && at(words, 100) == 100 && at(words, 0) == 100);
+    rms_begin_transaction(file);
+    words[5] = 6;
+    CHECK(rms_restore(file) == 1 && at(words, 5) == 5);
+    for (int i = 0; i < 20; i++) {
+        rms_begin_transaction(file);
+        words[i * 200] = i;
+        CHECK(rms_commit(file) == 1);
+    }
+    rms_detach(file);
+    words = rms_attach(file);
+    CHECK(words != NULL && at(words, 3800) == 19 && at(words, 3801) == 3801);
+    rms_detach(file);
+
+    /* A store outside of a transaction ends the program. */
+    pid_t child = fork();
+    if (child == 0) {
+        words = rms_attach(file);
+        words[0] = 1;
+        _exit(0);
+    }
+    int status;
+    /* By the signal, or by whoever handled it before. */
+    CHECK(waitpid(child, &status, 0) == child && !(WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 2);
+    char *redo = in(argv[1], "redo"), *undo = in(argv[1], "undo"), *none = in(argv[1], "none");
+    CHECK(rms_attach(none) == NULL && caliburn_message()[0] != 0);
+    policy(redo, CALIBURN_REDO);
+    policy(undo, CALIBURN_UNDO);
+    free(redo);
+    free(undo);
+    free(none);
+    puts("sound");
+    return 0;
+}

@@ -1,0 +1,100 @@
+//! RVM's tools, by their own names, as scripts use them.
+
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// Runs the command under the name of a tool, in a directory, with lines on its standard input.
+fn tool(dir: &Path, name: &str, arguments: &[&str], lines: &str) -> Output {
+    let link = dir.join(name);
+    if !link.exists() {
+        symlink(env!("CARGO_BIN_EXE_caliburn"), &link).unwrap();
+    }
+    let mut command = Command::new(link);
+    command
+        .args(arguments)
+        .current_dir(dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+const NUMBERS: [&str; 6] = ["0x101000", "0x20000000", "0xc0000", "0x40000", "80", "64"];
+
+#[test]
+fn a_log_is_made_looked_at_and_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = tool(dir.path(), "rvmutl", &[], "i LOG 64K\nstatus\nq\n");
+    assert!(
+        made.status.success() && said(&made).contains("length:                65536 bytes"),
+        "{}",
+        said(&made)
+    );
+    assert!(
+        said(&made).starts_with("* * Status of log:") && said(&made).contains("empty:                 true")
+    );
+    let again =
+        tool(dir.path(), "rvmutl", &["LOG"], "show all\nshow head\nrecover\ninit_log LOG 2P\nstatus\nquit\n");
+    assert!(
+        again.status.success() && said(&again).contains("length:                8192 bytes"),
+        "{}",
+        said(&again)
+    );
+    assert!(said(&again).contains("-- no more records"));
+    let wrong = tool(dir.path(), "rvmutl", &[], "status\nfly\ni LOG 5X\no nothing\ni no/where/LOG 64K\n");
+    assert_eq!(wrong.status.code(), Some(1));
+    for what in [
+        "no log is open",
+        "\"fly\": no such command",
+        "a unit is K, M, S, P or B",
+        "nothing.caliburn is not a store",
+        "RVM_EIO",
+    ] {
+        assert!(said(&wrong).contains(what), "{what}: {}", said(&wrong));
+    }
+    std::fs::write(dir.path().join("text"), "not a log").unwrap();
+    let foreign = tool(dir.path(), "rvmutl", &[], "i text 64K\n");
+    assert!(said(&foreign).contains("not a log of this library") && dir.path().join("text").exists());
+}
+
+#[test]
+fn a_heap_is_made_and_its_records_are_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(tool(dir.path(), "rvmutl", &[], "i LOG 1M\n").status.success());
+    let made = tool(dir.path(), "rdsinit", &[&["-f", "LOG", "DATA"][..], &NUMBERS].concat(), "");
+    assert!(made.status.success(), "{}", said(&made));
+    assert_eq!(
+        said(&made),
+        "rvm_initialize succeeded.\nrds_zap_heap completed successfully.\nrvm_terminate succeeded.\n"
+    );
+    let data = std::fs::read(dir.path().join("DATA")).unwrap();
+    assert_eq!(data.len(), 0x101000);
+    assert_eq!(&data[..48], b"\x01\0\0\0RVM Segment Loader Release 0.1  15 Nov. 1990");
+    assert!(data[4096..].starts_with(b"Dynamic Allocator Using Rvm Release 0.1 1 Dec 1990\0"));
+    // What is not said is asked for.
+    let asked = tool(dir.path(), "rdsinit", &["LOG", "OTHER", "0x101000"], "\n\n0x8000\n\n\n");
+    assert!(
+        asked.status.success() && said(&asked).contains("Enter the length of the heap [0xc0000]: "),
+        "{}",
+        said(&asked)
+    );
+    let wrong = tool(dir.path(), "rdsinit", &["-f", "LOG", "DATA", "0x101000"], "");
+    assert_eq!(wrong.status.code(), Some(2));
+    let small = tool(
+        dir.path(),
+        "rdsinit",
+        &["-f", "LOG", "DATA", "0x101000", "0x20000000", "0xc0000", "0x40000", "80", "32"],
+        "",
+    );
+    assert!(small.status.code() == Some(1) && said(&small).contains("error -6"), "{}", said(&small));
+    let no_log = tool(dir.path(), "rdsinit", &[&["-f", "NONE", "DATA"][..], &NUMBERS].concat(), "");
+    assert!(no_log.status.code() == Some(1) && said(&no_log).contains("RVM_EIO"), "{}", said(&no_log));
+}
