@@ -3,6 +3,7 @@
 //! Everything is measured in interleaved rounds within one run, and reported as medians and as ratios to
 //! the floor of the same run; the machine's noise cancels out of the ratios.
 
+mod calls;
 mod debit_credit;
 mod floor;
 mod group_commit;
@@ -77,6 +78,8 @@ enum Workload {
     Persistent,
     /// Debit-credit by several threads, `Process` class.
     Threads,
+    /// What the C interface costs over Rust's, `Process` class.
+    Calls,
     /// From opening a killed store to its first transaction.
     Restart,
 }
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Workload::Persistent => persistent::run(&arguments),
         Workload::Threads => threads::run(&arguments),
         Workload::GroupCommit => group_commit::run(&arguments),
+        Workload::Calls => calls::run(&arguments),
         Workload::Heap => heap::run(&arguments),
         Workload::Restart => restart::run(&arguments),
     };

@@ -103,6 +103,7 @@ fn test() -> Result<(), String> {
         "order-entry",
         "threads",
         "heap",
+        "calls",
         "persistent --sizes 8,4096",
         "group-commit --threads 1,8",
         "restart --data-mb 64 --accounts 10000",

@@ -4,7 +4,7 @@ use crate::error::{CALIBURN_BUSY, CALIBURN_NOT_FOUND, Done, Fault, call};
 use crate::handle::Table;
 use crate::store::{Open, caliburn_store, open};
 use crate::text;
-use crate::transaction::{Work, begin, caliburn_tx, work};
+use crate::transaction::{Work, begin_of_heap, caliburn_tx, work};
 use caliburn::heap::{Heap, HeapTransaction, Place};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -39,7 +39,7 @@ fn none() -> Fault {
 #[inline]
 fn heap_work<'a>(tx: *mut caliburn_tx) -> Done<&'a mut HeapTransaction<'static>> {
     match work(tx)? {
-        Work::Heap(tx, _) => Ok(tx),
+        Work::Heap(tx) => Ok(tx),
         Work::Plain(_) => {
             Err(Fault::invalid("not a transaction of a heap: begin it with caliburn_heap_begin()"))
         }
@@ -84,11 +84,11 @@ pub extern "C" fn caliburn_heap_close(heap: *mut caliburn_heap) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_heap_begin(heap: *mut caliburn_heap, tx: *mut caliburn_tx) -> c_int {
     call(|| {
-        begin(tx, || {
+        begin_of_heap(tx, || {
             let entry = entry(heap)?;
-            let work = Work::Heap(entry.heap.begin()?, entry);
+            let begun = entry.heap.begin()?;
             entry.transactions.fetch_add(1, Ordering::AcqRel);
-            Ok(work)
+            Ok((begun, entry))
         })
     })
 }

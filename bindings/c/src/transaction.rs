@@ -6,9 +6,10 @@ use crate::heap;
 use crate::store::{Open, caliburn_store, class_of, open};
 use crate::text;
 use caliburn::heap::HeapTransaction;
-use caliburn::{Mode, RangeError, Ticket, Transaction};
+use caliburn::{Mode, Ticket, Transaction};
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::atomic::Ordering;
 
 /// A transaction. Its memory is the caller's, initialised with CALIBURN_TX_INITIALIZER or zeros, and stays where it is until
@@ -29,29 +30,36 @@ pub struct caliburn_ticket;
 
 static TICKETS: Table<(Ticket<'static>, &'static Open)> = Table::new(6);
 
-/// What is behind a [`caliburn_tx`].
-pub enum Work {
-    Plain(Transaction<'static>),
-    Heap(HeapTransaction<'static>, &'static heap::Entry),
+/// A transaction of a heap, and the heap.
+pub type OfHeap = (HeapTransaction<'static>, &'static heap::Entry);
+
+/// What is in the memory of a [`caliburn_tx`]. Apart, so that a plain transaction moves no more bytes than it has.
+union Body {
+    plain: ManuallyDrop<Transaction<'static>>,
+    heap: ManuallyDrop<OfHeap>,
 }
 
 /// The same memory, as this side sees it.
 #[repr(C)]
 struct Place {
-    /// [`MAGIC`] and where it is, while a transaction is in it: what is copied elsewhere is none.
+    /// Where it is, and what is in it: what is copied elsewhere is none.
     mark: u64,
-    work: MaybeUninit<Work>,
+    body: Body,
 }
 
-const MAGIC: u64 = 0xCA1B_0000_7A45_5A03;
+/// Which of the two is there.
+const PLAIN: u64 = 0xCA1B_0000_7A45_5A03;
+const HEAP: u64 = 0xCA1B_0000_7A45_5A05;
 
 const _: () = {
     assert!(size_of::<Place>() <= size_of::<caliburn_tx>());
     assert!(align_of::<Place>() <= align_of::<caliburn_tx>());
 };
 
-fn mark(tx: *const caliburn_tx) -> u64 {
-    tx.addr() as u64 ^ MAGIC
+/// An open transaction, to be used.
+pub enum Work<'a> {
+    Plain(&'a mut Transaction<'static>),
+    Heap(&'a mut HeapTransaction<'static>),
 }
 
 #[cold]
@@ -66,81 +74,119 @@ fn memory<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Place> {
         return Err(none());
     }
     // SAFETY: the memory is the caller's for a caliburn_tx (convention 2), which a place fits; used by one thread at
-    // a time (convention 5). Its bytes may be anything, and the work is not looked at before the mark says that it is there.
+    // a time (convention 5). Its bytes may be anything: the body is not looked at before the mark says what it is.
     Ok(unsafe { &mut *tx.cast::<Place>() })
+}
+
+impl Place {
+    /// The mark of a transaction of that kind here.
+    #[inline]
+    fn mark_of(&self, kind: u64) -> u64 {
+        ptr::from_ref(self).addr() as u64 ^ kind
+    }
+
+    #[inline]
+    fn is(&self, kind: u64) -> bool {
+        self.mark == self.mark_of(kind)
+    }
+
+    #[cold]
+    fn busy() -> Fault {
+        Fault::invalid("a transaction is open there already: commit or abort it first")
+    }
+
+    /// Takes a plain transaction out; none if it is of a heap.
+    #[inline]
+    fn take_plain(&mut self) -> Option<Transaction<'static>> {
+        if !self.is(PLAIN) {
+            return None;
+        }
+        self.mark = 0;
+        // SAFETY: the mark said that it is there, and says so no more.
+        Some(unsafe { ManuallyDrop::take(&mut self.body.plain) })
+    }
+
+    /// Takes one of a heap out and ends it; the heap can be closed afterwards.
+    fn end_of_heap(&mut self, end: impl FnOnce(HeapTransaction<'static>) -> Done) -> Done {
+        if !self.is(HEAP) {
+            return Err(none());
+        }
+        self.mark = 0;
+        // SAFETY: as above.
+        let (tx, heap) = unsafe { ManuallyDrop::take(&mut self.body.heap) };
+        let done = end(tx);
+        heap.transactions.fetch_sub(1, Ordering::Release);
+        done
+    }
 }
 
 /// The open transaction.
 #[inline]
-pub fn work<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Work> {
+pub fn work<'a>(tx: *mut caliburn_tx) -> Done<Work<'a>> {
     let place = memory(tx)?;
-    if place.mark != mark(tx) {
-        return Err(none());
+    if place.is(PLAIN) {
+        // SAFETY: the mark says that it is there.
+        Ok(Work::Plain(unsafe { &mut place.body.plain }))
+    } else if place.is(HEAP) {
+        // SAFETY: as above.
+        Ok(Work::Heap(unsafe { &mut (&mut place.body.heap).0 }))
+    } else {
+        Err(none())
     }
-    // SAFETY: the mark says that it is there.
-    Ok(unsafe { place.work.assume_init_mut() })
 }
 
-/// The open transaction, to be ended.
-#[inline]
-fn take(tx: *mut caliburn_tx) -> Done<Work> {
-    work(tx)?;
+/// Begins a transaction of a heap in the caller's memory.
+pub fn begin_of_heap(tx: *mut caliburn_tx, begin: impl FnOnce() -> Done<OfHeap>) -> Done {
     let place = memory(tx)?;
-    place.mark = 0;
-    // SAFETY: it was there, and the mark says so no more.
-    Ok(unsafe { place.work.assume_init_read() })
-}
-
-/// Begins a transaction in the caller's memory.
-#[inline]
-pub fn begin(tx: *mut caliburn_tx, begin: impl FnOnce() -> Done<Work>) -> Done {
-    let place = memory(tx)?;
-    if place.mark == mark(tx) {
-        return Err(Fault::invalid("a transaction is open there already: commit or abort it first"));
+    if place.is(PLAIN) || place.is(HEAP) {
+        return Err(Place::busy());
     }
-    place.work = MaybeUninit::new(begin()?);
-    place.mark = mark(tx);
+    place.body.heap = ManuallyDrop::new(begin()?);
+    place.mark = place.mark_of(HEAP);
     Ok(())
 }
 
-impl Work {
-    /// # Safety
-    /// As for [`Transaction::set_range_at`].
-    #[inline]
-    unsafe fn set_range_at(&mut self, address: *const u8, len: usize) -> Result<(), RangeError> {
-        // SAFETY: passed on from the caller.
-        unsafe {
-            match self {
-                Work::Plain(tx) => tx.set_range_at(address, len),
-                Work::Heap(tx, _) => tx.transaction().set_range_at(address, len),
-            }
-        }
+/// The open transaction, to be ended in a way that those of heaps do not have.
+fn take_plain(tx: *mut caliburn_tx) -> Done<Transaction<'static>> {
+    let place = memory(tx)?;
+    if place.is(HEAP) {
+        return Err(Fault::invalid("a transaction of a heap ends by caliburn_commit() or caliburn_abort()"));
     }
+    place.take_plain().ok_or_else(none)
+}
 
-    fn plain(self) -> Done<Transaction<'static>> {
-        match self {
-            Work::Plain(tx) => Ok(tx),
-            Work::Heap(tx, heap) => {
-                tx.abort();
-                heap.transactions.fetch_sub(1, Ordering::Release);
-                Err(Fault::invalid("a transaction of a heap ends by commit or abort; it was aborted"))
-            }
+/// Declares bytes at an address.
+///
+/// # Safety
+/// As for [`Transaction::set_range_at`].
+#[inline]
+unsafe fn declare(tx: *mut caliburn_tx, address: *const u8, len: usize) -> Done {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match work(tx)? {
+            Work::Plain(tx) => tx.set_range_at(address, len)?,
+            Work::Heap(tx) => tx.transaction().set_range_at(address, len)?,
         }
     }
+    Ok(())
 }
 
 /// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the memory budget.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_begin(store: *mut caliburn_store, mode: c_int, tx: *mut caliburn_tx) -> c_int {
     call(|| {
-        begin(tx, || {
-            let mode = match mode {
-                CALIBURN_RESTORE => Mode::Restore,
-                CALIBURN_NO_RESTORE => Mode::NoRestore,
-                _ => return Err(Fault::invalid("a mode is CALIBURN_RESTORE or CALIBURN_NO_RESTORE")),
-            };
-            Ok(Work::Plain(open(store)?.store.begin(mode)?))
-        })
+        let place = memory(tx)?;
+        if place.is(PLAIN) || place.is(HEAP) {
+            return Err(Place::busy());
+        }
+        let mode = match mode {
+            CALIBURN_RESTORE => Mode::Restore,
+            CALIBURN_NO_RESTORE => Mode::NoRestore,
+            _ => return Err(Fault::invalid("a mode is CALIBURN_RESTORE or CALIBURN_NO_RESTORE")),
+        };
+        place.body.plain = ManuallyDrop::new(open(store)?.store.begin(mode)?);
+        place.mark = place.mark_of(PLAIN);
+        Ok(())
     })
 }
 
@@ -153,12 +199,11 @@ pub unsafe extern "C" fn caliburn_set_range(
     len: usize,
 ) -> c_int {
     call(|| {
-        let work = work(tx)?;
         if len == 0 {
-            return Ok(());
+            return work(tx).map(drop);
         }
         // SAFETY: no region is unmapped while a transaction has ranges in it: caliburn_unmap() refuses.
-        Ok(unsafe { work.set_range_at(address.cast(), len) }?)
+        unsafe { declare(tx, address.cast(), len) }
     })
 }
 
@@ -171,15 +216,15 @@ pub unsafe extern "C" fn caliburn_write(
     len: usize,
 ) -> c_int {
     call(|| {
-        let work = work(tx)?;
+        work(tx)?;
         let source = text::bytes("source", source.cast(), len)?;
         if len == 0 {
             return Ok(());
         }
         // SAFETY: as for caliburn_set_range(); the range was found within a region, which is mapped for writing.
         unsafe {
-            work.set_range_at(address.cast(), len)?;
-            std::ptr::copy(source.as_ptr(), address.cast(), len);
+            declare(tx, address.cast(), len)?;
+            ptr::copy(source.as_ptr(), address.cast(), len);
         }
         Ok(())
     })
@@ -191,13 +236,10 @@ pub unsafe extern "C" fn caliburn_write(
 pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
     call(|| {
         let class = class_of(class)?;
-        match take(tx)? {
-            Work::Plain(tx) => Ok(tx.commit(class)?),
-            Work::Heap(tx, heap) => {
-                let done = tx.commit(class);
-                heap.transactions.fetch_sub(1, Ordering::Release);
-                Ok(done?)
-            }
+        let place = memory(tx)?;
+        match place.take_plain() {
+            Some(tx) => Ok(tx.commit(class)?),
+            None => place.end_of_heap(|tx| Ok(tx.commit(class)?)),
         }
     })
 }
@@ -212,14 +254,17 @@ pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
                 "it was begun with CALIBURN_NO_RESTORE and has no old values: commit it",
             ));
         }
-        match take(tx)? {
-            Work::Plain(tx) => tx.abort(),
-            Work::Heap(tx, heap) => {
+        let place = memory(tx)?;
+        match place.take_plain() {
+            Some(tx) => {
                 tx.abort();
-                heap.transactions.fetch_sub(1, Ordering::Release);
+                Ok(())
             }
+            None => place.end_of_heap(|tx| {
+                tx.abort();
+                Ok(())
+            }),
         }
-        Ok(())
     })
 }
 
@@ -229,7 +274,7 @@ pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
 pub extern "C" fn caliburn_prepare(tx: *mut caliburn_tx, global_id: *const c_void, len: usize) -> c_int {
     call(|| {
         let global_id = text::bytes("global_id", global_id.cast(), len)?;
-        Ok(take(tx)?.plain()?.prepare(global_id)?)
+        Ok(take_plain(tx)?.prepare(global_id)?)
     })
 }
 
@@ -243,7 +288,7 @@ pub extern "C" fn caliburn_commit_async(
     call(|| {
         text::check("ticket", ticket)?;
         let open = open(store)?;
-        let taken = take(tx)?.plain()?.commit_async()?;
+        let taken = take_plain(tx)?.commit_async()?;
         open.dependents.fetch_add(1, Ordering::AcqRel);
         text::put("ticket", ticket, TICKETS.insert((taken, open)))
     })
@@ -291,7 +336,7 @@ pub unsafe extern "C" fn caliburn_commit_returning_old(
     call(|| {
         let class = class_of(class)?;
         let visit = visit.ok_or_else(|| Fault::invalid("visit is a null pointer"))?;
-        for old in take(tx)?.plain()?.commit_returning_old(class)? {
+        for old in take_plain(tx)?.commit_returning_old(class)? {
             // SAFETY: the function is the caller's word (convention 2).
             unsafe { visit(context, old.segment.0, old.offset, old.bytes.as_ptr().cast(), old.bytes.len()) };
         }
