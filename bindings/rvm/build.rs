@@ -16,7 +16,7 @@ fn main() {
         "tool",
     ];
     let mut build = cc::Build::new();
-    build.std("gnu11").include("include").include("../c/include");
+    build.std("gnu11").define("_GNU_SOURCE", None).include("include").include("../c/include");
     for source in sources {
         build.file(format!("src/{source}.c"));
     }

@@ -25,14 +25,18 @@ struct Command {
     /// With the undo policy in persistent memory.
     #[arg(long, global = true, conflicts_with = "undo")]
     persistent: bool,
+    /// With a file that was adopted, to which only declared bytes go.
+    #[arg(long, global = true, conflicts_with_all = ["undo", "persistent"])]
+    adopted: bool,
 }
 
 impl Command {
     fn flavour(&self) -> Flavour {
-        match (self.undo, self.persistent) {
-            (false, false) => Flavour::Redo,
-            (true, _) => Flavour::Undo,
-            (_, true) => Flavour::Persistent,
+        match (self.undo, self.persistent, self.adopted) {
+            (true, ..) => Flavour::Undo,
+            (_, true, _) => Flavour::Persistent,
+            (.., true) => Flavour::Adopted,
+            _ => Flavour::Redo,
         }
     }
 }
@@ -155,6 +159,7 @@ pub fn main() -> ExitCode {
         Flavour::Redo => "",
         Flavour::Undo => " --undo",
         Flavour::Persistent => " --persistent",
+        Flavour::Adopted => " --adopted",
     };
     let totals = Totals { flags, ..Totals::default() };
     let start = Instant::now();
@@ -256,7 +261,9 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             let small = script::workloads(2);
             let random = (0..workloads).map(|n| script::random(seed.wrapping_mul(1_000_003) + n, 30));
             // More than a log of this size takes.
-            let directed = script::OF_FAULTS.iter().filter(|_| birth.flavour != Flavour::Redo);
+            let directed = script::OF_FAULTS
+                .iter()
+                .filter(|_| !matches!(birth.flavour, Flavour::Redo | Flavour::Adopted));
             let directed = directed.map(|text| text.parse().expect("these scripts are right"));
             for (number, script) in small.chain(directed).chain(random).enumerate() {
                 if stopped() {

@@ -6,13 +6,17 @@ use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
 use crate::script::{End, Script, Step};
-use caliburn::{Class, Mode, Options, Policy, Region, Store, Tuning};
+use caliburn::{Class, Mode, Options, Policy, Region, Segment, SegmentError, Store, Tuning};
 use caliburn_os::host::Id;
+use caliburn_os::medium::Media;
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Where the store is on its machine.
 pub const STORE: &str = "/machine/store";
+/// Where a file is that it adopted.
+const ADOPTED: &str = "/machine/data";
 /// Bytes of the segment when it is new.
 pub const SEGMENT: u64 = 65536;
 
@@ -51,11 +55,16 @@ pub enum Flavour {
     Undo,
     /// With the undo policy, in persistent memory.
     Persistent,
+    /// With the redo policy; the segment is a file that was adopted, and only declared bytes reach it.
+    Adopted,
 }
 
 impl Flavour {
     fn policy(self) -> Policy {
-        if self == Flavour::Redo { Policy::Redo } else { Policy::Undo }
+        match self {
+            Flavour::Redo | Flavour::Adopted => Policy::Redo,
+            Flavour::Undo | Flavour::Persistent => Policy::Undo,
+        }
     }
 
     /// The machine for it.
@@ -137,7 +146,10 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
     let tuning = Tuning { memory_budget: Some(1 << 30), truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
     options.policy(flavour.policy()).background(false).tuning(tuning);
-    options.require(flavour.reach()).media(Arc::new(MachineMedia(machine.clone())));
+    options
+        .declared_only(flavour == Flavour::Adopted)
+        .require(flavour.reach())
+        .media(Arc::new(MachineMedia(machine.clone())));
     options
 }
 
@@ -210,7 +222,7 @@ impl Life {
         }
         machine.mark(Mark::Reopening);
         let store = options.open(STORE).map_err(|e| failed("open", &e))?;
-        let segment = store.segment("data").map_err(|e| failed("segment", &e))?;
+        let segment = segment(&store, birth.flavour).map_err(|e| failed("segment", &e))?;
         let len = segment.len();
         if !(birth.bounds.len.0..=birth.bounds.len.1).contains(&len) {
             return wrong(format!("the segment is {len} bytes long and not {:?}", birth.bounds.len));
@@ -338,6 +350,8 @@ impl Life {
                 self.tend(true)?;
                 self.forced(newest);
             }
+            // Its file is as long as others make it.
+            Step::Grow if self.flavour == Flavour::Adopted => {}
             Step::Grow => {
                 let len = self.region().len() as u64 + SEGMENT;
                 self.machine.mark(Mark::GrowthBegun(len));
@@ -357,7 +371,7 @@ impl Life {
                         .map_err(failure)?,
                 );
                 self.region =
-                    Some(self.store().segment("data").map_err(failure)?.map_all().map_err(failure)?);
+                    Some(segment(self.store(), self.flavour).map_err(failure)?.map_all().map_err(failure)?);
                 self.undecided.iter_mut().for_each(|u| u.recovered = true);
             }
             Step::Resolve | Step::Forget => self.decide(*step == Step::Resolve)?,
@@ -438,7 +452,7 @@ impl Life {
                 return wrong("a region with an undecided transaction was unmapped");
             }
             Ok(()) => {
-                let segment = self.store().segment("data").map_err(failure)?;
+                let segment = segment(self.store(), self.flavour).map_err(failure)?;
                 self.region = Some(segment.map_all().map_err(failure)?);
             }
             Err(error) => {
@@ -522,6 +536,11 @@ impl Life {
     }
 }
 
+/// The store's segment.
+fn segment(store: &Store, flavour: Flavour) -> Result<Segment, SegmentError> {
+    if flavour == Flavour::Adopted { store.adopt_segment(ADOPTED) } else { store.segment("data") }
+}
+
 fn failure(error: impl std::fmt::Display) -> Ended {
     Ended::Failed(error.to_string())
 }
@@ -536,7 +555,15 @@ pub fn nursery(flavour: Flavour) -> Birth {
     let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
     machine.run(|| {
         let store = options(&machine, 50, flavour).open(STORE).expect("a sound machine makes a store");
-        store.create_segment("data", SEGMENT).expect("a sound machine makes a segment");
+        if flavour == Flavour::Adopted {
+            let file = MachineMedia(machine.clone())
+                .create(Path::new(ADOPTED))
+                .expect("a sound machine makes a file");
+            file.set_len(SEGMENT).expect("a sound machine has room");
+            store.adopt_segment(ADOPTED).expect("a sound machine has the file");
+        } else {
+            store.create_segment("data", SEGMENT).expect("a sound machine makes a segment");
+        }
         store.close().expect("a sound machine closes a store");
     });
     Birth {

@@ -79,8 +79,7 @@ impl Library {
         let mut objects = Vec::new();
         for source in self.sources {
             let object = PathBuf::from(OBJECTS).join(format!("{source}{suffix}.o"));
-            let flags =
-                "-std=gnu11 -O2 -g -fPIC -Wall -Wextra -Werror -Ibindings/rvm/include -Ibindings/c/include";
+            let flags = "-std=gnu11 -D_GNU_SOURCE -O2 -g -fPIC -Wall -Wextra -Werror -Ibindings/rvm/include -Ibindings/c/include";
             let source = Path::new(SOURCES).join(format!("{source}.c"));
             tool("cc", &format!("{flags} {define} -c @0 -o @1"), &[&source, &object])?;
             objects.push(object);

@@ -38,7 +38,7 @@ pub fn test() -> Result<(), String> {
     succeed(cargo(SIM, "test --quiet -p caliburn-sim"), "tests of the simulator")?;
     for line in [
         "exhaustive --transactions 3 --later 1",
-        "torture --images 100000",
+        "torture --images 70000",
         "faults",
         "creation",
         "flips",
@@ -50,6 +50,8 @@ pub fn test() -> Result<(), String> {
         "torture --images 20000 --persistent",
         "faults --persistent",
         "creation --persistent",
+        "exhaustive --transactions 2 --later 0 --adopted",
+        "torture --images 10000 --adopted",
         "heap",
         "heap --undo",
         "heap --persistent",

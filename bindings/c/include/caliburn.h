@@ -21,7 +21,8 @@
 //
 //  1. Codes. A function that returns int returns CALIBURN_OK, which is 0, or another code; caliburn_message() then says
 //     what, where and what to do, and with CALIBURN_IO errno has the cause. After any code but 0 nothing was
-//     changed, unless the function says otherwise. No function ends the process, and none lets an exception out.
+//     changed, unless the function says otherwise. No function ends the process, and none lets an exception out; functions
+//     that a program passes throw none, either.
 //  2. Arguments. Pointers are valid for what they point to; results go where the last argument says. A null pointer, a
 //     null function, a number outside its bounds give CALIBURN_INVALID. Strings end with a zero byte, names are
 //     UTF-8. Nothing that a program passes is kept: it may be freed or changed when the function returns.
@@ -474,7 +475,8 @@ int caliburn_region_grow(struct caliburn_region *handle, size_t len);
 // ranges in it; the region is as it was then.
 int caliburn_unmap(struct caliburn_region *handle);
 
-// As caliburn_unmap(), and leaves the memory to the caller, as it is.
+// As caliburn_unmap(), and leaves the memory to the caller, as it is. Redo policy only: with the other one the memory
+// is the segment.
 int caliburn_leave(struct caliburn_region *handle);
 
 // Creates a segment of len bytes of zeros, rounded up to 64 KiB, in a file of the store. Names are letters, digits, '.',
@@ -528,8 +530,8 @@ int caliburn_open(const char *path,
                   struct caliburn_store **store);
 
 // Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be unmapped;
-// no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets still there, the store
-// is as it was; after any other code it is closed, and the next opening recovers it.
+// no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets still there, and
+// transactions that this process has prepared and nobody decided, the store is as it was; after any other code it is closed, and the next opening recovers it.
 int caliburn_close(struct caliburn_store *store);
 
 // Makes every commit so far durable.
@@ -582,15 +584,13 @@ int caliburn_commit(struct caliburn_tx *tx,
 int caliburn_abort(struct caliburn_tx *tx);
 
 // Prepares: the transaction is durable and undecided from now on, whatever happens, until caliburn_commit_prepared() or
-// caliburn_abort_prepared() with the same identifier of 1 to 512 bytes. Not for transactions of heaps.
+// caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For transactions with CALIBURN_RESTORE, not of heaps.
 int caliburn_prepare(struct caliburn_tx *tx,
                      const void *global_id,
                      size_t len);
 
 // Commits lazily, and gives a ticket that tells when the commit is durable. Not for transactions of heaps.
-int caliburn_commit_async(struct caliburn_store *store,
-                          struct caliburn_tx *tx,
-                          struct caliburn_ticket **ticket);
+int caliburn_commit_async(struct caliburn_tx *tx, struct caliburn_ticket **ticket);
 
 // Whether a ticket's commit is durable: 1 or 0; -1 if there is no such ticket.
 int caliburn_ticket_is_durable(const struct caliburn_ticket *ticket);

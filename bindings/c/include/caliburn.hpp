@@ -307,17 +307,16 @@ public:
     void root(const std::string &name, const object<T> &object) {
         check(caliburn_heap_set_root(&tx_, name.c_str(), object.place()));
     }
-    void commit(int failure_class = CALIBURN_PROCESS) {
-        open_ = false;
-        check(caliburn_commit(&tx_, failure_class));
-    }
-    void abort() {
-        open_ = false;
-        check(caliburn_abort(&tx_));
-    }
+    void commit(int failure_class = CALIBURN_PROCESS) { ended(caliburn_commit(&tx_, failure_class)); }
+    void abort() { ended(caliburn_abort(&tx_)); }
     caliburn_tx *raw() noexcept { return &tx_; }
 
 private:
+    // What is refused as invalid has not ended.
+    void ended(int code) {
+        open_ = open_ && code == CALIBURN_INVALID;
+        check(code);
+    }
     caliburn_tx tx_ = CALIBURN_TX_INITIALIZER;
     caliburn_heap *heap_ = nullptr;
     bool open_ = false;

@@ -42,7 +42,15 @@ struct rms_segment {
     size_t len;
     caliburn_tx tx;
     int open;
-    int failed; /* a page could not be declared */
+    struct rms_page *kept; /* pages that could not be declared: the transaction can only be aborted */
+};
+
+/* A page as it was before the first store to it. */
+struct rms_page {
+    struct rms_page *next;
+    char *at;
+    size_t len;
+    char bytes[1];
 };
 
 /* One of each for the whole program, wherever this header is included. */
@@ -66,6 +74,21 @@ static inline struct rms_segment *rms_find(const char *file)
     return NULL;
 }
 
+/* Keeps a page that could not be declared, since the transaction has become too large or the store has failed. */
+static inline int rms_keep(struct rms_segment *segment, char *at, size_t len)
+{
+    void *memory = mmap(NULL, sizeof(struct rms_page) + len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return 0;
+    struct rms_page *page = (struct rms_page *)memory;
+    page->next = segment->kept;
+    page->at = at;
+    page->len = len;
+    memcpy(page->bytes, at, len);
+    segment->kept = page;
+    return 1;
+}
+
 /* A store to a page of a segment: it is declared, then allowed. The fault is at the program's own instruction, not in the
    middle of a library's, so that declaring is a call like any other. */
 static inline void rms_fault(int number, siginfo_t *info, void *context)
@@ -77,8 +100,9 @@ static inline void rms_fault(int number, siginfo_t *info, void *context)
         uintptr_t into = at - (uintptr_t)segment->start;
         if (segment->name == NULL || !segment->open || into >= segment->len)
             continue;
-        if (caliburn_set_range(&segment->tx, (void *)at, segment->len - into < page ? segment->len - into : page) != 0)
-            segment->failed = 1;
+        size_t len = segment->len - into < page ? segment->len - into : page;
+        if (caliburn_set_range(&segment->tx, (void *)at, len) != CALIBURN_OK && !rms_keep(segment, (char *)at, len))
+            break;
         if (mprotect((void *)at, page, PROT_READ | PROT_WRITE) == 0)
             return;
     }
@@ -95,36 +119,40 @@ static inline int rms_protect(struct rms_segment *segment)
     return mprotect(segment->start, segment->len, PROT_READ) == 0;
 }
 
-/* The segment of a file in its store; made at the first time. */
+/* The segment of a file in its store. With the undo policy its content is loaded once; its last eight bytes say that it was,
+   in the same transaction. */
 static inline int rms_segment_of(struct rms_segment *segment, const char *file, caliburn_segment **found)
 {
-    if (caliburn_policy(segment->store) == CALIBURN_REDO)
-        return caliburn_segment_adopt(segment->store, file, found);
-    int code = caliburn_segment_open(segment->store, "data", found);
-    if (code != CALIBURN_NOT_FOUND)
-        return code;
-    FILE *first = fopen(file, "r");
-    struct stat about;
-    if (first == NULL || fstat(fileno(first), &about) != 0)
-        return first == NULL ? CALIBURN_IO : (fclose(first), CALIBURN_IO);
+    static const uint64_t loaded = 1;
     caliburn_region *region = NULL;
     caliburn_tx tx = CALIBURN_TX_INITIALIZER;
-    code = caliburn_segment_create(segment->store, "data", (uint64_t)about.st_size, found);
+    struct stat about;
+    if (caliburn_policy(segment->store) == CALIBURN_REDO)
+        return caliburn_segment_adopt(segment->store, file, found);
+    FILE *first = fopen(file, "r");
+    int code = first != NULL && fstat(fileno(first), &about) == 0 ? CALIBURN_OK : CALIBURN_IO;
+    size_t len = code == CALIBURN_OK ? (size_t)about.st_size : 0;
+    if (code == CALIBURN_OK)
+        code = caliburn_segment_open_or_create(segment->store, "data", len + sizeof loaded, found);
     if (code == CALIBURN_OK)
         code = caliburn_map(*found, 0, 0, &region);
-    if (code == CALIBURN_OK)
+    char *start = (char *)caliburn_region_address(region);
+    char *mark = start + caliburn_region_len(region) - sizeof loaded;
+    if (code == CALIBURN_OK && memcmp(mark, &loaded, sizeof loaded) != 0) {
         code = caliburn_begin(segment->store, CALIBURN_RESTORE, &tx);
-    if (code == CALIBURN_OK) {
-        code = caliburn_set_range(&tx, caliburn_region_address(region), (size_t)about.st_size);
-        if (code == CALIBURN_OK &&
-            fread(caliburn_region_address(region), 1, (size_t)about.st_size, first) != (size_t)about.st_size)
+        if (code == CALIBURN_OK)
+            code = caliburn_set_range(&tx, start, len);
+        if (code == CALIBURN_OK && fread(start, 1, len, first) != len)
             code = CALIBURN_IO;
+        if (code == CALIBURN_OK)
+            code = caliburn_write(&tx, mark, &loaded, sizeof loaded);
         if (code == CALIBURN_OK)
             code = caliburn_commit(&tx, CALIBURN_PROCESS);
         else
             caliburn_abort(&tx);
     }
-    fclose(first);
+    if (first != NULL)
+        fclose(first);
     if (region != NULL)
         caliburn_unmap(region);
     return code;
@@ -188,7 +216,6 @@ static inline void rms_begin_transaction(const char *file)
     if (segment == NULL || segment->open)
         return;
     segment->tx = none;
-    segment->failed = 0;
     segment->open = caliburn_begin(segment->store, CALIBURN_RESTORE, &segment->tx) == CALIBURN_OK;
 }
 
@@ -199,6 +226,12 @@ static inline int rms_abort(const char *file)
     if (segment == NULL || !segment->open)
         return 0;
     segment->open = 0;
+    while (segment->kept != NULL) {
+        struct rms_page *page = segment->kept;
+        segment->kept = page->next;
+        memcpy(page->at, page->bytes, page->len);
+        munmap(page, sizeof *page + page->len);
+    }
     return (caliburn_abort(&segment->tx) == CALIBURN_OK) & rms_protect(segment);
 }
 
@@ -206,7 +239,7 @@ static inline int rms_abort(const char *file)
 static inline int rms_commit(const char *file)
 {
     struct rms_segment *segment = rms_find(file);
-    if (segment == NULL || !segment->open || segment->failed)
+    if (segment == NULL || !segment->open || segment->kept != NULL)
         return 0;
     int reach = caliburn_reach(segment->store);
     segment->open = 0;

@@ -35,7 +35,12 @@ static inline int vista_init(const char *path)
     caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, CALIBURN_UNDO);
     int code = caliburn_open(path, options, &vista_store);
     caliburn_options_free(options);
-    return code != CALIBURN_OK ? code : caliburn_heap_open(vista_store, "vista", &vista_heap);
+    if (code != CALIBURN_OK)
+        return code;
+    code = caliburn_heap_open(vista_store, "vista", &vista_heap);
+    if (code != CALIBURN_OK)
+        caliburn_close(vista_store);
+    return code;
 }
 
 /* Maps a segment, made of zeros if there is none of that name. */
@@ -89,7 +94,8 @@ static inline int vista_free(vista_tid *tid, const void *memory)
 /* Names memory of vista_malloc()'s, or with null takes the name away. */
 static inline int vista_set_root(vista_tid *tid, const char *name, const void *memory)
 {
-    return caliburn_heap_set_root(tid, name, caliburn_heap_place(vista_heap, memory));
+    uint64_t place = caliburn_heap_place(vista_heap, memory);
+    return memory != NULL && place == CALIBURN_NOWHERE ? CALIBURN_INVALID : caliburn_heap_set_root(tid, name, place);
 }
 
 static inline void *vista_root(const char *name)

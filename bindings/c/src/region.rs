@@ -58,6 +58,9 @@ pub extern "C" fn caliburn_map_at(
     address: *mut c_void,
     region: *mut *mut caliburn_region,
 ) -> c_int {
+    if address.is_null() || !address.addr().is_multiple_of(Segment::page_size()) {
+        return call(|| Err(Fault::invalid("the address is not a page's")));
+    }
     give(segment, region, |segment| segment.map_at(range(segment, offset, len), address.addr()))
 }
 
@@ -126,10 +129,17 @@ pub extern "C" fn caliburn_unmap(handle: *mut caliburn_region) -> c_int {
     call(|| end(handle, |region| region.unmap().map_err(|error| (error.cause, error.region))))
 }
 
-/// As caliburn_unmap(), and leaves the memory to the caller, as it is.
+/// As caliburn_unmap(), and leaves the memory to the caller, as it is. Redo policy only: with the other one the memory
+/// is the segment.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_leave(handle: *mut caliburn_region) -> c_int {
-    call(|| end(handle, |region| region.leave().map(drop).map_err(|error| (error.cause, error.region))))
+    call(|| {
+        if !region(handle)?.can_leave() {
+            let text = "with the undo policy the memory is the segment: unmap the region";
+            return Err(Fault::new(crate::error::CALIBURN_POLICY, text));
+        }
+        end(handle, |region| region.leave().map(drop).map_err(|error| (error.cause, error.region)))
+    })
 }
 
 fn end(handle: *mut caliburn_region, end: impl FnOnce(Region) -> Result<(), (MapError, Region)>) -> Done {
@@ -139,9 +149,6 @@ fn end(handle: *mut caliburn_region, end: impl FnOnce(Region) -> Result<(), (Map
         let text = format!("{open} uncommitted transaction(s) have ranges in the region: end them first");
         return Err(Fault::new(CALIBURN_BUSY, text));
     }
-    end(REGIONS.take(handle).ok_or_else(none)?).map_err(|(cause, region)| {
-        // The store has failed: the memory stays with the process.
-        std::mem::forget(region);
-        cause.into()
-    })
+    // One of a failed store is let go as it is.
+    end(REGIONS.take(handle).ok_or_else(none)?).map_err(|(cause, _)| cause.into())
 }

@@ -9,7 +9,9 @@ use crate::options::{
 use crate::text;
 use caliburn::{Class, Policy, Store};
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// An open store.
 pub struct caliburn_store;
@@ -19,6 +21,14 @@ pub struct Open {
     pub store: Store,
     /// Heaps and tickets, which refer to the store.
     pub dependents: AtomicUsize,
+    /// When lazy commits were forced last by caliburn_tend().
+    tended: Mutex<Instant>,
+}
+
+impl Open {
+    fn new(store: Store) -> Open {
+        Open { store, dependents: AtomicUsize::new(0), tended: Mutex::new(Instant::now()) }
+    }
 }
 
 pub static STORES: Table<Box<Open>> = Table::new(2);
@@ -45,23 +55,18 @@ pub extern "C" fn caliburn_open(
     call(|| {
         text::check("store", store)?;
         let opened = options::of(options)?.open(text::path("path", path)?)?;
-        text::put(
-            "store",
-            store,
-            STORES.insert(Box::new(Open { store: opened, dependents: AtomicUsize::new(0) })),
-        )
+        text::put("store", store, STORES.insert(Box::new(Open::new(opened))))
     })
 }
 
 /// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be unmapped;
-/// no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets still there, the store
-/// is as it was; after any other code it is closed, and the next opening recovers it.
+/// no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets still there, and
+/// transactions that this process has prepared and nobody decided, the store is as it was; after any other code it is closed, and the next opening recovers it.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_close(store: *mut caliburn_store) -> c_int {
     call(|| {
         let now = open(store)?;
-        let query = now.store.query();
-        let transactions = query.uncommitted.saturating_sub(query.prepared);
+        let transactions = now.store.query().uncommitted;
         let dependents = now.dependents.load(Ordering::Acquire);
         if transactions > 0 || dependents > 0 {
             return Err(Fault::new(
@@ -93,9 +98,14 @@ pub extern "C" fn caliburn_truncate(store: *mut caliburn_store) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_tend(store: *mut caliburn_store) -> c_int {
     call(|| {
-        let store = &open(store)?.store;
-        store.tend_flush(false)?;
-        Ok(store.tend_truncation()?)
+        let open = open(store)?;
+        let mut tended = open.tended.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let due = tended.elapsed() >= open.store.tuning().flush_interval;
+        open.store.tend_flush(due)?;
+        if due {
+            *tended = Instant::now();
+        }
+        Ok(open.store.tend_truncation()?)
     })
 }
 

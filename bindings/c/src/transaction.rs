@@ -30,12 +30,14 @@ pub struct caliburn_ticket;
 
 static TICKETS: Table<(Ticket<'static>, &'static Open)> = Table::new(6);
 
+/// A transaction, and the store.
+type OfStore = (Transaction<'static>, &'static Open);
 /// A transaction of a heap, and the heap.
 pub type OfHeap = (HeapTransaction<'static>, &'static heap::Entry);
 
 /// What is in the memory of a [`caliburn_tx`]. Apart, so that a plain transaction moves no more bytes than it has.
 union Body {
-    plain: ManuallyDrop<Transaction<'static>>,
+    plain: ManuallyDrop<OfStore>,
     heap: ManuallyDrop<OfHeap>,
 }
 
@@ -97,7 +99,7 @@ impl Place {
 
     /// Takes a plain transaction out; none if it is of a heap.
     #[inline]
-    fn take_plain(&mut self) -> Option<Transaction<'static>> {
+    fn take_plain(&mut self) -> Option<OfStore> {
         if !self.is(PLAIN) {
             return None;
         }
@@ -114,9 +116,18 @@ impl Place {
         self.mark = 0;
         // SAFETY: as above.
         let (tx, heap) = unsafe { ManuallyDrop::take(&mut self.body.heap) };
-        let done = end(tx);
-        heap.transactions.fetch_sub(1, Ordering::Release);
-        done
+        // Also if the verifier panics.
+        let _ended = Ended(heap);
+        end(tx)
+    }
+}
+
+/// Counts a heap's transaction as ended.
+struct Ended(&'static heap::Entry);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.transactions.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -126,7 +137,7 @@ pub fn work<'a>(tx: *mut caliburn_tx) -> Done<Work<'a>> {
     let place = memory(tx)?;
     if place.is(PLAIN) {
         // SAFETY: the mark says that it is there.
-        Ok(Work::Plain(unsafe { &mut place.body.plain }))
+        Ok(Work::Plain(unsafe { &mut (&mut place.body.plain).0 }))
     } else if place.is(HEAP) {
         // SAFETY: as above.
         Ok(Work::Heap(unsafe { &mut (&mut place.body.heap).0 }))
@@ -146,13 +157,22 @@ pub fn begin_of_heap(tx: *mut caliburn_tx, begin: impl FnOnce() -> Done<OfHeap>)
     Ok(())
 }
 
-/// The open transaction, to be ended in a way that those of heaps do not have.
-fn take_plain(tx: *mut caliburn_tx) -> Done<Transaction<'static>> {
-    let place = memory(tx)?;
-    if place.is(HEAP) {
-        return Err(Fault::invalid("a transaction of a heap ends by caliburn_commit() or caliburn_abort()"));
+/// The open transaction, to be ended in a way that those of heaps do not have; one with old values, if it takes these.
+fn take_plain(tx: *mut caliburn_tx, restores: bool) -> Done<OfStore> {
+    match work(tx)? {
+        Work::Heap(_) => {
+            return Err(Fault::invalid(
+                "a transaction of a heap ends by caliburn_commit() or caliburn_abort()",
+            ));
+        }
+        Work::Plain(tx) if restores && tx.mode() == Mode::NoRestore => {
+            return Err(Fault::invalid(
+                "it was begun with CALIBURN_NO_RESTORE and has no old values: commit it",
+            ));
+        }
+        Work::Plain(_) => {}
     }
-    place.take_plain().ok_or_else(none)
+    memory(tx)?.take_plain().ok_or_else(none)
 }
 
 /// Declares bytes at an address.
@@ -184,7 +204,8 @@ pub extern "C" fn caliburn_begin(store: *mut caliburn_store, mode: c_int, tx: *m
             CALIBURN_NO_RESTORE => Mode::NoRestore,
             _ => return Err(Fault::invalid("a mode is CALIBURN_RESTORE or CALIBURN_NO_RESTORE")),
         };
-        place.body.plain = ManuallyDrop::new(open(store)?.store.begin(mode)?);
+        let open = open(store)?;
+        place.body.plain = ManuallyDrop::new((open.store.begin(mode)?, open));
         place.mark = place.mark_of(PLAIN);
         Ok(())
     })
@@ -238,7 +259,7 @@ pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
         let class = class_of(class)?;
         let place = memory(tx)?;
         match place.take_plain() {
-            Some(tx) => Ok(tx.commit(class)?),
+            Some((tx, _)) => Ok(tx.commit(class)?),
             None => place.end_of_heap(|tx| Ok(tx.commit(class)?)),
         }
     })
@@ -256,7 +277,7 @@ pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
         }
         let place = memory(tx)?;
         match place.take_plain() {
-            Some(tx) => {
+            Some((tx, _)) => {
                 tx.abort();
                 Ok(())
             }
@@ -269,26 +290,22 @@ pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
 }
 
 /// Prepares: the transaction is durable and undecided from now on, whatever happens, until caliburn_commit_prepared() or
-/// caliburn_abort_prepared() with the same identifier of 1 to 512 bytes. Not for transactions of heaps.
+/// caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For transactions with CALIBURN_RESTORE, not of heaps.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_prepare(tx: *mut caliburn_tx, global_id: *const c_void, len: usize) -> c_int {
     call(|| {
         let global_id = text::bytes("global_id", global_id.cast(), len)?;
-        Ok(take_plain(tx)?.prepare(global_id)?)
+        Ok(take_plain(tx, true)?.0.prepare(global_id)?)
     })
 }
 
 /// Commits lazily, and gives a ticket that tells when the commit is durable. Not for transactions of heaps.
 #[unsafe(no_mangle)]
-pub extern "C" fn caliburn_commit_async(
-    store: *mut caliburn_store,
-    tx: *mut caliburn_tx,
-    ticket: *mut *mut caliburn_ticket,
-) -> c_int {
+pub extern "C" fn caliburn_commit_async(tx: *mut caliburn_tx, ticket: *mut *mut caliburn_ticket) -> c_int {
     call(|| {
         text::check("ticket", ticket)?;
-        let open = open(store)?;
-        let taken = take_plain(tx)?.commit_async()?;
+        let (taken, open) = take_plain(tx, false)?;
+        let taken = taken.commit_async()?;
         open.dependents.fetch_add(1, Ordering::AcqRel);
         text::put("ticket", ticket, TICKETS.insert((taken, open)))
     })
@@ -336,7 +353,7 @@ pub unsafe extern "C" fn caliburn_commit_returning_old(
     call(|| {
         let class = class_of(class)?;
         let visit = visit.ok_or_else(|| Fault::invalid("visit is a null pointer"))?;
-        for old in take_plain(tx)?.commit_returning_old(class)? {
+        for old in take_plain(tx, true)?.0.commit_returning_old(class)? {
             // SAFETY: the function is the caller's word (convention 2).
             unsafe { visit(context, old.segment.0, old.offset, old.bytes.as_ptr().cast(), old.bytes.len()) };
         }

@@ -134,7 +134,7 @@ static void prepared_and_tickets(const char *path)
     OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
     OK(caliburn_set_range(&tx, word, 8));
     word[0] = 6;
-    OK(caliburn_commit_async(store, &tx, &ticket));
+    OK(caliburn_commit_async(&tx, &ticket));
     FAILS(CALIBURN_BUSY, caliburn_close(store));
     OK(caliburn_ticket_wait(ticket));
     CHECK(caliburn_ticket_is_durable(ticket) == -1);

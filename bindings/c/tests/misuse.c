@@ -107,7 +107,19 @@ static void handles(const char *dir)
     OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
     OK(caliburn_set_range(&tx, bytes, 8));
     FAILS(CALIBURN_INVALID, caliburn_abort(&tx));
+    FAILS(CALIBURN_INVALID, caliburn_prepare(&tx, "x", 1));
     OK(caliburn_commit(&tx, CALIBURN_PROCESS));
+    OK(caliburn_segment_open(store, "data", &segment));
+    FAILS(CALIBURN_INVALID, caliburn_map_at(segment, 0, 0, NULL, &r));
+    FAILS(CALIBURN_INVALID, caliburn_map_at(segment, 0, 0, (void *)4097, &r));
+    caliburn_segment_release(segment);
+    /* Undecided, by this process: it is still to be decided. */
+    OK(caliburn_begin(store, CALIBURN_RESTORE, &tx));
+    OK(caliburn_set_range(&tx, bytes, 8));
+    OK(caliburn_prepare(&tx, "x", 1));
+    FAILS(CALIBURN_BUSY, caliburn_close(store));
+    FAILS(CALIBURN_BUSY, caliburn_unmap(region));
+    OK(caliburn_commit_prepared(store, "x", 1));
 
     OK(caliburn_unmap(region));
     FAILS(CALIBURN_INVALID, caliburn_unmap(region));
@@ -170,6 +182,54 @@ static void undeclared(const char *dir)
     FAILS(CALIBURN_PANIC, caliburn_commit(&tx, CALIBURN_PROCESS));
     CHECK(strstr(caliburn_message(), "1 byte(s) at 4 of segment \"data\"") != NULL);
     bytes[4] = 0;
+    caliburn_heap *heap;
+    OK(caliburn_heap_open(store, "objects", &heap));
+    OK(caliburn_heap_begin(heap, &tx));
+    bytes[5] = 1;
+    FAILS(CALIBURN_PANIC, caliburn_commit(&tx, CALIBURN_PROCESS));
+    bytes[5] = 0;
+    OK(caliburn_heap_close(heap));
+    OK(caliburn_unmap(region));
+    OK(caliburn_close(store));
+    free(path);
+}
+
+/* With the undo policy the memory is the segment. */
+static void left(const char *dir)
+{
+    char *path = in(dir, "undo");
+    caliburn_store *store = opened(path, CALIBURN_UNDO);
+    caliburn_region *region = mapped(store, "data", 65536);
+    FAILS(CALIBURN_POLICY, caliburn_leave(region));
+    OK(caliburn_unmap(region));
+    OK(caliburn_close(store));
+    free(path);
+}
+
+/* Without threads a call forces what is due. */
+static void tended(const char *dir)
+{
+    char *path = in(dir, "tended");
+    caliburn_options *options = small();
+    OK(caliburn_options_set(options, CALIBURN_BACKGROUND, 0));
+    OK(caliburn_options_set(options, CALIBURN_FLUSH_INTERVAL_MS, 1));
+    caliburn_store *store;
+    OK(caliburn_open(path, options, &store));
+    caliburn_options_free(options);
+    caliburn_region *region = mapped(store, "data", 65536);
+    caliburn_tx tx = CALIBURN_TX_INITIALIZER;
+    caliburn_query query;
+    OK(caliburn_begin(store, CALIBURN_RESTORE, &tx));
+    OK(caliburn_write(&tx, caliburn_region_address(region), "lazy", 4));
+    OK(caliburn_commit(&tx, CALIBURN_PROCESS));
+    caliburn_statistics before, after;
+    OK(caliburn_statistics_get(store, &before, sizeof before));
+    do {
+        OK(caliburn_tend(store));
+        OK(caliburn_statistics_get(store, &after, sizeof after));
+    } while (after.forces == before.forces);
+    OK(caliburn_query_store(store, &query, sizeof query));
+    CHECK(query.log_unforced == 0);
     OK(caliburn_unmap(region));
     OK(caliburn_close(store));
     free(path);
@@ -181,6 +241,8 @@ int main(int argc, char **argv)
     handles(argv[1]);
     files(argv[1]);
     undeclared(argv[1]);
+    left(argv[1]);
+    tended(argv[1]);
     puts("sound");
     return 0;
 }

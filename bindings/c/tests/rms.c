@@ -68,6 +68,29 @@ static void policy(const char *file, int which)
     CHECK(waitpid(child, &status, 0) == child && !(WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
+/* A transaction larger than half of the log cannot be committed; it is undone all the same. */
+static void too_large(const char *file)
+{
+    static const char zeros[1 << 16];
+    FILE *first = fopen(file, "w");
+    for (int i = 0; i < 640; i++)
+        CHECK(fwrite(zeros, sizeof zeros, 1, first) == 1);
+    CHECK(fclose(first) == 0);
+    rms_options(CALIBURN_REDO, CALIBURN_PROCESS);
+    long long *words = rms_attach(file), pages = 640 * 16;
+    CHECK(words != NULL);
+    rms_begin_transaction(file);
+    for (long long i = 0; i < pages; i++)
+        words[i * 512] = 1;
+    CHECK(rms_commit(file) == 0 && rms_restore(file) == 1);
+    for (long long i = 0; i < pages; i++)
+        CHECK(at(words, (int)(i * 512)) == 0);
+    rms_begin_transaction(file);
+    words[(pages - 1) * 512 + 1] = 2;
+    CHECK(rms_commit(file) == 1 && at(words, (int)((pages - 1) * 512)) == 0);
+    rms_detach(file);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
@@ -75,6 +98,7 @@ int main(int argc, char **argv)
     CHECK(rms_attach(none) == NULL && caliburn_message()[0] != 0);
     policy(redo, CALIBURN_REDO);
     policy(undo, CALIBURN_UNDO);
+    too_large(redo);
     free(redo);
     free(undo);
     free(none);

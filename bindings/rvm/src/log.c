@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -152,9 +153,12 @@ static rvm_return_t log_fault(const char *path)
 static rvm_return_t log_open(const char *name)
 {
     wide_path dir;
-    char path[MAXPATHLEN];
+    char path[MAXPATHLEN], real[PATH_MAX];
     if (absolute_name(name, path) == NULL)
         return RVM_ENAME_TOO_LONG;
+    /* The directory that belongs to a log stands beside the file, not beside links to it. */
+    if (realpath(path, real) != NULL && strlen(real) + sizeof SUFFIX <= MAXPATHLEN)
+        strcpy(path, real);
     rvm_return_t fault = log_fault(path);
     if (fault != RVM_SUCCESS)
         return fault;
@@ -241,6 +245,46 @@ static bool force_names(const char *path)
     return forced;
 }
 
+/* Clears the directory of a log that was removed. Not one whose log was only renamed, or that somebody has open. */
+static rvm_return_t clear_directory(const char *path)
+{
+    const char *const left[] = {"catalog", LOG, "stage", "lock", LENGTH};
+    wide_path dir, file;
+    struct stat about;
+    caliburn_store *store;
+    caliburn_options *options = caliburn_options_new();
+    if (stat(beside(path, LOG, file), &about) == 0 && about.st_nlink > 1) {
+        caliburn_options_free(options);
+        return say(path, RVM_ELOG, "the directory of the same name with " SUFFIX " belongs to a log of another name");
+    }
+    caliburn_options_set(options, CALIBURN_OPEN_READ_ONLY, 1);
+    int code = caliburn_open(beside(path, "", dir), options, &store);
+    caliburn_options_free(options);
+    if (code == CALIBURN_OK)
+        caliburn_close(store);
+    if (code == CALIBURN_BUSY)
+        return say(path, RVM_ELOG, caliburn_message());
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        unlink(beside(path, left[i], file));
+    rmdir(dir);
+    return RVM_SUCCESS;
+}
+
+/* Keeps the length that is wanted, durably, in a file whose mode tells which permissions the process lets files have. */
+static bool keep_length(const char *path, rvm_length_t length, long mode, mode_t *permitted)
+{
+    wide_path name;
+    struct stat about;
+    char text[32];
+    int len = snprintf(text, sizeof text, "%lu\n", length);
+    int file = open(beside(path, LENGTH, name), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode & 0777);
+    bool kept = file >= 0 && write(file, text, (size_t)len) == len && fsync(file) == 0 && fstat(file, &about) == 0;
+    if (file >= 0)
+        close(file);
+    *permitted = kept ? about.st_mode & 0777 : 0;
+    return kept && force_names(name);
+}
+
 static rvm_return_t create_log(rvm_options_t *options, rvm_offset_t *length, long mode)
 {
     struct stat there;
@@ -259,11 +303,10 @@ static rvm_return_t create_log(rvm_options_t *options, rvm_offset_t *length, lon
     /* The directory must be there. */
     if (!force_names(path))
         return RVM_EIO;
-    /* What a log that was removed has left. */
-    const char *const left[] = {"catalog", LOG, "stage", "lock", LENGTH};
-    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
-        unlink(beside(path, left[i], file));
-    rmdir(beside(path, "", dir));
+    rvm_return_t cleared = clear_directory(path);
+    if (cleared != RVM_SUCCESS)
+        return cleared;
+    beside(path, "", dir);
 
     caliburn_store *store;
     caliburn_options *store_with = store_options(length->low);
@@ -277,17 +320,13 @@ static rvm_return_t create_log(rvm_options_t *options, rvm_offset_t *length, lon
         return RVM_EIO;
     }
     caliburn_close(store);
-    FILE *wanted = fopen(beside(path, LENGTH, file), "w");
-    bool written = wanted != NULL && fprintf(wanted, "%lu\n", length->low) > 0;
-    if (wanted != NULL)
-        written = fclose(wanted) == 0 && written;
-    mode_t mask = umask(0);
-    umask(mask);
-    mode_t permitted = mode & 0777 & ~mask;
+    mode_t permitted;
+    bool made = keep_length(path, length->low, mode, &permitted) && chmod(beside(path, LOG, file), permitted) == 0;
     /* Who may read a file of the store may search its directory. */
-    bool set = link(beside(path, LOG, file), path) == 0 && chmod(path, permitted) == 0 &&
-               chmod(dir, permitted | (permitted & 0444) >> 2) == 0;
-    return written && set && force_names(path) ? RVM_SUCCESS : RVM_EIO;
+    made = made && chmod(dir, permitted | (permitted & 0444) >> 2) == 0;
+    if (made && link(file, path) != 0)
+        return errno == EEXIST ? RVM_ELOG : RVM_EIO;
+    return made && force_names(path) ? RVM_SUCCESS : RVM_EIO;
 }
 
 rvm_return_t rvm_create_log(rvm_options_t *options, rvm_offset_t *length, long mode)

@@ -23,6 +23,7 @@ static rvm_return_t segment_of(const char *name, bool has_length, struct segment
     for (*found = segments; *found != NULL; *found = (*found)->next)
         if (strcmp((*found)->path, path) == 0)
             return RVM_SUCCESS;
+    /* It may be known by another name. */
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0 || fstat(file, &about) != 0) {
         int cause = errno;
@@ -32,6 +33,9 @@ static rvm_return_t segment_of(const char *name, bool has_length, struct segment
         return RVM_EIO;
     }
     close(file);
+    for (*found = segments; *found != NULL; *found = (*found)->next)
+        if ((*found)->device == about.st_dev && (*found)->inode == about.st_ino)
+            return RVM_SUCCESS;
     if (!S_ISREG(about.st_mode) && !has_length)
         return RVM_ENOT_MAPPED;
     struct segment *segment = malloc(sizeof *segment + strlen(path) + 1);
@@ -43,6 +47,8 @@ static rvm_return_t segment_of(const char *name, bool has_length, struct segment
         /* Shorter than a sector. */
         return code == CALIBURN_INVALID ? RVM_EOFFSET : code == CALIBURN_DAMAGED ? RVM_EIO : code_of(code);
     }
+    segment->device = about.st_dev;
+    segment->inode = about.st_ino;
     segment->size = caliburn_segment_len(segment->handle);
     strcpy(segment->path, path);
     segment->next = segments;
@@ -78,8 +84,16 @@ static rvm_return_t map_at(struct region *region, bool as_it_is)
         code = caliburn_map_unread(segment, region->offset, region->length, region->vmaddr, &region->handle);
     } else {
         code = caliburn_map_at(segment, region->offset, region->length, region->vmaddr, &region->handle);
-        if (code == CALIBURN_EXISTS)
+        if (code == CALIBURN_EXISTS) {
+            /* What the program has in the last page beyond the region stays. */
+            static char beyond[1 << 16];
+            char *end = region->vmaddr + region->length;
+            size_t rest = RVM_ROUND_LENGTH_UP_TO_PAGE_SIZE(region->length) - region->length;
+            memcpy(beyond, end, rest);
             code = caliburn_map_over(segment, region->offset, region->length, region->vmaddr, &region->handle);
+            if (code == CALIBURN_OK)
+                memcpy(end, beyond, rest);
+        }
     }
     return code == CALIBURN_EXISTS ? RVM_EVM_OVERLAP : code_of(code);
 }
@@ -198,6 +212,18 @@ rvm_return_t rvm_map(rvm_region_t *wanted, rvm_options_t *options)
     return code;
 }
 
+/* Makes memory that shows a file the program's own: it stays as it is, whatever becomes of the file. */
+static void detach(char *start, rvm_length_t length)
+{
+    rvm_length_t span = RVM_ROUND_LENGTH_UP_TO_PAGE_SIZE(length);
+    char *copy = mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED)
+        return;
+    memcpy(copy, start, span);
+    if (mremap(copy, span, span, MREMAP_MAYMOVE | MREMAP_FIXED, start) == MAP_FAILED)
+        munmap(copy, span);
+}
+
 static rvm_return_t unmap(const rvm_region_t *asked)
 {
     for (struct region **link = &regions; *link != NULL; link = &(*link)->next) {
@@ -212,6 +238,7 @@ static rvm_return_t unmap(const rvm_region_t *asked)
         int code = caliburn_leave(region->handle);
         if (code != CALIBURN_OK)
             return code == CALIBURN_BUSY ? RVM_EUNCOMMIT : code_of(code);
+        detach(region->vmaddr, region->length);
         /* Leaving a region truncates. */
         count_truncation();
         pthread_rwlock_wrlock(&regions_lock);

@@ -101,7 +101,7 @@ int rds_prealloc(unsigned long size, unsigned long nblocks, rvm_tid_t *tid, int 
     int code = begin(&scope, tid);
     if (code == SUCCESS) {
         uint64_t chunks = chunks_for(size);
-        if (list_for(chunks) == heap->largest) {
+        if (chunks >= heap->largest) {
             end(&scope, EBAD_ARGS, no_flush);
             *wanted(err) = SUCCESS;
             return -1;

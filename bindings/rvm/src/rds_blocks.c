@@ -53,13 +53,25 @@ static int set_largest(uint64_t list, rvm_tid_t *tid)
     return code;
 }
 
+/* The list that begins with a block; null if none does. The original puts a block that is larger than the largest list with
+   any on that one, so that it may be on a list of smaller ones. */
+static struct list *list_of(const struct block *block)
+{
+    if (heap->lists[list_for(block->size)].head == block)
+        return &heap->lists[list_for(block->size)];
+    for (uint64_t number = 1; number <= heap->lists_count; number++)
+        if (heap->lists[number].head == block)
+            return &heap->lists[number];
+    return NULL;
+}
+
 /* Takes a free block off its list. */
 static int unlink_block(struct block *block, rvm_tid_t *tid)
 {
-    struct list *list = &heap->lists[list_for(block->size)];
-    if (list->guard != LIST_GUARD || (block->previous == NULL) != (list->head == block))
+    struct list *list = block->previous == NULL ? list_of(block) : NULL;
+    if (block->previous == NULL && (list == NULL || list->guard != LIST_GUARD))
         return EBAD_LIST;
-    struct block **before = block->previous == NULL ? &list->head : &block->previous->next;
+    struct block **before = list != NULL ? &list->head : &block->previous->next;
     if (*before != block)
         return EBAD_LIST;
     int code = declare(tid, before, sizeof *before);
@@ -70,7 +82,7 @@ static int unlink_block(struct block *block, rvm_tid_t *tid)
     *before = block->next;
     if (block->next != NULL)
         block->next->previous = block->previous;
-    if (list == &heap->lists[heap->lists_count])
+    if (block->size >= heap->lists_count)
         heap->stats.large_list--;
     uint64_t largest = heap->largest;
     while (largest > 1 && heap->lists[largest].head == NULL)
@@ -107,24 +119,30 @@ static int link_block(struct block *block, uint64_t chunks, rvm_tid_t *tid)
     return number > heap->largest ? set_largest(number, tid) : SUCCESS;
 }
 
-/* The smallest free block of at least so many chunks; null if there is none. A list that is not one is an error. */
-static int look(uint64_t chunks, struct block **found)
+/* The smallest free block of at least so many chunks on the lists from a number on; null if there is none. A list that
+   is not one is an error. */
+static int look_from(uint64_t number, uint64_t chunks, struct block **found)
 {
     *found = NULL;
-    for (uint64_t number = list_for(chunks); number <= heap->largest; number++) {
+    for (; number <= heap->largest && *found == NULL; number++) {
         if (heap->lists[number].guard != LIST_GUARD)
             return EBAD_LIST;
         for (struct block *block = heap->lists[number].head; block != NULL; block = block->next) {
             if (!is_sound(block, FREE_TYPE))
                 return ECORRUPT;
-            if (block->size >= chunks && (*found == NULL || block->size < (*found)->size)) {
+            if (block->size >= chunks && (*found == NULL || block->size < (*found)->size))
                 *found = block;
-                if (number < heap->lists_count || block->size == chunks)
-                    return SUCCESS;
-            }
+            if (*found != NULL && (*found)->size <= (number > chunks ? number : chunks))
+                break;
         }
     }
     return SUCCESS;
+}
+
+static int look(uint64_t chunks, struct block **found)
+{
+    uint64_t number = list_for(chunks);
+    return look_from(number < heap->largest ? number : heap->largest, chunks, found);
 }
 
 /* Whether a block of that size can be had as things are. */
@@ -193,8 +211,9 @@ int take_block(uint64_t chunks, rvm_tid_t *tid, struct block **taken)
     int code = look(chunks, taken);
     if (code == SUCCESS && *taken == NULL) {
         code = coalesce(tid);
+        /* Also on lists of smaller ones. */
         if (code == SUCCESS)
-            code = look(chunks, taken);
+            code = look_from(1, chunks, taken);
     }
     if (code != SUCCESS)
         return code;
@@ -231,10 +250,13 @@ int make_blocks(uint64_t chunks, unsigned long count, rvm_tid_t *tid)
             made = block;
         }
     }
-    while (made != NULL && code == SUCCESS) {
+    /* Also if there were not: the transaction may be the caller's, who goes on. */
+    while (made != NULL) {
         block = made;
         made = made->next;
-        code = put_block(block, tid);
+        int put = put_block(block, tid);
+        if (code == SUCCESS)
+            code = put;
     }
     return code;
 }

@@ -108,7 +108,7 @@ int rds_trace_dump_heap(void)
     int there = heap != NULL;
     if (there && rds_tracing && rds_tracing_file != NULL) {
         const struct block *block = first_block();
-        while (block < end_of_heap() && block->size > 0) {
+        while ((const char *)block + OVERHEAD <= (const char *)end_of_heap() && block->size > 0) {
             fprintf(rds_tracing_file, "%p: %s, %lu chunks\n", (const void *)block,
                     block->type == FREE_TYPE ? "free" : "allocated", (unsigned long)block->size);
             block = after(block);

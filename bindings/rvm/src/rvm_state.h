@@ -18,6 +18,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 
 /* One flavour of the library has threads of its own. */
 #ifdef RVM_THREADS
@@ -34,6 +35,8 @@ enum phase { NEVER, RUNNING, ENDED };
 struct segment {
     struct segment *next;
     caliburn_segment *handle;
+    dev_t device;
+    ino_t inode;
     rvm_length_t size; /* whole sectors */
     char path[];
 };
@@ -103,11 +106,11 @@ void map_forget(void);
 
 /* statistics.c */
 void count_begin_log(bool recovered);
-void count_commit(bool flushed, const struct transaction *transaction);
+void count_commit(const struct timeval *flushed_in, const struct transaction *transaction);
 void count_abort(void);
 void count_flush(bool called);
 void count_truncation(void);
-void count_truncate_called(double seconds);
+void count_truncate_called(struct timeval took);
 bool log_is_empty(void);
 
 #endif

@@ -103,7 +103,13 @@ rvm_return_t rvm_create_segment(char *dev, rvm_offset_t dev_length, rvm_options_
         return RVM_ENO_MEMORY;
     memcpy(sorted, defs, count * sizeof *sorted);
     qsort(sorted, count, sizeof *sorted, by_address);
-    rvm_return_t code = overlapping(sorted, count) ? RVM_ERANGE : map_header(dev, dev_length, options, &page);
+    int fits = !overlapping(sorted, count);
+    for (rvm_length_t i = 0; i < count; i++) {
+        /* Only the last may end within a page, or at the segment's end. */
+        int whole = sorted[i].length != 0 && sorted[i].length % RVM_PAGE_SIZE == 0;
+        fits = fits && (rvm_length_t)sorted[i].vmaddr % RVM_PAGE_SIZE == 0 && (whole || i + 1 == count);
+    }
+    rvm_return_t code = !fits ? RVM_ERANGE : map_header(dev, dev_length, options, &page);
     if (code == RVM_SUCCESS) {
         if (page.length < sizeof(struct header) + count * sizeof((struct header *)0)->regions[0])
             code = RVM_EOFFSET;
@@ -167,7 +173,8 @@ static rvm_return_t unmap_defs(unsigned long count, const rvm_region_def_t *defs
 static int is_free(char *start, rvm_length_t length)
 {
     const int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    length = RVM_ROUND_LENGTH_UP_TO_PAGE_SIZE(length);
+    /* To the segment's end: its first page, at least. */
+    length = length == 0 ? RVM_PAGE_SIZE : RVM_ROUND_LENGTH_UP_TO_PAGE_SIZE(length);
     /* Kernels before 4.17 take the flag for a hint. */
     char *there = mmap(start, length, PROT_NONE, kind, -1, 0);
     if (there != MAP_FAILED)

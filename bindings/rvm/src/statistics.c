@@ -64,6 +64,8 @@ static void new_epoch(const caliburn_statistics *now)
     MOVE(tot_flush_commit, n_flush_commit);
     MOVE(tot_no_flush_commit, n_no_flush_commit);
     MOVE(tot_flush, n_flush);
+    timeradd(&counts.tot_flush_time, &counts.flush_time, &counts.tot_flush_time);
+    timerclear(&counts.flush_time);
     MOVE(tot_rvm_flush, n_rvm_flush);
     MOVE(tot_range_elim, n_range_elim);
     MOVE(tot_trans_coalesced, n_trans_coalesced);
@@ -101,15 +103,19 @@ void count_begin_log(bool recovered)
     pthread_mutex_unlock(&counting);
 }
 
-void count_commit(bool flushed, const struct transaction *transaction)
+/* A commit; with flush, and how long that took. */
+void count_commit(const struct timeval *flushed_in, const struct transaction *transaction)
 {
     pthread_mutex_lock(&counting);
     look();
     for (size_t i = 0; i < transaction->count; i++)
         COUNT(counts.range_lengths, length_bounds, transaction->ranges[i].length);
-    if (flushed) {
+    if (flushed_in != NULL) {
         counts.n_flush_commit++;
         counts.n_flush++;
+        counts.last_flush_time = (rvm_length_t)(flushed_in->tv_sec * 1000 + flushed_in->tv_usec / 1000);
+        timeradd(&counts.flush_time, flushed_in, &counts.flush_time);
+        COUNT(counts.flush_times, flush_bounds, counts.last_flush_time);
         counts.n_no_flush = 0;
         counts.no_flush_length = rvm_mk_offset(0, 0);
     } else {
@@ -152,14 +158,14 @@ void count_truncation(void)
     pthread_mutex_unlock(&counting);
 }
 
-void count_truncate_called(double seconds)
+void count_truncate_called(struct timeval took)
 {
     pthread_mutex_lock(&counting);
     caliburn_statistics now = engine();
     counts.tot_rvm_truncate++;
-    COUNT(counts.tot_truncation_times, truncation_bounds, (rvm_length_t)seconds);
-    counts.last_truncation_time = (rvm_length_t)seconds;
-    counts.tot_truncation_time.tv_sec += (time_t)seconds;
+    counts.last_truncation_time = (rvm_length_t)took.tv_sec;
+    COUNT(counts.tot_truncation_times, truncation_bounds, counts.last_truncation_time);
+    timeradd(&counts.tot_truncation_time, &took, &counts.tot_truncation_time);
     new_epoch(&now);
     pthread_mutex_unlock(&counting);
 }
@@ -171,7 +177,7 @@ bool log_is_empty(void)
     memset(&now, 0, sizeof now);
     pthread_mutex_lock(&counting);
     look();
-    bool none = counts.n_no_flush == 0 && counts.n_flush_commit == 0 && counts.n_no_flush_commit == 0;
+    bool none = counts.n_no_flush == 0;
     pthread_mutex_unlock(&counting);
     return caliburn_query_store(the_log.store, &now, sizeof now) == CALIBURN_OK && now.log_used == 0 && none;
 }
@@ -195,10 +201,10 @@ rvm_return_t rvm_statistics(const char *version, rvm_statistics_t *statistics)
     caliburn_statistics now = look();
     fill_present(&now);
     counts.n_uncommit = open;
-    counts.log_written = rvm_mk_offset(0, query.log_used);
-    counts.log_dev_cur = the_log.length == 0 ? 0 : query.log_used * 100 / the_log.length;
-    if (counts.log_dev_cur > 100)
-        counts.log_dev_cur = 100;
+    /* The ring is longer than the log was to be. */
+    double share = query.log_bytes == 0 ? 0 : (double)query.log_used / (double)query.log_bytes;
+    counts.log_written = rvm_mk_offset(0, (rvm_length_t)(share * (double)the_log.length + 0.999));
+    counts.log_dev_cur = (rvm_length_t)(share * 100);
     if (counts.log_dev_cur > counts.log_dev_max)
         counts.log_dev_max = counts.log_dev_cur;
     *statistics = counts;

@@ -51,8 +51,8 @@ static struct transaction *take_place(void)
             places[i].next = unused;
             unused = &places[i];
         }
-        made += size;
         atomic_store_explicit(&chunks[chunk], places, memory_order_release);
+        made += size;
     }
     struct transaction *place = unused;
     unused = place->next;
@@ -288,9 +288,13 @@ rvm_return_t rvm_end_transaction(rvm_tid_t *tid, rvm_mode_t mode)
     }
     if (too_big)
         return RVM_ETOO_BIG;
+    struct timeval begin, end;
+    gettimeofday(&begin, NULL);
     int code = caliburn_commit(&transaction->tx, mode == flush ? the_log.forced : CALIBURN_PROCESS);
+    gettimeofday(&end, NULL);
+    timersub(&end, &begin, &end);
     if (code == CALIBURN_OK)
-        count_commit(mode == flush, transaction);
+        count_commit(mode == flush ? &end : NULL, transaction);
     release(transaction);
     return code_of(code);
 }
@@ -318,7 +322,10 @@ static bool touches(const struct transaction *transaction, const struct region *
 unsigned long transactions_in(const struct region *region, rvm_tid_t *tids, unsigned long room)
 {
     unsigned long found = 0;
-    for (unsigned long number = 1; number <= made; number++) {
+    pthread_mutex_lock(&pool);
+    unsigned long last = made;
+    pthread_mutex_unlock(&pool);
+    for (unsigned long number = 1; number <= last; number++) {
         struct transaction *transaction = place_of(number);
         pthread_mutex_lock(&transaction->lock);
         if (transaction->open && (region == NULL || touches(transaction, region)) &&
@@ -376,7 +383,8 @@ rvm_return_t rvm_truncate(void)
     gettimeofday(&begin, NULL);
     code = code_of(caliburn_truncate(the_log.store));
     gettimeofday(&end, NULL);
+    timersub(&end, &begin, &end);
     if (code == RVM_SUCCESS)
-        count_truncate_called((double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_usec - begin.tv_usec) / 1e6);
+        count_truncate_called(end);
     return code;
 }

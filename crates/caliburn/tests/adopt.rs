@@ -186,6 +186,49 @@ fn a_file_may_go_or_change_when_the_log_holds_nothing_for_it() {
     assert_eq!(fs::read(&data).unwrap()[65535], b'z');
 }
 
+/// Two segments of one file would write their pages over each other's.
+#[test]
+fn a_file_is_one_segment_by_whatever_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = file(dir.path(), "data", 8192);
+    let (link, second) = (dir.path().join("link"), dir.path().join("second"));
+    std::os::unix::fs::symlink(&data, &link).unwrap();
+    fs::hard_link(&data, &second).unwrap();
+    let store = options().open(dir.path().join("s")).unwrap();
+    let first = store.adopt_segment(&data).unwrap();
+    assert_eq!(store.adopt_segment(dir.path().join("./data")).unwrap().id(), first.id());
+    for other in [link, second] {
+        let error = store.adopt_segment(&other).unwrap_err();
+        assert!(matches!(&error, SegmentError::Exists { name } if name == first.name()), "{error}");
+    }
+    assert_eq!(store.segments().len(), 1);
+}
+
+/// A region knew less of its last page than the file does by now.
+#[test]
+fn what_was_appended_to_a_file_stays() {
+    for declared_only in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let data = file(dir.path(), "data", 4608);
+        let mut options = options();
+        let store = options.declared_only(declared_only).open(dir.path().join("s")).unwrap();
+        let region = store.adopt_segment(&data).unwrap().map_all().unwrap();
+        put(&store, &region, 4600, b"end");
+        let mut bytes = fs::read(&data).unwrap();
+        bytes.extend([b'X'; 3584]);
+        use std::io::Write;
+        fs::OpenOptions::new().append(true).open(&data).unwrap().write_all(&[b'X'; 3584]).unwrap();
+        let segment = store.adopt_segment(&data).unwrap();
+        assert_eq!(segment.len(), 8192);
+        assert!(matches!(region.grow(8192), Err(MapError::Alignment { .. })));
+        store.truncate().unwrap();
+        bytes[4600..4603].copy_from_slice(b"end");
+        assert_eq!(fs::read(&data).unwrap(), bytes);
+        drop(region);
+        assert_eq!(segment.map_all().unwrap().load::<u8>(8191), b'X');
+    }
+}
+
 #[test]
 fn what_is_no_segment_is_refused() {
     let dir = tempfile::tempdir().unwrap();

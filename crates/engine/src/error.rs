@@ -140,7 +140,7 @@ impl OpenError {
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
     /// There is a segment of that name.
-    #[error("the store already has a segment named {name:?}")]
+    #[error("the store already has a segment named {name:?}, or that file under this name")]
     Exists {
         /// The name.
         name: String,
@@ -287,6 +287,12 @@ pub enum MapError {
         "segment {segment:?}: a region is mapped unread in a store opened with Options::declared_only, redo policy"
     )]
     Unread {
+        /// The segment.
+        segment: String,
+    },
+    /// With the undo policy a region's memory is the segment's, and cannot be left to the program.
+    #[error("segment {segment:?}: with the undo policy the memory is the segment's own: unmap the region")]
+    Shared {
         /// The segment.
         segment: String,
     },

@@ -245,7 +245,12 @@ impl Shared {
     pub(crate) fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
         let live = self.live();
         let needed = bytes + self.prepared_bytes();
-        while live.log.free() < needed {
+        loop {
+            // Before the look at what is free: it may move in between.
+            let head = live.log.head();
+            if live.log.free() >= needed {
+                break;
+            }
             let seen = self.space.count();
             self.flush.starved.store(needed, Ordering::SeqCst);
             self.relocate_prepared(buffer)?;
@@ -255,9 +260,8 @@ impl Shared {
             self.failure()?;
             if self.alone() {
                 // It never waits for the flush lock, which we hold.
-                let head = live.log.head();
                 self.truncate_as_needed()?;
-                if live.log.head() == head {
+                if live.log.head() == head && live.log.free() < needed {
                     let error = std::io::Error::other("the log is full and nothing makes room");
                     return Err(self.fail(MediaError::new("append to", &**live.log.medium(), 0, error)));
                 }

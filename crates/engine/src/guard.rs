@@ -109,6 +109,24 @@ impl RegionGuard {
     }
 }
 
+impl RegionGuard {
+    /// Gives up what protects a region that nobody has declared anything in any more.
+    pub fn lift(&self, region: &RegionState) {
+        let mut state = self.lock();
+        state.named = None;
+        // SAFETY: the pages are mapped, and are to be the program's.
+        let done = unsafe {
+            match self.kind {
+                Kind::Key => guard::drop_key(region.pointer(region.base), region.len()),
+                Kind::Pages => guard::protect(region.pointer(region.base), region.len(), true),
+            }
+        };
+        if let Err(error) = done {
+            tracing::warn!(%error, segment = region.segment.name, "a region that was left stays protected");
+        }
+    }
+}
+
 fn set(region: &RegionState, pages: Range<usize>, write: bool) -> io::Result<()> {
     let page = page_size();
     let (start, end) = (pages.start * page, (pages.end * page).min(region.len()));

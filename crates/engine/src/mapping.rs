@@ -225,7 +225,8 @@ impl Shared {
         let segment = &region.segment;
         let (start, end) = (region.start, region.start.saturating_add(len as u64));
         let name = || segment.name.clone();
-        if !len.is_multiple_of(self.page_size) {
+        let whole = len.is_multiple_of(self.page_size) || end == segment.len();
+        if !whole || !region.len().is_multiple_of(self.page_size) {
             return Err(MapError::Alignment { segment: name(), start, end, page: self.page_size });
         }
         if end > segment.len() {
@@ -324,6 +325,17 @@ impl Shared {
             let mut pages = self.lock_pages();
             pages.dropped_all(region.segment.id, region.pages(self.page_size as u64));
         }
+    }
+
+    /// Leaves the memory of a region, which is off the books, to the program: writable, whatever guarded it, and
+    /// touched by nobody else any more.
+    pub fn let_memory_go(&self, region: &RegionState) {
+        // Whoever truncates may have found the region before it was taken off.
+        drop(self.lock_truncation());
+        if let Some(guard) = &region.guard {
+            guard.lift(region);
+        }
+        region.reservation.leave(region.len());
     }
 
     /// The region that holds an address.

@@ -166,7 +166,8 @@ impl Region {
         assert!(fits, "{}", self.state.out_of_bounds(offset, len));
     }
 
-    /// Extends the mapping over a segment that has grown, in place. `len` is the new length in bytes.
+    /// Extends the mapping over a segment that has grown, in place. `len` is the new length in bytes. A region that
+    /// ends within a page, as that of an adopted file may, is unmapped and mapped again instead.
     ///
     /// # Errors
     /// When the segment is shorter, or the address space kept free is used up.
@@ -196,16 +197,32 @@ impl Region {
     /// mapped stays until the caller unmaps it or maps something over it.
     ///
     /// # Errors
-    /// As [`Region::unmap`].
+    /// As [`Region::unmap`]; [`MapError::Shared`] with the undo policy, where the memory is the segment.
     pub fn leave(mut self) -> Result<*mut u8, UnmapError> {
-        match self.store.unmap(&self.state) {
+        if !self.can_leave() {
+            let cause = MapError::Shared { segment: self.segment().to_owned() };
+            return Err(UnmapError { region: self, cause });
+        }
+        let done = self.store.unmap(&self.state).or_else(|error| match self.store.failure() {
+            // The log has what the segment lacks.
+            Err(_) => self.store.abandon(&self.state),
+            Ok(()) => Err(error),
+        });
+        match done {
             Ok(()) => {
                 self.mapped = false;
-                self.state.reservation.leave(self.state.len());
+                self.store.let_memory_go(&self.state);
                 Ok(self.as_ptr())
             }
             Err(cause) => Err(UnmapError { region: self, cause }),
         }
+    }
+}
+
+impl Region {
+    /// Whether [`Region::leave`] can be called: the memory is not the segment itself.
+    pub fn can_leave(&self) -> bool {
+        self.store.undo.is_none()
     }
 }
 

@@ -509,8 +509,8 @@ impl Store {
     /// A store opens without such a file as long as its log holds nothing for it.
     ///
     /// # Errors
-    /// When the file cannot be opened for reading and writing, is shorter than a sector, is part of a store, or
-    /// survives less than commits of this store do; with the undo policy, which has no log to bring it up to date.
+    /// When the file cannot be opened for reading and writing, is shorter than a sector, is part of a store, is a segment
+    /// under another name, or survives less than commits of this store do; with the undo policy, which has no log to bring it up to date.
     pub fn adopt_segment(&self, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
         let (shared, path) = (&self.shared, path.as_ref());
         shared.writable()?;
@@ -526,13 +526,25 @@ impl Store {
         if let Some(state) = open {
             let len = state.bare_len()?;
             if len > state.len() {
+                // What the catalog says of the file must outlive what the file was told.
+                state.sync()?;
                 shared.change_catalog(&mut catalog, |catalog| entry_of(catalog, state.id).len = len)?;
                 state.len.store(len, Ordering::Release);
             }
             return Ok(Segment { state, store: shared.clone() });
         }
         let mut entry = known.unwrap_or_else(|| Entry::bare(catalog.next, path));
+        while catalog.segments.iter().any(|e| e.name == entry.name && e.id != entry.id) {
+            entry.name.push('_');
+        }
         let state = Arc::new(SegmentState::adopt(shared, &mut entry)?);
+        // Under another name it would be another segment, whose pages go over those of the first.
+        let identity = state.medium.identity();
+        let twin =
+            self.segments().into_iter().find(|s| identity.is_some() && s.state.medium.identity() == identity);
+        if let Some(twin) = twin {
+            return Err(SegmentError::Exists { name: twin.name().to_owned() });
+        }
         shared.change_catalog(&mut catalog, |catalog| {
             catalog.segments.retain(|e| e.id != entry.id);
             catalog.next = catalog.next.max(entry.id.0 + 1);

@@ -334,6 +334,11 @@ impl<'t> Transaction<'t> {
         drop(self);
     }
 
+    /// As it was begun.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
     /// Whether [`Transaction::abort`] can be called.
     pub fn can_abort(&self) -> bool {
         self.restores() || self.store.undo.is_some() || self.store.declared_only
@@ -616,7 +621,7 @@ fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, (ranges, bytes): (u6
     }
     let mut changed = false;
     held.each(|_, _, _| changed = true);
-    if mode == Mode::NoRestore && changed && !store.declared_only {
+    if mode == Mode::NoRestore && changed && !store.declared_only && store.failure().is_ok() {
         // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
         // good, so that no truncation writes those pages from memory; reopening the store clears it.
         tracing::error!(

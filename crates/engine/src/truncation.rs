@@ -73,7 +73,7 @@ enum Outcome {
 type Filter<'a> = &'a dyn Fn(PageId) -> bool;
 
 impl Shared {
-    fn lock_truncation(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_truncation(&self) -> MutexGuard<'_, ()> {
         self.truncation.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -219,26 +219,28 @@ impl Shared {
                 // SAFETY: the page lies in the region, which cannot be unmapped while we hold the truncation
                 // lock (Shared::unmap takes it first); `copy` is a page of our own.
                 unsafe { span::copy(region.pointer(*address), copy.as_mut_ptr(), page) };
-                copied.push((*descriptor, &*copy));
+                copied.push((*descriptor, region, &*copy));
             }
         }
         self.reserve.release();
         blocked.extend(kept.iter().map(|d| d.page));
 
         if !copied.is_empty() && !planted("page-before-its-record") && !self.force_to_now()? {
-            kept.extend(copied.iter().map(|(d, _)| *d));
+            kept.extend(copied.iter().map(|(d, ..)| *d));
             self.lock_pages().put_back(&sorted(kept));
             return Ok(false);
         }
-        for (descriptor, copy) in &copied {
+        for (descriptor, region, copy) in &copied {
             let id = descriptor.page.segment;
             let segment = self.segment_state(id).expect("a mapped segment is open");
-            segment.write(descriptor.page.number * page as u64, copy).map_err(|e| self.fail(e))?;
+            // Not what lies beyond the region in its last page, which the segment may have by now.
+            let bytes = &copy[..page.min((region.end() - descriptor.page.number * page as u64) as usize)];
+            segment.write(descriptor.page.number * page as u64, bytes).map_err(|e| self.fail(e))?;
             touched.entry(id.0).or_insert(segment);
         }
         self.truncation.pages_written.fetch_add(copied.len() as u64, Ordering::Relaxed);
         let mut pages = self.lock_pages();
-        for (descriptor, _) in &copied {
+        for (descriptor, ..) in &copied {
             pages.cleaned(descriptor.page);
         }
         if !planted("blocked-page-forgotten") {

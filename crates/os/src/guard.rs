@@ -56,6 +56,19 @@ pub unsafe fn carry_key(start: *mut u8, len: usize) -> io::Result<()> {
     }
 }
 
+/// Takes the process's key off.
+///
+/// # Safety
+/// As for [`carry_key`].
+pub unsafe fn drop_key(start: *mut u8, len: usize) -> io::Result<()> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: passed on from the caller; key 0 is everybody's.
+    match unsafe { libc::syscall(libc::SYS_pkey_mprotect, start, len, protection, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 thread_local! {
     /// How many want this thread to be permitted.
     static PERMITS: Cell<u32> = const { Cell::new(0) };

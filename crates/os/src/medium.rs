@@ -44,6 +44,10 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn memory(&self) -> Memory {
         Memory::CACHE
     }
+    /// Which file or device it is, whatever its names: where that can be told.
+    fn identity(&self) -> Option<(u64, u64)> {
+        None
+    }
     /// Whether its content goes when the system does, forced or not: a file system in memory.
     fn volatile(&self) -> bool {
         false
@@ -220,6 +224,14 @@ unsafe impl Medium for FileMedium {
 
     fn memory(&self) -> Memory {
         Memory::of(&self.file)
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        use std::os::unix::fs::{FileTypeExt, MetadataExt};
+        let about = self.file.metadata().ok()?;
+        // A device may have several nodes.
+        let device = about.file_type().is_block_device();
+        Some(if device { (0, about.rdev()) } else { (about.dev(), about.ino()) })
     }
 
     fn volatile(&self) -> bool {

@@ -4,7 +4,6 @@ use crate::Failure;
 use crate::rvmutl::number;
 use caliburn_rvm::Heap;
 use clap::Args;
-use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -55,7 +54,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let &[length, start, heap_length, static_length, lists, chunk] = &numbers[..] else {
         return Err("too many numbers".into());
     };
-    make(&arguments.data, length)?;
     let heap = Heap { length, start, heap_length, static_length, lists, chunk };
     match caliburn_rvm::zap(&arguments.log, &arguments.data, &heap) {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -64,18 +62,4 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(1))
         }
     }
-}
-
-/// So many zeros, allocated, so that no later store finds the disk full.
-fn make(path: &PathBuf, length: u64) -> Result<(), Failure> {
-    let fail = |e: std::io::Error| format!("{}: {e}", path.display());
-    let mut file = File::create(path).map_err(fail)?;
-    let zeros = vec![0; 1 << 20];
-    let mut left = length;
-    while left > 0 {
-        let part = left.min(zeros.len() as u64);
-        file.write_all(&zeros[..part as usize]).map_err(fail)?;
-        left -= part;
-    }
-    Ok(file.sync_all().map_err(fail)?)
 }
