@@ -175,6 +175,44 @@ static void intentions(void)
     raise(SIGKILL);
 }
 
+/* The original leaves blocks that are larger than its largest list with any on that list, and so may find them there. */
+static void of_the_original(void)
+{
+    int err;
+    rvm_tid_t tid;
+    begin_life("heap-log", 1 << 20);
+    char *path = data_file("original", LENGTH), *fixed;
+    CHECK(rds_zap_heap(path, length(), START, STATIC_LENGTH, HEAP_LENGTH, 80, 64, &err) == 0);
+    CHECK(rds_load_heap(path, length(), &fixed, &err) == 0 && err == SUCCESS);
+    /* All of it is on list 60 of 80. */
+    unsigned long *largest = (unsigned long *)(START + 160);
+    char **list_60 = (char **)(START + 248 + 60 * 16 + 8), **list_80 = (char **)(START + 248 + 80 * 16 + 8);
+    rvm_init_tid(&tid);
+    OK(rvm_begin_transaction(&tid, restore));
+    OK(rvm_set_range(&tid, START, 248 + 81 * 16));
+    CHECK(*largest == 80 && *list_80 != NULL && *list_60 == NULL);
+    *list_60 = *list_80;
+    *list_80 = NULL;
+    *largest = 60;
+    OK(rvm_end_transaction(&tid, flush));
+    char *small = rds_malloc(100, NULL, &err);
+    CHECK(small != NULL && err == SUCCESS);
+    char *large = rds_malloc(20000, NULL, &err);
+    CHECK(large != NULL && err == SUCCESS);
+    CHECK(rds_free(large, NULL, &err) == 0 && err == SUCCESS && rds_free(small, NULL, &err) == 0 && err == SUCCESS);
+    CHECK(rds_malloc(HEAP_LENGTH - 8192, NULL, &err) != NULL && err == SUCCESS);
+    /* Too many are asked for in a transaction that goes on: nothing is lost. */
+    rds_stats_t before, after;
+    rds_get_stats(&before);
+    OK(rvm_begin_transaction(&tid, restore));
+    CHECK(rds_prealloc(500, 1000, &tid, &err) == -1 && err == ENO_ROOM);
+    OK(rvm_end_transaction(&tid, flush));
+    rds_get_stats(&after);
+    CHECK(before.freebytes == after.freebytes && before.mallocbytes == after.mallocbytes);
+    CHECK(rds_unload_heap(&err) == 0);
+    OK(rvm_terminate());
+}
+
 static void after_that(void)
 {
     int err;
@@ -201,7 +239,7 @@ int main(int argc, char **argv)
 {
     CHECK(argc == 2);
     dir = realpath(argv[1], NULL);
-    void (*all[])(void) = {zapped, allocating, coalescing, intentions, after_that};
+    void (*all[])(void) = {zapped, allocating, coalescing, intentions, after_that, of_the_original};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         lives(all[i]);
     puts("sound");
