@@ -88,9 +88,9 @@ fn test() -> Result<(), String> {
     run("cargo doc --workspace --no-deps --quiet")?;
     kills("260")?;
     sim::test()?;
-    fuzz::run("20")?;
+    fuzz::run("15")?;
     other_architecture()?;
-    vm::run("6")?;
+    vm::run("4")?;
     run("cargo build --release --workspace --quiet")?;
     for class in ["process", "power"] {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;
