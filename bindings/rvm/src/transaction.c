@@ -208,16 +208,19 @@ rvm_return_t rvm_set_range(rvm_tid_t *tid, void *dest, rvm_length_t length)
     /* First the note, which may fail: what is declared and not noted would let its region be unmapped. */
     struct range range = {dest, length, NULL};
     rvm_return_t code = RVM_ENO_MEMORY;
-    if (note(&transaction->ranges, &transaction->count, &transaction->room, range)) {
+    const struct range *last = transaction->count > 0 ? &transaction->ranges[transaction->count - 1] : NULL;
+    /* A loop that declares the same again and again makes no list. */
+    bool known = last != NULL && range.start >= last->start && range.start + length <= last->start + last->length;
+    if (known || note(&transaction->ranges, &transaction->count, &transaction->room, range)) {
         code = RVM_ETOO_BIG;
         if (transaction->kept_count == 0)
             code = code_of(caliburn_set_range(&transaction->tx, dest, length));
         if (code == RVM_ETOO_BIG)
             code = keep(transaction, dest, length);
         if (code != RVM_SUCCESS)
-            transaction->count--;
+            transaction->count -= !known;
         else
-            transaction->declared += length;
+            transaction->declared += known ? 0 : length;
     }
     pthread_mutex_unlock(&transaction->lock);
     return code;
