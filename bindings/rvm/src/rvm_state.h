@@ -79,7 +79,7 @@ struct transaction {
     caliburn_tx tx;
     struct timeval uname;
     unsigned number;
-    bool open;
+    atomic_bool open; /* looked at by whoever has a stale record */
     bool restores;
     unsigned long flags;
     pthread_mutex_t lock;

@@ -228,6 +228,8 @@ rvm_return_t rvm_set_range(rvm_tid_t *tid, void *dest, rvm_length_t length)
 
 rvm_return_t rvm_modify_bytes(rvm_tid_t *tid, void *dest, const void *src, rvm_length_t length)
 {
+    if (phase == RUNNING && src == NULL && length != 0)
+        return RVM_ESRC;
     rvm_return_t code = rvm_set_range(tid, dest, length);
     if (code == RVM_SUCCESS && length != 0)
         memmove(dest, src, length);

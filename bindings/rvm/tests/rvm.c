@@ -295,6 +295,7 @@ static void transactions(void)
     IS(RVM_ENOT_MAPPED, rvm_set_range(&tid, bytes + region->length - 1, 2));
 
     /* Abort: the values before the first of the ranges, though they overlap. */
+    IS(RVM_ESRC, rvm_modify_bytes(&tid, bytes, NULL, 10));
     OK(rvm_set_range(&tid, bytes, 10));
     memset(bytes, 'a', 10);
     OK(rvm_set_range(&tid, bytes + 5, 10));

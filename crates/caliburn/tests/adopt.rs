@@ -171,6 +171,7 @@ fn a_file_may_go_or_change_when_the_log_holds_nothing_for_it() {
 
     // That of the store does not.
     clean(&path);
+    assert_eq!(caliburn::info(&path).unwrap().segments[0].path, data);
     let store = options().open(&path).unwrap();
     assert!(store.segments().is_empty());
     assert!(matches!(store.adopt_segment(&data), Err(SegmentError::Io { .. })));

@@ -1,6 +1,6 @@
 //! `info`: what a store consists of, read from its files without opening it, also while it is in use.
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Entry};
 use crate::error::OpenError;
 use crate::options::Policy;
 use crate::recovery;
@@ -103,7 +103,9 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
 /// What survives of the weakest file.
 fn reach(dir: &Path, catalog: &Catalog) -> Result<Class, OpenError> {
     let log = if catalog.policy == Policy::Undo { Path::new(recovery::UNDO) } else { &catalog.log_path };
-    let paths = catalog.segments.iter().map(|entry| &*entry.path).chain([log]);
+    // A file that was adopted may be gone: it weighs when it is there.
+    let there = |entry: &&Entry| !entry.is_bare() || entry.path.exists();
+    let paths = catalog.segments.iter().filter(there).map(|entry| &*entry.path).chain([log]);
     let of = |path: &Path| -> Result<Class, OpenError> {
         let path = Catalog::resolve(dir, path);
         let medium = Files.open(&path, false).map_err(OpenError::io("open", &path))?;

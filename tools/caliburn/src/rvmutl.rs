@@ -175,7 +175,7 @@ impl Session {
                 .into());
             }
             // Its segments may be gone; that is what it is made anew for.
-            if let Some(holder) = caliburn::info(&store).ok().and_then(|info| info.in_use_by) {
+            if let Some(holder) = caliburn::info(&store)?.in_use_by {
                 return Err(format!("{} is in use by {holder}", log.display()).into());
             }
             std::fs::remove_file(log)?;

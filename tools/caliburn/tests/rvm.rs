@@ -95,6 +95,10 @@ fn a_heap_is_made_and_its_records_are_seen() {
         "",
     );
     assert!(small.status.code() == Some(1) && said(&small).contains("error -6"), "{}", said(&small));
+    // A log whose segment is gone can be looked at, and made anew.
+    std::fs::remove_file(dir.path().join("OTHER")).unwrap();
+    let gone = tool(dir.path(), "rvmutl", &["LOG"], "status\ni LOG 1M\n");
+    assert!(gone.status.success() && said(&gone).contains("/OTHER, "), "{}", said(&gone));
     let no_log = tool(dir.path(), "rdsinit", &[&["-f", "NONE", "DATA"][..], &NUMBERS].concat(), "");
     assert!(no_log.status.code() == Some(1) && said(&no_log).contains("RVM_EIO"), "{}", said(&no_log));
 }
