@@ -501,6 +501,30 @@ static void segments(void)
     OK(rvm_terminate());
 }
 
+/* A process that is killed while it makes a log leaves none, or a whole one; the next can make it. */
+static void make_and_open(void)
+{
+    begin_life("torn-log", 1 << 16);
+    OK(rvm_terminate());
+}
+
+static void make_killed(void)
+{
+    for (unsigned i = 0; i < 30; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            make_and_open();
+            _exit(0);
+        }
+        usleep(i * 400);
+        int status;
+        CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+        lives(make_and_open);
+        CHECK(unlink(in("torn-log")) == 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
@@ -512,6 +536,7 @@ int main(int argc, char **argv)
                            killed,           recovered, killed, segment_gone, segments};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         lives(all[i]);
+    make_killed();
     puts("sound");
     return 0;
 }
