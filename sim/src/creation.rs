@@ -1,6 +1,7 @@
 //! Crashes while a store and its segments are made: nothing is left that a second attempt trips over, and
 //! what was acknowledged is there.
 
+use crate::adoption;
 use crate::disk::{Disk, Loss};
 use crate::explore::Failure;
 use crate::life::{Flavour, LOST, LifeMachine, SEGMENT, STORE, UNFORCED, options};
@@ -8,6 +9,16 @@ use crate::media::{Entry, Fault, Machine};
 use crate::random::Random;
 use caliburn::Mode;
 use std::sync::Arc;
+
+/// Something that is made on a machine, and what must be there of it after a crash.
+pub struct Making {
+    /// Makes it; every step that was acknowledged is marked by its number.
+    pub make: fn(&Arc<Machine<usize>>, Flavour) -> Result<(), String>,
+    /// Opens, in that boot, what is left on a disk when so many steps were acknowledged.
+    pub take_up: fn(Disk, u8, usize, Flavour) -> Result<(), String>,
+}
+
+const OWN: Making = Making { make, take_up };
 
 /// What was acknowledged.
 const STEPS: [&str; 3] = ["the store", "segment a", "segment b"];
@@ -68,6 +79,7 @@ fn take_up(disk: Disk, boot: u8, acknowledged: usize, flavour: Flavour) -> Resul
 /// cases.
 pub fn creation(flavour: Flavour, random: &mut Random) -> Result<u64, Failure> {
     let fail = |why: String| Failure { path: "creation".into(), why };
+    let Making { make, take_up } = if flavour == Flavour::Adopted { adoption::MAKING } else { OWN };
     let mut cases = 0;
     let mut crash = |machine: &Arc<Machine<usize>>, all: bool| {
         let (mut disk, mut acknowledged) = (Disk::default(), 0);

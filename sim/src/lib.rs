@@ -14,6 +14,7 @@
 //! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
+mod adoption;
 pub mod content;
 pub mod creation;
 pub mod damage;

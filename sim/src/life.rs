@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Where the store is on its machine.
 pub const STORE: &str = "/machine/store";
 /// Where a file is that it adopted.
-const ADOPTED: &str = "/machine/data";
+pub const ADOPTED: &str = "/machine/data";
 /// Bytes of the segment when it is new.
 pub const SEGMENT: u64 = 65536;
 

@@ -311,8 +311,10 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
         state.plain_step()?;
         if len > state.disk.content(self.id).len() {
             state.act(Act::Extend(self.id, len));
-            if let Some(fd) = self.descriptor.get() {
-                rustix::fs::ftruncate(fd, len)?;
+            // Of every handle of the file: one file is one length.
+            for (descriptor, _) in state.descriptors.iter().filter(|(_, id)| **id == self.id) {
+                // SAFETY: a descriptor is taken off the list before it is closed.
+                rustix::fs::ftruncate(unsafe { BorrowedFd::borrow_raw(*descriptor) }, len)?;
             }
         }
         Ok(())
@@ -361,6 +363,15 @@ impl<M> std::fmt::Debug for Unlock<M> {
 impl<M: 'static> Drop for Unlock<M> {
     fn drop(&mut self) {
         self.0.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).locked = false;
+    }
+}
+
+impl<M> Drop for SimulatedFile<M> {
+    fn drop(&mut self) {
+        if let Some(descriptor) = self.descriptor.get() {
+            let mut state = self.machine.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            state.descriptors.remove(&descriptor.as_raw_fd());
+        }
     }
 }
 

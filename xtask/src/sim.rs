@@ -52,6 +52,7 @@ pub fn test() -> Result<(), String> {
         "creation --persistent",
         "exhaustive --transactions 2 --later 0 --adopted",
         "torture --images 10000 --adopted",
+        "creation --adopted",
         "heap",
         "heap --undo",
         "heap --persistent",

@@ -107,9 +107,7 @@ impl RegionGuard {
         region.len.store(to, Ordering::Release);
         Ok(())
     }
-}
 
-impl RegionGuard {
     /// Gives up what protects a region that nobody has declared anything in any more.
     pub fn lift(&self, region: &RegionState) {
         let mut state = self.lock();

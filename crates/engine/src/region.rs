@@ -189,9 +189,7 @@ impl Region {
             Err(cause) => Err(UnmapError { region: self, cause }),
         }
     }
-}
 
-impl Region {
     /// Unmaps the region as [`Region::unmap`] does, and leaves its memory to the caller: private to the process,
     /// writable, with the bytes that it showed; those never stored to follow the segment's file. What was
     /// mapped stays until the caller unmaps it or maps something over it.
@@ -217,9 +215,7 @@ impl Region {
             Err(cause) => Err(UnmapError { region: self, cause }),
         }
     }
-}
 
-impl Region {
     /// Whether [`Region::leave`] can be called: the memory is not the segment itself.
     pub fn can_leave(&self) -> bool {
         self.store.undo.is_none()

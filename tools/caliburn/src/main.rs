@@ -53,26 +53,25 @@ enum Command {
     Log(log::Arguments),
     /// Open a store, which recovers it, bring its segments up to date, and close it.
     Recover(OneStore),
-    /// Make a file a segment with a heap of RVM's.
     Rdsinit(rdsinit::Arguments),
-    /// Look after a log of RVM's: commands are read from standard input.
     Rvmutl(rvmutl::Arguments),
     #[command(hide = true)]
     DemoWorker(demo::Worker),
 }
 
-/// The command line. Called by the name of one of RVM's tools, the command is that tool.
-fn named() -> Vec<OsString> {
-    let mut words: Vec<OsString> = std::env::args_os().collect();
-    let name = words.first().and_then(|word| Path::new(word).file_name()).map(OsString::from);
-    if let Some(tool) = name.filter(|name| name == "rvmutl" || name == "rdsinit") {
-        words.insert(1, tool);
+/// The command of the line. Called by the name of one of RVM's tools, this is that tool.
+fn command() -> Command {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(|name| name.to_str());
+    match name {
+        Some("rdsinit") => Command::Rdsinit(rdsinit::Arguments::parse_from(words)),
+        Some("rvmutl") => Command::Rvmutl(rvmutl::Arguments::parse_from(words)),
+        _ => Arguments::parse_from(words).command,
     }
-    words
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse_from(named()).command {
+    let done = match command() {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::DemoWorker(arguments) => demo::work(&arguments),
         Command::Create(arguments) => create::store(&arguments),

@@ -3,13 +3,14 @@
 use crate::Failure;
 use crate::rvmutl::number;
 use caliburn_rvm::Heap;
-use clap::Args;
+use clap::Parser;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Arguments of `rdsinit`. Numbers as in C: 4096, 0x1000.
-#[derive(Args, Debug)]
+/// Make a file a segment with a heap of RVM's. Numbers as in C: 4096, 0x1000.
+#[derive(Parser, Debug)]
+#[command(name = "rdsinit", version)]
 pub struct Arguments {
     /// Asks nothing; all operands must be there.
     #[arg(short = 'f')]

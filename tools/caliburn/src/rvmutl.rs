@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::log::as_text;
 use caliburn::{Event, Filter, Guard, History, Options};
 use caliburn_rvm::store_of;
-use clap::Args;
+use clap::Parser;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -24,8 +24,9 @@ const HELP: &str = "\
   quit, q
 SIZE: a number as in C, then K, M, S (sectors of 512), P (pages) or B, the default";
 
-/// Arguments of `rvmutl`.
-#[derive(Args, Debug)]
+/// Look after a log of RVM's: commands are read from standard input.
+#[derive(Parser, Debug)]
+#[command(name = "rvmutl", version)]
 pub struct Arguments {
     /// The log to be opened first.
     log: Option<PathBuf>,
