@@ -24,6 +24,7 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// For so many accounts.
     pub fn new(accounts: usize) -> Layout {
         Layout { accounts, branches: accounts.div_ceil(ACCOUNTS_PER_BRANCH) }
     }
@@ -36,10 +37,17 @@ impl Layout {
         self.teller(self.branches * TELLERS_PER_BRANCH + i)
     }
 
-    fn history(self) -> usize {
+    /// Where the tables of records of 128 bytes end and the history begins.
+    pub fn history(self) -> usize {
         self.branch(self.branches).next_multiple_of(4096)
     }
 
+    /// First byte and length of the record that bytes are in: what a system without memory stores as one.
+    pub fn record(history: usize, offset: usize, len: usize) -> (usize, usize) {
+        if offset < history { (offset / RECORD * RECORD, RECORD) } else { (offset, len) }
+    }
+
+    /// Bytes of all tables.
     pub fn bytes(self) -> usize {
         self.history() + HISTORY
     }
@@ -55,6 +63,7 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// A stream that begins with that seed.
     pub fn new(layout: Layout, seed: u64) -> Stream {
         Stream { layout, random: Random(seed), count: 0, total: 0 }
     }
@@ -68,8 +77,8 @@ impl Work for Stream {
         let layout = self.layout;
         let account = self.random.below(layout.accounts);
         let branch = account / ACCOUNTS_PER_BRANCH;
-        let teller = branch * TELLERS_PER_BRANCH + (self.random.next() >> 40) as usize % TELLERS_PER_BRANCH;
-        let amount = (self.random.next() >> 50) as i64 - 8000;
+        let teller = branch * TELLERS_PER_BRANCH + (self.random.bits() >> 40) as usize % TELLERS_PER_BRANCH;
+        let amount = (self.random.bits() >> 50) as i64 - 8000;
         self.total += amount;
         let count = self.count;
         self.count += 1;
@@ -118,7 +127,7 @@ impl Work for Stream {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let layout = Layout::new(arguments.accounts);
     let params = json!({"accounts": arguments.accounts});
     let work = || Stream::new(layout, SEED);

@@ -18,6 +18,7 @@ pub struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Mapped {
+    /// A new file of so many bytes, all of them present.
     pub fn new(path: &Path, len: usize) -> Result<Mapped, Failure> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
@@ -75,6 +76,7 @@ pub struct HandWritten {
 }
 
 impl HandWritten {
+    /// With its data and its log.
     pub fn new(data: Mapped, log: Mapped) -> HandWritten {
         HandWritten { data, log }
     }
@@ -87,6 +89,7 @@ impl HandWritten {
     }
 }
 
+/// Its transaction.
 pub struct UndoTx<'a> {
     undo: &'a HandWritten,
     at: usize,
@@ -140,11 +143,13 @@ pub struct WrittenBack {
 }
 
 impl WrittenBack {
+    /// With its data and its log.
     pub fn new(data: Mapped, log: Mapped) -> WrittenBack {
         WrittenBack { data, log, changed: Vec::new(), flush: Flush::of_this_processor(), turn: 0 }
     }
 }
 
+/// Its transaction.
 pub struct WrittenBackTx<'a> {
     undo: &'a mut WrittenBack,
     at: usize,
@@ -202,6 +207,77 @@ impl Target for WrittenBack {
     }
 }
 
+/// A hand-written redo log: plain memory, and one `pwrite` per transaction of what it changed, which is forced or not. What many
+/// a server does.
+pub struct WriteAhead {
+    data: Mapped,
+    log: File,
+    record: Vec<u8>,
+    changed: Vec<(usize, usize)>,
+    at: u64,
+    forced: bool,
+}
+
+impl WriteAhead {
+    /// Bytes of the log, which wraps.
+    const LOG: u64 = 256 << 20;
+
+    /// With its data and a new log.
+    pub fn new(data: Mapped, log: &Path, forced: bool) -> Result<WriteAhead, Failure> {
+        let log = OpenOptions::new().write(true).create(true).truncate(true).open(log)?;
+        // Written once, so that forcing writes no more than the bytes.
+        (0..WriteAhead::LOG >> 20).try_for_each(|mb| log.write_all_at(&[0; 1 << 20], mb << 20))?;
+        log.sync_all()?;
+        Ok(WriteAhead { data, log, record: Vec::new(), changed: Vec::new(), at: 0, forced })
+    }
+}
+
+/// Its transaction.
+pub struct WriteAheadTx<'a>(&'a mut WriteAhead);
+
+impl Declare for WriteAheadTx<'_> {
+    #[inline]
+    fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset + len <= self.0.data.len);
+        self.0.changed.push((offset, len));
+        // SAFETY: in bounds, as just asserted.
+        unsafe { self.0.data.base.add(offset) }
+    }
+}
+
+impl Target for WriteAhead {
+    const NAME: &'static str = "memory + pwrite";
+    const POLICY: &'static str = "redo";
+
+    type Tx<'a> = WriteAheadTx<'a>;
+
+    fn transaction(&mut self, change: impl FnOnce(&mut WriteAheadTx<'_>)) {
+        change(&mut WriteAheadTx(self));
+        self.record.clear();
+        for (offset, len) in self.changed.drain(..) {
+            self.record.extend([offset as u64, len as u64].map(u64::to_le_bytes).as_flattened());
+            // SAFETY: in bounds, as asserted when it was declared.
+            self.record.extend(unsafe { std::slice::from_raw_parts(self.data.base.add(offset), len) });
+        }
+        let sum = crc32c::crc32c(&self.record);
+        self.record.extend(sum.to_le_bytes());
+        if self.at + self.record.len() as u64 > WriteAhead::LOG {
+            self.at = 0;
+        }
+        self.log.write_all_at(&self.record, self.at).expect("the disk works");
+        if self.forced {
+            self.log.sync_data().expect("the disk works");
+        }
+        self.at += self.record.len() as u64;
+    }
+
+    fn read(&self, offset: usize, target: &mut [u8]) {
+        assert!(offset + target.len() <= self.data.len);
+        // SAFETY: in bounds, and no other thread uses the mapping.
+        unsafe { ptr::copy_nonoverlapping(self.data.base.add(offset), target.as_mut_ptr(), target.len()) };
+    }
+}
+
 /// A bare forced write: one `pwrite` of a record's size into a preallocated file, one `fdatasync`.
 pub struct ForcedWrite {
     file: File,
@@ -211,6 +287,7 @@ pub struct ForcedWrite {
 }
 
 impl ForcedWrite {
+    /// A new file, for records of so many bytes.
     pub fn new(path: &Path, record: usize) -> Result<ForcedWrite, Failure> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
         let len = 64 << 20;
@@ -219,6 +296,7 @@ impl ForcedWrite {
         Ok(ForcedWrite { file, record: vec![7; record], at: 0, len: len as u64 })
     }
 
+    /// Writes a record and forces it.
     pub fn force(&mut self) -> Result<(), Failure> {
         if self.at + self.record.len() as u64 > self.len {
             self.at = 0;

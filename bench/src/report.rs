@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 /// What one system did in one round.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
+    /// Nanoseconds per transaction.
     pub ns_per_tx: f64,
     /// Sampled latencies in nanoseconds, the timer's own 20 to 40 ns included.
     pub latencies: Vec<u64>,
@@ -29,14 +30,20 @@ pub fn measure(seconds: f64, batch: u64, mut transaction: impl FnMut()) -> Sampl
     Sample { ns_per_tx: (before - start).as_nanos() as f64 / count as f64, latencies }
 }
 
+/// The middle one, or the mean of the two in the middle.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-fn percentile(latencies: &mut [u64], share: f64) -> u64 {
-    latencies.sort_unstable();
+/// A value with so many decimals.
+pub fn rounded(value: f64, digits: i32) -> f64 {
+    (value * 10f64.powi(digits)).round() / 10f64.powi(digits)
+}
+
+/// Of sorted latencies the one that such a share does not exceed.
+pub fn percentile(latencies: &[u64], share: f64) -> u64 {
     let at = ((latencies.len() as f64 * share) as usize).min(latencies.len().saturating_sub(1));
     latencies.get(at).copied().unwrap_or(0)
 }
@@ -44,15 +51,22 @@ fn percentile(latencies: &mut [u64], share: f64) -> u64 {
 /// One line of a report: a system's rounds.
 #[derive(Debug, Clone)]
 pub struct Line {
+    /// What was measured.
     pub system: &'static str,
+    /// Its recovery policy, or what comes near.
     pub policy: &'static str,
+    /// What its commits survive.
     pub class: &'static str,
+    /// Threads at work.
     pub threads: usize,
+    /// What else tells it from other lines.
     pub params: Value,
+    /// Its rounds.
     pub rounds: Vec<Sample>,
 }
 
 impl Line {
+    /// A line without rounds.
     pub fn new(
         system: &'static str,
         policy: &'static str,
@@ -63,6 +77,7 @@ impl Line {
         Line { system, policy, class, threads, params, rounds: Vec::new() }
     }
 
+    /// The median of its rounds.
     pub fn ns_per_tx(&self) -> f64 {
         median(self.rounds.iter().map(|r| r.ns_per_tx).collect())
     }
@@ -86,19 +101,21 @@ pub fn print(workload: &str, json: bool, lines: &[Line], floor: usize) {
         let ratios = line.rounds.iter().zip(&lines[floor].rounds).map(|(a, b)| a.ns_per_tx / b.ns_per_tx);
         let ratio = median(ratios.collect());
         let mut latencies: Vec<u64> = line.rounds.iter().flat_map(|r| r.latencies.iter().copied()).collect();
-        let (p50, p99) = (percentile(&mut latencies, 0.50), percentile(&mut latencies, 0.99));
+        latencies.sort_unstable();
+        let [p50, p99, p999] = [0.50, 0.99, 0.999].map(|share| percentile(&latencies, share));
         let ns = line.ns_per_tx();
-        let rounded = |x: f64, digits: i32| (x * 10f64.powi(digits)).round() / 10f64.powi(digits);
+        let extreme =
+            |pick: fn(f64, f64) -> f64| line.rounds.iter().map(|r| r.ns_per_tx).reduce(pick).unwrap_or(0.0);
         if json {
             println!(
                 "{}",
                 json!({"workload": workload, "system": line.system, "policy": line.policy, "class": line.class,
-                    "threads": line.threads, "params": line.params, "ns_per_tx": rounded(ns, 1), "p50_ns": p50,
-                    "p99_ns": p99, "ratio_to_floor": rounded(ratio, 3)})
+                    "threads": line.threads, "params": line.params, "ns_per_tx": rounded(ns, 1), "min_ns": rounded(extreme(f64::min), 1),
+                    "max_ns": rounded(extreme(f64::max), 1), "p50_ns": p50, "p99_ns": p99, "p999_ns": p999, "ratio_to_floor": rounded(ratio, 3)})
             );
         } else {
             println!(
-                "{workload:13} {:21} {:4} {:8} {:3} thr  {:>12.1} ns/tx {:>12.0} tx/s  p50 {:>9} ns  p99 {:>9} ns  {:>6.2}x floor  {}",
+                "{workload:13} {:21} {:4} {:8} {:3} thr  {:>12.1} ns/tx {:>12.0} tx/s  p50 {:>9} ns  p99 {:>9} ns  p99.9 {:>9} ns  {:>6.2}x floor  {}",
                 line.system,
                 line.policy,
                 line.class,
@@ -107,6 +124,7 @@ pub fn print(workload: &str, json: bool, lines: &[Line], floor: usize) {
                 1e9 / ns,
                 p50,
                 p99,
+                p999,
                 ratio,
                 line.params
             );
@@ -120,7 +138,8 @@ pub struct Random(pub u64);
 
 impl Random {
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    /// The next number.
+    pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -128,7 +147,8 @@ impl Random {
     }
 
     #[inline]
+    /// A number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
-        (((self.next() >> 32) * n as u64) >> 32) as usize
+        (((self.bits() >> 32) * n as u64) >> 32) as usize
     }
 }

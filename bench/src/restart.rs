@@ -3,7 +3,7 @@
 
 use crate::Arguments;
 use crate::debit_credit::{Layout, Stream};
-use crate::report::median;
+use crate::report::{median, rounded};
 use crate::target::{Failure, Redo, options};
 use crate::work::Work;
 use caliburn::{Class, Mode, Options, Tuning};
@@ -27,46 +27,69 @@ fn layout(data_mb: usize) -> Layout {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let data_mb = arguments.data_mb.unwrap_or(1024);
     if let Some(path) = &arguments.victim {
-        return victim(path, data_mb, arguments.accounts);
+        return victim(path, arguments);
     }
+    let sizes = arguments.data_mb.map_or_else(|| vec![100, 1024], |size| vec![size]);
+    sizes.into_iter().try_for_each(|data_mb| of_size(arguments, data_mb))
+}
+
+/// What a store went through before it is opened.
+#[derive(Clone, Copy)]
+struct Past {
+    cold: bool,
+    full: bool,
+    killed: bool,
+}
+
+fn of_size(arguments: &Arguments, data_mb: usize) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let path = dir.path().join("store");
     drop(Redo::new(&path, &store_options(), layout(data_mb).bytes(), Class::Process)?);
-    for cache in ["warm", "cold"] {
-        for (log, exit) in [("full", "killed"), ("empty", "clean")] {
-            let mut times = Vec::new();
-            for _ in 0..arguments.rounds {
-                if exit == "killed" {
-                    kill_a_victim(&path, data_mb, arguments.accounts)?;
-                }
-                if cache == "cold" {
-                    drop_caches()?;
-                } else {
-                    warm(&path)?;
-                }
-                times.push(first_transaction(&path)?);
-            }
-            let (first_tx_ms, worst) = (median(times.clone()), times.iter().copied().fold(0.0, f64::max));
-            if arguments.json {
-                println!(
-                    "{}",
-                    json!({"workload": "restart", "system": "caliburn", "policy": "redo", "data_mb": data_mb, "cache": cache,
-                    "log": log, "exit": exit, "log_mb": LOG_MB, "accounts": arguments.accounts, "first_tx_ms": first_tx_ms, "worst_ms": worst})
-                );
+    // Closing in good order empties the log.
+    let ends = [(true, true), (false, true), (false, false)];
+    let pasts = [false, true].map(|cold| ends.map(|(full, killed)| Past { cold, full, killed }));
+    let pasts = pasts.as_flattened();
+    let mut times = vec![Vec::new(); pasts.len()];
+    for _ in 0..arguments.rounds {
+        for (past, times) in pasts.iter().zip(&mut times) {
+            live(&path, data_mb, arguments.accounts, *past)?;
+            if past.cold {
+                drop_caches()?;
             } else {
-                println!(
-                    "restart       {data_mb} MB data, {cache} cache, {log} log, {exit} exit: first transaction after {first_tx_ms:.2} ms (worst {worst:.2})"
-                );
+                warm(&path)?;
             }
+            times.push(first_transaction(&path, *past)?);
         }
+    }
+    for (past, times) in pasts.iter().zip(times) {
+        print(arguments, data_mb, *past, &times);
     }
     Ok(())
 }
 
+fn print(arguments: &Arguments, data_mb: usize, past: Past, times: &[f64]) {
+    let extreme = |pick: fn(f64, f64) -> f64| times.iter().copied().reduce(pick).unwrap_or(0.0);
+    let (first_tx_ms, least, worst) = (median(times.to_vec()), extreme(f64::min), extreme(f64::max));
+    let cache = if past.cold { "cold" } else { "warm" };
+    let log = if past.full { "full" } else { "empty" };
+    let exit = if past.killed { "killed" } else { "clean" };
+    if arguments.json {
+        println!(
+            "{}",
+            json!({"workload": "restart", "system": "caliburn", "policy": "redo", "data_mb": data_mb, "cache": cache,
+                "log": log, "exit": exit, "log_mb": LOG_MB, "accounts": arguments.accounts,
+                "first_tx_ms": rounded(first_tx_ms, 3), "min_ms": rounded(least, 3), "max_ms": rounded(worst, 3)})
+        );
+    } else {
+        println!(
+            "restart       {data_mb:>5} MB data, {cache} cache, {log:5} log, {exit:6} exit: first transaction after {first_tx_ms:>7.2} ms ({least:.2} to {worst:.2})"
+        );
+    }
+}
+
 /// Opens, maps, commits one transaction; then closes in good order, outside the time.
-fn first_transaction(path: &Path) -> Result<f64, Failure> {
+fn first_transaction(path: &Path, past: Past) -> Result<f64, Failure> {
     let start = Instant::now();
     let store = store_options().open(path)?;
     let region = store.segment("data")?.map_all()?;
@@ -74,40 +97,60 @@ fn first_transaction(path: &Path) -> Result<f64, Failure> {
     tx.store(&region, 4096, &1u64)?;
     tx.commit(Class::Process)?;
     let time = start.elapsed().as_secs_f64() * 1e3;
-    let opened = store.query().log_used;
+    let used = store.query().log_used;
     drop(region);
     store.close()?;
-    if opened > LOG_MB << 20 { Err("the log cannot be fuller than full".into()) } else { Ok(time) }
+    let right = if past.full { used > GOAL / 4 * 3 } else { used < LOG_MB << 14 };
+    if right { Ok(time) } else { Err(format!("{used} bytes of the log were in use").into()) }
 }
 
-/// Starts a process that fills the log, and kills it when it says that it has.
-fn kill_a_victim(path: &Path, data_mb: usize, accounts: usize) -> Result<(), Failure> {
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["restart", "--data-mb", &data_mb.to_string(), "--accounts", &accounts.to_string(), "--victim"])
-        .arg(path)
-        .stdout(Stdio::piped())
-        .spawn()?;
+/// Bytes of the log that make it full.
+const GOAL: u64 = (LOG_MB << 20) / 100 * 88;
+
+/// Has another process use the store and end as it shall.
+fn live(path: &Path, data_mb: usize, accounts: usize, past: Past) -> Result<(), Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["restart", "--data-mb", &data_mb.to_string(), "--accounts", &accounts.to_string()]);
+    command.args(past.full.then_some("--fill")).args((!past.killed).then_some("--close"));
+    let mut child = command.arg("--victim").arg(path).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().ok_or("no output to read")?).read_line(&mut line)?;
-    child.kill()?;
-    child.wait()?;
-    if line.trim() == "full" { Ok(()) } else { Err(format!("the victim said {line:?}").into()) }
+    if past.killed {
+        child.kill()?;
+    }
+    let ended = child.wait()?;
+    if line.trim() == "done" && ended.success() != past.killed {
+        Ok(())
+    } else {
+        Err(format!("the victim said {line:?} and ended with {ended}").into())
+    }
 }
 
-fn victim(path: &Path, data_mb: usize, accounts: usize) -> Result<(), Failure> {
-    let bytes = layout(data_mb).bytes();
-    let mut redo = Redo::new(path, &store_options(), bytes, Class::Process)?;
-    redo.store().truncate()?;
+fn victim(path: &Path, arguments: &Arguments) -> Result<(), Failure> {
+    let layout = layout(arguments.data_mb.ok_or("a size is wanted")?);
+    let mut redo = Redo::new(path, &store_options(), layout.bytes(), Class::Process)?;
     // `accounts` of them are in use, spread over the front of the data.
-    let mut stream = Stream::new(Layout::new(accounts.min((data_mb << 20) / 128 - 20_000)), 42);
-    let goal = (LOG_MB << 20) / 100 * 88;
-    while redo.store().query().log_used < goal {
+    let mut stream = Stream::new(Layout::new(arguments.accounts), 42);
+    if arguments.fill {
+        redo.store().truncate()?;
+        while redo.store().query().log_used < GOAL {
+            for _ in 0..5_000 {
+                stream.step(&mut redo);
+            }
+            redo.store().flush()?;
+        }
+    } else {
         for _ in 0..5_000 {
             stream.step(&mut redo);
         }
-        redo.store().flush()?;
+        redo.store().truncate()?;
     }
-    println!("full");
+    if arguments.close {
+        redo.close()?;
+        println!("done");
+        return Ok(());
+    }
+    println!("done");
     loop {
         std::thread::park();
     }

@@ -50,7 +50,7 @@ impl Work for Ranges {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let bytes = arguments.data_mb.unwrap_or(50) << 20;
     arguments.sizes.iter().try_for_each(|&size| {
         let params = json!({"bytes": size, "data_mb": bytes >> 20});

@@ -3,12 +3,14 @@
 use caliburn::{Class, Mode, Options, Policy, Region, Store, Transaction};
 use std::path::Path;
 
+/// Why nothing could be measured.
 pub type Failure = Box<dyn std::error::Error>;
 
 /// Memory that a workload changes in transactions.
 pub trait Target {
     /// Name in reports, and the policy.
     const NAME: &'static str;
+    /// The recovery policy.
     const POLICY: &'static str;
     /// A transaction in progress.
     type Tx<'a>: Declare
@@ -34,16 +36,20 @@ pub struct Caliburn<const UNDO: bool> {
     class: Class,
 }
 
+/// Options of a store with a log and a stage of so many megabytes.
 pub fn options(log_mb: u64, stage_mb: u64) -> Options {
     let mut options = Store::options();
     options.create(true).log_bytes(log_mb << 20).stage_bytes(stage_mb << 20);
     options
 }
 
+/// A store with the redo policy.
 pub type Redo = Caliburn<false>;
+/// A store with the undo policy.
 pub type Undo = Caliburn<true>;
 
 impl<const UNDO: bool> Caliburn<UNDO> {
+    /// Opens the store in a directory, with a segment of so many bytes.
     pub fn new(dir: &Path, options: &Options, bytes: usize, class: Class) -> Result<Self, Failure> {
         let policy = if UNDO { Policy::Undo } else { Policy::Redo };
         let store = options.clone().policy(policy).open(dir)?;
@@ -51,11 +57,19 @@ impl<const UNDO: bool> Caliburn<UNDO> {
         Ok(Caliburn { region, store, mode: Mode::Restore, class })
     }
 
+    /// The store.
     pub fn store(&self) -> &Store {
         &self.store
     }
+
+    /// Closes the store in good order.
+    pub fn close(self) -> Result<(), Failure> {
+        drop(self.region);
+        Ok(self.store.close()?)
+    }
 }
 
+/// Its transaction.
 pub struct Tx<'a> {
     tx: Transaction<'a>,
     region: &'a Region,
@@ -94,14 +108,22 @@ pub struct Part<'s> {
     store: &'s Store,
     region: &'s Region,
     from: usize,
+    class: Class,
 }
 
 impl<'s> Part<'s> {
+    /// The part that begins there, for commits in the `Process` class.
     pub fn new(store: &'s Store, region: &'s Region, from: usize) -> Part<'s> {
-        Part { store, region, from }
+        Part::of_class(store, region, from, Class::Process)
+    }
+
+    /// The part that begins there.
+    pub fn of_class(store: &'s Store, region: &'s Region, from: usize, class: Class) -> Part<'s> {
+        Part { store, region, from, class }
     }
 }
 
+/// Its transaction.
 pub struct PartTx<'a> {
     tx: Tx<'a>,
     from: usize,
@@ -128,7 +150,7 @@ impl Target for Part<'_> {
         let tx = self.store.begin(Mode::Restore).expect("the store is sound");
         let mut tx = PartTx { tx: Tx { tx, region: self.region }, from: self.from };
         change(&mut tx);
-        tx.tx.tx.commit(Class::Process).expect("the store is sound");
+        tx.tx.tx.commit(self.class).expect("the store is sound");
     }
 
     fn read(&self, offset: usize, target: &mut [u8]) {

@@ -1,8 +1,10 @@
 //! Development tasks: `cargo xtask test` runs everything that CI runs.
 
+mod bench;
 mod c;
 mod fuzz;
 mod install;
+mod instructions;
 mod manual;
 mod rvm;
 mod sim;
@@ -23,6 +25,9 @@ usage: cargo xtask TASK
   mutants [NAME]   plants each bug of docs/testing.md, which must be caught
   fuzz SECONDS     coverage-guided fuzzing of the log's reader and of whole stores
   c                the tests of the C interface, in C and C++, also under valgrind and the sanitizers
+  bench            every workload and every rival: docs/benchmarks.html and the figures of docs/performance.md
+  bench page       that page again, from what the last run wrote down
+  instructions     counts the instructions of the hot paths and compares them with bench/instructions.txt
   install PREFIX   the C libraries, headers, man pages
   vm N             panics, resets and power cuts of virtual machines, N each
   kills N          kills N processes on each of four file systems";
@@ -39,6 +44,9 @@ fn main() -> ExitCode {
         ["mutants", name] => sim::mutants(Some(name)),
         ["fuzz", seconds] => fuzz::run(seconds),
         ["c"] => c::test(),
+        ["bench"] => bench::all(),
+        ["bench", "page"] => bench::page(),
+        ["instructions"] => instructions::watch(),
         ["install", prefix] => install::run_in(prefix),
         ["vm", rounds] => vm::run(rounds),
         ["kills", n] => kills(n),
@@ -95,24 +103,8 @@ fn test() -> Result<(), String> {
     for class in ["process", "power"] {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;
     }
-    let dir = "target/bench-smoke";
-    std::fs::create_dir_all(dir).map_err(|e| format!("{dir}: {e}"))?;
-    for workload in [
-        "synthetic --sizes 8,4096",
-        "debit-credit",
-        "order-entry",
-        "threads",
-        "heap",
-        "calls",
-        "persistent --sizes 8,4096",
-        "group-commit --threads 1,8",
-        "restart --data-mb 64 --accounts 10000",
-    ] {
-        run(&format!(
-            "cargo run --release --quiet -p caliburn-bench -- {workload} --json --rounds 1 --seconds 0.05 --log-mb 16 --stage-mb 4 --dir {dir}"
-        ))?;
-    }
-    Ok(())
+    bench::smoke()?;
+    instructions::watch()
 }
 
 /// What is written for another architecture must at least compile; nothing is linked.

@@ -1,9 +1,12 @@
 //! Data larger than memory, without swap: a process in a memory control group changes random places of a
 //! segment of 175 % of the group's limit. It must neither be killed nor come to a stop.
 
+#[path = "support/group.rs"]
+mod group;
 mod support;
 
 use caliburn::{Class, Mode, RangeError, Store, Tuning};
+use group::Group;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,57 +15,12 @@ use support::{clean, open, put};
 const LIMIT: u64 = 96 << 20;
 const DATA: u64 = LIMIT / 4 * 7 / 65536 * 65536;
 
-/// A memory control group, of whichever version the system has; removed at the end.
-struct Group {
-    path: PathBuf,
-}
-
-impl Group {
-    fn new() -> Option<Group> {
-        let v1 = Path::new("/sys/fs/cgroup/memory");
-        let v2 = Path::new("/sys/fs/cgroup");
-        let name = format!("caliburn-test-{}", std::process::id());
-        let (path, limit) = if v1.join("memory.limit_in_bytes").exists() {
-            (v1.join(name), "memory.limit_in_bytes")
-        } else if std::fs::read_to_string(v2.join("cgroup.subtree_control"))
-            .is_ok_and(|s| s.contains("memory"))
-        {
-            (v2.join(name), "memory.max")
-        } else {
-            eprintln!("not run: no memory controller");
-            return None;
-        };
-        if let Err(error) = std::fs::create_dir(&path) {
-            eprintln!("not run: no control group can be made: {error}");
-            return None;
-        }
-        let group = Group { path };
-        std::fs::write(group.path.join(limit), LIMIT.to_string()).unwrap();
-        // No swap, where the system has any.
-        let _ = std::fs::write(group.path.join("memory.memsw.limit_in_bytes"), LIMIT.to_string());
-        let _ = std::fs::write(group.path.join("memory.swap.max"), "0");
-        Some(group)
-    }
-
-    fn oom_kills(&self) -> u64 {
-        let read = |name: &str| std::fs::read_to_string(self.path.join(name)).unwrap_or_default();
-        let text = read("memory.oom_control") + &read("memory.events");
-        text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.path);
-    }
-}
-
 /// Run in the child, inside the group.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os("CALIBURN_MEMORY_STORE") else { return };
     let group = PathBuf::from(std::env::var_os("CALIBURN_MEMORY_GROUP").unwrap());
-    std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    Group::enter(&group).unwrap();
     let mut options = Store::options();
     // Everything by default but the sizes of log and stage, which would be a good part of the limit.
     let store = options.create(true).log_bytes(8 << 20).stage_bytes(4 << 20).open(Path::new(&path)).unwrap();
@@ -102,7 +60,10 @@ fn child() {
 
 #[test]
 fn data_at_175_percent_of_the_limit_without_swap() {
-    let Some(group) = Group::new() else { return };
+    let group = match Group::new("test", LIMIT) {
+        Ok(group) => group,
+        Err(why) => return eprintln!("not run: {why}"),
+    };
     // Not in memory: the pages must have a disk to go to.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("s");

@@ -1,0 +1,101 @@
+//! The command line.
+
+use crate::tpca::Pattern;
+use clap::{Parser, ValueEnum};
+use std::path::PathBuf;
+
+/// Measures a workload.
+#[derive(Parser, Debug)]
+#[command(name = "caliburn-bench", version)]
+pub struct Arguments {
+    /// What to measure.
+    pub workload: Workload,
+    /// One JSON object per line and result.
+    #[arg(long)]
+    pub json: bool,
+    /// Folder for stores; should be on the kind of disk that matters to you.
+    #[arg(long, default_value = ".")]
+    pub dir: PathBuf,
+    /// Interleaved rounds; medians are reported.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Seconds per system and round.
+    #[arg(long, default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Accounts of debit-credit.
+    #[arg(long, default_value_t = 100_000)]
+    pub accounts: usize,
+    /// Range sizes of synthetic, in bytes.
+    #[arg(long, value_delimiter = ',', default_value = "8,64,256,1024,4096,65536,1048576")]
+    pub sizes: Vec<usize>,
+    /// Megabytes of data of synthetic (50 unless told) and restart (100 and 1024).
+    #[arg(long)]
+    pub data_mb: Option<usize>,
+    /// Threads of group-commit (1,8,32 unless told) and of threads (1,2).
+    #[arg(long, value_delimiter = ',')]
+    pub threads: Option<Vec<usize>>,
+    /// Megabytes of log, of synthetic and debit-credit.
+    #[arg(long, default_value_t = 256)]
+    pub log_mb: u64,
+    /// Megabytes of stage, of synthetic and debit-credit.
+    #[arg(long, default_value_t = 64)]
+    pub stage_mb: u64,
+    /// Order of tpca's accounts; all three unless told.
+    #[arg(long)]
+    pub pattern: Option<Pattern>,
+    /// Recoverable memory of tpca over the group's memory, such as 0.125 or 1.75; seven ratios unless told.
+    #[arg(long)]
+    pub rmem_pmem: Option<f64>,
+    /// Megabytes of memory of tpca's control group.
+    #[arg(long, default_value_t = 96)]
+    pub limit_mb: usize,
+    /// Commits of tpca in the `Process` class rather than in `Power`.
+    #[arg(long)]
+    pub process: bool,
+    /// Transactions per second that latency asks for.
+    #[arg(long, value_delimiter = ',')]
+    pub rates: Option<Vec<u64>>,
+    /// Used by tpca for the process in the group.
+    #[arg(long, hide = true)]
+    pub inside: Option<PathBuf>,
+    /// Used by restart for the process that it kills.
+    #[arg(long, hide = true)]
+    pub victim: Option<PathBuf>,
+    /// Used by restart: that process fills the log.
+    #[arg(long, hide = true)]
+    pub fill: bool,
+    /// Used by restart: that process closes the store.
+    #[arg(long, hide = true)]
+    pub close: bool,
+}
+
+/// What can be measured.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
+pub enum Workload {
+    /// One range of each size at random places (Vista, Figure 5a), `Process` class.
+    Synthetic,
+    /// Account, teller, branch and history (Vista, Figure 5b), `Process` and `Power` class.
+    DebitCredit,
+    /// New orders, payments and deliveries (Vista, Figure 5c), `Process` class.
+    OrderEntry,
+    /// `Power` commits by several threads, and by one with many in flight (Vista, Figure 6).
+    GroupCommit,
+    /// Objects allocated and freed in transactions, `Process` class.
+    Heap,
+    /// Debit-credit and synthetic in memory taken for persistent, `Power` class.
+    Persistent,
+    /// Debit-credit by several threads, `Process` class.
+    Threads,
+    /// What the C interface costs over Rust's, `Process` class.
+    Calls,
+    /// From opening a killed store to its first transaction.
+    Restart,
+    /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.
+    Tpca,
+    /// Log bytes saved by the two optimisations for traces like those of Coda (RVM, Table 2).
+    Coda,
+    /// Debit-credit at fixed rates, timed from when each transaction was due.
+    Latency,
+    /// Lazy commits with truncation running all the time, and without.
+    Sustained,
+}

@@ -1,0 +1,52 @@
+//! Benchmarks of Caliburn against their floors: the least that any system with the same promise must do.
+//!
+//! Everything is measured in interleaved rounds within one run, and reported as medians and as ratios to
+//! the floor of the same run; the machine's noise cancels out of the ratios. Every workload checks its own result.
+//!
+//! What the rivals are measured with too is public: the work, the floors, the report.
+
+mod arguments;
+mod calls;
+mod coda;
+pub mod debit_credit;
+pub mod floor;
+#[path = "../../crates/caliburn/tests/support/group.rs"]
+mod group;
+mod group_commit;
+mod heap;
+mod latency;
+mod order_entry;
+pub mod page;
+mod persistent;
+pub mod report;
+mod restart;
+mod sustained;
+pub mod synthetic;
+pub mod target;
+mod threads;
+mod tpca;
+pub mod work;
+
+pub use arguments::{Arguments, Workload};
+
+/// Measures what the arguments say and prints it.
+///
+/// # Errors
+/// When a store cannot be made, or what a workload left is not what it did.
+pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
+    match arguments.workload {
+        Workload::Synthetic => synthetic::run(arguments),
+        Workload::DebitCredit => debit_credit::run(arguments),
+        Workload::OrderEntry => order_entry::run(arguments),
+        Workload::GroupCommit => group_commit::run(arguments),
+        Workload::Heap => heap::run(arguments),
+        Workload::Persistent => persistent::run(arguments),
+        Workload::Threads => threads::run(arguments),
+        Workload::Calls => calls::run(arguments),
+        Workload::Restart => restart::run(arguments),
+        Workload::Tpca => tpca::run(arguments),
+        Workload::Coda => coda::run(arguments),
+        Workload::Latency => latency::run(arguments),
+        Workload::Sustained => sustained::run(arguments),
+    }
+}

@@ -1,0 +1,53 @@
+//! `sustained`: lazy debit-credit commits while the log is truncated all the time, beside the same into a log that nobody
+//! truncates meanwhile.
+
+use crate::Arguments;
+use crate::debit_credit::{Layout, SEED, Stream};
+use crate::report::{self, Line};
+use crate::target::{Failure, Redo, Target, options};
+use crate::work::{Work, drive};
+use caliburn::{Class, Tuning};
+use serde_json::json;
+
+/// Megabytes of the two logs.
+const SMALL: u64 = 16;
+const LARGE: u64 = 1024;
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
+    let layout = Layout::new(arguments.accounts);
+    let open = |name: &str, log_mb, truncate_percent| {
+        let mut options = options(log_mb, arguments.stage_mb);
+        options.tuning(Tuning { truncate_percent, ..Tuning::default() });
+        Redo::new(&dir.path().join(name), &options, layout.bytes(), Class::Process)
+    };
+    let (mut without, mut with) = (open("without", LARGE, 90)?, open("with", SMALL, 50)?);
+    let mut streams = [Stream::new(layout, SEED), Stream::new(layout, SEED)];
+    let line = |truncated| {
+        let log_mb = if truncated { SMALL } else { LARGE };
+        Line::new(Redo::NAME, Redo::POLICY, "process", 1, json!({"truncated": truncated, "log_mb": log_mb}))
+    };
+    let mut lines = [line(false), line(true)];
+    let (mut truncated, mut emptied) = (0, Ok(()));
+    report::interleave(arguments.rounds, &mut lines, || {
+        // The large log is emptied outside of the time.
+        emptied = emptied.clone().and_then(|()| without.store().truncate().map_err(|e| e.to_string()));
+        let before = without.store().statistics();
+        let first = drive(&mut streams[0], &mut without, arguments.seconds);
+        let after = without.store().statistics();
+        truncated += after.truncations + after.epochs - before.truncations - before.epochs;
+        vec![first, drive(&mut streams[1], &mut with, arguments.seconds)]
+    });
+    emptied?;
+    streams[0].check(&without)?;
+    streams[1].check(&with)?;
+    let statistics = with.store().statistics();
+    if truncated > 0 {
+        return Err("the large log was truncated within the time: fewer seconds are wanted".into());
+    }
+    report::print("sustained", arguments.json, &lines, 0);
+    if !arguments.json {
+        println!("  {statistics:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! Benchmarks: everything at its size, with the page; and everything small, so that none rots.
+
+use crate::{command, run, succeed};
+use std::fs;
+use std::process::{Command, Stdio};
+
+const OWN: &str = "target/release/caliburn-bench";
+const RIVALS: &str = "bench/rivals/target/release/caliburn-rivals";
+const DIR: &str = "target/bench";
+const RESULTS: &str = "target/bench/results.jsonl";
+const PAGE: &str = "docs/benchmarks.html";
+const DOCUMENT: &str = "docs/performance.md";
+
+/// What is measured, and with what: the papers' figures in their order.
+const ALL: [(&str, &str); 16] = [
+    (
+        RIVALS,
+        "synthetic --only LMDB,libmdbx,PMDK --sizes 8,64,256,1024,4096,65536,1048576 --rounds 5 --seconds 0.2",
+    ),
+    (RIVALS, "debit-credit --rounds 9 --seconds 0.2"),
+    (OWN, "order-entry --rounds 9 --seconds 0.2"),
+    (RIVALS, "debit-credit-power --rounds 7 --seconds 0.3"),
+    (RIVALS, "group-commit --threads 1,8,32 --rounds 5 --seconds 0.3"),
+    (OWN, "group-commit --rounds 7 --seconds 0.3"),
+    (OWN, "tpca --rounds 3 --seconds 1.5"),
+    (OWN, "coda --rounds 5 --seconds 0.5"),
+    (OWN, "restart --data-mb 100 --rounds 5"),
+    (OWN, "restart --data-mb 1024 --rounds 5"),
+    (OWN, "restart --data-mb 4096 --rounds 3"),
+    (RIVALS, "restart --data-mb 100 --rounds 3"),
+    (OWN, "threads --threads 1,2,4,8,16,32 --rounds 5 --seconds 0.2"),
+    (OWN, "latency --rounds 5 --seconds 0.5"),
+    (OWN, "sustained --rounds 7 --seconds 0.3"),
+    (OWN, "persistent --sizes 8,256,4096 --rounds 5 --seconds 0.1"),
+];
+
+/// Runs everything, writes what it said, draws the page.
+pub fn all() -> Result<(), String> {
+    run("cargo build --release --quiet -p caliburn-bench")?;
+    rivals()?;
+    fs::create_dir_all(DIR).map_err(|e| format!("{DIR}: {e}"))?;
+    let mut results = format!("{}\n", circumstances());
+    for (program, line) in ALL {
+        results += &measure(program, line)?;
+        // A run that is broken off leaves what it has.
+        fs::write(RESULTS, &results).map_err(|e| format!("{RESULTS}: {e}"))?;
+    }
+    page()
+}
+
+/// Draws the page anew from what the last run wrote.
+pub fn page() -> Result<(), String> {
+    run("cargo build --release --quiet -p caliburn-bench")?;
+    run(&format!("target/release/page {RESULTS} --html {PAGE} --markdown {DOCUMENT}"))
+}
+
+fn rivals() -> Result<(), String> {
+    let mut build = command("cargo build --release --quiet --manifest-path bench/rivals/Cargo.toml");
+    // A workspace of its own, whoever builds it.
+    build.env("CARGO_TARGET_DIR", "bench/rivals/target");
+    succeed(build, "build the rivals").map_err(|e| {
+        format!("{e}; they need the packages liblmdb-dev librocksdb-dev libdb5.3-dev libpmemobj-dev libsqlite3-dev libclang-dev")
+    })
+}
+
+/// One command's lines, with a line before them that names it.
+fn measure(program: &str, line: &str) -> Result<String, String> {
+    let name = program.rsplit('/').next().unwrap_or(program);
+    let mut command = Command::new(program);
+    command.args(line.split(' ')).args(["--json", "--dir", DIR]).stderr(Stdio::inherit());
+    println!("--- {name} {line}");
+    let output = command.output().map_err(|e| format!("{program}: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("{name} {line}: {}", output.status));
+    }
+    let lines = String::from_utf8_lossy(&output.stdout);
+    print!("{lines}");
+    Ok(format!("{{\"command\":\"{name} {line}\"}}\n{lines}"))
+}
+
+/// Where and when, as a line of JSON.
+fn circumstances() -> String {
+    let said = |line: &str| {
+        let output = command(line).output();
+        output
+            .map(|o| String::from_utf8_lossy(&o.stdout).trim().replace(['"', '\\', '\n'], " "))
+            .unwrap_or_default()
+    };
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpu
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("", |(_, name)| name);
+    let fields = [
+        ("date", said("date -u +%Y-%m-%d")),
+        ("revision", format!("revision {}", said("git describe --always --dirty"))),
+        ("compiler", said("rustc --version")),
+        ("kernel", said("uname -sr")),
+        ("processors", said("nproc")),
+        ("processor", model.to_owned()),
+        ("disk", said("stat -f -c %T .")),
+    ];
+    let fields: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":\"{value}\"")).collect();
+    format!("{{\"run\":{{{}}}}}", fields.join(","))
+}
+
+/// Every workload, small; their own checks count, the figures don't.
+pub fn smoke() -> Result<(), String> {
+    let dir = "target/bench-smoke";
+    fs::create_dir_all(dir).map_err(|e| format!("{dir}: {e}"))?;
+    let small = format!("--json --rounds 1 --seconds 0.05 --dir {dir}");
+    for workload in [
+        "synthetic --sizes 8,4096",
+        "debit-credit",
+        "order-entry",
+        "threads --threads 1,2,8",
+        "heap",
+        "calls",
+        "persistent --sizes 8,4096",
+        "group-commit --threads 1,8",
+        "restart --data-mb 64 --accounts 10000",
+        "tpca --pattern localized --rmem-pmem 0.125 --limit-mb 64",
+        "tpca --pattern random --rmem-pmem 1.75 --limit-mb 64 --process",
+        "coda",
+        "latency --rates 1000,20000",
+        "sustained",
+    ] {
+        run(&format!("{OWN} {workload} {small} --log-mb 16 --stage-mb 4"))?;
+    }
+    rivals()?;
+    run("cargo fmt --manifest-path bench/rivals/Cargo.toml --check")?;
+    for workload in [
+        "debit-credit --accounts 1000",
+        "debit-credit-power --accounts 1000",
+        "synthetic --sizes 4096 --data-mb 4",
+        "group-commit --threads 1,4 --accounts 1000",
+        "restart --data-mb 4 --only LMDB,PMDK",
+    ] {
+        run(&format!("{RIVALS} {workload} {small}"))?;
+    }
+    Ok(())
+}
