@@ -10,7 +10,7 @@ use caliburn::{Class, Tuning};
 use serde_json::json;
 
 /// Megabytes of the two logs.
-const SMALL: u64 = 16;
+const SMALL: u64 = 64;
 const LARGE: u64 = 1024;
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {

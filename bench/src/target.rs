@@ -76,7 +76,8 @@ pub struct Tx<'a> {
 }
 
 impl Declare for Tx<'_> {
-    #[inline]
+    // As the call that it stands for.
+    #[inline(always)]
     fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
         self.tx.set_range(self.region, offset..offset + len).expect("the workload stays in bounds");
         // SAFETY: `set_range` found the range within the region.

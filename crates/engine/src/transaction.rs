@@ -224,6 +224,8 @@ impl<'t> Transaction<'t> {
         if let (true, Some(undo)) = (store.light, &store.undo) {
             store.save_undo(undo, held, region, start, len)?;
         } else {
+            // Its old value is most of what a commit waits for.
+            span::soon(region.pointer(start));
             declare_slowly(store, &mut held.again(), region, start, len, restore)?;
         }
         self.ranges += 1;

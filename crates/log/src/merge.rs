@@ -9,11 +9,14 @@
 
 use crate::format::{RangeHeader, SegmentId, padded, range_bytes};
 use crate::pagemap::PageMap;
-use crate::record::Ranges;
+use crate::record::{Range, Ranges};
 use caliburn_os::simulated::planted;
+use caliburn_os::span;
 use zerocopy::IntoBytes;
 
 const PAGE: u64 = 4096;
+/// Ranges whose bits are asked for before the first of them is looked at.
+const AHEAD: usize = 64;
 type Bits = [u64; PAGE as usize / 64];
 
 /// Merges batches; keeps its buffers from one to the next.
@@ -44,10 +47,17 @@ impl Merger {
         }
         let mut at = self.out.len();
         let mut order = Vec::new();
-        for body in bodies.rev().skip(usize::from(planted("newest-not-merged"))) {
-            order.clear();
+        let mut bodies = bodies.rev().skip(usize::from(planted("newest-not-merged"))).peekable();
+        while let Some(body) = bodies.next() {
+            let newest = order.len();
             order.extend(Ranges::of(body));
-            for range in order.iter().rev() {
+            order[newest..].reverse();
+            if order.len() < AHEAD && bodies.peek().is_some() {
+                continue;
+            }
+            // Their bits come from memory, most of them: all at once rather than one after the other.
+            order.iter().for_each(|range| self.touch(range));
+            for range in order.drain(..) {
                 if self.cover(range.segment, range.offset, range.bytes.len() as u64) {
                     at -= range_bytes(range.bytes.len());
                     put(&mut self.out[at..], range.segment, range.offset, range.bytes);
@@ -62,6 +72,25 @@ impl Merger {
         Merged { body, dropped: (total - body.len()) as u64 }
     }
 
+    /// Asks for the bits of a range's first bytes.
+    #[inline]
+    fn touch(&mut self, range: &Range<'_>) {
+        let bits = self.bits_of(range.segment, range.offset / PAGE);
+        span::soon((&raw const bits[range.offset as usize % PAGE as usize / 64]).cast());
+    }
+
+    /// The bits of a page.
+    #[inline]
+    fn bits_of(&mut self, segment: SegmentId, page: u64) -> &mut Bits {
+        let slot = self.pages.entry(segment, page);
+        if *slot == 0 {
+            self.bits.push([0; PAGE as usize / 64]);
+            self.touched.push((segment, page));
+            *slot = self.bits.len() as u32;
+        }
+        &mut self.bits[*slot as usize - 1]
+    }
+
     /// Covers a range; whether any byte of it was not covered before.
     #[inline]
     fn cover(&mut self, segment: SegmentId, offset: u64, len: u64) -> bool {
@@ -69,14 +98,7 @@ impl Merger {
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let stop = end.min((at / PAGE + 1) * PAGE);
-            let page = at / PAGE;
-            let slot = self.pages.entry(segment, page);
-            if *slot == 0 {
-                self.bits.push([0; PAGE as usize / 64]);
-                self.touched.push((segment, page));
-                *slot = self.bits.len() as u32;
-            }
-            let bits = &mut self.bits[*slot as usize - 1];
+            let bits = self.bits_of(segment, at / PAGE);
             fresh |= cover_bits(bits, (at % PAGE) as usize, (stop - at) as usize);
             at = stop;
         }

@@ -118,6 +118,18 @@ unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
+/// Tells the processor that the bytes there are wanted soon. Any address will do.
+#[inline(always)]
+pub fn soon(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that reads and writes nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Copies `len` bytes where either side may be recoverable memory in use by other threads.
 ///
 /// Racing stores may be seen in part, in units of at most eight bytes.
