@@ -19,7 +19,7 @@ mod order_entry;
 pub mod page;
 mod persistent;
 pub mod report;
-mod restart;
+pub mod restart;
 mod sustained;
 pub mod synthetic;
 pub mod target;

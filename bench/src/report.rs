@@ -12,13 +12,29 @@ pub struct Sample {
     pub latencies: Vec<u64>,
 }
 
+/// What a thread did from a common start on.
+#[derive(Debug)]
+pub struct Life {
+    /// Transactions.
+    pub count: u64,
+    /// From the start to its end.
+    pub elapsed: Duration,
+    /// As those of a [`Sample`].
+    pub latencies: Vec<u64>,
+}
+
 /// Runs `transaction` for about `seconds`, timing the first of every `batch` by itself.
-pub fn measure(seconds: f64, batch: u64, mut transaction: impl FnMut()) -> Sample {
+pub fn measure(seconds: f64, batch: u64, transaction: impl FnMut()) -> Sample {
+    let Life { count, elapsed, latencies } = measure_from(Instant::now(), seconds, batch, transaction);
+    Sample { ns_per_tx: elapsed.as_nanos() as f64 / count as f64, latencies }
+}
+
+/// The same until `seconds` after a start, once at least.
+pub fn measure_from(start: Instant, seconds: f64, batch: u64, mut transaction: impl FnMut()) -> Life {
     let budget = Duration::from_secs_f64(seconds);
     let mut latencies = Vec::with_capacity(1 << 16);
-    let (start, mut count) = (Instant::now(), 0u64);
-    let mut before = start;
-    while before - start < budget {
+    let (mut before, mut count) = (Instant::now(), 0u64);
+    while count == 0 || before - start < budget {
         transaction();
         latencies.push(before.elapsed().as_nanos() as u64);
         for _ in 1..batch {
@@ -27,7 +43,7 @@ pub fn measure(seconds: f64, batch: u64, mut transaction: impl FnMut()) -> Sampl
         count += batch;
         before = Instant::now();
     }
-    Sample { ns_per_tx: (before - start).as_nanos() as f64 / count as f64, latencies }
+    Life { count, elapsed: before - start, latencies }
 }
 
 /// The middle one, or the mean of the two in the middle.

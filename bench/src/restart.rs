@@ -26,7 +26,7 @@ fn layout(data_mb: usize) -> Layout {
     Layout::new((data_mb << 20) / 128 - 20_000)
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(path) = &arguments.victim {
         return victim(path, arguments);
     }
@@ -164,7 +164,11 @@ fn warm(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn drop_caches() -> Result<(), Failure> {
+/// Empties the page cache.
+///
+/// # Errors
+/// Without the right to.
+pub fn drop_caches() -> Result<(), Failure> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3")
         .map_err(|e| format!("dropping the page cache needs root: {e}").into())

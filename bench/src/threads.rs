@@ -3,12 +3,11 @@
 use crate::Arguments;
 use crate::debit_credit::{Layout, Stream};
 use crate::floor::{HandWritten, Mapped};
-use crate::report::{self, Line, Sample};
+use crate::report::{self, Line};
 use crate::target::{Failure, Part, Target, options};
-use crate::work::{Work, drive};
+use crate::work::{Work, together};
 use caliburn::{Policy, Region, Store};
 use serde_json::json;
-use std::sync::Barrier;
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
@@ -42,9 +41,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             let mut parts: [Vec<Part<'_>>; 2] = [&redo, &undo]
                 .map(|(store, region)| (0..n).map(|i| Part::new(store, region, i * part)).collect());
             let [of_floor, of_redo, of_undo] = &mut streams;
-            samples.push(together(arguments.seconds, &mut floors[..n], of_floor));
-            samples.push(together(arguments.seconds, &mut parts[0], of_redo));
-            samples.push(together(arguments.seconds, &mut parts[1], of_undo));
+            samples.push(together(arguments.seconds, Stream::BATCH, &mut floors[..n], of_floor));
+            samples.push(together(arguments.seconds, Stream::BATCH, &mut parts[0], of_redo));
+            samples.push(together(arguments.seconds, Stream::BATCH, &mut parts[1], of_undo));
         }
         samples
     });
@@ -57,22 +56,4 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         report::print("threads", arguments.json, lines, 0);
     }
     Ok(())
-}
-
-/// Runs the streams at the same time, each on its target; the time for a transaction of them all.
-fn together<T: Target + Send>(seconds: f64, targets: &mut [T], streams: &mut [Stream]) -> Sample {
-    let begin = &Barrier::new(targets.len());
-    let samples: Vec<Sample> = std::thread::scope(|scope| {
-        let begun = targets.iter_mut().zip(streams).map(|(target, stream)| {
-            scope.spawn(move || {
-                begin.wait();
-                drive(stream, target, seconds)
-            })
-        });
-        let workers: Vec<_> = begun.collect();
-        workers.into_iter().map(|worker| worker.join().expect("the workers end")).collect()
-    });
-    let rate: f64 = samples.iter().map(|sample| 1.0 / sample.ns_per_tx).sum();
-    let latencies = samples.into_iter().flat_map(|sample| sample.latencies).collect();
-    Sample { ns_per_tx: 1.0 / rate, latencies }
 }

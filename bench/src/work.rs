@@ -2,10 +2,12 @@
 
 use crate::Arguments;
 use crate::floor::{HandWritten, Mapped, Plain};
-use crate::report::{self, Line, Sample};
+use crate::report::{self, Life, Line, Sample};
 use crate::target::{Failure, Redo, Target, Undo, options};
 use caliburn::Class;
 use serde_json::{Value, json};
+use std::sync::{Barrier, OnceLock};
+use std::time::Instant;
 
 /// Transactions one after the other, and what they must add up to.
 pub trait Work {
@@ -20,6 +22,33 @@ pub trait Work {
 /// Runs transactions for so many seconds.
 pub fn drive<W: Work, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> Sample {
     report::measure(seconds, W::BATCH, || work.step(target))
+}
+
+/// Runs works at the same time, each on its target, the first of every `batch` transactions timed by itself; the time for a
+/// transaction of them all, from the start of the first to the end of the last: with more threads than processors some begin
+/// when others have nearly done.
+pub fn together<W: Work + Send, T: Target + Send>(
+    seconds: f64,
+    batch: u64,
+    targets: &mut [T],
+    works: &mut [W],
+) -> Sample {
+    let (begin, first) = (&Barrier::new(targets.len()), &OnceLock::new());
+    let lives: Vec<Life> = std::thread::scope(|scope| {
+        let begun = targets.iter_mut().zip(works).map(|(target, work)| {
+            scope.spawn(move || {
+                begin.wait();
+                let start = *first.get_or_init(Instant::now);
+                report::measure_from(start, seconds, batch, || work.step(target))
+            })
+        });
+        let workers: Vec<_> = begun.collect();
+        workers.into_iter().map(|worker| worker.join().expect("the workers end")).collect()
+    });
+    let last = lives.iter().map(|life| life.elapsed).max().unwrap_or_default();
+    let count: u64 = lives.iter().map(|life| life.count).sum();
+    let latencies = lives.into_iter().flat_map(|life| life.latencies).collect();
+    Sample { ns_per_tx: last.as_nanos() as f64 / count as f64, latencies }
 }
 
 /// Runs the same work on plain memory, with a hand-written undo log, and with either policy, `Process` class.

@@ -34,17 +34,24 @@ const ALL: [(&str, &str); 16] = [
     (OWN, "persistent --sizes 8,256,4096 --rounds 5 --seconds 0.1"),
 ];
 
-/// Runs everything, writes what it said, draws the page.
-pub fn all() -> Result<(), String> {
+/// Runs everything, or only the commands that name a workload again; writes what they said, draws the page.
+pub fn measure_all(only: Option<&str>) -> Result<(), String> {
     run("cargo build --release --quiet -p caliburn-bench")?;
     rivals()?;
     fs::create_dir_all(DIR).map_err(|e| format!("{DIR}: {e}"))?;
-    let mut results = format!("{}\n", circumstances());
+    let kept = only
+        .map_or(Ok(String::new()), |_| fs::read_to_string(RESULTS))
+        .map_err(|e| format!("{RESULTS}: {e}"))?;
+    let mut results = kept.lines().next().map_or_else(circumstances, str::to_owned) + "\n";
     for (program, line) in ALL {
-        results += &measure(program, line)?;
-        // A run that is broken off leaves what it has.
-        fs::write(RESULTS, &results).map_err(|e| format!("{RESULTS}: {e}"))?;
+        let again = only.is_none_or(|only| line.split(' ').next() == Some(only));
+        results += &if again { measure(program, line)? } else { said(&kept, program, line) };
+        if only.is_none() {
+            // A run that is broken off leaves what it has.
+            fs::write(RESULTS, &results).map_err(|e| format!("{RESULTS}: {e}"))?;
+        }
     }
+    fs::write(RESULTS, &results).map_err(|e| format!("{RESULTS}: {e}"))?;
     page()
 }
 
@@ -63,6 +70,19 @@ fn rivals() -> Result<(), String> {
     })
 }
 
+/// What a command said before.
+fn said(kept: &str, program: &str, line: &str) -> String {
+    let head = named(program, line);
+    let lines =
+        kept.lines().skip_while(|l| *l != head).skip(1).take_while(|l| !l.starts_with("{\"command\""));
+    lines.fold(head.clone() + "\n", |text, line| text + line + "\n")
+}
+
+/// The line before a command's lines.
+fn named(program: &str, line: &str) -> String {
+    format!("{{\"command\":\"{} {line}\"}}", program.rsplit('/').next().unwrap_or(program))
+}
+
 /// One command's lines, with a line before them that names it.
 fn measure(program: &str, line: &str) -> Result<String, String> {
     let name = program.rsplit('/').next().unwrap_or(program);
@@ -75,7 +95,7 @@ fn measure(program: &str, line: &str) -> Result<String, String> {
     }
     let lines = String::from_utf8_lossy(&output.stdout);
     print!("{lines}");
-    Ok(format!("{{\"command\":\"{name} {line}\"}}\n{lines}"))
+    Ok(format!("{}\n{lines}", named(program, line)))
 }
 
 /// Where and when, as a line of JSON.

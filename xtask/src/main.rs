@@ -27,6 +27,7 @@ usage: cargo xtask TASK
   c                the tests of the C interface, in C and C++, also under valgrind and the sanitizers
   bench            every workload and every rival: docs/benchmarks.html and the figures of docs/performance.md
   bench page       that page again, from what the last run wrote down
+  bench WORKLOAD   the same with one workload measured again
   instructions     counts the instructions of the hot paths and compares them with bench/instructions.txt
   install PREFIX   the C libraries, headers, man pages
   vm N             panics, resets and power cuts of virtual machines, N each
@@ -44,8 +45,9 @@ fn main() -> ExitCode {
         ["mutants", name] => sim::mutants(Some(name)),
         ["fuzz", seconds] => fuzz::run(seconds),
         ["c"] => c::test(),
-        ["bench"] => bench::all(),
+        ["bench"] => bench::measure_all(None),
         ["bench", "page"] => bench::page(),
+        ["bench", workload] => bench::measure_all(Some(workload)),
         ["instructions"] => instructions::watch(),
         ["install", prefix] => install::run_in(prefix),
         ["vm", rounds] => vm::run(rounds),

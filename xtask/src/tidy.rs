@@ -53,7 +53,10 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     for entry in fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))? {
         let path = entry.map_err(|e| e.to_string())?.path();
         if path.is_dir() {
-            collect(&path, files)?;
+            // What was built is not ours.
+            if !path.ends_with("target") {
+                collect(&path, files)?;
+            }
         } else if path.extension().is_some_and(|e| e == "rs") {
             files.push(path);
         }

@@ -232,7 +232,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             }
         }
         Workload::GroupCommit => threads::run(arguments, layout)?,
-        Workload::Restart => restart::run(arguments, layout)?,
+        Workload::Restart => restart::run(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@ use crate::records::{Keyed, Shape};
 use crate::{Arguments, open};
 use caliburn_bench::debit_credit::{Layout, SEED, Stream};
 use caliburn_bench::report::{median, rounded};
+use caliburn_bench::restart::drop_caches;
 use caliburn_bench::target::{Failure, Target};
 use caliburn_bench::work::Work;
 use serde_json::json;
@@ -15,7 +16,7 @@ use std::time::Instant;
 /// Transactions before the kill.
 const TRANSACTIONS: usize = 50_000;
 
-pub fn run(arguments: &Arguments, _: Layout) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let data_mb = arguments.data_mb.unwrap_or(100);
     let layout = Layout::new((data_mb << 20) / 128);
     let shape: (Shape, usize) = (Layout::record, layout.history());
@@ -36,12 +37,14 @@ pub fn run(arguments: &Arguments, _: Layout) -> Result<(), Failure> {
             }
         }
         for (cache, times) in ["warm", "cold"].into_iter().zip(times) {
-            let first_tx_ms = median(times);
+            let extreme = |pick: fn(f64, f64) -> f64| times.iter().copied().reduce(pick).unwrap_or(0.0);
+            let (least, worst, first_tx_ms) = (extreme(f64::min), extreme(f64::max), median(times.clone()));
             if arguments.json {
                 println!(
                     "{}",
                     json!({"workload": "restart", "system": name, "policy": "its own", "data_mb": data_mb, "cache": cache,
-                        "log": "full", "exit": "killed", "first_tx_ms": rounded(first_tx_ms, 3)})
+                        "log": "full", "exit": "killed", "first_tx_ms": rounded(first_tx_ms, 3),
+                        "min_ms": rounded(least, 3), "max_ms": rounded(worst, 3)})
                 );
             } else {
                 println!(
@@ -91,13 +94,4 @@ fn victim(arguments: &Arguments, layout: Layout, shape: (Shape, usize), path: &P
     loop {
         std::thread::park();
     }
-}
-
-fn drop_caches() -> Result<(), Failure> {
-    let done = Command::new("sync").status()?;
-    if !done.success() {
-        return Err("sync failed".into());
-    }
-    std::fs::write("/proc/sys/vm/drop_caches", "3")
-        .map_err(|e| format!("dropping the page cache needs root: {e}").into())
 }

@@ -5,11 +5,10 @@ use crate::{Arguments, open};
 use caliburn::{Class, Region, Store};
 use caliburn_bench::debit_credit::{Layout, Stream};
 use caliburn_bench::floor::ForcedWrite;
-use caliburn_bench::report::{self, Line, Sample};
-use caliburn_bench::target::{Failure, Part, Target, options};
-use caliburn_bench::work::Work;
+use caliburn_bench::report::{self, Line};
+use caliburn_bench::target::{Failure, Part, options};
+use caliburn_bench::work::{Work, together};
 use serde_json::json;
-use std::sync::Barrier;
 
 /// Accounts of each thread.
 const ACCOUNTS: usize = 10_000;
@@ -48,10 +47,10 @@ pub fn run(arguments: &Arguments, layout: Layout) -> Result<(), Failure> {
             vec![report::measure(arguments.seconds, 1, || force.force().expect("the disk works"))];
         for &n in &arguments.threads {
             let mut parts: Vec<_> = (0..n).map(|i| of_store(&store, &region, i * part)).collect();
-            samples.push(together(arguments.seconds, &mut parts, &mut streams[0]));
+            samples.push(together(arguments.seconds, 1, &mut parts, &mut streams[0]));
             for ((_, database, _), streams) in rivals.iter().zip(&mut streams[1..]) {
                 let mut parts = of_rival(&**database, shape, n, part);
-                samples.push(together(arguments.seconds, &mut parts, streams));
+                samples.push(together(arguments.seconds, 1, &mut parts, streams));
             }
         }
         samples
@@ -72,22 +71,4 @@ fn of_store<'s>(store: &'s Store, region: &'s Region, from: usize) -> Part<'s> {
 
 fn of_rival(database: &dyn Database, shape: (Shape, usize), n: usize, part: usize) -> Vec<Keyed<'_>> {
     (0..n).map(|i| Keyed::new(database, shape, (i * part) as u64)).collect()
-}
-
-/// Runs the streams at the same time, each on its target; the time for a transaction of them all.
-fn together<T: Target + Send>(seconds: f64, targets: &mut [T], streams: &mut [Stream]) -> Sample {
-    let begin = &Barrier::new(targets.len());
-    let samples: Vec<Sample> = std::thread::scope(|scope| {
-        let begun = targets.iter_mut().zip(streams).map(|(target, stream)| {
-            scope.spawn(move || {
-                begin.wait();
-                report::measure(seconds, 1, || stream.step(target))
-            })
-        });
-        let workers: Vec<_> = begun.collect();
-        workers.into_iter().map(|worker| worker.join().expect("the workers end")).collect()
-    });
-    let rate: f64 = samples.iter().map(|sample| 1.0 / sample.ns_per_tx).sum();
-    let latencies = samples.into_iter().flat_map(|sample| sample.latencies).collect();
-    Sample { ns_per_tx: 1.0 / rate, latencies }
 }

@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Floors whose rounds differ by more than this share of their median: the machine was noisy.
-const NOISY: f64 = 0.3;
+const NOISY: f64 = 0.2;
 /// Between these the summary stands in a document that has more to say.
 const MARKS: [&str; 2] = ["<!-- figures of cargo xtask bench -->", "<!-- end of figures -->"];
 
