@@ -9,8 +9,9 @@ fn main() {
         build.file(file);
     }
     println!("cargo:rerun-if-changed=src/c/rival.h");
-    // Its C interface does not say.
+    // Their C interfaces do not say.
     build.define("ROCKSDB_VERSION", format!("{:?}", version_of("librocksdb-dev")).as_str());
+    build.define("PMDK_VERSION", format!("{:?}", version_of("libpmemobj-dev")).as_str());
     build.compile("rivals");
     for library in ["lmdb", "sqlite3", "rocksdb", "db", "pmemobj", "pmem"] {
         println!("cargo:rustc-link-lib={library}");

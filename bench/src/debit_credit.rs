@@ -47,6 +47,21 @@ impl Layout {
         if offset < history { (offset / RECORD * RECORD, RECORD) } else { (offset, len) }
     }
 
+    /// What the balances of accounts (0), tellers (1) or branches (2) add up to.
+    pub fn balance<T: Target>(self, target: &T, table: usize) -> i64 {
+        let (from, count) = match table {
+            0 => (0, self.accounts),
+            1 => (self.teller(0), self.branches * TELLERS_PER_BRANCH),
+            _ => (self.branch(0), self.branches),
+        };
+        let one = |i| {
+            let mut bytes = [0; 8];
+            target.read(from + i * RECORD, &mut bytes);
+            i64::from_ne_bytes(bytes)
+        };
+        (0..count).map(one).sum()
+    }
+
     /// Bytes of all tables.
     pub fn bytes(self) -> usize {
         self.history() + HISTORY
@@ -105,24 +120,12 @@ impl Work for Stream {
 
     /// Balances of accounts, tellers and branches must each add up to all amounts.
     fn check<T: Target>(&self, target: &T) -> Result<(), Failure> {
-        let layout = self.layout;
-        let sum = |from: usize, n: usize| -> i64 {
-            let one = |i| {
-                let mut bytes = [0; 8];
-                target.read(from + i * RECORD, &mut bytes);
-                i64::from_ne_bytes(bytes)
-            };
-            (0..n).map(one).sum()
-        };
-        let sums = [
-            sum(0, layout.accounts),
-            sum(layout.teller(0), layout.branches * TELLERS_PER_BRANCH),
-            sum(layout.branch(0), layout.branches),
-        ];
-        if sums == [self.total; 3] {
+        let [accounts, tellers, branches] = [0, 1, 2].map(|table| self.layout.balance(target, table));
+        if [accounts, tellers, branches] == [self.total; 3] {
             Ok(())
         } else {
-            Err(format!("{}: balances {sums:?}, expected {}", T::NAME, self.total).into())
+            let found = [accounts, tellers, branches];
+            Err(format!("{}: balances {found:?}, expected {}", T::NAME, self.total).into())
         }
     }
 }
@@ -146,7 +149,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             report::measure(arguments.seconds, 1, || stream.step(&mut redo)),
         ]
     });
-    stream.check(&redo)?;
+    stream.check(&redo.reopened()?)?;
     report::print("debit-credit", arguments.json, &lines, 0);
     Ok(())
 }

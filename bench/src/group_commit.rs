@@ -49,6 +49,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         samples.push(in_flight(&store, &region, most, arguments.seconds, &mut expected));
         samples
     });
+    // What the store holds, not what the work left in memory.
+    drop(region);
+    store.close()?;
+    let store = options.open(dir.path().join("store"))?;
+    let region = store.segment("data")?.map_all()?;
     let found: Vec<u64> = (0..=most).map(|part| region.load(part * PART)).collect();
     if found != expected {
         return Err(format!("counts {found:?}, expected {expected:?}").into());

@@ -4,7 +4,7 @@
 use crate::Arguments;
 use crate::debit_credit::{Layout, SEED, Stream};
 use crate::report::rounded;
-use crate::target::{Failure, Redo, Target, Undo, options};
+use crate::target::{Caliburn, Failure, Redo, Target, Undo, options};
 use crate::work::Work;
 use caliburn::Class;
 use hdrhistogram::Histogram;
@@ -29,10 +29,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     of_target(arguments, layout, power, "power", &rates(POWER))
 }
 
-fn of_target<T: Target>(
+fn of_target<const UNDO: bool>(
     arguments: &Arguments,
     layout: Layout,
-    mut target: T,
+    mut target: Caliburn<UNDO>,
     class: &str,
     rates: &[u64],
 ) -> Result<(), Failure> {
@@ -44,7 +44,6 @@ fn of_target<T: Target>(
     }
     for &rate in rates {
         let mut times = Histogram::<u64>::new(3)?;
-        let mut behind = Duration::ZERO;
         let seconds = arguments.seconds * arguments.rounds as f64;
         let (start, count) = (Instant::now(), (rate as f64 * seconds) as u64);
         for i in 0..count {
@@ -53,18 +52,26 @@ fn of_target<T: Target>(
                 std::hint::spin_loop();
             }
             stream.step(&mut target);
-            behind = due.elapsed();
-            times.record(behind.as_nanos() as u64)?;
+            times.record(due.elapsed().as_nanos() as u64)?;
         }
-        print::<T>(arguments, class, rate, &times, behind);
+        print::<Caliburn<UNDO>>(arguments, class, rate, &times, start.elapsed());
     }
-    stream.check(&target)
+    stream.check(&target.reopened()?)
 }
 
-fn print<T: Target>(arguments: &Arguments, class: &str, rate: u64, times: &Histogram<u64>, behind: Duration) {
-    let at = |share| times.value_at_quantile(share);
+fn print<T: Target>(
+    arguments: &Arguments,
+    class: &str,
+    rate: u64,
+    times: &Histogram<u64>,
+    elapsed: Duration,
+) {
+    // Of what fewer than ten transactions exceed nothing can be said.
+    let known = |share: f64| times.len() as f64 * (1.0 - share) >= 10.0;
+    let at = |share| known(share).then(|| times.value_at_quantile(share));
+    let shown = |share| at(share).map_or("-".to_owned(), |ns| ns.to_string());
     // Nobody can keep up with a rate beyond his own.
-    let kept = behind < Duration::from_millis(50);
+    let kept = times.len() as f64 / elapsed.as_secs_f64() > rate as f64 * 0.995;
     if arguments.json {
         println!(
             "{}",
@@ -78,10 +85,10 @@ fn print<T: Target>(arguments: &Arguments, class: &str, rate: u64, times: &Histo
             T::NAME,
             T::POLICY,
             if kept { "" } else { ", not kept up with" },
-            at(0.5),
-            at(0.99),
-            at(0.999),
-            at(0.9999),
+            shown(0.5),
+            shown(0.99),
+            shown(0.999),
+            shown(0.9999),
             times.max()
         );
     }

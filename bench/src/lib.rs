@@ -1,7 +1,8 @@
 //! Benchmarks of Caliburn against their floors: the least that any system with the same promise must do.
 //!
 //! Everything is measured in interleaved rounds within one run, and reported as medians and as ratios to
-//! the floor of the same run; the machine's noise cancels out of the ratios. Every workload checks its own result.
+//! the floor of the same run; the machine's noise cancels out of the ratios. Every workload checks its own result,
+//! in a store that was closed and opened again; `heap` and `calls`, which measure calls, have none.
 //!
 //! What the rivals are measured with too is public: the work, the floors, the report.
 

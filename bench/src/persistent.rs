@@ -13,37 +13,40 @@ use caliburn::Class;
 use serde_json::{Value, json};
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let dir = tempfile::tempdir_in(&arguments.dir)?;
     let layout = Layout::new(arguments.accounts);
-    let bytes = (arguments.data_mb.unwrap_or(50) << 20).max(layout.bytes());
+    let bytes = arguments.data_mb.unwrap_or(50) << 20;
+    let of_debit_credit = json!({"accounts": arguments.accounts});
+    both(arguments, of_debit_credit, layout.bytes(), || Stream::new(layout, SEED))?;
+    arguments.sizes.iter().try_for_each(|&size| {
+        let of_size = json!({"bytes": size, "data_mb": bytes >> 20});
+        both(arguments, of_size, bytes, || Ranges::new(size, bytes))
+    })
+}
+
+/// The same work on both.
+fn both<W: Work>(
+    arguments: &Arguments,
+    params: Value,
+    bytes: usize,
+    work: impl Fn() -> W,
+) -> Result<(), Failure> {
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
     let log = Mapped::new(&dir.path().join("floor.log"), 16 << 20)?;
     let mut floor = WrittenBack::new(Mapped::new(&dir.path().join("floor"), bytes)?, log);
     let mut options = options(arguments.log_mb, arguments.stage_mb);
     options.memory_survives(Class::Power).require(Class::Power);
     let mut undo = Undo::new(&dir.path().join("undo"), &options, bytes, Class::Power)?;
-    let of_debit_credit = json!({"accounts": arguments.accounts});
-    both(arguments, of_debit_credit, (&mut floor, &mut undo), || Stream::new(layout, SEED))?;
-    arguments.sizes.iter().try_for_each(|&size| {
-        let of_size = json!({"bytes": size, "data_mb": bytes >> 20});
-        both(arguments, of_size, (&mut floor, &mut undo), || Ranges::new(size, bytes))
-    })
-}
-
-/// The same work on both. What was there before is part of what debit-credit adds up, so it comes first.
-fn both<W: Work>(
-    arguments: &Arguments,
-    params: Value,
-    (floor, undo): (&mut WrittenBack, &mut Undo),
-    work: impl Fn() -> W,
-) -> Result<(), Failure> {
     let mut lines = [(WrittenBack::NAME, WrittenBack::POLICY), (Undo::NAME, Undo::POLICY)]
         .map(|(system, policy)| Line::new(system, policy, "power", 1, params.clone()));
     let mut works = [work(), work()];
     report::interleave(arguments.rounds, &mut lines, || {
-        vec![drive(&mut works[0], floor, arguments.seconds), drive(&mut works[1], undo, arguments.seconds)]
+        vec![
+            drive(&mut works[0], &mut floor, arguments.seconds),
+            drive(&mut works[1], &mut undo, arguments.seconds),
+        ]
     });
-    works[0].check(floor)?;
-    works[1].check(undo)?;
+    works[0].check(&floor)?;
+    works[1].check(&undo.reopened()?)?;
     report::print("persistent", arguments.json, &lines, 0);
     Ok(())
 }

@@ -7,6 +7,7 @@ use crate::report::{median, rounded};
 use crate::target::{Failure, Redo, options};
 use crate::work::Work;
 use caliburn::{Class, Mode, Options, Tuning};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -127,6 +128,7 @@ fn live(path: &Path, data_mb: usize, accounts: usize, past: Past) -> Result<(), 
 }
 
 fn victim(path: &Path, arguments: &Arguments) -> Result<(), Failure> {
+    die_with_parent()?;
     let layout = layout(arguments.data_mb.ok_or("a size is wanted")?);
     let mut redo = Redo::new(path, &store_options(), layout.bytes(), Class::Process)?;
     // `accounts` of them are in use, spread over the front of the data.
@@ -162,6 +164,14 @@ fn warm(path: &Path) -> Result<(), Failure> {
         std::io::copy(&mut std::fs::File::open(entry?.path())?, &mut std::io::sink())?;
     }
     Ok(())
+}
+
+/// A victim that nobody is left to kill dies all the same.
+///
+/// # Errors
+/// When the system does not know of that.
+pub fn die_with_parent() -> Result<(), Failure> {
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 /// Empties the page cache.

@@ -6,19 +6,22 @@ use crate::target::{Declare, Failure, Target};
 use crate::work::{Work, side_by_side};
 use serde_json::json;
 
-/// A stream of transactions.
+/// A stream of transactions: the first fills its range with ones, the next with twos, and so on.
 pub struct Ranges {
     random: Random,
     size: usize,
     places: usize,
-    /// What the last one stored, and where.
-    last: Option<(usize, u8)>,
+    count: u64,
 }
+
+const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
+/// Places that are looked at in the end.
+const LOOKED_AT: usize = 10_000;
 
 impl Ranges {
     /// Of `size` bytes each, within so many.
     pub fn new(size: usize, bytes: usize) -> Ranges {
-        Ranges { random: Random(0x9E37_79B9_7F4A_7C15), size, places: bytes / size, last: None }
+        Ranges { random: Random(SEED), size, places: bytes / size, count: 0 }
     }
 }
 
@@ -28,8 +31,8 @@ impl Work for Ranges {
     #[inline]
     fn step<T: Target>(&mut self, target: &mut T) {
         let (offset, size) = (self.random.below(self.places) * self.size, self.size);
-        let value = self.last.map_or(1, |(_, value)| value.wrapping_add(1));
-        self.last = Some((offset, value));
+        self.count += 1;
+        let value = self.count as u8;
         target.transaction(|tx| {
             let at = tx.declare(offset, size);
             // SAFETY: the range was declared, which checked its bounds; this thread alone uses it.
@@ -37,16 +40,20 @@ impl Work for Ranges {
         });
     }
 
+    /// Places from all over the data, against a model that the same transactions have gone over.
     fn check<T: Target>(&self, target: &T) -> Result<(), Failure> {
-        let Some((offset, value)) = self.last else { return Ok(()) };
+        let mut model = vec![0; self.places];
+        let mut random = Random(SEED);
+        (1..=self.count).for_each(|i| model[random.below(self.places)] = i as u8);
         let mut there = vec![0; self.size];
-        target.read(offset, &mut there);
-        match there.iter().position(|byte| *byte != value) {
-            None => Ok(()),
-            Some(at) => {
-                Err(format!("{}: byte {} is {}, not {value}", T::NAME, offset + at, there[at]).into())
+        for place in (0..self.places).step_by(self.places.div_ceil(LOOKED_AT)) {
+            target.read(place * self.size, &mut there);
+            if let Some(at) = there.iter().position(|byte| *byte != model[place]) {
+                let (found, expected, at) = (there[at], model[place], place * self.size + at);
+                return Err(format!("{}: byte {at} is {found}, not {expected}", T::NAME).into());
             }
         }
+        Ok(())
     }
 }
 

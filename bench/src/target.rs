@@ -1,7 +1,7 @@
 //! What a workload runs on: some memory with transactions, or with less.
 
 use caliburn::{Class, Mode, Options, Policy, Region, Store, Transaction};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Why nothing could be measured.
 pub type Failure = Box<dyn std::error::Error>;
@@ -18,6 +18,14 @@ pub trait Target {
         Self: 'a;
     /// Runs one transaction: `change` declares each range before it stores to it.
     fn transaction(&mut self, change: impl FnOnce(&mut Self::Tx<'_>));
+    /// What is left when it was closed and opened again: what it holds, not what the work left in memory. Itself, where there
+    /// is nothing to be opened.
+    fn reopened(self) -> Result<Self, Failure>
+    where
+        Self: Sized,
+    {
+        Ok(self)
+    }
     /// Copies bytes out, for checking the result.
     fn read(&self, offset: usize, target: &mut [u8]);
 }
@@ -34,6 +42,8 @@ pub struct Caliburn<const UNDO: bool> {
     store: Store,
     mode: Mode,
     class: Class,
+    dir: PathBuf,
+    options: Options,
 }
 
 /// Options of a store with a log and a stage of so many megabytes.
@@ -51,10 +61,11 @@ pub type Undo = Caliburn<true>;
 impl<const UNDO: bool> Caliburn<UNDO> {
     /// Opens the store in a directory, with a segment of so many bytes.
     pub fn new(dir: &Path, options: &Options, bytes: usize, class: Class) -> Result<Self, Failure> {
-        let policy = if UNDO { Policy::Undo } else { Policy::Redo };
-        let store = options.clone().policy(policy).open(dir)?;
+        let mut options = options.clone();
+        options.policy(if UNDO { Policy::Undo } else { Policy::Redo });
+        let store = options.open(dir)?;
         let region = store.segment_or_create("data", bytes as u64)?.map_all()?;
-        Ok(Caliburn { region, store, mode: Mode::Restore, class })
+        Ok(Caliburn { region, store, mode: Mode::Restore, class, dir: dir.to_owned(), options })
     }
 
     /// The store.
@@ -97,6 +108,13 @@ impl<const UNDO: bool> Target for Caliburn<UNDO> {
         let mut tx = Tx { tx, region: &self.region };
         change(&mut tx);
         tx.tx.commit(self.class).expect("the store is sound");
+    }
+
+    fn reopened(self) -> Result<Self, Failure> {
+        let (dir, options, class) = (self.dir.clone(), self.options.clone(), self.class);
+        let bytes = self.region.len();
+        self.close()?;
+        Caliburn::new(&dir, &options, bytes, class)
     }
 
     fn read(&self, offset: usize, target: &mut [u8]) {

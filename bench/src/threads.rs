@@ -47,6 +47,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         samples
     });
+    // What the stores hold, not what the work left in memory.
+    for (store, region) in [redo, undo] {
+        drop(region);
+        store.close()?;
+    }
+    let (redo, undo) = (open("store", Policy::Redo)?, open("undo", Policy::Undo)?);
     for i in 0..most {
         streams[0][i].check(&floors[i])?;
         streams[1][i].check(&Part::new(&redo.0, &redo.1, i * part))?;

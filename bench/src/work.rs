@@ -86,11 +86,12 @@ pub fn side_by_side<W: Work>(
     });
     works[0].check(&plain)?;
     works[1].check(&floor)?;
-    works[2].check(&redo)?;
-    works[3].check(&undo)?;
+    let statistics = redo.store().statistics();
+    works[2].check(&redo.reopened()?)?;
+    works[3].check(&undo.reopened()?)?;
     report::print(name, arguments.json, &lines, 1);
     if !arguments.json {
-        println!("  {:?}", redo.store().statistics());
+        println!("  {statistics:?}");
     }
     Ok(())
 }

@@ -36,6 +36,10 @@ const ALL: [(&str, &str); 16] = [
 
 /// Runs everything, or only the commands that name a workload again; writes what they said, draws the page.
 pub fn measure_all(only: Option<&str>) -> Result<(), String> {
+    if let Some(only) = only.filter(|only| !ALL.iter().any(|(_, line)| line.split(' ').next() == Some(only)))
+    {
+        return Err(format!("no workload is called {only}"));
+    }
     run("cargo build --release --quiet -p caliburn-bench")?;
     rivals()?;
     fs::create_dir_all(DIR).map_err(|e| format!("{DIR}: {e}"))?;
@@ -70,17 +74,29 @@ fn rivals() -> Result<(), String> {
     })
 }
 
-/// What a command said before.
+/// What a command said before, with the line before it.
 fn said(kept: &str, program: &str, line: &str) -> String {
-    let head = named(program, line);
-    let lines =
-        kept.lines().skip_while(|l| *l != head).skip(1).take_while(|l| !l.starts_with("{\"command\""));
-    lines.fold(head.clone() + "\n", |text, line| text + line + "\n")
+    let of = format!("{{\"command\":\"{}\"", spoken(program, line));
+    let mut lines = kept.lines().skip_while(|l| !l.starts_with(&of));
+    let head = lines.next().map(|head| format!("{head}\n")).unwrap_or_default();
+    lines.take_while(|l| !l.starts_with("{\"command\"")).fold(head, |text, line| text + line + "\n")
 }
 
-/// The line before a command's lines.
-fn named(program: &str, line: &str) -> String {
-    format!("{{\"command\":\"{} {line}\"}}", program.rsplit('/').next().unwrap_or(program))
+/// A command as one types it.
+fn spoken(program: &str, line: &str) -> String {
+    format!("{} {line}", program.rsplit('/').next().unwrap_or(program))
+}
+
+fn revision() -> String {
+    format!("revision {}", told("git describe --always --dirty"))
+}
+
+/// What a command prints, fit for a string of JSON.
+fn told(line: &str) -> String {
+    let output = command(line).output();
+    output
+        .map(|o| String::from_utf8_lossy(&o.stdout).trim().replace(['"', '\\', '\n'], " "))
+        .unwrap_or_default()
 }
 
 /// One command's lines, with a line before them that names it.
@@ -95,30 +111,24 @@ fn measure(program: &str, line: &str) -> Result<String, String> {
     }
     let lines = String::from_utf8_lossy(&output.stdout);
     print!("{lines}");
-    Ok(format!("{}\n{lines}", named(program, line)))
+    Ok(format!("{{\"command\":\"{}\",\"revision\":\"{}\"}}\n{lines}", spoken(program, line), revision()))
 }
 
 /// Where and when, as a line of JSON.
 fn circumstances() -> String {
-    let said = |line: &str| {
-        let output = command(line).output();
-        output
-            .map(|o| String::from_utf8_lossy(&o.stdout).trim().replace(['"', '\\', '\n'], " "))
-            .unwrap_or_default()
-    };
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
         .map_or("", |(_, name)| name);
     let fields = [
-        ("date", said("date -u +%Y-%m-%d")),
-        ("revision", format!("revision {}", said("git describe --always --dirty"))),
-        ("compiler", said("rustc --version")),
-        ("kernel", said("uname -sr")),
-        ("processors", said("nproc")),
+        ("date", told("date -u +%Y-%m-%d")),
+        ("revision", revision()),
+        ("compiler", told("rustc --version")),
+        ("kernel", told("uname -sr")),
+        ("processors", told("nproc")),
         ("processor", model.to_owned()),
-        ("disk", said("stat -f -c %T .")),
+        ("disk", told("stat -f -c %T .")),
     ];
     let fields: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":\"{value}\"")).collect();
     format!("{{\"run\":{{{}}}}}", fields.join(","))

@@ -14,7 +14,8 @@ pub struct Rival {
     session: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     begin: unsafe extern "C" fn(*mut c_void) -> c_int,
     get: unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> c_int,
-    put: unsafe extern "C" fn(*mut c_void, u64, *const c_void, usize) -> c_int,
+    declare: Option<unsafe extern "C" fn(*mut c_void, u64, usize) -> *mut c_void>,
+    put: Option<unsafe extern "C" fn(*mut c_void, u64, *const c_void, usize) -> c_int>,
     commit: unsafe extern "C" fn(*mut c_void) -> c_int,
     end: unsafe extern "C" fn(*mut c_void),
     close: unsafe extern "C" fn(*mut c_void),
@@ -114,9 +115,16 @@ impl Session for Own<'_> {
     }
 
     fn put(&mut self, key: u64, value: &[u8]) -> Result<(), Failure> {
+        let put = self.opened.rival.put.ok_or("its records are memory")?;
         // SAFETY: as above.
-        let code = unsafe { (self.opened.rival.put)(self.session, key, value.as_ptr().cast(), value.len()) };
-        self.done("put", code)
+        self.done("put", unsafe { put(self.session, key, value.as_ptr().cast(), value.len()) })
+    }
+
+    fn declare(&mut self, key: u64, len: usize) -> Option<Result<*mut u8, Failure>> {
+        let declare = self.opened.rival.declare?;
+        // SAFETY: as above.
+        let at: *mut u8 = unsafe { declare(self.session, key, len) }.cast();
+        Some(self.done("declare", c_int::from(!at.is_null())).map(|()| at))
     }
 
     fn commit(&mut self) -> Result<(), Failure> {

@@ -17,7 +17,7 @@ use caliburn_bench::floor::{ForcedWrite, HandWritten, Mapped, Plain, WriteAhead}
 use caliburn_bench::report::{self, Line};
 use caliburn_bench::synthetic::Ranges;
 use caliburn_bench::target::{Failure, Redo, Target, Undo, options};
-use caliburn_bench::work::{Work, drive};
+use caliburn_bench::work::Work;
 use clap::{Parser, ValueEnum};
 use records::{Database, Keyed, Shape};
 use serde_json::{Value, json};
@@ -104,21 +104,24 @@ impl Arguments {
 /// One that is measured: runs its work for so many seconds, and checks it in the end.
 trait Contender {
     fn round(&mut self, seconds: f64) -> report::Sample;
-    fn check(&self) -> Result<(), Failure>;
+    /// When it is over: closed and opened again, if it can be.
+    fn check(self: Box<Self>) -> Result<(), Failure>;
 }
 
 struct Running<W, T> {
     work: W,
     target: T,
+    /// Of so many transactions the first is timed by itself.
+    batch: u64,
 }
 
 impl<W: Work, T: Target> Contender for Running<W, T> {
     fn round(&mut self, seconds: f64) -> report::Sample {
-        drive(&mut self.work, &mut self.target, seconds)
+        report::measure(seconds, self.batch, || self.work.step(&mut self.target))
     }
 
-    fn check(&self) -> Result<(), Failure> {
-        self.work.check(&self.target)
+    fn check(self: Box<Self>) -> Result<(), Failure> {
+        self.work.check(&self.target.reopened()?)
     }
 }
 
@@ -129,7 +132,7 @@ impl Contender for Forced {
         report::measure(seconds, 1, || self.0.force().expect("the disk works"))
     }
 
-    fn check(&self) -> Result<(), Failure> {
+    fn check(self: Box<Self>) -> Result<(), Failure> {
         Ok(())
     }
 }
@@ -148,6 +151,7 @@ fn side_by_side<W: Work>(
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let at = |name: &str| dir.path().join(name);
     let (class, survives) = if forced { ("power", Class::Power) } else { ("process", Class::Process) };
+    let batch = if forced { 1 } else { W::BATCH };
     let line = |system, policy| Line::new(system, policy, class, 1, params.clone());
     let mapped = |name: &str| Mapped::new(&at(name), bytes);
     let mut options = options(256, 64);
@@ -165,43 +169,62 @@ fn side_by_side<W: Work>(
     } else {
         lines.push(line(HandWritten::NAME, HandWritten::POLICY));
         let target = HandWritten::new(mapped("floor")?, Mapped::new(&at("floor.log"), 16 << 20)?);
-        contenders.push(Box::new(Running { work: work(), target }));
+        contenders.push(Box::new(Running { work: work(), target, batch }));
         lines.push(line(Plain::NAME, Plain::POLICY));
-        contenders.push(Box::new(Running { work: work(), target: Plain(mapped("plain")?) }));
+        contenders.push(Box::new(Running { work: work(), target: Plain(mapped("plain")?), batch }));
         lines.push(line(Undo::NAME, Undo::POLICY));
         let target = Undo::new(&at("undo"), &options, bytes, survives)?;
-        contenders.push(Box::new(Running { work: work(), target }));
+        contenders.push(Box::new(Running { work: work(), target, batch }));
     }
     lines.push(line(Redo::NAME, Redo::POLICY));
     let target = Redo::new(&at("redo"), &options, bytes, survives)?;
-    contenders.push(Box::new(Running { work: work(), target }));
+    contenders.push(Box::new(Running { work: work(), target, batch }));
     lines.push(line(WriteAhead::NAME, WriteAhead::POLICY));
     let target = WriteAhead::new(mapped("ahead")?, &at("ahead.log"), forced)?;
-    contenders.push(Box::new(Running { work: work(), target }));
+    contenders.push(Box::new(Running { work: work(), target, batch }));
     for (name, database, version) in &databases {
         let mut target = Keyed::new(&**database, shape, 0);
         target.fill(filled).map_err(|e| format!("{name}: {e}"))?;
         let mut line = line(name, "its own");
         line.params["version"] = json!(version);
         lines.push(line);
-        contenders.push(Box::new(Running { work: work(), target }));
+        contenders.push(Box::new(Running { work: work(), target, batch }));
     }
+    let (count, mut first) = (contenders.len(), 0);
     report::interleave(arguments.rounds, &mut lines, || {
-        contenders.iter_mut().map(|contender| contender.round(arguments.seconds)).collect()
+        // What one leaves to be done behind its back falls to another one in every round.
+        first += 1;
+        let mut samples = vec![report::Sample::default(); count];
+        for i in (0..count).map(|i| (first + i) % count) {
+            samples[i] = contenders[i].round(arguments.seconds);
+        }
+        samples
     });
-    contenders.iter().try_for_each(|contender| contender.check())?;
+    contenders.into_iter().try_for_each(|contender| contender.check())?;
     report::print(workload, arguments.json, &lines, 0);
     Ok(())
 }
 
-/// PMDK asks at its start whether memory is to be taken for persistent; without that, it calls `msync`.
+/// What PMDK is told at its start: that memory is to be taken for persistent, and stores to it survive. Without that, it
+/// calls `msync`.
+const PMDK: [&str; 2] = ["PMEM_IS_PMEM_FORCE", "PMEM_NO_FLUSH"];
+
+/// PMDK's surroundings are those of the class.
 fn again_for_pmdk(arguments: &Arguments) -> Result<Option<ExitCode>, Failure> {
     let forced = matches!(arguments.workload, Workload::DebitCreditPower | Workload::GroupCommit);
-    if forced || std::env::var_os("PMEM_IS_PMEM_FORCE").is_some() {
+    if PMDK.iter().all(|name| std::env::var_os(name).is_none() == forced) {
         return Ok(None);
     }
     let mut again = Command::new(std::env::current_exe()?);
-    let status = again.args(std::env::args_os().skip(1)).env("PMEM_IS_PMEM_FORCE", "1").status()?;
+    again.args(std::env::args_os().skip(1));
+    PMDK.iter().for_each(|name| {
+        if forced {
+            again.env_remove(name)
+        } else {
+            again.env(name, "1")
+        };
+    });
+    let status = again.status()?;
     Ok(Some(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 

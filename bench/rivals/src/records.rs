@@ -15,6 +15,11 @@ pub trait Session {
     fn begin(&mut self) -> Result<(), Failure>;
     /// Copies a record out; whether it is there.
     fn get(&mut self, key: u64, value: &mut [u8]) -> Result<bool, Failure>;
+    /// Where bytes are, declared to be changed in place, if the records are memory.
+    fn declare(&mut self, key: u64, len: usize) -> Option<Result<*mut u8, Failure>> {
+        let _ = (key, len);
+        None
+    }
     /// Stores a record.
     fn put(&mut self, key: u64, value: &[u8]) -> Result<(), Failure>;
     /// Commits.
@@ -86,6 +91,10 @@ pub struct KeyedTx<'a, 'd>(&'a mut Keyed<'d>);
 impl Declare for KeyedTx<'_, '_> {
     fn declare(&mut self, offset: usize, len: usize) -> *mut u8 {
         let keyed = &mut *self.0;
+        let session = keyed.session.get_mut();
+        if let Some(at) = session.declare(keyed.base + offset as u64, len) {
+            return at.expect("the memory can be changed");
+        }
         let (start, whole) = (keyed.shape.0)(keyed.shape.1, offset, len);
         assert!(offset >= start && offset + len <= start + whole, "a range is within a record");
         let key = keyed.base + start as u64;
@@ -97,8 +106,9 @@ impl Declare for KeyedTx<'_, '_> {
             let buffer = &mut keyed.buffers[keyed.used];
             (buffer.key, buffer.len) = (key, whole);
             buffer.words.resize(buffer.words.len().max(whole.div_ceil(8)), 0);
-            let session = keyed.session.get_mut();
-            if !session.get(key, buffer.bytes()).expect("the database can be read") {
+            // A record of which all is declared is stored anew.
+            let anew = (start, whole) == (offset, len);
+            if !anew && !session.get(key, buffer.bytes()).expect("the database can be read") {
                 buffer.bytes().fill(0);
             }
             keyed.used += 1;
@@ -134,7 +144,8 @@ impl<'d> Target for Keyed<'d> {
         let mut session = self.session.borrow_mut();
         let mut record = vec![0; len];
         session.begin().expect("a transaction begins");
-        session.get(self.base + start as u64, &mut record).expect("the database can be read");
+        let found = session.get(self.base + start as u64, &mut record).expect("the database can be read");
+        assert!(found, "the record at {start} is not there");
         session.commit().expect("a transaction commits");
         target.copy_from_slice(&record[offset - start..][..target.len()]);
     }

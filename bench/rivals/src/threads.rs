@@ -55,6 +55,11 @@ pub fn run(arguments: &Arguments, layout: Layout) -> Result<(), Failure> {
         }
         samples
     });
+    // What the store holds, not what the work left in memory.
+    drop(region);
+    store.close()?;
+    let store = options(256, 64).open(dir.path().join("store"))?;
+    let region = store.segment("data")?.map_all()?;
     for i in 0..most {
         streams[0][i].check(&of_store(&store, &region, i * part))?;
         for ((_, database, _), streams) in rivals.iter().zip(&streams[1..]) {

@@ -12,8 +12,8 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Floors whose rounds differ by more than this share of their median: the machine was noisy.
-const NOISY: f64 = 0.2;
+/// A quarter of the floors differed from round to round by more than this share of their median: the machine was noisy.
+const NOISY: f64 = 0.3;
 /// Between these the summary stands in a document that has more to say.
 const MARKS: [&str; 2] = ["<!-- figures of cargo xtask bench -->", "<!-- end of figures -->"];
 
@@ -46,7 +46,7 @@ fn circumstances(results: &Results) -> String {
         "The machine was quiet."
     };
     format!(
-        "{}, {}, {}, {}; {} processors, {}, {}. The rounds of the floors differed by {:.0} % of their medians. {quiet}",
+        "{}, {}, {}, {}; {} processors, {}, {}. From round to round three quarters of the floors differed by at most {:.0} % of their medians. {quiet}",
         run("date"),
         run("revision"),
         run("compiler"),

@@ -49,6 +49,8 @@ pub struct Plot<'a> {
     pub x_log: bool,
     /// Whether the vertical one is.
     pub y_log: bool,
+    /// Whether each paper's curve belongs to the one before it.
+    pub paired: bool,
     /// The curves.
     pub series: Vec<Series>,
 }
@@ -101,6 +103,9 @@ impl Axis {
 
 /// A number as one reads it: 1.2k, 30M.
 pub fn brief(value: f64) -> String {
+    if !value.is_finite() {
+        return String::new();
+    }
     let (scaled, unit) = match value.abs() {
         v if v >= 1e9 => (value / 1e9, "G"),
         v if v >= 1e6 => (value / 1e6, "M"),
@@ -125,13 +130,11 @@ const COLOURS: [&str; 12] = [
     "#7b4b94", "#9c6644", "#444444",
 ];
 
-/// The same colour for the same system in every figure.
+/// Grey for floors; else by place.
 fn colour(name: &str, i: usize) -> &'static str {
     match name {
-        n if n.starts_with("Caliburn undo") => COLOURS[0],
-        n if n.starts_with("Caliburn") => COLOURS[1],
         n if n.contains("hand-written") || n.contains("forced write") || n.contains("plain") => "#888888",
-        _ => COLOURS[2 + i % (COLOURS.len() - 2)],
+        _ => COLOURS[i % COLOURS.len()],
     }
 }
 
@@ -143,8 +146,17 @@ impl Plot<'_> {
         let ys = Axis::new(self.y_log, all().flat_map(|p| [p.y, p.span.0, p.span.1]), HEIGHT - BOTTOM, TOP);
         let mut out = format!(r#"<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="plot">"#);
         self.frame(&mut out, &xs, &ys);
+        let mut own = 0;
         for (i, series) in self.series.iter().enumerate() {
-            let colour = if series.paper { "#222222" } else { colour(&series.name, i) };
+            // A paper's curve has the colour of ours before it, or is black.
+            let colour = match series.paper {
+                true if i > 0 && self.paired => colour("", own - 1),
+                true => "#222222",
+                false => {
+                    own += 1;
+                    colour(&series.name, own - 1)
+                }
+            };
             let dash = if series.paper { r#" stroke-dasharray="5 4""# } else { "" };
             let line: Vec<String> =
                 series.points.iter().map(|p| format!("{:.1},{:.1}", xs.place(p.x), ys.place(p.y))).collect();
@@ -214,7 +226,9 @@ impl Plot<'_> {
 
 /// Horizontal bars on a logarithmic axis: name, value with its span.
 pub fn bars(label: &str, log: bool, rows: &[(String, Measured)]) -> String {
-    let (left, right, row) = (250.0, 110.0, 24.0);
+    let longest = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let (left, right, row) = (20.0 + longest as f64 * 6.8, 110.0, 24.0);
+    let label = if log { format!("{label} (logarithmic)") } else { label.to_owned() };
     let bottom = TOP + row * rows.len() as f64;
     let height = bottom + 44.0;
     let values = rows.iter().flat_map(|(_, m)| [m.y, m.span.0, m.span.1]);
@@ -252,7 +266,7 @@ pub fn bars(label: &str, log: bool, rows: &[(String, Measured)]) -> String {
         r#"<text x="{}" y="{}" text-anchor="middle" class="axis">{}</text>"#,
         (left + WIDTH - right) / 2.0,
         height - 6.0,
-        escape(label)
+        escape(&label)
     );
     out + "</svg>"
 }

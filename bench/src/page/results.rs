@@ -78,7 +78,15 @@ impl Results {
             if let Some(run) = value.get("run") {
                 results.run = run.clone();
             } else if let Some(text) = value["command"].as_str() {
-                command = text.to_owned();
+                // A workload that was measured again has a revision of its own.
+                let revision = &value["revision"];
+                let again = *revision != results.run["revision"] && revision.is_string();
+                let note = if again {
+                    format!(" ({})", revision.as_str().unwrap_or_default())
+                } else {
+                    String::new()
+                };
+                command = text.to_owned() + &note;
             } else {
                 results.found.push(Found { value, command: command.clone() });
             }
@@ -91,11 +99,12 @@ impl Results {
         self.found.iter().filter(|f| f.text("workload") == workload && wanted(f)).collect()
     }
 
-    /// How much the floors' rounds differed, as a share of their medians: the median of all floors.
+    /// How much the floors' rounds differed, as a share of their medians: three quarters of the floors by no more than that.
     pub fn noise(&self) -> f64 {
         let floors = self.found.iter().filter(|f| f.number("ratio_to_floor") == 1.0);
         let spread = floors.map(|f| (f.number("max_ns") - f.number("min_ns")) / f.number("ns_per_tx"));
-        let known: Vec<f64> = spread.filter(|s| s.is_finite()).collect();
-        if known.is_empty() { 0.0 } else { crate::report::median(known) }
+        let mut known: Vec<f64> = spread.filter(|s| s.is_finite()).collect();
+        known.sort_by(f64::total_cmp);
+        known.get(known.len() * 3 / 4).copied().unwrap_or(f64::INFINITY)
     }
 }

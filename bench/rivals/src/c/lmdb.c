@@ -73,4 +73,4 @@ static void close_database(void *database)
     free(database);
 }
 
-const struct rival lmdb = {"LMDB", version, open_database, session, begin, get, put, commit, free, close_database};
+const struct rival lmdb = {"LMDB", version, open_database, session, begin, get, NULL, put, commit, free, close_database};

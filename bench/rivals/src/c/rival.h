@@ -11,6 +11,8 @@ struct rival {
     void *(*session)(void *database);
     int (*begin)(void *session);
     int (*get)(void *session, uint64_t key, void *value, size_t len);
+    /* Where the bytes of a key are, declared to be changed there; null where a rival's records are no memory. */
+    void *(*declare)(void *session, uint64_t key, size_t len);
     int (*put)(void *session, uint64_t key, const void *value, size_t len);
     int (*commit)(void *session);
     void (*end)(void *session);

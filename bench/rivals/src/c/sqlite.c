@@ -110,4 +110,4 @@ static void close_database(void *database)
     free(database);
 }
 
-const struct rival sqlite = {"SQLite", version, open_database, session, begin, get, put, commit, end, close_database};
+const struct rival sqlite = {"SQLite", version, open_database, session, begin, get, NULL, put, commit, end, close_database};
