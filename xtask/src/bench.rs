@@ -48,7 +48,7 @@ pub fn measure_all(only: Option<&str>) -> Result<(), String> {
         .map_err(|e| format!("{RESULTS}: {e}"))?;
     let mut results = kept.lines().next().map_or_else(circumstances, str::to_owned) + "\n";
     for (program, line) in ALL {
-        let again = only.is_none_or(|only| line.split(' ').next() == Some(only));
+        let again = only.is_none_or(|only| names(line, only));
         results += &if again { measure(program, line)? } else { said(&kept, program, line) };
         if only.is_none() {
             // A run that is broken off leaves what it has.
@@ -72,6 +72,11 @@ fn rivals() -> Result<(), String> {
     succeed(build, "build the rivals").map_err(|e| {
         format!("{e}; they need the packages liblmdb-dev librocksdb-dev libdb5.3-dev libpmemobj-dev libsqlite3-dev libclang-dev")
     })
+}
+
+/// Whether a command begins with these words.
+fn names(line: &str, words: &str) -> bool {
+    format!("{line} ").starts_with(&format!("{words} "))
 }
 
 /// What a command said before, with the line before it.

@@ -27,7 +27,7 @@ usage: cargo xtask TASK
   c                the tests of the C interface, in C and C++, also under valgrind and the sanitizers
   bench            every workload and every rival: docs/benchmarks.html and the figures of docs/performance.md
   bench page       that page again, from what the last run wrote down
-  bench WORKLOAD   the same with one workload measured again
+  bench COMMAND    the same with the commands that begin so measured again, such as `threads`
   instructions     counts the instructions of the hot paths and compares them with bench/instructions.txt
   install PREFIX   the C libraries, headers, man pages
   vm N             panics, resets and power cuts of virtual machines, N each
