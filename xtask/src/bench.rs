@@ -36,8 +36,7 @@ const ALL: [(&str, &str); 16] = [
 
 /// Runs everything, or only the commands that name a workload again; writes what they said, draws the page.
 pub fn measure_all(only: Option<&str>) -> Result<(), String> {
-    if let Some(only) = only.filter(|only| !ALL.iter().any(|(_, line)| line.split(' ').next() == Some(only)))
-    {
+    if let Some(only) = only.filter(|only| !ALL.iter().any(|(_, line)| names(line, only))) {
         return Err(format!("no workload is called {only}"));
     }
     run("cargo build --release --quiet -p caliburn-bench")?;
