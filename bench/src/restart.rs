@@ -49,8 +49,8 @@ fn of_size(arguments: &Arguments, data_mb: usize) -> Result<(), Failure> {
     drop(Redo::new(&path, &store_options(), layout(data_mb).bytes(), Class::Process)?);
     // Closing in good order empties the log.
     let ends = [(true, true), (false, true), (false, false)];
-    let pasts = [false, true].map(|cold| ends.map(|(full, killed)| Past { cold, full, killed }));
-    let pasts = pasts.as_flattened();
+    let pasts: Vec<Past> =
+        caches().iter().flat_map(|&cold| ends.map(|(full, killed)| Past { cold, full, killed })).collect();
     let mut times = vec![Vec::new(); pasts.len()];
     for _ in 0..arguments.rounds {
         for (past, times) in pasts.iter().zip(&mut times) {
@@ -174,12 +174,22 @@ pub fn die_with_parent() -> Result<(), Failure> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
+/// Whether the page cache is to be cold: both, where it can be emptied.
+pub fn caches() -> &'static [bool] {
+    if std::fs::OpenOptions::new().write(true).open(DROP_CACHES).is_ok() {
+        return &[false, true];
+    }
+    eprintln!("restart: cold caches: not run: emptying the page cache needs root");
+    &[false]
+}
+
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
+
 /// Empties the page cache.
 ///
 /// # Errors
 /// Without the right to.
 pub fn drop_caches() -> Result<(), Failure> {
     rustix::fs::sync();
-    std::fs::write("/proc/sys/vm/drop_caches", "3")
-        .map_err(|e| format!("dropping the page cache needs root: {e}").into())
+    std::fs::write(DROP_CACHES, "3").map_err(|e| format!("dropping the page cache needs root: {e}").into())
 }

@@ -4,7 +4,7 @@ use crate::records::{Keyed, Shape};
 use crate::{Arguments, open};
 use caliburn_bench::debit_credit::{Layout, SEED, Stream};
 use caliburn_bench::report::{median, rounded};
-use caliburn_bench::restart::{die_with_parent, drop_caches};
+use caliburn_bench::restart::{caches, die_with_parent, drop_caches};
 use caliburn_bench::target::{Failure, Target};
 use caliburn_bench::work::Work;
 use serde_json::json;
@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     for _ in 0..arguments.rounds {
         for (name, times, total) in &mut times {
             let path = dir.path().join(&**name);
-            for (cold, times) in [false, true].into_iter().zip(times) {
+            for (&cold, times) in caches().iter().zip(times) {
                 *total += kill_a_victim(name, data_mb, &path)?;
                 if cold {
                     drop_caches()?;
@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     for (name, times, _) in times {
-        for (cache, times) in ["warm", "cold"].into_iter().zip(times) {
+        for (cache, times) in ["warm", "cold"].into_iter().zip(times).filter(|(_, times)| !times.is_empty()) {
             let extreme = |pick: fn(f64, f64) -> f64| times.iter().copied().reduce(pick).unwrap_or(0.0);
             let (least, worst, first_tx_ms) = (extreme(f64::min), extreme(f64::max), median(times.clone()));
             if arguments.json {
