@@ -100,7 +100,7 @@ fn test() -> Result<(), String> {
     sim::test()?;
     fuzz::run("15")?;
     other_architecture()?;
-    vm::run("4")?;
+    vm::run("3")?;
     run("cargo build --release --workspace --quiet")?;
     for class in ["process", "power"] {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;

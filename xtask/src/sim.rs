@@ -38,7 +38,7 @@ pub fn test() -> Result<(), String> {
     succeed(cargo(SIM, "test --quiet -p caliburn-sim"), "tests of the simulator")?;
     for line in [
         "exhaustive --transactions 3 --later 1",
-        "torture --images 50000",
+        "torture --images 30000",
         "faults",
         "creation",
         "flips",
