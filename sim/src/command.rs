@@ -104,6 +104,9 @@ enum Kind {
         /// Threads with a heap, in place of committers and a truncator.
         #[arg(long)]
         heap: bool,
+        /// Threads that force their commits together, in place of committers and a truncator.
+        #[arg(long, conflicts_with = "heap")]
+        group: bool,
         /// Where the random numbers begin.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -177,8 +180,8 @@ pub fn main() -> ExitCode {
             }
         };
     }
-    if let Kind::Threads { schedules, seed, heap } = command.kind {
-        return threads(schedules, seed, heap);
+    if let Kind::Threads { schedules, seed, heap, group } = command.kind {
+        return threads(schedules, seed, heap, group);
     }
     // What goes wrong is reported with the script that led to it.
     std::panic::set_hook(Box::new(|_| {}));
@@ -210,8 +213,13 @@ pub fn main() -> ExitCode {
 }
 
 #[cfg(caliburn_shuttle)]
-fn threads(schedules: u64, seed: u64, heap: bool) -> ExitCode {
+fn threads(schedules: u64, seed: u64, heap: bool, group: bool) -> ExitCode {
     let start = Instant::now();
+    if group {
+        caliburn_sim::threads::group_schedules(schedules, seed);
+        println!("{schedules} schedules of group commit, {:.0} s", start.elapsed().as_secs_f64());
+        return ExitCode::SUCCESS;
+    }
     if heap {
         caliburn_sim::threads::heap_schedules(schedules, seed);
         println!("{schedules} schedules with a heap, {:.0} s", start.elapsed().as_secs_f64());
@@ -223,7 +231,7 @@ fn threads(schedules: u64, seed: u64, heap: bool) -> ExitCode {
 }
 
 #[cfg(not(caliburn_shuttle))]
-fn threads(_schedules: u64, _seed: u64, _heap: bool) -> ExitCode {
+fn threads(_schedules: u64, _seed: u64, _heap: bool, _group: bool) -> ExitCode {
     eprintln!("built without --cfg caliburn_shuttle");
     ExitCode::from(2)
 }

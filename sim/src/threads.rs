@@ -210,23 +210,74 @@ fn run(scheduler: impl Scheduler + 'static, work: impl Fn() + Send + Sync + 'sta
 /// Schedules of a kind in a row.
 const TURN: u64 = 400;
 
-/// Tries so many schedules, half of them random and half with few preemptions. The number of crashes.
-pub fn schedules(count: u64, seed: u64) -> u64 {
-    let nursery = nursery();
-    let cuts = Arc::new(AtomicU64::new(0));
+/// Tries so many schedules, half of them random and half with few preemptions, each with a number.
+fn turns(count: u64, seed: u64, work: impl Fn(u64) + Send + Sync + 'static) {
+    let work = Arc::new(work);
     // In turns: some mistakes show with the one kind only.
     for batch in 0..count.div_ceil(TURN).max(2) {
-        let (nursery, cuts) = (nursery.clone(), cuts.clone());
         let seed = seed * 1_000_003 + batch / 2;
-        let number = AtomicU64::new(seed << 32);
-        let work = move || schedule(&nursery, number.fetch_add(1, Ordering::Relaxed), &cuts);
+        let (work, number) = (work.clone(), AtomicU64::new(seed << 32));
+        let work = move || work(number.fetch_add(1, Ordering::Relaxed));
         let turn = TURN.min(count) as usize;
         match batch % 2 {
             0 => run(RandomScheduler::new_from_seed(seed, turn), work),
             _ => run(PctScheduler::new_from_seed(seed, 4, turn), work),
         }
     }
-    cuts.load(Ordering::Relaxed)
+}
+
+/// Tries so many schedules of committers and a truncator. The number of crashes.
+pub fn schedules(count: u64, seed: u64) -> u64 {
+    let nursery = nursery();
+    let cuts = Arc::new(AtomicU64::new(0));
+    let crashes = cuts.clone();
+    turns(count, seed, move |number| schedule(&nursery, number, &cuts));
+    crashes.load(Ordering::Relaxed)
+}
+
+/// Threads of a group commit.
+const GROUP: usize = 4;
+
+/// Group commit with nobody else to wake anybody: all come to an end, and survive a power cut.
+fn group_schedule(nursery: &Disk, seed: u64) {
+    let machine: Arc<LifeMachine> =
+        Machine::new(nursery.clone(), [2; 16], 1 << 41, Hardware::default(), None);
+    let commits = |thread: u64| 1 + (seed + thread) % 3 / 2;
+    let disk = machine.run(|| {
+        let store = options(&machine, 50, Flavour::Redo).open(STORE).expect("sound");
+        let region = store.segment("data").expect("made").map_all().expect("sound");
+        shuttle::thread::scope(|scope| {
+            for thread in 0..GROUP {
+                let (store, region) = (&store, &region);
+                scope.spawn(move || {
+                    for number in 1..=commits(thread as u64) {
+                        let mut tx = store.begin(Mode::Restore).expect("sound");
+                        tx.store(region, thread * 8, &number).expect("sound");
+                        tx.commit(Class::Power).expect("sound");
+                    }
+                });
+            }
+        });
+        machine.disk().after_power_cut(Loss::All)
+    });
+    let machine: Arc<LifeMachine> = Machine::new(disk, [3; 16], 1 << 42, Hardware::default(), None);
+    machine.run(|| {
+        let store = options(&machine, 50, Flavour::Redo).open(STORE).expect("sound");
+        let region = store.segment("data").expect("made").map_all().expect("sound");
+        for thread in 0..GROUP {
+            assert_eq!(
+                region.load::<u64>(thread * 8),
+                commits(thread as u64),
+                "thread {thread}'s last commit"
+            );
+        }
+    });
+}
+
+/// Tries so many schedules of threads that force their commits.
+pub fn group_schedules(count: u64, seed: u64) {
+    let nursery = nursery();
+    turns(count, seed, move |number| group_schedule(&nursery, number));
 }
 
 /// What the threads of a heap's schedule own: places with lengths, and whether that is committed.
@@ -332,15 +383,5 @@ pub fn heap_schedules(count: u64, seed: u64) {
         *made.lock().expect("one thread") = machine.disk().after_power_cut(Loss::Nothing);
     });
     let nursery = result.lock().expect("one thread").clone();
-    for batch in 0..count.div_ceil(TURN).max(2) {
-        let nursery = nursery.clone();
-        let seed = seed * 1_000_003 + batch / 2;
-        let number = AtomicU64::new(seed << 32);
-        let work = move || heap_schedule(&nursery, number.fetch_add(1, Ordering::Relaxed));
-        let turn = TURN.min(count) as usize;
-        match batch % 2 {
-            0 => run(RandomScheduler::new_from_seed(seed, turn), work),
-            _ => run(PctScheduler::new_from_seed(seed, 4, turn), work),
-        }
-    }
+    turns(count, seed, move |number| heap_schedule(&nursery, number));
 }

@@ -61,6 +61,7 @@ pub fn test() -> Result<(), String> {
     }
     simulate(SHUTTLE, "threads --schedules 4000")?;
     simulate(SHUTTLE, "threads --schedules 2000 --heap")?;
+    simulate(SHUTTLE, "threads --schedules 4000 --group")?;
     mutants(None)
 }
 

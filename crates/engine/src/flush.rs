@@ -15,6 +15,7 @@
 //!   7 force the log, durable := H     survives a power cut
 //! ```
 
+use crate::cohort::Cohort;
 use crate::error::{CommitError, Failure};
 use crate::pages::Pages;
 use crate::slot::Held;
@@ -40,8 +41,11 @@ pub(crate) struct Flush {
     lock: Mutex<Work>,
     /// Every commit stamped before it survives a power cut.
     durable: AtomicU64,
-    /// Signalled when `durable` moves, the flush lock is let go, or the store fails.
-    moved: Event,
+    /// The number of the force that will cover whoever comes now: moves on just before its horizon is taken.
+    round: AtomicU64,
+    /// For those who wait for a round with an even and with an odd number. Everybody is woken when the round is over
+    /// or the store fails, and one to lead it when the one before is over.
+    moved: [Event; 2],
     /// Wakes the background flusher.
     nudge: Event,
     /// The background flusher sleeps until something is staged.
@@ -73,12 +77,7 @@ const RECORD_MIN: usize = 40;
 pub(crate) struct Work {
     merger: Merger,
     buffer: Vec<u8>,
-    /// Arrivals up to the last horizon.
-    served: u64,
-    /// How many are expected to have arrived before the next one.
-    cohort: u64,
-    /// How long the last force took.
-    force_time: Duration,
+    cohort: Cohort,
 }
 
 impl Work {
@@ -103,7 +102,7 @@ impl Shared {
     /// Lets the flush lock go and wakes those who wait for it or for what was done under it.
     pub(crate) fn unlock_flush(&self, work: MutexGuard<'_, Work>) {
         drop(work);
-        self.flush.moved.signal();
+        self.flush.moved.iter().for_each(Event::signal);
     }
 
     pub(crate) fn is_durable(&self, stamp: u64) -> bool {
@@ -298,16 +297,28 @@ impl Shared {
         self.wait_forced(self.live().stage.now(), self.tuning().merge_lazy)
     }
 
+    /// Group commit. Whoever comes first leads the round: it forces for all who came before its horizon, while those
+    /// who come later gather for the next. When it is over it wakes one of those to lead, so that the disk has work
+    /// again, then the others that it forced for.
+    ///
+    /// Invariant: while somebody sleeps here and the flush lock is free, somebody else is awake who takes the
+    /// lock or passes the call to lead on.
     fn wait_forced(&self, stamp: u64, merge: bool) -> Result<(), Failure> {
         self.flush.arrivals.fetch_add(1, Ordering::SeqCst);
+        let round = self.flush.round.load(Ordering::SeqCst);
+        let moved = &self.flush.moved[round as usize % 2];
         loop {
-            let seen = self.flush.moved.count();
+            let seen = moved.count();
             if self.is_durable(stamp) || planted("force-not-waited-for") {
+                if self.flush.round.load(Ordering::SeqCst) == round && !planted("call-to-lead-kept") {
+                    // Covered by the round before, having come while its horizon was taken.
+                    moved.signal_one();
+                }
                 return Ok(());
             }
             self.failure()?;
             let Some(mut work) = self.try_lock_flush() else {
-                self.flush.moved.wait(seen, None);
+                moved.wait(seen, None);
                 continue;
             };
             if self.is_durable(stamp) {
@@ -315,30 +326,25 @@ impl Shared {
                 return Ok(());
             }
             let done = self.lead(&mut work, merge);
-            self.unlock_flush(work);
+            drop(work);
+            if !planted("nobody-called-to-lead") {
+                self.flush.moved[(round + 1) as usize % 2].signal_one();
+            }
+            moved.signal();
             done?;
         }
     }
 
-    /// Forces for all who wait. A leader forces at once when it is alone; when others were there for the
-    /// last force, it gives them a moment to come back with their next commit, or it would force for the
-    /// first of them only and let the rest wait for the force after that.
+    /// Forces for all who wait.
     fn lead(&self, work: &mut Work, merge: bool) -> Result<(), Failure> {
         let arrivals = || self.flush.arrivals.load(Ordering::SeqCst);
-        if work.cohort > 1 && !SCHEDULED {
-            let start = Instant::now();
-            while arrivals() - work.served < work.cohort && start.elapsed() < work.force_time / 2 {
-                caliburn_os::sync::yield_now();
-            }
-        }
-        let horizon_of = arrivals();
-        let covered = horizon_of - work.served;
-        work.served = horizon_of;
+        work.cohort.gather(arrivals);
+        work.cohort.closed(arrivals());
+        self.flush.round.fetch_add(1, Ordering::SeqCst);
         let horizon = self.flush_staged(work, merge)?;
         let start = Instant::now();
         self.force_flushed(horizon)?;
-        work.force_time = start.elapsed().min(Duration::from_millis(1));
-        work.cohort = covered + (arrivals() - horizon_of);
+        work.cohort.forced(start.elapsed(), arrivals());
         Ok(())
     }
 
@@ -475,7 +481,7 @@ impl Shared {
 
     /// Wakes everybody who waits for a flush, a force or log space, after a failure or at closing.
     pub(crate) fn wake_flush_waiters(&self) {
-        self.flush.moved.signal();
+        self.flush.moved.iter().for_each(Event::signal);
         self.flush.nudge.signal();
         self.space.signal();
         if let Some(live) = self.live.as_ref() {

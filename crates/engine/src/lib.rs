@@ -17,6 +17,7 @@
 
 mod catalog;
 mod check;
+mod cohort;
 mod error;
 mod flush;
 mod guard;

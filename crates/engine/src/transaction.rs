@@ -268,7 +268,7 @@ impl<'t> Transaction<'t> {
             store.commit_undo(undo, self.take().expect("not spent"));
             return Ok(());
         }
-        match self.stage()? {
+        match self.stage(class > Class::Process)? {
             Some(stamp) if class > Class::Process => Ok(store.wait_durable(stamp)?),
             _ => Ok(()),
         }
@@ -287,7 +287,7 @@ impl<'t> Transaction<'t> {
             self.commit(Class::Power)?;
             return Ok(Ticket { store, stamp: None });
         }
-        let stamp = self.stage()?;
+        let stamp = self.stage(false)?;
         if stamp.is_some() {
             store.want_force();
         }
@@ -347,9 +347,9 @@ impl<'t> Transaction<'t> {
     }
 
     /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
-    /// `None` if there was nothing to commit.
+    /// `None` if there was nothing to commit. `forced`: the caller waits for the force.
     #[inline]
-    fn stage(mut self) -> Result<Option<u64>, CommitError> {
+    fn stage(mut self, forced: bool) -> Result<Option<u64>, CommitError> {
         let store = self.store;
         if store.watched() {
             store.verify();
@@ -375,7 +375,7 @@ impl<'t> Transaction<'t> {
             if len > live.stage.body_max() {
                 break store.append_large(held, len)?;
             }
-            let staged = live.stage.append(ordinal::current(), len, |body| fill(held, body));
+            let staged = live.stage.append(ordinal::current(), len, forced, |body| fill(held, body));
             match staged {
                 Some((stamp, opened)) => {
                     store.staged(opened);
