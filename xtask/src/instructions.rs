@@ -15,7 +15,10 @@ const TOLERANCE: f64 = 5.0;
 /// Transactions of a run; as many come before, uncounted.
 const COUNT: u64 = 10_000;
 
-const PATHS: [(&str, &[u32]); 4] = [
+const PATHS: [(&str, &[u32]); 6] = [
+    // What the work takes by itself, and with an undo log written by hand.
+    ("plain", &[8, 0]),
+    ("floor", &[8, 0]),
     ("redo", &[8, 64, 256, 4096, 0]),
     ("undo", &[8, 64, 256, 4096, 0]),
     ("persistent", &[8, 0]),

@@ -3,6 +3,7 @@
 use caliburn::heap::Heap;
 use caliburn::{Class, Options, Policy};
 use caliburn_bench::debit_credit::{Layout, SEED, Stream};
+use caliburn_bench::floor::{HandWritten, Mapped, Plain};
 use caliburn_bench::synthetic::Ranges;
 use caliburn_bench::target::{Failure, Redo, Target, Undo, options};
 use caliburn_bench::work::Work;
@@ -12,7 +13,7 @@ use std::path::Path;
 /// Runs a hot path.
 #[derive(Parser)]
 struct Arguments {
-    /// `redo`, `undo`, `persistent` or `heap`.
+    /// `plain`, `floor` (the hand-written undo log), `redo`, `undo`, `persistent` or `heap`.
     kind: String,
     /// Bytes of the one range; 0: debit-credit.
     bytes: usize,
@@ -30,6 +31,11 @@ fn main() -> Result<(), Failure> {
     options.background(false);
     let at = |name| dir.path().join(name);
     match arguments.kind.as_str() {
+        "plain" => work(&mut Plain(Mapped::new(&at("plain"), DATA)?), &arguments),
+        "floor" => {
+            let log = Mapped::new(&at("log"), 1 << 20)?;
+            work(&mut HandWritten::new(Mapped::new(&at("data"), DATA)?, log), &arguments)
+        }
         "redo" => work(&mut Redo::new(&at("redo"), &options, DATA, Class::Process)?, &arguments),
         "undo" => work(&mut Undo::new(&at("undo"), &options, DATA, Class::Process)?, &arguments),
         "persistent" => {

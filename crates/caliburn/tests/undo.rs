@@ -277,3 +277,44 @@ fn bad_undo_logs_are_refused() {
     drop(region);
     store.close().unwrap();
 }
+
+/// A transaction of many regions, in a log that outgrows its first chunk half-way.
+#[test]
+fn a_transaction_is_told_of_and_undone_in_every_region_that_it_changes() {
+    const REGIONS: usize = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let store = options().open(dir.path().join("s")).unwrap();
+    let map = |i: usize| store.create_segment(&format!("s{i}"), 64 << 10).unwrap().map_all().unwrap();
+    let (regions, other): (Vec<Region>, Region) = ((0..REGIONS).map(map).collect(), map(REGIONS));
+    // The slot's first transaction makes its log.
+    put(&store, &regions[0], 0, 1);
+    for changed in [2, 12, REGIONS] {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        for round in 0..3 {
+            for region in &regions[..changed] {
+                tx.write(region, round * 16, &[9; 48]).unwrap();
+                tx.write(region, 4096, &[9; 20_000]).unwrap();
+                // Declared once more, and in part.
+                tx.write(region, 5000, &[8; 10]).unwrap();
+            }
+        }
+        for region in &regions[..changed] {
+            assert_eq!(region.query().uncommitted, [tx.id()]);
+        }
+        if changed < 16 {
+            assert!(other.query().uncommitted.is_empty());
+        }
+        tx.abort();
+        assert!(regions.iter().all(|region| region.query().uncommitted.is_empty()));
+        for (i, region) in regions.iter().enumerate() {
+            let mut there = vec![0; region.len()];
+            region.read(0, &mut there);
+            let first = u64::from(i == 0);
+            assert_eq!(u64::from_ne_bytes(there[..8].try_into().unwrap()), first);
+            assert!(
+                there[8..].iter().all(|byte| *byte == 0),
+                "region {i} of {changed} changed is not as it was"
+            );
+        }
+    }
+}

@@ -61,7 +61,13 @@ impl RegionState {
     #[inline(always)]
     pub fn pointer(&self, address: usize) -> *mut u8 {
         debug_assert!(address >= self.base && address <= self.base + self.reservation.len());
-        self.reservation.base().as_ptr().wrapping_add(address - self.base)
+        self.at(address - self.base)
+    }
+
+    /// A pointer to an offset within the region.
+    #[inline(always)]
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        self.reservation.base().as_ptr().wrapping_add(offset)
     }
 
     #[cold]

@@ -44,6 +44,8 @@ pub(crate) struct Slot {
     /// Its place among all slots.
     number: usize,
     announced: [Announced; ANNOUNCED],
+    /// Where the region begins that is announced as a whole; 0: none.
+    region: AtomicUsize,
     spill: Mutex<BTreeMap<usize, Spilled>>,
     tally: Tally,
     work: UnsafeCell<Work>,
@@ -102,6 +104,7 @@ pub(crate) struct Work {
     pub saved: Vec<u8>,
     /// The same with the undo policy, where they survive the process.
     pub log: UndoLog,
+    saved_last: SavedLast,
     /// Regions that the transaction may store to, where regions are guarded.
     pub opened: Vec<Opened>,
     /// Upper bound of the record's body in bytes; exact unless ranges were joined.
@@ -110,6 +113,14 @@ pub(crate) struct Work {
     pub joined: bool,
     /// Upper bound of the memory for private copies of the pages declared.
     pub page_bytes: u64,
+}
+
+/// The range saved last by the transaction with that turn.
+#[derive(Clone, Copy, Default)]
+struct SavedLast {
+    turn: u64,
+    start: usize,
+    end: usize,
 }
 
 /// An old value.
@@ -127,6 +138,7 @@ impl Slot {
             count: AtomicU32::new(0),
             turn: AtomicU64::new(0),
             announced: Default::default(),
+            region: AtomicUsize::new(0),
             spill: Mutex::default(),
             tally: Tally::default(),
             work: UnsafeCell::new(Work {
@@ -134,6 +146,7 @@ impl Slot {
                 undo: Vec::new(),
                 saved: Vec::new(),
                 log: UndoLog::default(),
+                saved_last: SavedLast::default(),
                 opened: Vec::new(),
                 body_bytes: 0,
                 joined: false,
@@ -146,6 +159,10 @@ impl Slot {
 impl Slot {
     /// Whether the transaction in this slot announced any byte of `[start, end)`.
     pub fn touches(&self, start: usize, end: usize) -> bool {
+        let region = self.region.load(Ordering::Acquire);
+        if region != 0 && (start..end).contains(&region) {
+            return true;
+        }
         // The count is read anew at each step: while this looks, a range found at one entry may be joined
         // into one further on. Whoever finds an entry emptied then sees the count that covers its new place.
         let counted = |i: &usize| *i < self.count.load(Ordering::Acquire) as usize;
@@ -239,25 +256,48 @@ impl<'t> Held<'t> {
         true
     }
 
-    /// Whether the range announced last covers `[start, end)`.
+    /// Announces all of `region`, where nobody asks for ranges one by one. `first`: no other was announced.
     #[inline(always)]
-    pub fn covered_by_last(&self, start: usize, end: usize) -> bool {
-        let count = self.slot.count.load(Ordering::Relaxed) as usize;
-        let (s, e) = self.entry(count.wrapping_sub(1) % ANNOUNCED);
-        (count > 0) & (s <= start) & (end <= e)
+    pub fn announce_region(&mut self, region: &RegionState, first: bool) {
+        if first {
+            self.slot.region.store(region.base, Ordering::Release);
+        } else {
+            self.again().announce_another(region);
+        }
     }
 
-    /// Announces `[start, end)` if the slot has room, whatever was announced before, where nobody asks for the
-    /// ranges one by one.
-    #[inline(always)]
-    pub fn announce_loosely(&mut self, start: usize, end: usize) {
+    /// Whether the range last given to [`Held::saves`] in this transaction covers `[start, end)`.
+    pub fn saved_last(&mut self, start: usize, end: usize) -> bool {
+        let turn = self.slot.turn.load(Ordering::Relaxed);
+        let last = self.work().saved_last;
+        last.turn == turn && last.start <= start && end <= last.end
+    }
+
+    /// Remembers a range whose old value was saved, and announces its region.
+    pub fn saves(&mut self, region: &RegionState, start: usize, end: usize) {
+        let turn = self.slot.turn.load(Ordering::Relaxed);
+        self.work().saved_last = SavedLast { turn, start, end };
+        let announced = self.slot.region.load(Ordering::Relaxed);
+        if announced != region.base {
+            self.announce_region(region, announced == 0);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn announce_another(self, region: &RegionState) {
         let slot = self.slot;
         let count = slot.count.load(Ordering::Relaxed) as usize;
-        if let Some(entry) = slot.announced.get(count) {
-            entry.start.store(start, Ordering::Relaxed);
-            entry.end.store(end, Ordering::Relaxed);
-            slot.count.store(count as u32 + 1, Ordering::Release);
+        let (start, end) = (region.base, region.base + region.len());
+        if (0..count).any(|i| self.entry(i) == (start, end)) {
+            return;
         }
+        // Of more regions than have room the last entry stands for any.
+        let any = count == ANNOUNCED;
+        let entry = &slot.announced[count.min(ANNOUNCED - 1)];
+        entry.start.store(if any { 0 } else { start }, Ordering::Release);
+        entry.end.store(if any { usize::MAX } else { end }, Ordering::Release);
+        slot.count.store((count + 1).min(ANNOUNCED) as u32, Ordering::Release);
     }
 
     /// Announces `[start, end)` of `region` and lists the parts not announced before. On return
@@ -418,7 +458,10 @@ impl<'t> Held<'t> {
     #[inline(always)]
     pub fn release_light(self) {
         debug_assert!(!self.slot.spilled.load(Ordering::Relaxed));
-        self.slot.count.store(0, Ordering::Release);
+        self.slot.region.store(0, Ordering::Release);
+        if self.slot.count.load(Ordering::Relaxed) != 0 {
+            self.slot.count.store(0, Ordering::Release);
+        }
         self.slot.free();
     }
 
@@ -434,6 +477,7 @@ impl<'t> Held<'t> {
             (work.saved, work.undo) = (Vec::new(), Vec::new());
         }
         (work.body_bytes, work.page_bytes, work.joined) = (0, 0, false);
+        slot.region.store(0, Ordering::Release);
         slot.count.store(0, Ordering::Release);
         if slot.spilled.load(Ordering::Relaxed) {
             slot.spilled.store(false, Ordering::Release);

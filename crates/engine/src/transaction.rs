@@ -14,12 +14,13 @@
 
 use crate::error::{CommitError, Failure, RangeError};
 use crate::region::{Region, RegionState};
-use crate::slot::{Held, Undo};
+use crate::slot::{Held, Tally, Undo};
 use crate::store::{Shared, gate};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
+use caliburn_log::undo::Short;
 use caliburn_os::persist::Survives;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::sync::atomic::Ordering;
@@ -94,14 +95,20 @@ pub struct Transaction<'t> {
     store: &'t Shared,
     held: Option<Held<'t>>,
     mode: Mode,
-    /// Ranges declared and their bytes, counted in the slot when the transaction ends.
-    ranges: u64,
-    bytes: u64,
+    /// Where ranges are saved, if they need nothing else.
+    light: Option<Short>,
+    /// Ranges saved there, by 2^32, and their bytes: counted in the slot when the transaction ends. A store for each
+    /// range less: a processor that waits for memory goes on until it has no place for another store.
+    saved: u64,
+    /// The range saved there last: in which region, from which offset to which.
+    last: (*const RegionState, usize, usize),
 }
 
 // SAFETY: a transaction is a set of announcements in a slot and borrowed store state, none of it tied to
 // the thread that began it.
 unsafe impl Send for Transaction<'_> {}
+// SAFETY: what needs no exclusive access only reads.
+unsafe impl Sync for Transaction<'_> {}
 
 impl std::fmt::Debug for Transaction<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -112,7 +119,9 @@ impl std::fmt::Debug for Transaction<'_> {
 impl<'t> Transaction<'t> {
     #[inline]
     pub(crate) fn new(store: &'t Shared, mode: Mode) -> Transaction<'t> {
-        Transaction { store, held: Some(store.slots.hold()), mode, ranges: 0, bytes: 0 }
+        let mut held = store.slots.hold();
+        let light = if store.light { held.work().log.short() } else { None };
+        Transaction { store, held: Some(held), mode, light, saved: 0, last: (ptr::null(), 0, 0) }
     }
 
     #[inline(always)]
@@ -129,8 +138,8 @@ impl<'t> Transaction<'t> {
     fn take(&mut self) -> Option<Held<'t>> {
         let held = self.held.take()?;
         let tally = held.tally();
-        tally.ranges.add(self.ranges);
-        tally.declared_bytes.add(self.bytes);
+        tally.ranges.add(self.saved >> 32);
+        tally.declared_bytes.add(u64::from(self.saved as u32));
         Some(held)
     }
 
@@ -160,7 +169,7 @@ impl<'t> Transaction<'t> {
         if range.start > range.end || range.end > state.len() {
             return Err(state.out_of_bounds(range.start, len));
         }
-        self.declare(&region.state, state.base + range.start, len)
+        self.declare(&region.state, state, range.start, len)
     }
 
     /// Declares `len` bytes at an address, for programs that work with pointers.
@@ -176,7 +185,7 @@ impl<'t> Transaction<'t> {
         if len > region.len() - (address - region.base) {
             return Err(region.out_of_bounds(address - region.base, len));
         }
-        self.declare(&region, address, len)
+        self.declare(&region, &region, address - region.base, len)
     }
 
     /// Declares and stores `bytes` at `offset`.
@@ -214,23 +223,57 @@ impl<'t> Transaction<'t> {
         self.write(region, offset, value.as_bytes())
     }
 
+    /// Declares `len` bytes at `offset` of the region, which are there. `state` is the region's.
     #[inline(always)]
-    fn declare(&mut self, region: &Arc<RegionState>, start: usize, len: usize) -> Result<(), RangeError> {
+    fn declare(
+        &mut self,
+        region: &Arc<RegionState>,
+        state: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
         if len == 0 {
             return Ok(());
         }
-        let (store, restore) = (self.store, self.restores());
-        let held = self.held();
-        if let (true, Some(undo)) = (store.light, &store.undo) {
-            store.save_undo(undo, held, region, start, len)?;
-        } else {
+        if !self.save_light(state, offset, len) {
+            let start = state.base + offset;
             // Its old value is most of what a commit waits for.
-            span::soon(region.pointer(start));
-            declare_slowly(store, &mut held.again(), region, start, len, restore)?;
+            span::soon(state.pointer(start));
+            declare_slowly(self.store, &mut self.held().again(), region, start, len, self.restores())?;
+            count(self.held().tally(), len);
         }
-        self.ranges += 1;
-        self.bytes += len as u64;
         Ok(())
+    }
+
+    /// Saves a range where it needs nothing but to be saved, and there is room.
+    #[inline(always)]
+    fn save_light(&mut self, region: &RegionState, offset: usize, len: usize) -> bool {
+        let Some(short) = self.light else { return false };
+        let ((last, from, to), end) = (self.last, offset + len);
+        if !ptr::eq(last, region) {
+            self.held().announce_region(region, last.is_null());
+            self.last.0 = region;
+        } else if from <= offset && end <= to {
+            // Bytes that were saved before that are saved again otherwise: the older come back last.
+            self.held().tally().duplicate_bytes.add(len as u64);
+            count(self.held().tally(), len);
+            return true;
+        }
+        let saved = planted("undo-not-saved")
+            // SAFETY: the range lies within the mapped region; the log is this transaction's.
+            || unsafe { short.save(region.id, region.start + offset as u64, region.at(offset), len) };
+        if planted("undo-committed-early") {
+            // SAFETY: as above.
+            unsafe { short.commit() };
+        }
+        if saved {
+            (self.last.1, self.last.2) = (offset, end);
+            // No overflow: all that is saved there is shorter than a chunk.
+            self.saved += 1 << 32 | len as u64;
+        } else {
+            self.light = None;
+        }
+        saved
     }
 
     /// Commits in a failure class. When this returns, the changes survive what the class names.
@@ -245,12 +288,14 @@ impl<'t> Transaction<'t> {
     #[inline(always)]
     pub fn commit(mut self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
-        let (true, Some(undo)) = (store.light && class <= store.reach, &store.undo) else {
+        let Some(short) = self.light.filter(|_| class <= store.reach) else {
             return self.moved().commit_slowly(class);
         };
         let held = self.take().expect("not spent");
         std::mem::forget(self);
-        store.commit_undo(undo, held);
+        // SAFETY: the log is this transaction's.
+        unsafe { short.commit() };
+        held.release_light();
         Ok(())
     }
 
@@ -428,6 +473,12 @@ impl<'t> Transaction<'t> {
     }
 }
 
+/// Counts a range declared.
+fn count(tally: &Tally, len: usize) {
+    tally.ranges.add(1);
+    tally.declared_bytes.add(len as u64);
+}
+
 /// Declares a range where more than its old values is to be kept.
 #[inline(never)]
 fn declare_slowly(
@@ -444,7 +495,7 @@ fn declare_slowly(
         unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
     }
     match &store.undo {
-        Some(undo) => store.save_undo_announced(undo, held, region, start, len),
+        Some(undo) => store.save_undo(undo, held, region, start, len),
         None => declare_redo(store, held, region, start, len, restore),
     }
 }
@@ -601,7 +652,7 @@ impl Drop for Transaction<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            undo_all(self.store, held, self.mode, (self.ranges, self.bytes));
+            undo_all(self.store, held, self.mode, self.saved);
         }
     }
 }
@@ -609,9 +660,9 @@ impl Drop for Transaction<'_> {
 /// Ends a transaction with nothing changed.
 #[cold]
 #[inline(never)]
-fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, (ranges, bytes): (u64, u64)) {
-    held.tally().ranges.add(ranges);
-    held.tally().declared_bytes.add(bytes);
+fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, saved: u64) {
+    held.tally().ranges.add(saved >> 32);
+    held.tally().declared_bytes.add(u64::from(saved as u32));
     if let Some(undo) = &store.undo {
         // Old values are there in either mode.
         if !planted("undo-not-restored") {

@@ -142,8 +142,7 @@ fn old_values(found: &Found) -> Patches {
 }
 
 impl Shared {
-    /// Saves the old bytes of a range that is about to be changed.
-    #[inline(always)]
+    /// Saves the old bytes of a range that is about to be changed, and announces it.
     pub fn save_undo(
         &self,
         undo: &UndoLogs,
@@ -152,14 +151,22 @@ impl Shared {
         start: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        // Bytes that were saved before that are saved again: the older come back last.
-        if held.covered_by_last(start, start + len) {
+        let end = start + len;
+        if self.light && held.saved_last(start, end) {
+            // Bytes that were saved before that are saved again: the older come back last.
             held.tally().duplicate_bytes.add(len as u64);
-        } else if !planted("undo-not-saved") {
+            return Ok(());
+        }
+        if !planted("undo-not-saved") {
             let (offset, source) = (region.offset_of(start), region.pointer(start));
             // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
             unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
-            held.announce_loosely(start, start + len);
+        }
+        if self.light {
+            held.saves(region, start, end);
+        } else {
+            // Who watches the regions wants to know of all.
+            held.announce(region, start, end, &mut Vec::new());
         }
         if planted("undo-committed-early") {
             held.work().log.commit(undo);
@@ -168,26 +175,9 @@ impl Shared {
     }
 
     /// Commits by emptying the transaction's log.
-    #[inline(always)]
     pub fn commit_undo(&self, undo: &UndoLogs, mut held: Held<'_>) {
         held.work().log.commit(undo);
         if self.light { held.release_light() } else { self.release(held) }
-    }
-
-    /// [`Shared::save_undo`], with every range announced: who watches the regions wants to know of all.
-    pub fn save_undo_announced(
-        &self,
-        undo: &UndoLogs,
-        held: &mut Held<'_>,
-        region: &RegionState,
-        start: usize,
-        len: usize,
-    ) -> Result<(), RangeError> {
-        let (offset, source) = (region.offset_of(start), region.pointer(start));
-        // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
-        unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
-        held.announce(region, start, start + len, &mut Vec::new());
-        Ok(())
     }
 
     /// Whether a commit can survive what it is to survive.

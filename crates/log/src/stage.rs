@@ -701,7 +701,7 @@ mod tests {
                 });
             }
             let mut last = 0;
-            let late = (0..3000).find_map(|_| {
+            let late = (0..250).find_map(|_| {
                 let (horizon, mut found) = (stage.horizon(), Vec::new());
                 stage.collect(horizon, &mut found);
                 let late = found.iter().any(|staged| !(last..horizon).contains(&staged.stamp));

@@ -42,7 +42,7 @@ use caliburn_os::span;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use std::io;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -80,8 +80,8 @@ struct Pool {
 /// A slot's undo log: reused from one transaction to the next.
 #[derive(Debug)]
 pub struct UndoLog {
-    /// The only chunk of a log that is not persistent, where the hot path goes on; else null.
-    short: *mut u8,
+    /// Where the hot path goes on.
+    short: Option<Short>,
     /// The chunk in use; null before the first.
     chunk: *mut u8,
     /// Offset of its word that counts its ranges.
@@ -94,10 +94,14 @@ pub struct UndoLog {
     declared: Vec<(*const u8, usize)>,
 }
 
+/// The only chunk of a log that is not persistent. It stays so until the log is extended or dropped.
+#[derive(Debug, Clone, Copy)]
+pub struct Short(NonNull<u8>);
+
 impl Default for UndoLog {
     fn default() -> UndoLog {
         UndoLog {
-            short: ptr::null_mut(),
+            short: None,
             chunk: ptr::null_mut(),
             word: UNDO_FIRST,
             first: 0,
@@ -339,14 +343,9 @@ impl UndoLog {
         source: *const u8,
         len: usize,
     ) -> Result<(), MediaError> {
-        if !self.short.is_null() {
-            // SAFETY: the chunk is ours.
-            let count = unsafe { get(self.short, UNDO_FIRST) };
-            if UNDO_HEAD + filled(count) + range_bytes(len) <= CHUNK_BYTES {
-                // SAFETY: the range fits the chunk; the source is the caller's word.
-                unsafe { put((self.short, UNDO_FIRST), count, segment, offset, source, len) };
-                return Ok(());
-            }
+        // SAFETY: the chunk is ours; the source is the caller's word.
+        if self.short.is_some_and(|short| unsafe { short.save(segment, offset, source, len) }) {
+            return Ok(());
         }
         // SAFETY: passed on from the caller.
         unsafe { self.save_slowly(logs, segment, offset, source, len) }
@@ -419,7 +418,7 @@ impl UndoLog {
             None => (logs.chunk(self.first), UNDO_FIRST),
         };
         let persistent = logs.persistent().is_some();
-        self.short = if persistent || !self.further.is_empty() { ptr::null_mut() } else { self.chunk };
+        self.short = NonNull::new(self.chunk).map(Short).filter(|_| !persistent && self.further.is_empty());
         if persistent {
             self.seal = logs.seal(self);
         }
@@ -500,17 +499,19 @@ impl UndoLog {
     }
 
     /// Commits: nothing is to be undone any more, once all of the transaction's stores are done.
-    #[inline(always)]
     pub fn commit(&mut self, logs: &UndoLogs) {
-        if self.short.is_null() {
-            return self.commit_slowly(logs);
-        }
-        // SAFETY: the chunk is ours.
-        let count = unsafe { get(self.short, UNDO_FIRST) };
-        if filled(count) > 0 {
+        match self.short {
             // SAFETY: the chunk is ours.
-            unsafe { set(self.short, UNDO_FIRST, next(count)) };
+            Some(short) => unsafe { short.commit() },
+            None => self.commit_slowly(logs),
         }
+    }
+
+    /// Where the next transaction's ranges are saved, if it needs nothing but [`Short::save`] and [`Short::commit`] as long
+    /// as there is room.
+    #[inline(always)]
+    pub fn short(&self) -> Option<Short> {
+        self.short
     }
 
     /// Commits a long log, or one in persistent memory: when what was declared is there, and returns when the commit
@@ -559,6 +560,43 @@ impl UndoLog {
                 Ranges::of(bytes).collect()
             };
             ranges.iter().rev().for_each(|range| visit(range.segment, range.offset, range.bytes));
+        }
+    }
+}
+
+impl Short {
+    /// Saves `len` bytes at `source`, which are at `offset` of the segment, before they are changed. False if there is no
+    /// room.
+    ///
+    /// # Safety
+    /// The log must be the caller's, and this its short form; `source` must be readable for `len` bytes.
+    #[inline(always)]
+    pub unsafe fn save(self, segment: SegmentId, offset: u64, source: *const u8, len: usize) -> bool {
+        let chunk = self.0.as_ptr();
+        // SAFETY: the chunk is the caller's, and so is the source.
+        unsafe {
+            let count = get(chunk, UNDO_FIRST);
+            if UNDO_HEAD + filled(count) + range_bytes(len) > CHUNK_BYTES {
+                return false;
+            }
+            put((chunk, UNDO_FIRST), count, segment, offset, source, len);
+        }
+        true
+    }
+
+    /// Commits: nothing is to be undone any more, once all of the transaction's stores are done.
+    ///
+    /// # Safety
+    /// As for [`Short::save`].
+    #[inline(always)]
+    pub unsafe fn commit(self) {
+        let chunk = self.0.as_ptr();
+        // SAFETY: the chunk is the caller's.
+        unsafe {
+            let count = get(chunk, UNDO_FIRST);
+            if filled(count) > 0 {
+                set(chunk, UNDO_FIRST, next(count));
+            }
         }
     }
 }

@@ -48,6 +48,24 @@ unsafe fn move8<const AT: usize>(source: *const u8, target: *mut u8) {
     }
 }
 
+/// Moves 16 bytes, loaded in two halves and stored at once: a store in flight is forwarded to a load that it covers, and
+/// a processor has fewer places for stores in flight than for loads.
+#[inline(always)]
+unsafe fn move8x2(source: *const u8, target: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller vouches for 16 readable and writable bytes; these need no alignment.
+    unsafe {
+        std::arch::asm!("movq {0}, qword ptr [{1}]", "movhps {0}, qword ptr [{1} + 8]", "movups xmmword ptr [{2}], {0}",
+            out(xmm_reg) _, in(reg) source, in(reg) target, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller vouches for 16 readable and writable bytes.
+    unsafe {
+        move8::<0>(source, target);
+        move8::<8>(source, target);
+    }
+}
+
 #[inline(always)]
 unsafe fn move16(source: *const u8, target: *mut u8) {
     #[cfg(target_arch = "x86_64")]
@@ -79,8 +97,8 @@ unsafe fn bulk(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// Short copies in steps of 8 bytes, longer ones of 16, the last step overlapping the one before it. Short
-/// ranges were often stored a moment ago, word by word; a wider load would have to wait for those stores.
+/// Copies in steps, the last overlapping the one before it. Short ranges were often stored a moment ago, word by word;
+/// a wider load would have to wait for those stores.
 #[inline(always)]
 unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: every access below lies within `len` bytes of both pointers, which the caller vouches for.
@@ -89,25 +107,30 @@ unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
             (0..len).for_each(|i| move1(source.add(i), target.add(i)));
             return;
         }
-        let mut at = 0;
-        if len <= 32 {
-            // A last, shorter step is taken at the end, over what came before.
+        if len < 16 {
             move8::<0>(source, target);
-            if len >= 16 {
-                move8::<8>(source, target);
-                if len >= 24 {
-                    move8::<16>(source, target);
-                }
-            }
-            if !len.is_multiple_of(8) || len == 32 {
+            if len > 8 {
                 move8::<0>(source.add(len - 8), target.add(len - 8));
             }
-        } else if len <= 64 {
-            while at + 8 < len {
-                move8::<0>(source.add(at), target.add(at));
-                at += 8;
+            return;
+        }
+        if len <= 32 {
+            move8x2(source, target);
+            match len {
+                16 => {}
+                24 => move8::<16>(source, target),
+                17..24 => move8::<0>(source.add(len - 8), target.add(len - 8)),
+                _ => move8x2(source.add(len - 16), target.add(len - 16)),
             }
-            move8::<0>(source.add(len - 8), target.add(len - 8));
+            return;
+        }
+        let mut at = 0;
+        if len <= 64 {
+            while at + 16 < len {
+                move8x2(source.add(at), target.add(at));
+                at += 16;
+            }
+            move8x2(source.add(len - 16), target.add(len - 16));
         } else {
             while at + 16 < len {
                 move16(source.add(at), target.add(at));
