@@ -76,6 +76,11 @@ impl Cohort {
     pub fn forced(&mut self, time: Duration, arrivals: u64) {
         self.force_time = time;
         self.size += arrivals - self.served;
+        if self.size <= 1 {
+            // There is nothing to choose, and a pause would count for the phase.
+            (self.since, self.rounds, self.covered) = (None, 0, 0);
+            return;
+        }
         self.rounds += 1;
         if self.rounds < PHASE {
             return;

@@ -69,6 +69,17 @@ const SPACE: u32 = 1;
 /// Somebody holds a ticket: force the log.
 const FORCE: u32 = 2;
 
+/// Wakes everybody if whoever has it panics: the others must not sleep for its sake.
+struct WakesInPanic<'a>(&'a [Event; 2]);
+
+impl Drop for WakesInPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.iter().for_each(Event::signal);
+        }
+    }
+}
+
 /// Bytes that the smallest record takes in the stage.
 const RECORD_MIN: usize = 40;
 
@@ -317,6 +328,8 @@ impl Shared {
                 return Ok(());
             }
             self.failure()?;
+            // Let go after the lock.
+            let _wakes = WakesInPanic(&self.flush.moved);
             let Some(mut work) = self.try_lock_flush() else {
                 moved.wait(seen, None);
                 continue;
@@ -325,7 +338,7 @@ impl Shared {
                 self.unlock_flush(work);
                 return Ok(());
             }
-            let done = self.lead(&mut work, merge);
+            let done = self.lead(&mut work, round, merge);
             drop(work);
             if !planted("nobody-called-to-lead") {
                 self.flush.moved[(round + 1) as usize % 2].signal_one();
@@ -335,12 +348,14 @@ impl Shared {
         }
     }
 
-    /// Forces for all who wait.
-    fn lead(&self, work: &mut Work, merge: bool) -> Result<(), Failure> {
+    /// Forces for all who wait for this round.
+    fn lead(&self, work: &mut Work, round: u64, merge: bool) -> Result<(), Failure> {
         let arrivals = || self.flush.arrivals.load(Ordering::SeqCst);
         work.cohort.gather(arrivals);
         work.cohort.closed(arrivals());
-        self.flush.round.fetch_add(1, Ordering::SeqCst);
+        let led = self.flush.round.fetch_add(1, Ordering::SeqCst);
+        // Whoever came for an earlier round is durable, or the store has failed.
+        debug_assert!(led == round || self.failure().is_err());
         let horizon = self.flush_staged(work, merge)?;
         let start = Instant::now();
         self.force_flushed(horizon)?;

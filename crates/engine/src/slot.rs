@@ -192,6 +192,15 @@ impl Slot {
         &self.tally
     }
 
+    /// Nothing is announced any more but the region.
+    fn withdraw(&self) {
+        self.count.store(0, Ordering::Release);
+        if self.spilled.load(Ordering::Relaxed) {
+            self.spilled.store(false, Ordering::Release);
+            self.spill.lock().expect("no panic under this lock").clear();
+        }
+    }
+
     /// Nobody has it any more.
     #[inline(always)]
     fn free(&self) {
@@ -289,15 +298,18 @@ impl<'t> Held<'t> {
         let slot = self.slot;
         let count = slot.count.load(Ordering::Relaxed) as usize;
         let (start, end) = (region.base, region.base + region.len());
-        if (0..count).any(|i| self.entry(i) == (start, end)) {
+        let known = slot.region.load(Ordering::Relaxed) == start;
+        if known || (0..count).any(|i| self.entry(i) == (start, end)) {
             return;
         }
-        // Of more regions than have room the last entry stands for any.
-        let any = count == ANNOUNCED;
-        let entry = &slot.announced[count.min(ANNOUNCED - 1)];
-        entry.start.store(if any { 0 } else { start }, Ordering::Release);
-        entry.end.store(if any { usize::MAX } else { end }, Ordering::Release);
-        slot.count.store((count + 1).min(ANNOUNCED) as u32, Ordering::Release);
+        if let Some(entry) = slot.announced.get(count) {
+            entry.start.store(start, Ordering::Relaxed);
+            entry.end.store(end, Ordering::Relaxed);
+            slot.count.store(count as u32 + 1, Ordering::Release);
+        } else {
+            slot.spill.lock().expect("no panic under this lock").insert(start, Spilled { end, region });
+            slot.spilled.store(true, Ordering::Release);
+        }
     }
 
     /// Announces `[start, end)` of `region` and lists the parts not announced before. On return
@@ -454,13 +466,12 @@ impl<'t> Held<'t> {
         opened[at].open(region, start, len)
     }
 
-    /// Ends a transaction that kept nothing in the slot but announcements in their first places.
+    /// Ends a transaction that kept nothing in the slot but the regions that it announced.
     #[inline(always)]
     pub fn release_light(self) {
-        debug_assert!(!self.slot.spilled.load(Ordering::Relaxed));
         self.slot.region.store(0, Ordering::Release);
         if self.slot.count.load(Ordering::Relaxed) != 0 {
-            self.slot.count.store(0, Ordering::Release);
+            self.slot.withdraw();
         }
         self.slot.free();
     }
@@ -478,11 +489,7 @@ impl<'t> Held<'t> {
         }
         (work.body_bytes, work.page_bytes, work.joined) = (0, 0, false);
         slot.region.store(0, Ordering::Release);
-        slot.count.store(0, Ordering::Release);
-        if slot.spilled.load(Ordering::Relaxed) {
-            slot.spilled.store(false, Ordering::Release);
-            slot.spill.lock().expect("no panic under this lock").clear();
-        }
+        slot.withdraw();
         slot.free();
     }
 }
