@@ -26,6 +26,8 @@ pub trait Target {
     {
         Ok(self)
     }
+    /// Finishes what was left to threads in the background, which would take the processor from whoever is measured next.
+    fn settle(&mut self) {}
     /// Copies bytes out, for checking the result.
     fn read(&self, offset: usize, target: &mut [u8]);
 }
@@ -51,6 +53,13 @@ pub fn options(log_mb: u64, stage_mb: u64) -> Options {
     let mut options = Store::options();
     options.create(true).log_bytes(log_mb << 20).stage_bytes(stage_mb << 20);
     options
+}
+
+/// Moves all that was committed to the segments. With the undo policy it is there already.
+pub fn settle(store: &Store) {
+    if store.policy() == Policy::Redo {
+        store.truncate().expect("the store is sound");
+    }
 }
 
 /// A store with the redo policy.
@@ -115,6 +124,10 @@ impl<const UNDO: bool> Target for Caliburn<UNDO> {
         let bytes = self.region.len();
         self.close()?;
         Caliburn::new(&dir, &options, bytes, class)
+    }
+
+    fn settle(&mut self) {
+        settle(&self.store);
     }
 
     fn read(&self, offset: usize, target: &mut [u8]) {

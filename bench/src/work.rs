@@ -24,6 +24,13 @@ pub fn drive<W: Work, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> 
     report::measure(seconds, W::BATCH, || work.step(target))
 }
 
+/// The same, when others come next.
+pub fn turn<W: Work, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> Sample {
+    let sample = drive(work, target, seconds);
+    target.settle();
+    sample
+}
+
 /// Runs works at the same time, each on its target, the first of every `batch` transactions timed by itself; the time for a
 /// transaction of them all, from the start of the first to the end of the last: with more threads than processors some begin
 /// when others have nearly done.
@@ -78,10 +85,10 @@ pub fn side_by_side<W: Work>(
     ];
     report::interleave(arguments.rounds, &mut lines, || {
         vec![
-            drive(&mut works[0], &mut plain, arguments.seconds),
-            drive(&mut works[1], &mut floor, arguments.seconds),
-            drive(&mut works[2], &mut redo, arguments.seconds),
-            drive(&mut works[3], &mut undo, arguments.seconds),
+            turn(&mut works[0], &mut plain, arguments.seconds),
+            turn(&mut works[1], &mut floor, arguments.seconds),
+            turn(&mut works[2], &mut redo, arguments.seconds),
+            turn(&mut works[3], &mut undo, arguments.seconds),
         ]
     });
     works[0].check(&plain)?;

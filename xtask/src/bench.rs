@@ -10,6 +10,8 @@ const DIR: &str = "target/bench";
 const RESULTS: &str = "target/bench/results.jsonl";
 const PAGE: &str = "docs/benchmarks.html";
 const DOCUMENT: &str = "docs/performance.md";
+/// Longest that a command may take: a rival may hang.
+const LIMIT: &str = "20m";
 
 /// What is measured, and with what: the papers' figures in their order.
 const ALL: [(&str, &str); 16] = [
@@ -42,6 +44,9 @@ pub fn measure_all(only: Option<&str>) -> Result<(), String> {
     run("cargo build --release --quiet -p caliburn-bench")?;
     rivals()?;
     fs::create_dir_all(DIR).map_err(|e| format!("{DIR}: {e}"))?;
+    // What commands left that were broken off.
+    let left = fs::read_dir(DIR).map_err(|e| format!("{DIR}: {e}"))?.filter_map(Result::ok);
+    left.filter(|entry| entry.path().is_dir()).for_each(|entry| _ = fs::remove_dir_all(entry.path()));
     let kept = only
         .map_or(Ok(String::new()), |_| fs::read_to_string(RESULTS))
         .map_err(|e| format!("{RESULTS}: {e}"))?;
@@ -106,8 +111,12 @@ fn told(line: &str) -> String {
 /// One command's lines, with a line before them that names it.
 fn measure(program: &str, line: &str) -> Result<String, String> {
     let name = program.rsplit('/').next().unwrap_or(program);
-    let mut command = Command::new(program);
-    command.args(line.split(' ')).args(["--json", "--dir", DIR]).stderr(Stdio::inherit());
+    let mut command = Command::new("timeout");
+    command
+        .args([LIMIT, program])
+        .args(line.split(' '))
+        .args(["--json", "--dir", DIR])
+        .stderr(Stdio::inherit());
     println!("--- {name} {line}");
     let output = command.output().map_err(|e| format!("{program}: {e}"))?;
     if !output.status.success() {

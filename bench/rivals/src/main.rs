@@ -117,7 +117,9 @@ struct Running<W, T> {
 
 impl<W: Work, T: Target> Contender for Running<W, T> {
     fn round(&mut self, seconds: f64) -> report::Sample {
-        report::measure(seconds, self.batch, || self.work.step(&mut self.target))
+        let sample = report::measure(seconds, self.batch, || self.work.step(&mut self.target));
+        self.target.settle();
+        sample
     }
 
     fn check(self: Box<Self>) -> Result<(), Failure> {
