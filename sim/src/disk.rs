@@ -31,6 +31,8 @@ pub enum Act {
     Sync(FileId),
     /// A sync failed: what was written to a file and not durable never will be, though programs see it.
     Drop(FileId),
+    /// Somebody was told that what was written to a file was lost on its way.
+    Told(FileId),
     /// Bytes are stored through a shared mapping of a file, in the page cache.
     Store(FileId, u64, Arc<[u8]>),
     /// Bytes are stored to persistent memory, through the processor's caches.
@@ -60,6 +62,17 @@ struct File {
     now: Content,
     durable: Content,
     pending: Vec<Change>,
+    /// Something was lost on its way to the medium, and nobody was told.
+    lost: bool,
+    /// How often the file system was mounted again.
+    mounted: u64,
+}
+
+impl File {
+    /// One with this content, durable.
+    fn of(content: Content) -> File {
+        File { now: content.clone(), durable: content, ..File::default() }
+    }
 }
 
 #[derive(Debug, Clone, Hash)]
@@ -105,9 +118,7 @@ impl Disk {
                 self.pending_names.push(NameChange::Remove(name.clone()));
             }
             Act::Replace(name, id, bytes) => {
-                let content = Content::of(bytes);
-                let file = File { now: content.clone(), durable: content, pending: Vec::new() };
-                self.files.insert(*id, file);
+                self.files.insert(*id, File::of(Content::of(bytes)));
                 self.names.insert(name.clone(), *id);
                 self.pending_names.push(NameChange::Create(name.clone(), *id));
             }
@@ -135,6 +146,7 @@ impl Disk {
                 }
             }
             Act::Drop(id) => self.file(*id).pending.retain(|change| matches!(change, Change::Store { .. })),
+            Act::Told(id) => self.file(*id).lost = false,
             Act::StoreDirect(id, offset, bytes) => {
                 let file = self.file(*id);
                 file.now.write(*offset, bytes);
@@ -221,7 +233,7 @@ impl Disk {
                 }
             }
             let content = torn.content;
-            disk.files.insert(*id, File { now: content.clone(), durable: content, pending: Vec::new() });
+            disk.files.insert(*id, File::of(content));
         }
         disk
     }
@@ -231,6 +243,49 @@ impl Disk {
         let mut disk = self.clone();
         disk.apply(&Act::Write(id, offset, bytes[..done].into()));
         disk
+    }
+
+    /// Whether files of that ending have what is not durable.
+    pub fn unforced(&self, ending: &str) -> bool {
+        self.ending(ending).iter().any(|id| !self.files[id].pending.is_empty())
+    }
+
+    fn ending(&self, ending: &str) -> Vec<FileId> {
+        let named = |name: &Path| name.to_string_lossy().ends_with(ending);
+        self.names.iter().filter(|(name, _)| named(name)).map(|(_, id)| *id).collect()
+    }
+
+    /// The disk when some of what was written to files of that ending, and not forced, was lost on its way to the
+    /// medium, and is not in the page cache any more; or all of it, where the medium was pulled and mounted again.
+    pub fn after_lost_writes(&self, ending: &str, seed: Option<u64>) -> Disk {
+        let mut disk = self.clone();
+        let mut random = Random::new(seed.unwrap_or(0));
+        for id in self.ending(ending) {
+            let file = disk.file(id);
+            let written = file.pending.len();
+            file.pending.retain(|change| match change {
+                Change::Write(..) => seed.is_some() && random.chance(1, 2),
+                Change::Extend(..) | Change::Store { .. } => true,
+            });
+            file.lost |= seed.is_some() && file.pending.len() < written;
+            file.mounted += u64::from(seed.is_none());
+            let mut now = file.durable.clone();
+            for change in &file.pending {
+                match change {
+                    Change::Extend(len) => now.extend(*len),
+                    Change::Write(offset, bytes, _) | Change::Store { offset, bytes, .. } => {
+                        now.write(*offset, bytes);
+                    }
+                }
+            }
+            file.now = now;
+        }
+        disk
+    }
+
+    /// Whether something written to a file was lost and nobody was told; and how often the file was mounted again.
+    pub fn health(&self, id: FileId) -> (bool, u64) {
+        (self.files[&id].lost, self.files[&id].mounted)
     }
 
     /// The file of that name.

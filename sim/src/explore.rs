@@ -23,7 +23,15 @@ pub enum How {
     Interrupted(usize),
     /// The power fails.
     Power(Loss),
+    /// It is killed, and some of what was written to segments, not forced, was lost on its way to the medium: which,
+    /// says the seed.
+    Lost(u64),
+    /// The process is killed; the segments' medium was pulled and mounted again.
+    Pulled,
 }
+
+/// Names of segments end so.
+const SEGMENT: &str = ".segment";
 
 /// When and how a life ends: after so many entries of its journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +47,8 @@ impl fmt::Display for Cut {
         write!(f, "{}", self.after)?;
         match self.how {
             How::Killed => f.write_str("k"),
+            How::Lost(seed) => write!(f, "l{seed}"),
+            How::Pulled => f.write_str("p"),
             How::Interrupted(bytes) => write!(f, "i{bytes}"),
             How::Power(Loss::All) => f.write_str("a"),
             How::Power(Loss::Nothing) => f.write_str("n"),
@@ -51,12 +61,14 @@ impl FromStr for Cut {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Cut, String> {
-        let bad = || format!("{text:?} is no cut; one is like 17k, 17i4096, 17a, 17n or 17s5");
+        let bad = || format!("{text:?} is no cut; one is like 17k, 17i4096, 17a, 17n, 17s5, 17l5 or 17p");
         let text = text.trim();
         let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
         let number = || text[at + 1..].parse().map_err(|_| bad());
         let how = match text.as_bytes()[at] {
             b'k' => How::Killed,
+            b'l' => How::Lost(number()?),
+            b'p' => How::Pulled,
             b'i' => How::Interrupted(number()? as usize),
             b'a' => How::Power(Loss::All),
             b'n' => How::Power(Loss::Nothing),
@@ -166,7 +178,8 @@ impl Explorer {
             if !random.chance(if depth == 0 { care.first } else { care.later }, 64) {
                 continue;
             }
-            for how in hows(act, care, depth, random) {
+            let losing = birth.flavour == Flavour::Redo && end.disk.unforced(SEGMENT);
+            for how in hows(act, care, depth, losing, random) {
                 let cut = Cut { after: after + 1, how };
                 let child = end.birth(cut, &before, act, depth);
                 let mut hasher = DefaultHasher::new();
@@ -280,6 +293,8 @@ impl End {
             (How::Interrupted(done), Act::Write(id, offset, bytes)) => {
                 (before.interrupted(*id, *offset, bytes, done.min(bytes.len())), false)
             }
+            (How::Lost(seed), _) => (self.disk.after_lost_writes(SEGMENT, Some(seed)), false),
+            (How::Pulled, _) => (self.disk.after_lost_writes(SEGMENT, None), false),
             _ => (self.disk.clone(), false),
         };
         bounds.exact = self.found.filter(|_| !durable);
@@ -291,9 +306,12 @@ impl End {
     }
 }
 
-/// The ways in which a life is cut after an act.
-fn hows(act: &Act, care: Care, depth: usize, random: &mut Random) -> Vec<How> {
+/// The ways in which a life is cut after an act. `losing`: segments have what can be lost on its way.
+fn hows(act: &Act, care: Care, depth: usize, losing: bool, random: &mut Random) -> Vec<How> {
     let mut hows = vec![How::Killed];
+    if losing {
+        hows.extend([How::Lost(random.bits()), How::Pulled]);
+    }
     if let Act::Write(_, _, bytes) = act
         && bytes.len() > 4096
     {
@@ -312,15 +330,19 @@ fn hows(act: &Act, care: Care, depth: usize, random: &mut Random) -> Vec<How> {
 }
 
 /// What was wrong once. The cuts count what a life does: when that changes they must be found anew, which the planted
-/// bug `opened-before-forced` tells.
-pub const FOUND: [&str; 1] = [
+/// bugs `opened-before-forced` and `answer-not-awaited` tell.
+pub const FOUND: [&str; 2] = [
     // The second opening's record overwrote the beginning of one that a killed process had not finished. The third
     // opening said in the status that it began behind it, and the power failed with that written, and the
     // record not: the unfinished one came up again.
     "tx:restore:power:0+9000 tx:restore:power:9000+9000 tx:restore:power:18000+9000 tx:restore:power:27000+9000 \
      tx:restore:power:36000+9000 hold truncate tx:restore:lazy:100+9000 tx:restore:lazy:9100+9000 \
-     tx:restore:lazy:18100+9000 tx:restore:lazy:100+8 | 111k | tx:restore:power:80+100 | 53k | \
-     tx:norestore:lazy:90+200,4090+12 tend | 5s7 | tx:restore:power:80+100",
+     tx:restore:lazy:18100+9000 tx:restore:lazy:100+8 | 105k | tx:restore:power:80+100 | 55k | \
+     tx:norestore:lazy:90+200,4090+12 tend | 6s7 | tx:restore:power:80+100",
+    // What the segment showed was lost on its way to the medium. The second opening was told so, and killed before it
+    // had noted that; the third relied on what the segment showed.
+    "tx:restore:lazy:200+4100 tx:restore:power:8176+16,8192+25,8168+8 tx:restore:async:123+9 tend | \
+     80l4175525706487714554 | tx:norestore:lazy:90+200,4090+12 tend | 3k | resolve tx:restore:lazy:4000+200 flush",
 ];
 
 /// Repeats what a failure prints: `script | cut | script | cut | script`.
@@ -393,7 +415,10 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
                 }
             }
         }
-        for how in [How::Killed, How::Power(Loss::All), How::Power(Loss::Some(random.bits()))] {
+        // What failed may go from the page cache, too.
+        let lost = (birth.flavour == Flavour::Redo).then_some(How::Lost(random.bits()));
+        let power = [Loss::All, Loss::Some(random.bits())].map(How::Power);
+        for how in [How::Killed].into_iter().chain(lost).chain(power) {
             let cut = Cut { after: journal.len(), how };
             let Some(child) = end.at(&journal, cut, 0) else { continue };
             let why = |e: String| fail(format!("{how:?}: {e}"));

@@ -10,6 +10,10 @@
 //! 4. Everything else survives: nothing synced changes, not in a sector that is half written either, and
 //!    `replace` is atomic.
 //!
+//! When a **process is killed** ([`Disk::after_lost_writes`]), in the same boot: some of what was written to segments and
+//! not synced is lost on its way to the medium, gone from the page cache, and told of once; or all of it is, because
+//! the medium was pulled and mounted again.
+//!
 //! At the **death of the process** ([`Disk::interrupted`]):
 //! 5. Every write and every store to mapped memory that was begun is there, in program order; the last
 //!    write may have come only part of the way. What was not synced can still be lost by a later power cut.
@@ -290,6 +294,7 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.written_back()?;
         let mut state = self.machine.lock();
         if let Err((error, _)) = state.step() {
             state.act(Act::Drop(self.id));
@@ -337,6 +342,21 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
             fd
         };
         self.descriptor.get_or_init(make).as_fd()
+    }
+
+    fn cache(&self) -> Option<[u64; 3]> {
+        let (_, mounted) = self.machine.lock().disk.health(self.id);
+        Some([0, u64::from(self.id), mounted])
+    }
+
+    fn written_back(&self) -> io::Result<()> {
+        let mut state = self.machine.lock();
+        if !state.disk.health(self.id).0 {
+            return Ok(());
+        }
+        state.failed = true;
+        state.act(Act::Told(self.id));
+        Err(rustix::io::Errno::IO.into())
     }
 
     fn memory(&self) -> Memory {

@@ -177,7 +177,7 @@ fn check_log(
         }
     };
     let stage = check_stage(media, dir, catalog, report)?;
-    let known = stage.as_ref().and_then(|left| left.appended);
+    let known = stage.as_ref().and_then(|left| left.appended).map(|end| caliburn_log::Lsn(0)..end);
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
     let capacity = status.capacity.get();

@@ -116,7 +116,7 @@ impl History {
     /// When the log cannot be read or is damaged.
     pub fn live(&self, filter: &Filter, newest_first: bool) -> Result<Vec<Event>, OpenError> {
         let status = log::read_status(&*self.medium, Some(&self.catalog.store))?;
-        let (image, damage) = Image::scan(&*self.medium, &status, self.end(), |_| {})?;
+        let (image, damage) = Image::scan(&*self.medium, &status, self.end().map(|end| Lsn(0)..end), |_| {})?;
         let mut found: Vec<Event> = if newest_first {
             image.records_back().map(|r| self.event(&r)).filter(|e| filter.accepts(e)).collect()
         } else {

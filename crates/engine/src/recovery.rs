@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   1 lock the directory, read the catalog, open the segments, the log and the stage
-//!   2 scan the log from head to tail: every record verified, its ranges noted
+//!   2 scan the log from head to tail, or from where a stage of this boot vouches that the segments show it: every
+//!     record verified, its ranges noted
 //!   3 damage in the forced part, or a stage that is older: refuse, or for salvage go on read-only without it
 //!   4 write again and force what may not be durable; begin a new incarnation, durably: what lies beyond
 //!     the tail is never taken up
@@ -280,8 +281,12 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         Err(error @ StageError::Bad { .. }) => salvage(error.into()).map(|()| Leftovers::default())?,
         other => other?,
     };
+    let trusting = write && !options.salvage && segments.len() == catalog.segments.len();
+    if !trusting || !still_shown(&*stage_medium, &status, &leftovers, &segments)? {
+        leftovers.shown = None;
+    }
     // 2, 3
-    let mut found = read_log(&*medium, &status, leftovers.appended, &segments, &missing)?;
+    let mut found = read_log(&*medium, &status, leftovers.live(), &segments, &missing)?;
     if let Err(error) = leftovers.not_older_than(found.image.forced()) {
         salvage(error.into())?;
         leftovers = Leftovers::default();
@@ -311,18 +316,45 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     }
     // 4
     let log = Log::open(medium, parts.catalog.store, status, &image)?;
+
     let mut patches = Patches::of(image);
     // 5
     for (stamp, body) in leftovers.records.iter().skip(usize::from(planted("first-leftover-lost"))) {
         append_leftover(&log, &*stage_medium, &mut parts, &mut patches, *stamp, body)?;
     }
     // 6
+    let shown = leftovers.shown.filter(|shown| shown.before >= log.head());
     let bytes = options.stage_bytes.min(options.tuning.budget(&parts.limits) / 8).max(stage::STAGE_BYTES_MIN);
     let stage =
-        Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended())?;
-    parts.pending = (!patches.is_empty()).then_some(patches);
+        Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended(), shown)?;
+    // What the segments show is not forced, and their sums may lack it: the head must not pass it without an epoch.
+    let unforced = shown.is_some_and(|shown| shown.before > log.head()) && !planted("shown-taken-for-forced");
+    parts.pending = (unforced || !patches.is_empty()).then_some(patches);
     parts.live = Some(Live { stage, log });
     Ok(parts)
+}
+
+/// Whether the segments show what the stage says: they lie in the page caches in which they lay then, and nothing was
+/// lost on its way from there. What the system says of that it says once; meanwhile the stage says nothing.
+fn still_shown(
+    stage: &dyn Medium,
+    status: &Status,
+    leftovers: &Leftovers,
+    segments: &[Arc<SegmentState>],
+) -> Result<bool, MediaError> {
+    let (Some(shown), Some(end)) = (leftovers.shown, leftovers.appended) else { return Ok(false) };
+    let inside = (Lsn(status.head.get())..=end).contains(&shown.before);
+    if !inside || (segment::caches(segments) != Some(shown.caches) && !planted("caches-not-compared")) {
+        return Ok(false);
+    }
+    // Before the system is asked: who is told may be killed.
+    if !planted("answer-not-awaited") {
+        leftovers::forget_shown(stage)?;
+    }
+    let lost = |segment: &&Arc<SegmentState>| segment.medium.written_back().is_err();
+    // All are asked: what is not told now would be told to a later force.
+    let lost = segments.iter().filter(lost).count();
+    Ok(lost == 0 || planted("write-back-not-asked"))
 }
 
 /// What the live log holds.
@@ -335,13 +367,13 @@ struct FoundLog {
 fn read_log(
     medium: &dyn Medium,
     status: &Status,
-    end: Option<Lsn>,
+    known: Option<std::ops::Range<Lsn>>,
     segments: &[Arc<SegmentState>],
     missing: &dyn Fn(SegmentId) -> Option<SegmentError>,
 ) -> Result<FoundLog, OpenError> {
     let mut prepared = PreparedTable::new();
     let mut stray = None;
-    let (image, damage) = Image::scan(medium, status, end, |record| {
+    let (image, damage) = Image::scan(medium, status, known, |record| {
         stray = stray.take().or_else(|| stray_range(record, segments));
         prepared::recover(&mut prepared, record);
     })?;
@@ -390,6 +422,8 @@ fn append_leftover(
             true => Ok(()),
             false => leftovers::advance(stage, stamp, log.appended()),
         };
+        // Which a force that fails may tell nobody else.
+        leftovers::forget_shown(stage)?;
         make_room(log, parts, patches, advance)?;
     }
     append(log, Kind::Commit, &[], body)?;
@@ -416,8 +450,10 @@ fn make_room(
 ) -> Result<(), OpenError> {
     log.force()?;
     advance()?;
+    // Not what was laid over the segments alone: of what they show besides, the sums may be missing.
+    let all = Patches::of(Image::read(&**log.medium(), log.capacity(), log.head(), log.forced())?);
     for segment in &parts.segments {
-        patches.apply(segment, caliburn_os::page_size(), |_| {})?;
+        all.apply(segment, caliburn_os::page_size(), |_| {})?;
         segment.sync()?;
     }
     *patches = Patches::none(log.appended());

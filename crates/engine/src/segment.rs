@@ -16,6 +16,7 @@ use caliburn_os::page_size;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -346,6 +347,22 @@ impl SegmentState {
         }
         Ok(damaged)
     }
+}
+
+/// A digest of which page caches the segments lie in, if that can be told of all of them, each is forced through here
+/// alone, and no force of any has failed. Only to be compared with one by the same program.
+pub(crate) fn caches(segments: &[Arc<SegmentState>]) -> Option<u64> {
+    let mut caches: Vec<(u32, [u64; 3])> = Vec::with_capacity(segments.len());
+    for segment in segments {
+        if segment.data == 0 || (segment.forcing.sound().is_err() && !planted("shown-after-a-failed-force")) {
+            return None;
+        }
+        caches.push((segment.id.0, segment.medium.cache()?));
+    }
+    caches.sort_unstable();
+    let mut hasher = DefaultHasher::new();
+    caches.hash(&mut hasher);
+    Some(hasher.finish())
 }
 
 /// A file or device that holds something of Caliburn's is not taken for a new segment or log.

@@ -265,6 +265,11 @@ impl<'t> Held<'t> {
         true
     }
 
+    /// Takes back what [`Held::announce_new`] announced last, before anything was read or stored there.
+    pub fn take_back(&mut self) {
+        self.slot.count.store(self.slot.count.load(Ordering::Relaxed) - 1, Ordering::Release);
+    }
+
     /// Announces all of `region`, where nobody asks for ranges one by one. `first`: no other was announced.
     #[inline(always)]
     pub fn announce_region(&mut self, region: &RegionState, first: bool) {
@@ -628,29 +633,48 @@ impl Reserve {
         self.released.signal();
     }
 
+    /// Whether a transaction that has just announced a range, and neither read nor stored there, must look whether
+    /// its pages are reserved.
+    #[inline(always)]
+    pub fn active(&self) -> bool {
+        barrier::light();
+        self.active.load(Ordering::Acquire) != 0 && !planted("reservation-not-respected")
+    }
+
     /// Called by a transaction that has announced `[start, end)`, before it reads or stores there.
     #[inline(always)]
     pub fn pass(&self, start: usize, end: usize, page: usize) {
-        barrier::light();
-        if self.active.load(Ordering::Acquire) != 0 && !planted("reservation-not-respected") {
-            self.wait(start, end, page);
+        if self.active() {
+            while let Some(seen) = self.meets(start, end, page) {
+                self.released.wait(seen, None);
+            }
         }
     }
 
+    /// As [`Reserve::pass`], for a range that was announced by itself: while it waits, the announcement is taken back,
+    /// so that a page that every transaction changes can be copied, too.
     #[cold]
-    fn wait(&self, start: usize, end: usize, page: usize) {
-        loop {
-            let seen = self.released.count();
-            let active = self.active.load(Ordering::Acquire) as usize;
-            let hit = |p: &AtomicUsize| {
-                let at = p.load(Ordering::Relaxed);
-                at < end && at + page > start
-            };
-            if !self.pages[..active.min(RESERVED)].iter().any(hit) {
-                return;
-            }
+    #[inline(never)]
+    pub fn pass_over(&self, mut held: Held<'_>, region: &RegionState, start: usize, end: usize, page: usize) {
+        while let Some(seen) = self.meets(start, end, page) {
+            held.take_back();
             self.released.wait(seen, None);
+            if !planted("announcement-not-renewed") {
+                held.announce_new(region, start, end);
+            }
+            barrier::light();
         }
+    }
+
+    /// Whether one of these pages is reserved; to be waited for with what is returned.
+    fn meets(&self, start: usize, end: usize, page: usize) -> Option<u32> {
+        let seen = self.released.count();
+        let active = self.active.load(Ordering::Acquire) as usize;
+        let hit = |p: &AtomicUsize| {
+            let at = p.load(Ordering::Relaxed);
+            at < end && at + page > start
+        };
+        self.pages[..active.min(RESERVED)].iter().any(hit).then_some(seen)
     }
 }
 

@@ -289,6 +289,11 @@ impl Shared {
             * u64::from(self.tuning.read().expect("no panic under this lock").truncate_percent)
     }
 
+    /// Bytes of log that the segments do not show at which showing begins.
+    pub fn replay_most(&self) -> u64 {
+        self.live().log.capacity() / 16
+    }
+
     /// Fails the store for good and wakes everybody who waits. The first failure is the one reported.
     pub fn fail(&self, cause: MediaError) -> Failure {
         tracing::error!(%cause, "the store has failed");
@@ -341,6 +346,10 @@ impl Shared {
 
     pub fn grow_segment(&self, state: &SegmentState, len: u64) -> Result<(), SegmentError> {
         self.writable()?;
+        self.force_aside(|| self.grow_file(state, len))
+    }
+
+    fn grow_file(&self, state: &SegmentState, len: u64) -> Result<(), SegmentError> {
         let mut catalog = self.catalog.lock().expect("no panic under this lock");
         self.writable()?;
         if len <= state.len() {
@@ -642,7 +651,7 @@ impl Store {
         if self.shared.undo.is_some() {
             return Ok(());
         }
-        Ok(self.shared.truncate_as_needed()?)
+        Ok(self.shared.truncate_as_needed(false)?)
     }
 
     /// Waits until every committed change is in its segment, and the log empty but for what undecided

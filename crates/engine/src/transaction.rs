@@ -524,7 +524,9 @@ fn declare_redo(
         declare_met(store, held, region, start, len, pages, restore);
         return Ok(());
     }
-    store.reserve.pass(start, end, store.page_size);
+    if store.reserve.active() {
+        store.reserve.pass_over(held.again(), region, start, end, store.page_size);
+    }
     let work = held.work();
     (work.body_bytes, work.page_bytes) = (body_bytes, page_bytes);
     if restore {

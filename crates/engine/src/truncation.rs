@@ -16,6 +16,11 @@
 //!   5 write the copies
 //! ```
 //!
+//! Steps 1 to 5 alone, every so often, are **showing**: the segments, as the page cache has them, come to show what
+//! the log has. The stage tells up to where they do, so that after the death of a process only the rest is replayed.
+//! While segments are being forced nothing is vouched for: of a page that was lost on its way to the medium
+//! the system tells whoever forces, once.
+//!
 //! The same thread keeps private pages within the memory budget: a page whose segment has the same bytes
 //! is given back to the system.
 
@@ -23,25 +28,34 @@ use crate::error::Failure;
 use crate::pages::{Descriptor, PageId};
 use crate::patches::Patches;
 use crate::region::RegionState;
-use crate::segment::SegmentState;
+use crate::segment::{self, SegmentState};
 use crate::slot::RESERVED;
 use crate::store::{Shared, gate};
 use caliburn_log::format::Lsn;
 use caliburn_log::image::Image;
+use caliburn_log::leftovers::Shown;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
-use caliburn_os::sync::{Mutex, MutexGuard};
+use caliburn_os::sync::{Mutex, MutexGuard, SCHEDULED};
 use caliburn_os::{map, span};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Pages that are copied before the log is forced for them.
+const BATCH: usize = 16 * RESERVED;
+
+/// How often it is looked whether those who have declared reserved pages have ended: some microseconds.
+const PATIENCE: u32 = if SCHEDULED { 1 } else { 200 };
+
 /// State and counters of truncation.
 #[derive(Default)]
 pub(crate) struct Truncation {
-    lock: Mutex<()>,
+    lock: Mutex<Unforced>,
     wake: Event,
+    /// End of the log when showing began last.
+    shown: AtomicU64,
     /// Signalled when private pages were given back.
     relief: Event,
     pub incremental: AtomicU64,
@@ -55,6 +69,28 @@ impl Truncation {
     pub fn wake_all(&self) {
         self.wake.signal();
         self.relief.signal();
+    }
+}
+
+/// The segments that were written to and not forced since.
+#[derive(Debug, Default)]
+pub(crate) struct Unforced(BTreeMap<u32, Arc<SegmentState>>);
+
+/// A page that is to be copied.
+struct Mapped {
+    descriptor: Descriptor,
+    region: Arc<RegionState>,
+}
+
+impl Mapped {
+    fn address(&self, size: usize) -> usize {
+        self.region.base + (self.descriptor.page.number * size as u64 - self.region.start) as usize
+    }
+
+    /// Whether the other one is the next of the same region.
+    fn precedes(&self, next: &Mapped) -> bool {
+        Arc::ptr_eq(&self.region, &next.region)
+            && self.descriptor.page.number + 1 == next.descriptor.page.number
     }
 }
 
@@ -73,7 +109,7 @@ enum Outcome {
 type Filter<'a> = &'a dyn Fn(PageId) -> bool;
 
 impl Shared {
-    pub(crate) fn lock_truncation(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock_truncation(&self) -> MutexGuard<'_, Unforced> {
         self.truncation.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -81,50 +117,61 @@ impl Shared {
         self.truncation.wake.signal();
     }
 
-    /// The background thread's life.
+    /// The background thread's life. What recovery has left to it waits, so that the program gets going first.
     pub(crate) fn run_truncation(&self) {
+        // Whoever called before this thread came has called.
+        let (mut seen, mut appended) = (0, self.live().log.appended());
         loop {
-            let seen = self.truncation.wake.count();
+            let pending = self.pending.read().expect("no panic under this lock").is_some();
+            let private = self.lock_pages().private() > 0;
+            let limit = Duration::from_millis(if self.unshown() > 0 && !pending { 100 } else { 500 });
+            self.truncation.wake.wait(seen, (pending || private).then_some(limit));
+            seen = self.truncation.wake.count();
             if self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0 {
                 return;
             }
+            let before = std::mem::replace(&mut appended, self.live().log.appended());
             // A failure is remembered by the store and ends the loop.
-            let _ = self.truncate_as_needed();
-            let limit = (self.lock_pages().private() > 0).then_some(Duration::from_millis(500));
-            self.truncation.wake.wait(seen, limit);
+            let _ = self.truncate_as_needed(before == appended);
         }
     }
 
-    pub(crate) fn truncate_as_needed(&self) -> Result<(), Failure> {
+    /// `idle`: nothing was appended for a while, so that all can be shown.
+    pub(crate) fn truncate_as_needed(&self, idle: bool) -> Result<(), Failure> {
         let log = &self.live().log;
-        let guard = self.lock_truncation();
+        let unforced = &mut *self.lock_truncation();
         if self.pending.read().expect("no panic under this lock").is_some() {
-            self.epoch(&guard)?;
+            self.epoch(unforced)?;
+        }
+        if !self.declared_only && self.unshown() > if idle { 0 } else { self.replay_most() } {
+            self.truncation.shown.store(log.appended().0, Ordering::Relaxed);
+            self.write_pages(unforced, log.appended(), &|_| true)?;
+            self.show();
         }
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
         if log.used() > self.truncation_threshold() || starved() {
             // Leave the newest quarter, whose pages will change again, unless somebody waits for space.
             let spare = if starved() { 0 } else { log.capacity() / 4 };
             let goal = Lsn(log.appended().0.saturating_sub(spare).max(log.head().0));
-            let outcome = self.incremental(&guard, goal, &|_| true)?;
+            let outcome = self.incremental(unforced, goal, &|_| true)?;
             let critical = log.used() > log.capacity() / 10 * 8 || starved();
             if (outcome != Outcome::Done && critical) || starved() {
-                self.epoch(&guard)?;
+                self.epoch(unforced)?;
             }
         }
-        self.relieve(&guard)
+        self.relieve(unforced)
     }
 
     /// Brings every committed change so far to its segment.
     pub(crate) fn truncate_all(&self) -> Result<(), Failure> {
         self.flush_all()?;
-        let guard = self.lock_truncation();
+        let unforced = &mut *self.lock_truncation();
         if self.pending.read().expect("no panic under this lock").is_some() {
-            self.epoch(&guard)?;
+            self.epoch(unforced)?;
         }
         let goal = self.live().log.forced();
-        if self.incremental(&guard, goal, &|_| true)? != Outcome::Done {
-            self.epoch(&guard)?;
+        if self.incremental(unforced, goal, &|_| true)? != Outcome::Done {
+            self.epoch(unforced)?;
         }
         Ok(())
     }
@@ -132,121 +179,164 @@ impl Shared {
     /// Brings a region's committed changes to its segment, so that it can be mapped anew.
     pub(crate) fn write_region(&self, region: &RegionState) -> Result<(), Failure> {
         self.flush_all()?;
-        let guard = self.lock_truncation();
+        let unforced = &mut *self.lock_truncation();
         let page = self.page_size as u64;
         let (segment, numbers) = (region.segment.id, region.pages(page));
         let inside = |p: PageId| p.segment == segment && numbers.contains(&p.number);
-        let blocked = self.incremental(&guard, Lsn(u64::MAX), &inside)? != Outcome::Done;
+        let blocked = self.incremental(unforced, Lsn(u64::MAX), &inside)? != Outcome::Done;
         // What recovery laid over the region must not be laid over a later mapping again.
         if blocked || self.pending.read().expect("no panic under this lock").is_some() {
-            self.epoch(&guard)?;
+            self.epoch(unforced)?;
         }
         Ok(())
     }
 
-    /// Writes pages of records before `goal` until none is left, or only blocked ones.
+    /// How much of the log the segments may not show yet, for all that the page queue says.
+    pub(crate) fn unshown(&self) -> u64 {
+        self.live().log.appended().0.saturating_sub(self.truncation.shown.load(Ordering::Relaxed))
+    }
+
+    /// Incremental truncation of pages of records before `goal`.
     fn incremental(
         &self,
-        guard: &MutexGuard<'_, ()>,
+        unforced: &mut Unforced,
         goal: Lsn,
         filter: Filter<'_>,
     ) -> Result<Outcome, Failure> {
         if self.declared_only {
-            return self.epoch(guard).map(|()| Outcome::Done);
+            return self.epoch(unforced).map(|()| Outcome::Done);
         }
-        let mut blocked = BTreeSet::new();
-        let mut touched = BTreeMap::new();
-        let mut outcome = Outcome::Done;
+        let outcome = self.write_pages(unforced, goal, filter)?;
+        if !unforced.0.is_empty() {
+            self.truncation.incremental.fetch_add(1, Ordering::Relaxed);
+        }
+        self.force_segments(unforced)?;
+        self.move_head()?;
+        Ok(outcome)
+    }
+
+    /// Writes pages of records before `goal` until none is left, or only blocked ones.
+    fn write_pages(
+        &self,
+        unforced: &mut Unforced,
+        goal: Lsn,
+        filter: Filter<'_>,
+    ) -> Result<Outcome, Failure> {
+        let (mut blocked, mut buffer) = (BTreeSet::new(), Vec::new());
         loop {
-            let batch = self.lock_pages().take(RESERVED, goal, |p| filter(p) && !blocked.contains(&p));
+            let batch = self.lock_pages().take(BATCH, goal, |p| filter(p) && !blocked.contains(&p));
             if batch.is_empty() {
                 break;
             }
-            if !self.write_batch(guard, batch, &mut blocked, &mut touched)? {
-                outcome = Outcome::Starved;
-                break;
+            if !self.write_batch(unforced, batch, &mut buffer, &mut blocked)? {
+                return Ok(Outcome::Starved);
             }
         }
-        if !touched.is_empty() {
-            self.truncation.incremental.fetch_add(1, Ordering::Relaxed);
+        if blocked.is_empty() {
+            return Ok(Outcome::Done);
         }
-        if planted("head-before-segments") {
-            self.move_head()?;
-        }
-        for segment in touched.values() {
-            segment.sync().map_err(|e| self.fail(e))?;
-        }
-        self.move_head()?;
-        if outcome == Outcome::Done && !blocked.is_empty() {
-            self.truncation.pages_blocked.fetch_add(blocked.len() as u64, Ordering::Relaxed);
-            outcome = Outcome::Blocked;
-        }
-        Ok(outcome)
+        self.truncation.pages_blocked.fetch_add(blocked.len() as u64, Ordering::Relaxed);
+        Ok(Outcome::Blocked)
     }
 
     /// Steps 1 to 5 for one batch. False if the log could not be forced for want of space.
     fn write_batch(
         &self,
-        _guard: &MutexGuard<'_, ()>,
+        unforced: &mut Unforced,
         batch: Vec<Descriptor>,
+        buffer: &mut Vec<u8>,
         blocked: &mut BTreeSet<PageId>,
-        touched: &mut BTreeMap<u32, Arc<SegmentState>>,
     ) -> Result<bool, Failure> {
-        let page = self.page_size;
-        let mut mapped: Vec<(Descriptor, Arc<RegionState>, usize)> = Vec::with_capacity(batch.len());
-        let mut kept = Vec::new();
-        for descriptor in batch {
-            let offset = descriptor.page.number * page as u64;
-            match self.region_of(descriptor.page.segment, offset) {
-                Some(region) => {
-                    let address = region.base + (offset - region.start) as usize;
-                    mapped.push((descriptor, region, address));
-                }
-                None => kept.push(descriptor),
-            }
-        }
-        mapped.sort_by_key(|(d, ..)| d.page);
-
-        let mut copies = vec![0u8; mapped.len() * page];
-        let addresses: Vec<usize> = mapped.iter().map(|(.., address)| *address).collect();
-        let mut copied = Vec::with_capacity(mapped.len());
-        self.reserve.reserve(&addresses);
-        for ((descriptor, region, address), copy) in mapped.iter().zip(copies.chunks_exact_mut(page)) {
-            let declared = self.slots.iter().any(|(_, slot)| slot.touches(*address, address + page));
-            if declared && !planted("uncommitted-page-written") {
-                kept.push(*descriptor);
-            } else {
-                // SAFETY: the page lies in the region, which cannot be unmapped while we hold the truncation
-                // lock (Shared::unmap takes it first); `copy` is a page of our own.
-                unsafe { span::copy(region.pointer(*address), copy.as_mut_ptr(), page) };
-                copied.push((*descriptor, region, &*copy));
-            }
-        }
-        self.reserve.release();
+        let (mapped, mut kept) = self.find_pages(batch);
+        let copied = self.copy_pages(mapped, buffer, &mut kept);
         blocked.extend(kept.iter().map(|d| d.page));
 
         if !copied.is_empty() && !planted("page-before-its-record") && !self.force_to_now()? {
-            kept.extend(copied.iter().map(|(d, ..)| *d));
+            kept.extend(copied.iter().map(|page| page.descriptor));
             self.lock_pages().put_back(&sorted(kept));
             return Ok(false);
         }
-        for (descriptor, region, copy) in &copied {
-            let id = descriptor.page.segment;
-            let segment = self.segment_state(id).expect("a mapped segment is open");
-            // Not what lies beyond the region in its last page, which the segment may have by now.
-            let bytes = &copy[..page.min((region.end() - descriptor.page.number * page as u64) as usize)];
-            segment.write(descriptor.page.number * page as u64, bytes).map_err(|e| self.fail(e))?;
-            touched.entry(id.0).or_insert(segment);
-        }
+        self.write_copies(unforced, &copied, buffer)?;
         self.truncation.pages_written.fetch_add(copied.len() as u64, Ordering::Relaxed);
         let mut pages = self.lock_pages();
-        for (descriptor, ..) in &copied {
-            pages.cleaned(descriptor.page);
+        for page in &copied {
+            pages.cleaned(page.descriptor.page);
         }
         if !planted("blocked-page-forgotten") {
             pages.put_back(&sorted(kept));
         }
         Ok(true)
+    }
+
+    /// The pages that are mapped, in their order, and the others.
+    fn find_pages(&self, batch: Vec<Descriptor>) -> (Vec<Mapped>, Vec<Descriptor>) {
+        let mut mapped = Vec::with_capacity(batch.len());
+        let mut others = Vec::new();
+        for descriptor in batch {
+            let offset = descriptor.page.number * self.page_size as u64;
+            match self.region_of(descriptor.page.segment, offset) {
+                Some(region) => mapped.push(Mapped { descriptor, region }),
+                None => others.push(descriptor),
+            }
+        }
+        mapped.sort_by_key(|page| page.descriptor.page);
+        (mapped, others)
+    }
+
+    /// Steps 1 to 3: copies the pages that nobody has declared, one behind the other. `kept`: the others.
+    fn copy_pages(
+        &self,
+        mapped: Vec<Mapped>,
+        buffer: &mut Vec<u8>,
+        kept: &mut Vec<Descriptor>,
+    ) -> Vec<Mapped> {
+        let size = self.page_size;
+        let mut copied: Vec<Mapped> = Vec::with_capacity(mapped.len());
+        buffer.resize(buffer.len().max(mapped.len() * size), 0);
+        let mut mapped = mapped.into_iter().peekable();
+        while mapped.peek().is_some() {
+            let group: Vec<Mapped> = mapped.by_ref().take(RESERVED).collect();
+            let addresses: Vec<usize> = group.iter().map(|page| page.address(size)).collect();
+            self.reserve.reserve(&addresses);
+            let mut patience = PATIENCE;
+            for (page, address) in group.into_iter().zip(addresses) {
+                let declared = || self.slots.iter().any(|(_, slot)| slot.touches(address, address + size));
+                // Nobody declares it any more: who has may be about to end.
+                while patience > 0 && declared() {
+                    patience -= 1;
+                    std::hint::spin_loop();
+                }
+                if declared() && !planted("uncommitted-page-written") {
+                    kept.push(page.descriptor);
+                    continue;
+                }
+                let copy = &mut buffer[copied.len() * size..][..size];
+                // SAFETY: the page lies in the region, which cannot be unmapped while we hold the truncation
+                // lock (Shared::unmap takes it first); `copy` is a page of our own.
+                unsafe { span::copy(page.region.pointer(address), copy.as_mut_ptr(), size) };
+                copied.push(page);
+            }
+            self.reserve.release();
+        }
+        copied
+    }
+
+    /// Step 5: writes the copies, neighbours at once.
+    fn write_copies(&self, unforced: &mut Unforced, copied: &[Mapped], buffer: &[u8]) -> Result<(), Failure> {
+        let size = self.page_size;
+        let mut rest = buffer;
+        for run in copied.chunk_by(|a, b| a.precedes(b)) {
+            let (bytes, after) = rest.split_at(run.len() * size);
+            rest = after;
+            let (id, region) = (run[0].descriptor.page.segment, &run[0].region);
+            let offset = run[0].descriptor.page.number * size as u64;
+            // Not what lies beyond the region in its last page, which the segment may have by now.
+            let bytes = &bytes[..bytes.len().min((region.end() - offset) as usize)];
+            let segment = self.segment_state(id).expect("a mapped segment is open");
+            segment.write(offset, bytes).map_err(|e| self.fail(e))?;
+            unforced.0.entry(id.0).or_insert(segment);
+        }
+        Ok(())
     }
 
     /// Forces every commit so far. False if somebody waits for log space, or we would have to.
@@ -274,24 +364,64 @@ impl Shared {
         }
     }
 
+    /// Step 6.
+    fn force_segments(&self, unforced: &mut Unforced) -> Result<(), Failure> {
+        if planted("head-before-segments") {
+            self.move_head()?;
+        }
+        if !unforced.0.is_empty() && !planted("shown-while-forcing") {
+            self.live().stage.show(None);
+        }
+        for segment in unforced.0.values() {
+            segment.sync().map_err(|e| self.fail(e))?;
+        }
+        unforced.0.clear();
+        Ok(())
+    }
+
+    /// Forces a segment outside of truncation.
+    pub(crate) fn force_aside<E>(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let Some(live) = &self.live else { return force() };
+        let _truncation = self.lock_truncation();
+        if !planted("shown-while-growing") {
+            live.stage.show(None);
+        }
+        force()?;
+        self.show();
+        Ok(())
+    }
+
     /// Step 7. The head stops at the first record that the page queue or a prepared transaction needs.
     fn move_head(&self) -> Result<(), Failure> {
         let log = &self.live().log;
-        if self.pending.read().expect("no panic under this lock").is_some() {
-            return Ok(());
-        }
-        let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
-        let oldest = self.lock_pages().oldest().min(prepared);
-        let head = oldest.min(log.forced());
+        let Some(head) = self.first_unshown() else { return Ok(()) };
         if head > log.head() {
             log.advance_head(head).map_err(|e| self.fail(e))?;
         }
         self.space.signal();
+        self.show();
         Ok(())
     }
 
+    /// The first record that the segments may not show: the log found at opening not at all.
+    fn first_unshown(&self) -> Option<Lsn> {
+        if self.pending.read().expect("no panic under this lock").is_some() {
+            return None;
+        }
+        let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
+        Some(self.lock_pages().oldest().min(prepared).min(self.live().log.forced()))
+    }
+
+    /// Tells the stage up to where the segments show the log.
+    fn show(&self) {
+        let Some(before) = self.first_unshown() else { return };
+        let before = if planted("all-shown") { self.live().log.forced() } else { before };
+        let segments = self.segments.read().expect("no panic under this lock");
+        self.live().stage.show(segment::caches(&segments).map(|caches| Shown { before, caches }));
+    }
+
     /// Epoch truncation: applies all of the forced log. The shared path of recovery and truncation.
-    fn epoch(&self, _guard: &MutexGuard<'_, ()>) -> Result<(), Failure> {
+    fn epoch(&self, unforced: &mut Unforced) -> Result<(), Failure> {
         let log = &self.live().log;
         // First the queue, then the end of the epoch: all that was queued lies before it.
         let taken = self.lock_pages().take_all();
@@ -309,9 +439,9 @@ impl Shared {
                 patches
                     .apply(&segment, self.page_size, |number| numbers.push(number))
                     .map_err(|e| self.fail(e))?;
-                segment.sync().map_err(|e| self.fail(e))?;
                 self.truncation.pages_written.fetch_add(numbers.len() as u64, Ordering::Relaxed);
                 self.note_mapped(&segment, &numbers);
+                unforced.0.entry(id.0).or_insert(segment);
             }
             self.truncation.epochs.fetch_add(1, Ordering::Relaxed);
         }
@@ -319,6 +449,7 @@ impl Shared {
             let mut pages = self.lock_pages();
             taken.into_iter().for_each(|page| pages.cleaned(page));
         }
+        self.force_segments(unforced)?;
         self.pending.write().expect("no panic under this lock").take_if(|p| p.tail() <= end);
         self.move_head()
     }
@@ -356,7 +487,7 @@ impl Shared {
             }
             if self.alone() {
                 // A failure is remembered by the store.
-                let _ = self.truncate_as_needed();
+                let _ = self.truncate_as_needed(false);
                 continue;
             }
             self.wake_truncation();
@@ -365,7 +496,7 @@ impl Shared {
     }
 
     /// Gives private pages back until half of the budget is free, or all if the system is short.
-    fn relieve(&self, guard: &MutexGuard<'_, ()>) -> Result<(), Failure> {
+    fn relieve(&self, unforced: &mut Unforced) -> Result<(), Failure> {
         let page = self.page_size as u64;
         let budget = self.memory_budget();
         let private = {
@@ -380,8 +511,8 @@ impl Shared {
             self.drop_clean(target)?;
             if self.lock_pages().private() * page > target {
                 let goal = self.live().log.appended();
-                if self.incremental(guard, goal, &|_| true)? == Outcome::Starved {
-                    self.epoch(guard)?;
+                if self.incremental(unforced, goal, &|_| true)? == Outcome::Starved {
+                    self.epoch(unforced)?;
                 }
                 self.drop_clean(target)?;
             }
@@ -459,4 +590,58 @@ impl Shared {
 fn sorted(mut descriptors: Vec<Descriptor>) -> Vec<Descriptor> {
     descriptors.sort_by_key(|d| d.lsn);
     descriptors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Class, Mode, Store};
+    use caliburn_log::leftovers::Leftovers;
+    use caliburn_os::medium::{Files, Media};
+
+    /// What a process that finds the store now would be told of what the segments show.
+    fn told(store: &Store) -> Option<Shown> {
+        let stage = Files.open(&store.path().join("stage"), false).unwrap();
+        Leftovers::read(&*stage, &store.shared.id, &Files.boot_id().unwrap()).unwrap().shown
+    }
+
+    #[test]
+    fn what_was_committed_is_shown_up_to_what_is_still_declared() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = Store::options();
+        let store =
+            options.create(true).log_bytes(1 << 20).background(false).open(dir.path().join("s")).unwrap();
+        let segment = store.create_segment("data", 1 << 20).unwrap();
+        let region = segment.map_all().unwrap();
+        if segment.state.medium.cache().is_none() {
+            eprintln!("not tested: of this file system nothing can be told after a process is gone");
+            return;
+        }
+        let commit = |at: usize| {
+            let mut tx = store.begin(Mode::Restore).unwrap();
+            tx.write(&region, at, &[7; 3000]).unwrap();
+            tx.commit(Class::Process).unwrap();
+        };
+        // The log begins at 0, which says that nothing is known.
+        commit(8192);
+        store.tend_flush(false).unwrap();
+        commit(0);
+        let mut open = store.begin(Mode::Restore).unwrap();
+        open.write(&region, 0, &[8; 8]).unwrap();
+        store.tend_flush(false).unwrap();
+        let first = store.shared.live().log.appended();
+        (1..40).for_each(|page| commit(page * 8192));
+        store.tend_flush(false).unwrap();
+        store.tend_truncation().unwrap();
+        let log = &store.shared.live().log;
+        assert!(log.used() > 100_000 && log.head() < first, "the head has moved");
+        let shown = told(&store).expect("more than a sixteenth of the log was not shown");
+        assert!(shown.before < first, "a declared page is said to be shown");
+        open.abort();
+        (40..70).for_each(|page| commit(page * 8192));
+        store.tend_flush(false).unwrap();
+        store.tend_truncation().unwrap();
+        assert_eq!(told(&store).unwrap().before, log.appended());
+        assert!(log.head() < first, "the head has moved");
+    }
 }

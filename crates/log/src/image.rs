@@ -7,11 +7,14 @@ use crate::record::{Decoded, FRAME, Record, decode};
 use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
+use std::ops::Range;
 use std::path::PathBuf;
 use zerocopy::FromBytes;
 
 /// How much is read at a time.
 const STEP: u64 = 4 << 20;
+/// How much behind the known end of a log.
+const PEEK: u64 = 64 << 10;
 
 /// A gap in the part of a log that had been forced.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -55,30 +58,34 @@ impl Image {
     }
 
     /// Reads from the head of a log until its tail, calling `each` with every valid record. Damage is
-    /// returned beside the part that precedes it. `known` is where the log ends, if a stage of this boot
-    /// tells; else it ends at the first invalid record, and the rest of the ring is searched for proof of damage.
+    /// returned beside the part that precedes it. `known` is what is to be read of the log, and where it ends, if a
+    /// stage of this boot tells; what precedes it was forced. Else the log is read from its head and ends at the
+    /// first invalid record, and the rest of the ring is searched for proof of damage.
     pub fn scan(
         medium: &dyn Medium,
         status: &Status,
-        known: Option<Lsn>,
+        known: Option<Range<Lsn>>,
         mut each: impl FnMut(&Record<'_>),
     ) -> Result<(Image, Option<Damage>), MediaError> {
         let (head, capacity) = (Lsn(status.head.get()), status.capacity.get());
         let known = known.filter(|_| !planted("frontier-ignored"));
-        let most = known.map_or(capacity, |end| end.0.saturating_sub(head.0).min(capacity));
+        let from = known.as_ref().map_or(head, |known| known.start.max(head));
+        let room = (head.0 + capacity).saturating_sub(from.0);
+        let most = known.as_ref().map_or(room, |known| known.end.0.saturating_sub(from.0).min(room));
         let mut scan = Scan {
             medium,
             status,
+            from,
             // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
-            bytes: buffer(medium, capacity)?,
+            bytes: buffer(medium, room)?,
             have: 0,
             at: 0,
             incarnation: 0,
-            forced: Lsn(status.forced.get()),
+            forced: Lsn(status.forced.get()).max(from),
         };
-        while scan.next(most, &mut each)? {}
-        let (end, tail) = (scan.at, Lsn(head.0 + scan.at));
-        let needed = known.unwrap_or_default().max(scan.forced);
+        while scan.next(most, STEP, &mut each)? {}
+        let (end, tail) = (scan.at, Lsn(from.0 + scan.at));
+        let needed = known.as_ref().map_or(Lsn(0), |known| known.end).max(scan.forced);
         let damage = if needed > tail {
             Some(damage_at(medium, capacity, tail, needed))
         } else if status.clean == 1 {
@@ -86,13 +93,13 @@ impl Image {
         } else if known.is_some() {
             // What lies here was not committed; but its own words may tell that more was forced than the stage
             // knows of.
-            while scan.next(capacity, |_| {})? {}
+            while scan.next(room, PEEK, |_| {})? {}
             None
         } else {
             find_damage(medium, status, &mut scan.bytes, scan.have, end, scan.incarnation)?
         };
         scan.bytes.truncate(end as usize);
-        Ok((Image { head, bytes: scan.bytes, forced: scan.forced }, damage))
+        Ok((Image { head: from, bytes: scan.bytes, forced: scan.forced }, damage))
     }
 
     /// How far the log is known to have been forced: a status page or a record says so.
@@ -151,10 +158,12 @@ impl Image {
 struct Scan<'m> {
     medium: &'m dyn Medium,
     status: &'m Status,
+    /// Where it begins.
+    from: Lsn,
     bytes: Buffer,
     /// How much was read.
     have: u64,
-    /// Where the next record is, from the head.
+    /// Where the next record is, from `from`.
     at: u64,
     /// That of the last record: none that follows has an older one.
     incarnation: u32,
@@ -163,10 +172,11 @@ struct Scan<'m> {
 }
 
 impl Scan<'_> {
-    /// Goes past the next record, if there is a valid one that ends before `most`.
-    fn next(&mut self, most: u64, mut each: impl FnMut(&Record<'_>)) -> Result<bool, MediaError> {
-        let (head, capacity) = (self.status.head.get(), self.status.capacity.get());
-        let lsn = Lsn(head + self.at);
+    /// Goes past the next record, if there is a valid one that ends before `most`; what must be read for that is, in
+    /// steps.
+    fn next(&mut self, most: u64, step: u64, mut each: impl FnMut(&Record<'_>)) -> Result<bool, MediaError> {
+        let (capacity, room) = (self.status.capacity.get(), self.bytes.len() as u64);
+        let lsn = Lsn(self.from.0 + self.at);
         if lsn.0 >= self.status.opened.get() && !planted("opening-forgotten") {
             self.incarnation = self.incarnation.max(self.status.incarnation.get());
         }
@@ -180,10 +190,10 @@ impl Scan<'_> {
                     self.at += record.len();
                     return Ok(true);
                 }
-                Decoded::Longer(needed) if self.have < capacity && self.at + needed <= capacity => {
-                    let more = needed.max(STEP).min(capacity - self.have);
+                Decoded::Longer(needed) if self.have < room && self.at + needed <= room => {
+                    let more = step.min(most - self.at).max(needed).min(room - self.have);
                     let target = &mut self.bytes[self.have as usize..(self.have + more) as usize];
-                    read_ring(self.medium, capacity, Lsn(head + self.have), target)?;
+                    read_ring(self.medium, capacity, Lsn(self.from.0 + self.have), target)?;
                     self.have += more;
                 }
                 _ => break,

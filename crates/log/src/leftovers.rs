@@ -2,8 +2,8 @@
 //! log ends. Recovery reads it, `check` too; nobody has it mapped.
 
 use crate::format::{
-    self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC,
-    STAGE_MAKING, StageHeader,
+    self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CACHES, STAGE_CURRENT, STAGE_FRONTIERS,
+    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, StageHeader,
 };
 use crate::log::MediaError;
 use crate::record::well_formed;
@@ -12,6 +12,7 @@ use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use zerocopy::FromBytes;
 
@@ -33,6 +34,15 @@ pub enum StageError {
     },
 }
 
+/// What the segments show of the log, forced or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown {
+    /// All before this position.
+    pub before: Lsn,
+    /// As long as they lie in these page caches: a digest.
+    pub caches: u64,
+}
+
 /// What a stage holds beyond the log.
 #[derive(Debug, Default)]
 pub struct Leftovers {
@@ -44,12 +54,14 @@ pub struct Leftovers {
     /// Where the log ends. Since the stage is of this boot, all of it must be there, forced or not, and what
     /// was written beyond is in the stage, or was never committed.
     pub appended: Option<Lsn>,
+    /// What the segments show, if it is known.
+    pub shown: Option<Shown>,
 }
 
 impl Leftovers {
     /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
     pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers, StageError> {
-        let Some((header, folded, appended)) = header(medium, store, boot)? else {
+        let Some(Header { header, folded, appended, shown }) = header(medium, store, boot)? else {
             return Ok(Leftovers::default());
         };
         let read = |offset, len| read(medium, offset, len);
@@ -84,7 +96,13 @@ impl Leftovers {
         if !planted("leftovers-unsorted") {
             found.sort_by_key(|(stamp, _)| *stamp);
         }
-        Ok(Leftovers { path: medium.path().to_owned(), records: found, last, appended: Some(appended) })
+        let path = medium.path().to_owned();
+        Ok(Leftovers { path, records: found, last, appended: Some(appended), shown })
+    }
+
+    /// What of the log has to be replayed, if the stage tells.
+    pub fn live(&self) -> Option<Range<Lsn>> {
+        Some(self.shown.map_or(Lsn(0), |shown| shown.before)..self.appended?)
     }
 
     /// Refuses a stage whose frontier lies before what its log says was forced ([`Image::forced`]). A process that
@@ -118,8 +136,15 @@ fn read(medium: &dyn Medium, offset: u64, len: usize) -> Result<Vec<u8>, StageEr
     }
 }
 
-/// The header and the frontier of a stage of this boot.
-fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<(StageHeader, u64, Lsn)>, StageError> {
+/// The first block of a stage of this boot.
+struct Header {
+    header: StageHeader,
+    folded: u64,
+    appended: Lsn,
+    shown: Option<Shown>,
+}
+
+fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, StageError> {
     if medium.len().map_err(|e| MediaError::new("measure the stage", medium, 0, e))? == 0 {
         return Ok(None);
     }
@@ -143,12 +168,13 @@ fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<(StageHea
         Ok(_) => {}
     }
     let (folded, appended) = frontier(&block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
-    Ok(Some((header, folded, appended)))
+    let shown = Shown { before: Lsn(word(&block, STAGE_SHOWN)), caches: word(&block, STAGE_CACHES) };
+    Ok(Some(Header { header, folded, appended, shown: (shown.before > Lsn(0)).then_some(shown) }))
 }
 
 /// Where the log ends, if a stage of this boot tells. It may be in use.
 pub fn log_end(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Lsn>, StageError> {
-    Ok(header(medium, store, boot)?.map(|(_, _, appended)| appended))
+    Ok(header(medium, store, boot)?.map(|found| found.appended))
 }
 
 fn word(block: &[u8], at: usize) -> u64 {
@@ -160,6 +186,12 @@ fn frontier(block: &[u8]) -> Result<(u64, Lsn), Defect> {
         Some(at) => Ok((word(block, *at), Lsn(word(block, at + 8)))),
         None => Err(Defect::Value("it does not say which of its frontiers counts".into())),
     }
+}
+
+/// From now on nothing is known of what the segments show. For a stage that is not mapped.
+pub fn forget_shown(medium: &dyn Medium) -> Result<(), MediaError> {
+    let fail = |e| MediaError::new("write the stage", medium, STAGE_SHOWN as u64, e);
+    medium.write_at(&[0; 8], STAGE_SHOWN as u64).map_err(fail)
 }
 
 /// Moves the frontier of a stage that is not mapped: what is stamped before `folded` is in the log, which

@@ -39,9 +39,10 @@
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
 use crate::format::{
-    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC,
-    STAGE_MAKING, SegmentId, StageHeader, StagedHeader, padded,
+    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CACHES, STAGE_CURRENT, STAGE_FRONTIERS,
+    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, SegmentId, StageHeader, StagedHeader, padded,
 };
+use crate::leftovers::Shown;
 use crate::log::MediaError;
 use caliburn_os::barrier;
 use caliburn_os::clock::Clock;
@@ -172,7 +173,8 @@ pub(crate) fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> 
 
 impl Stage {
     /// Takes a medium for a new, empty stage of `bytes`, forgetting what it held: to be called when the
-    /// leftovers are in the log, which ends at `appended`. `floor` is a stamp that all new ones must exceed.
+    /// leftovers are in the log, which ends at `appended`. `floor` is a stamp that all new ones must exceed. What
+    /// was known of the segments it goes on saying if `shown` says so.
     pub fn open(
         medium: &dyn Medium,
         store: Id,
@@ -180,6 +182,7 @@ impl Stage {
         bytes: u64,
         floor: u64,
         appended: Lsn,
+        shown: Option<Shown>,
     ) -> Result<Stage, MediaError> {
         let fail = |action| move |e| MediaError::new(action, medium, 0, e);
         let page = caliburn_os::page_size();
@@ -200,6 +203,10 @@ impl Stage {
         for chunk in 0..CHUNKS {
             let at = (BLOCK + chunk * chunk_bytes) as u64;
             medium.write_at(&[0; 8], at).map_err(fail("write the stage"))?;
+        }
+        if !planted("shown-kept") {
+            let words = shown.map_or([0; 2], |shown| [shown.before.0, shown.caches]).map(u64::to_ne_bytes);
+            medium.write_at(&words.concat(), STAGE_SHOWN as u64).map_err(fail("write the stage"))?;
         }
         medium.write_at(&boot, STAGE_BOOT as u64).map_err(fail("write the stage"))?;
         medium.write_at(&block, 0).map_err(fail("write the stage"))?;
@@ -265,6 +272,15 @@ impl Stage {
         set(self.word(target), folded.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
         set(self.word(target + 8), appended.0);
         set(self.word(STAGE_CURRENT), next);
+    }
+
+    /// Says what the segments show from now on, or that it is not known. Only for whoever truncates.
+    pub fn show(&self, shown: Option<Shown>) {
+        set(self.word(STAGE_SHOWN), 0);
+        if let Some(shown) = shown {
+            set(self.word(STAGE_CACHES), shown.caches);
+            set(self.word(STAGE_SHOWN), shown.before.0);
+        }
     }
 
     fn chunk(&self, chunk: u32) -> *mut u8 {
@@ -583,7 +599,7 @@ mod tests {
     fn what_was_published_and_not_folded_is_left_over_in_commit_order() {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
-        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
+        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         let put_by_another =
             |value| std::thread::scope(|scope| scope.spawn(|| put(&stage, value)).join().unwrap());
         for value in 0..10 {
@@ -617,7 +633,7 @@ mod tests {
         fn what_is_left_over_is_what_was_not_folded(steps in vec((0..10u8, 1..60u64), 1..60)) {
             let dir = tempfile::tempdir().unwrap();
             let medium = medium(&dir);
-            let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
+            let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
             let (mut waiting, mut next) = (Vec::new(), 0);
             for (what, count) in steps {
                 let mut put_some = || for _ in 0..count {
@@ -653,7 +669,7 @@ mod tests {
     fn a_committer_that_dies_before_publishing_hides_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
-        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
+        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         put(&stage, 1).unwrap();
         let die =
             || stage.append(ordinal::current(), 24, false, |_| panic!("killed between stamp and publish"));
@@ -666,7 +682,7 @@ mod tests {
     #[test]
     fn a_full_stage_says_so_and_goes_on_after_a_fold() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0)).unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         let mut count = 0;
         while put(&stage, count).is_some() {
             count += 1;
@@ -687,7 +703,7 @@ mod tests {
     #[test]
     fn the_horizon_misses_no_commit_that_returned() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = &Stage::open(&*medium(&dir), STORE, BOOT, 4 << 20, 0, Lsn(0)).unwrap();
+        let stage = &Stage::open(&*medium(&dir), STORE, BOOT, 4 << 20, 0, Lsn(0), None).unwrap();
         // Committers that force and that do not, in turns.
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {

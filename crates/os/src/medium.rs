@@ -52,6 +52,16 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn volatile(&self) -> bool {
         false
     }
+    /// Which page cache holds what was written to it: another one after the file system was mounted again, which
+    /// may have lost what was not forced. None where that, or [`Medium::written_back`], can't be told.
+    fn cache(&self) -> Option<[u64; 3]> {
+        None
+    }
+    /// An error if something that was written and not forced was lost on its way to the medium, and nobody was told
+    /// so before. Waits for what is on its way, and begins nothing.
+    fn written_back(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// The name that errors carry.
     fn path(&self) -> &Path;
 }
@@ -239,6 +249,28 @@ unsafe impl Medium for FileMedium {
         const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58F6];
         // The name of a device is in memory, what it holds is not.
         !self.device && rustix::fs::fstatfs(&self.file).is_ok_and(|about| IN_MEMORY.contains(&about.f_type))
+    }
+
+    fn cache(&self) -> Option<[u64; 3]> {
+        use rustix::fs::{AtFlags, StatxFlags};
+        /// `f_type` of file systems that write back through the page cache of the very file that is open: ext4, XFS,
+        /// btrfs, F2FS and tmpfs. One that is laid over another answers for itself alone.
+        const PLAIN: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_1994];
+        // STATX_MNT_ID_UNIQUE, since Linux 6.8: plain numbers of mounts are used again.
+        let mount = StatxFlags::from_bits_retain(0x4000);
+        let plain = rustix::fs::fstatfs(&self.file).is_ok_and(|about| PLAIN.contains(&about.f_type));
+        let about = rustix::fs::statx(&self.file, c"", AtFlags::EMPTY_PATH, mount | StatxFlags::INO).ok()?;
+        let told = StatxFlags::from_bits_retain(about.stx_mask).contains(mount | StatxFlags::INO);
+        let device = u64::from(about.stx_dev_major) << 32 | u64::from(about.stx_dev_minor);
+        (plain && told && !self.device).then_some([device, about.stx_ino, about.stx_mnt_id])
+    }
+
+    fn written_back(&self) -> io::Result<()> {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the descriptor is that of an open file; nothing else is passed.
+        let done =
+            unsafe { libc::sync_file_range(self.file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     fn path(&self) -> &Path {

@@ -22,7 +22,7 @@ fuzz_target!(|input: &[u8]| {
     medium.write_at(&ring[..ring.len().min(65536)], 65536).expect("a sound machine");
     assert!(STATUS_AT[0] < 65536);
     let status: Status = log::read_status(&*medium, None).expect("just written");
-    for known in [None, Some(Lsn(known))] {
+    for known in [None, Some(Lsn(0)..Lsn(known)), Some(Lsn(known / 2)..Lsn(known))] {
         if let Ok((image, _)) = Image::scan(&*medium, &status, known, |record| {
             record.ranges().for_each(|range| assert!(range.bytes.len() < 65536));
         }) {

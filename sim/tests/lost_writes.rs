@@ -1,0 +1,92 @@
+//! A force of a segment fails because something written to it before was lost on its way to the medium: as it grows, and
+//! the program goes on; or in truncation. The program is killed, and what was lost is not in the page cache any
+//! more. Whoever opens the store then must not rely on what the segment showed.
+#![cfg(caliburn_sim)]
+
+use caliburn::{Class, Mode, Region, Store};
+use caliburn_sim::disk::{Act, Disk};
+use caliburn_sim::life::{Birth, Flavour, STORE, machine, nursery, options};
+use caliburn_sim::media::{Entry, Fault};
+
+const BYTES: usize = 3000;
+
+/// Where a transaction has written which byte.
+type Written = (usize, u8);
+
+struct Lived {
+    disk: Disk,
+    committed: Vec<Written>,
+    /// Operations before the force.
+    before: u64,
+    /// The force failed.
+    unforced: bool,
+}
+
+/// What forces a segment, and whether it was forced.
+type Forces = fn(&Store) -> bool;
+
+fn put(store: &Store, region: &Region, (at, byte): Written) -> Written {
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(region, at, &[byte; BYTES]).unwrap();
+    tx.commit(Class::Power).unwrap();
+    (at, byte)
+}
+
+/// More than a sixteenth of the log is committed, so that the segment is made to show it; then it is forced.
+/// `later`: if that failed, as much again follows.
+fn live(birth: &Birth, fault: Option<Fault>, forces: Forces, later: bool) -> Lived {
+    let machine = machine(birth, fault);
+    machine.run(|| {
+        let store = options(&machine, 90, Flavour::Redo).open(STORE).unwrap();
+        let region = store.segment("data").unwrap().map_all().unwrap();
+        let mut committed = vec![put(&store, &region, (0, 1)), put(&store, &region, (8192, 2))];
+        store.tend_truncation().unwrap();
+        let before = machine.operations();
+        machine.take_journal();
+        let forced = forces(&store);
+        let dropped = machine.take_journal().iter().any(|e| matches!(e, Entry::Act(Act::Drop(_))));
+        if later && !forced {
+            committed.extend([put(&store, &region, (16384, 3)), put(&store, &region, (24576, 4))]);
+            store.tend_truncation().unwrap();
+        }
+        let disk = machine.disk();
+        std::mem::forget((store, region));
+        Lived { disk, committed, before, unforced: !forced && dropped }
+    })
+}
+
+/// Each of the first operations of what forces fails once.
+fn is_replayed(forces: Forces, later: bool) {
+    let birth = nursery(Flavour::Redo);
+    let first = live(&birth, None, forces, false).before;
+    let faults = (first..first + 8).map(|at| Fault { at, lasting: false, full: false, part: 0 });
+    let failed: Vec<Lived> =
+        faults.map(|fault| live(&birth, Some(fault), forces, later)).filter(|lived| lived.unforced).collect();
+    assert!(!failed.is_empty(), "no force failed");
+    // What was written later may all be there.
+    for (Lived { disk, committed, .. }, seed) in failed.iter().flat_map(|l| (0..16).map(move |s| (l, s))) {
+        let disk = disk.after_lost_writes(".segment", Some(seed));
+        let machine = machine(&Birth { disk, ..birth.clone() }, None);
+        machine.run(|| {
+            let store = options(&machine, 90, Flavour::Redo).open(STORE).unwrap();
+            let region = store.segment("data").unwrap().map_all().unwrap();
+            for &(at, byte) in committed {
+                let found: [u8; BYTES] = region.load(at);
+                assert!(found.iter().all(|b| *b == byte), "{byte} is not at {at}");
+            }
+            std::mem::forget((store, region));
+        });
+    }
+}
+
+#[test]
+fn what_a_failed_growth_has_lost_is_replayed() {
+    let grow: Forces = |store| store.segment("data").unwrap().grow(128 << 10).is_ok();
+    is_replayed(grow, false);
+    is_replayed(grow, true);
+}
+
+#[test]
+fn what_a_failed_truncation_has_lost_is_replayed() {
+    is_replayed(|store| store.truncate().is_ok(), false);
+}
