@@ -12,7 +12,7 @@ use serde_json::json;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const LOG_MB: u64 = 64;
 
@@ -35,12 +35,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     sizes.into_iter().try_for_each(|data_mb| of_size(arguments, data_mb))
 }
 
+/// How a program ended.
+#[derive(Clone, Copy, PartialEq)]
+enum Exit {
+    /// Killed while it was committing as fast as it could, or a moment after.
+    Killed,
+    /// Killed when it had been idle for a while.
+    KilledIdle,
+    /// As after a reboot: nobody tells what the segments show of the log.
+    Reboot,
+    /// In good order.
+    Clean,
+}
+
+impl Exit {
+    fn name(self) -> &'static str {
+        match self {
+            Exit::Killed => "killed",
+            Exit::KilledIdle => "killed when idle",
+            Exit::Reboot => "rebooted",
+            Exit::Clean => "clean",
+        }
+    }
+}
+
 /// What a store went through before it is opened.
 #[derive(Clone, Copy)]
 struct Past {
     cold: bool,
     full: bool,
-    killed: bool,
+    exit: Exit,
 }
 
 fn of_size(arguments: &Arguments, data_mb: usize) -> Result<(), Failure> {
@@ -48,9 +72,15 @@ fn of_size(arguments: &Arguments, data_mb: usize) -> Result<(), Failure> {
     let path = dir.path().join("store");
     drop(Redo::new(&path, &store_options(), layout(data_mb).bytes(), Class::Process)?);
     // Closing in good order empties the log.
-    let ends = [(true, true), (false, true), (false, false)];
+    let ends = [
+        (true, Exit::Killed),
+        (true, Exit::KilledIdle),
+        (true, Exit::Reboot),
+        (false, Exit::Killed),
+        (false, Exit::Clean),
+    ];
     let pasts: Vec<Past> =
-        caches().iter().flat_map(|&cold| ends.map(|(full, killed)| Past { cold, full, killed })).collect();
+        caches().iter().flat_map(|&cold| ends.map(|(full, exit)| Past { cold, full, exit })).collect();
     let mut times = vec![Vec::new(); pasts.len()];
     for _ in 0..arguments.rounds {
         for (past, times) in pasts.iter().zip(&mut times) {
@@ -74,7 +104,7 @@ fn print(arguments: &Arguments, data_mb: usize, past: Past, times: &[f64]) {
     let (first_tx_ms, least, worst) = (median(times.to_vec()), extreme(f64::min), extreme(f64::max));
     let cache = if past.cold { "cold" } else { "warm" };
     let log = if past.full { "full" } else { "empty" };
-    let exit = if past.killed { "killed" } else { "clean" };
+    let exit = past.exit.name();
     if arguments.json {
         println!(
             "{}",
@@ -84,7 +114,7 @@ fn print(arguments: &Arguments, data_mb: usize, past: Past, times: &[f64]) {
         );
     } else {
         println!(
-            "restart       {data_mb:>5} MB data, {cache} cache, {log:5} log, {exit:6} exit: first transaction after {first_tx_ms:>7.2} ms ({least:.2} to {worst:.2})"
+            "restart       {data_mb:>5} MB data, {cache} cache, {log:5} log, {exit:16}: first transaction after {first_tx_ms:>7.2} ms ({least:.2} to {worst:.2})"
         );
     }
 }
@@ -105,6 +135,9 @@ fn first_transaction(path: &Path, past: Past) -> Result<f64, Failure> {
     if right { Ok(time) } else { Err(format!("{used} bytes of the log were in use").into()) }
 }
 
+/// How long a program is idle before it is killed.
+const IDLE: Duration = Duration::from_millis(300);
+
 /// Bytes of the log that make it full.
 const GOAL: u64 = (LOG_MB << 20) / 100 * 88;
 
@@ -112,15 +145,21 @@ const GOAL: u64 = (LOG_MB << 20) / 100 * 88;
 fn live(path: &Path, data_mb: usize, accounts: usize, past: Past) -> Result<(), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["restart", "--data-mb", &data_mb.to_string(), "--accounts", &accounts.to_string()]);
-    command.args(past.full.then_some("--fill")).args((!past.killed).then_some("--close"));
+    command.args(past.full.then_some("--fill")).args((past.exit == Exit::Clean).then_some("--close"));
     let mut child = command.arg("--victim").arg(path).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().ok_or("no output to read")?).read_line(&mut line)?;
-    if past.killed {
+    if past.exit == Exit::KilledIdle {
+        std::thread::sleep(IDLE);
+    }
+    if past.exit != Exit::Clean {
         child.kill()?;
     }
     let ended = child.wait()?;
-    if line.trim() == "done" && ended.success() != past.killed {
+    if past.exit == Exit::Reboot {
+        std::fs::remove_file(path.join("stage"))?;
+    }
+    if line.trim() == "done" && ended.success() == (past.exit == Exit::Clean) {
         Ok(())
     } else {
         Err(format!("the victim said {line:?} and ended with {ended}").into())
