@@ -4,7 +4,7 @@
 #![cfg(caliburn_sim)]
 
 use caliburn::{Class, Mode, Region, Store};
-use caliburn_sim::disk::{Act, Disk};
+use caliburn_sim::disk::{Act, Disk, Loss};
 use caliburn_sim::life::{Birth, Flavour, STORE, machine, nursery, options};
 use caliburn_sim::media::{Entry, Fault};
 
@@ -84,6 +84,48 @@ fn what_a_failed_growth_has_lost_is_replayed() {
     let grow: Forces = |store| store.segment("data").unwrap().grow(128 << 10).is_ok();
     is_replayed(grow, false);
     is_replayed(grow, true);
+}
+
+/// A page that was taken to be written and could not be is in the log for good: whoever truncates next hears of the
+/// failure.
+#[test]
+fn the_head_never_passes_a_page_that_could_not_be_written() {
+    let birth = nursery(Flavour::Redo);
+    let all = |region: &Region| (0..8).all(|page| region.load::<[u8; BYTES]>(page * 4096) == [1; BYTES]);
+    let mut failed = 0;
+    for at in 0..200 {
+        let machine = machine(&birth, Some(Fault { at, lasting: false, full: false, part: 0 }));
+        let committed = machine.run(|| {
+            // Truncation begins at once.
+            let store = options(&machine, 1, Flavour::Redo).open(STORE).ok()?;
+            let region = store.segment("data").ok()?.map_all().ok()?;
+            let before = machine.failed();
+            for page in 0..8 {
+                let mut tx = store.begin(Mode::Restore).ok()?;
+                tx.write(&region, page * 4096, &[1; BYTES]).ok()?;
+                tx.commit(Class::Power).ok()?;
+            }
+            let first = store.tend_truncation();
+            if !before && machine.failed() && first.is_err() {
+                failed += 1;
+                assert!(store.tend_truncation().is_err(), "operation {at} failed and is forgotten");
+                assert!(store.close().is_err());
+            } else {
+                std::mem::forget(store);
+            }
+            std::mem::forget(region);
+            Some(())
+        });
+        let disk = machine.disk().after_power_cut(Loss::All);
+        let machine = self::machine(&Birth { disk, boot: [9; 16], ..birth.clone() }, None);
+        machine.run(|| {
+            let store = options(&machine, 90, Flavour::Redo).open(STORE).unwrap();
+            let region = store.segment("data").unwrap().map_all().unwrap();
+            assert!(committed.is_none() || all(&region), "lost, after {at}");
+            std::mem::forget((store, region));
+        });
+    }
+    assert!(failed > 3, "only {failed} truncations failed");
 }
 
 #[test]

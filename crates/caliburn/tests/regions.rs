@@ -5,6 +5,51 @@ mod support;
 use caliburn::{Class, MapError, Mode, Store};
 use support::{clean, loop_device, open, options, put, region};
 
+/// Two ranges that adjoin in memory and belong to different regions are told apart in a place that is slower; what is
+/// declared after them must not be looked for elsewhere.
+#[test]
+fn what_is_declared_after_ranges_of_adjoining_regions_is_committed_and_undone() {
+    const HALF: usize = 65536;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path);
+    let segment = store.create_segment("a", 2 * HALF as u64).unwrap();
+    // SAFETY: a new mapping of the test's own.
+    let memory = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * HALF, PROT, rustix::mm::MapFlags::PRIVATE)
+    };
+    let memory = memory.unwrap().addr();
+    // SAFETY: nothing else refers to the memory.
+    let (low, high) = unsafe {
+        (
+            segment.map_over(0..HALF as u64, memory).unwrap(),
+            segment.map_over(HALF as u64..2 * HALF as u64, memory + HALF).unwrap(),
+        )
+    };
+    let change = |value: u64| {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&low, HALF - 8, &value).unwrap();
+        tx.store(&high, 0, &value).unwrap();
+        tx.store(&high, 30000, &value).unwrap();
+        // Declared again in the midst of its own changes.
+        tx.store(&low, HALF - 8, &(value + 1)).unwrap();
+        tx.store(&high, 30000, &(value + 1)).unwrap();
+        tx
+    };
+    let found = || [low.load::<u64>(HALF - 8), high.load(0), high.load(30000)];
+    change(5).commit(Class::Power).unwrap();
+    assert_eq!(found(), [6, 5, 6]);
+    change(8).abort();
+    assert_eq!(found(), [6, 5, 6]);
+    drop((low, high));
+    store.close().unwrap();
+    let store = open(&path);
+    let all = store.segment("a").unwrap().map_all().unwrap();
+    assert_eq!([all.load::<u64>(HALF - 8), all.load(HALF), all.load(HALF + 30000)], [6, 5, 6]);
+}
+
+const PROT: rustix::mm::ProtFlags = rustix::mm::ProtFlags::READ.union(rustix::mm::ProtFlags::WRITE);
+
 #[test]
 fn regions_do_not_overlap_and_are_mapped_once() {
     let dir = tempfile::tempdir().unwrap();

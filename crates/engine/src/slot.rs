@@ -370,7 +370,8 @@ impl<'t> Held<'t> {
         true
     }
 
-    /// Goes over to the tree. The entries in the slot stay announced.
+    /// Goes over to the tree. The entries in the slot stay announced, and it is full from now on: what stood there
+    /// only would not be logged.
     #[cold]
     fn spill(&mut self) {
         let slot = self.slot;
@@ -382,6 +383,14 @@ impl<'t> Held<'t> {
             }
         }
         slot.spilled.store(true, Ordering::Release);
+        if !planted("spilled-slot-not-full") {
+            let count = slot.count.load(Ordering::Relaxed) as usize;
+            for entry in &slot.announced[count..] {
+                entry.end.store(0, Ordering::Relaxed);
+                entry.start.store(0, Ordering::Relaxed);
+            }
+            slot.count.store(ANNOUNCED as u32, Ordering::Release);
+        }
     }
 
     fn announce_spilled(&mut self, region: &RegionState, start: usize, end: usize, gap: &mut Vec<Undo>) {

@@ -346,6 +346,9 @@ impl Shared {
 
     pub fn grow_segment(&self, state: &SegmentState, len: u64) -> Result<(), SegmentError> {
         self.writable()?;
+        if len <= state.len() {
+            return Ok(());
+        }
         self.force_aside(|| self.grow_file(state, len))
     }
 
@@ -760,6 +763,7 @@ impl Store {
         }
         if !planted("failed-store-closed-clean") {
             done?;
+            shared.failure()?;
         }
         let open = shared.slots.open();
         if open > 0 {

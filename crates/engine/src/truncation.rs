@@ -143,10 +143,13 @@ impl Shared {
         if self.pending.read().expect("no panic under this lock").is_some() {
             self.epoch(unforced)?;
         }
-        if !self.declared_only && self.unshown() > if idle { 0 } else { self.replay_most() } {
+        if self.unshown() > if idle { 0 } else { self.replay_most() } {
             self.truncation.shown.store(log.appended().0, Ordering::Relaxed);
-            self.write_pages(unforced, log.appended(), &|_| true)?;
-            self.show();
+            // Else nobody could rely on it.
+            if self.caches().is_some() {
+                self.write_pages(unforced, log.appended(), &|_| true)?;
+                self.show();
+            }
         }
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
         if log.used() > self.truncation_threshold() || starved() {
@@ -193,6 +196,9 @@ impl Shared {
 
     /// How much of the log the segments may not show yet, for all that the page queue says.
     pub(crate) fn unshown(&self) -> u64 {
+        if self.declared_only {
+            return 0;
+        }
         self.live().log.appended().0.saturating_sub(self.truncation.shown.load(Ordering::Relaxed))
     }
 
@@ -301,7 +307,7 @@ impl Shared {
             let mut patience = PATIENCE;
             for (page, address) in group.into_iter().zip(addresses) {
                 let declared = || self.slots.iter().any(|(_, slot)| slot.touches(address, address + size));
-                // Nobody declares it any more: who has may be about to end.
+                // Nobody can declare it now: who did before may be about to end.
                 while patience > 0 && declared() {
                     patience -= 1;
                     std::hint::spin_loop();
@@ -393,6 +399,10 @@ impl Shared {
 
     /// Step 7. The head stops at the first record that the page queue or a prepared transaction needs.
     fn move_head(&self) -> Result<(), Failure> {
+        if !planted("failure-passed-by") {
+            // Pages may have been taken off the queue and not written.
+            self.failure()?;
+        }
         let log = &self.live().log;
         let Some(head) = self.first_unshown() else { return Ok(()) };
         if head > log.head() {
@@ -408,16 +418,30 @@ impl Shared {
         if self.pending.read().expect("no panic under this lock").is_some() {
             return None;
         }
+        // In this order: a transaction that prepares is in the table before its record is marked, and its record is
+        // marked before it is forced; one that is decided leaves the table when its changes are marked.
+        let forced = self.live().log.forced();
+        let oldest = self.lock_pages().oldest();
         let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
-        Some(self.lock_pages().oldest().min(prepared).min(self.live().log.forced()))
+        Some(forced.min(oldest).min(prepared))
     }
 
-    /// Tells the stage up to where the segments show the log.
+    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue and
+    /// not written.
     fn show(&self) {
+        if self.failure().is_err() {
+            return;
+        }
         let Some(before) = self.first_unshown() else { return };
         let before = if planted("all-shown") { self.live().log.forced() } else { before };
+        self.live().stage.show(self.caches().map(|caches| Shown { before, caches }));
+    }
+
+    /// A digest of the page caches that the segments lie in, which are watched from now on.
+    fn caches(&self) -> Option<u64> {
         let segments = self.segments.read().expect("no panic under this lock");
-        self.live().stage.show(segment::caches(&segments).map(|caches| Shown { before, caches }));
+        segments.iter().for_each(|segment| segment.medium.watch());
+        segment::caches(&segments)
     }
 
     /// Epoch truncation: applies all of the forced log. The shared path of recovery and truncation.
@@ -508,6 +532,9 @@ impl Shared {
         let short = private > 0 && self.limits.short();
         if private > budget / 4 * 3 || pressed || short {
             let target = if short { 0 } else { budget / 2 };
+            // What is given back must not be lost on its way to the medium.
+            self.force_segments(unforced)?;
+            self.move_head()?;
             self.drop_clean(target)?;
             if self.lock_pages().private() * page > target {
                 let goal = self.live().log.appended();
@@ -565,7 +592,7 @@ impl Shared {
         for (id, region, address, content) in &mapped {
             let declared = self.slots.iter().any(|(_, slot)| slot.touches(*address, address + page));
             let at = region.pointer(*address);
-            // SAFETY: the page lies in a mapped region (as in `write_batch`). It equals its segment, nobody
+            // SAFETY: the page lies in a mapped region (as in `copy_pages`). It equals its segment, nobody
             // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.
             let dropped = !declared
                 && unsafe {
@@ -613,6 +640,7 @@ mod tests {
             options.create(true).log_bytes(1 << 20).background(false).open(dir.path().join("s")).unwrap();
         let segment = store.create_segment("data", 1 << 20).unwrap();
         let region = segment.map_all().unwrap();
+        segment.state.medium.watch();
         if segment.state.medium.cache().is_none() {
             eprintln!("not tested: of this file system nothing can be told after a process is gone");
             return;

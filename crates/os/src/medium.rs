@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,6 +57,9 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn cache(&self) -> Option<[u64; 3]> {
         None
     }
+    /// Has the system remember, as long as it remembers what became of write-backs of this file, that it does:
+    /// [`Medium::cache`] is none before this, and when all of the file has gone from memory.
+    fn watch(&self) {}
     /// An error if something that was written and not forced was lost on its way to the medium, and nobody was told
     /// so before. Waits for what is on its way, and begins nothing.
     fn written_back(&self) -> io::Result<()> {
@@ -165,6 +168,14 @@ impl Media for Files {
     }
 }
 
+/// Hints of how long what is written to a file will last stay with it in memory (fcntl(2), since Linux 4.13), and go with it, as
+/// the record of failed write-backs does.
+const F_GET_RW_HINT: libc::c_int = 1024 + 11;
+/// See [`F_GET_RW_HINT`].
+const F_SET_RW_HINT: libc::c_int = 1024 + 12;
+/// RWH_WRITE_LIFE_LONG, which is true of segments.
+static WATCHED: u64 = 4;
+
 /// `f_type` of file systems whose files are whole huge pages.
 const HUGETLBFS: i64 = 0x9584_58F6;
 
@@ -262,11 +273,20 @@ unsafe impl Medium for FileMedium {
         let about = rustix::fs::statx(&self.file, c"", AtFlags::EMPTY_PATH, mount | StatxFlags::INO).ok()?;
         let told = StatxFlags::from_bits_retain(about.stx_mask).contains(mount | StatxFlags::INO);
         let device = u64::from(about.stx_dev_major) << 32 | u64::from(about.stx_dev_minor);
-        (plain && told && !self.device).then_some([device, about.stx_ino, about.stx_mnt_id])
+        let mut hint = 0u64;
+        // SAFETY: the descriptor is that of an open file; the system writes one word.
+        let watched = unsafe { libc::fcntl(self.file.as_raw_fd(), F_GET_RW_HINT, &raw mut hint) } == 0;
+        let watched = watched && hint == WATCHED;
+        (plain && told && watched && !self.device).then_some([device, about.stx_ino, about.stx_mnt_id])
+    }
+
+    fn watch(&self) {
+        // SAFETY: the descriptor is that of an open file; the system reads one word. Where it refuses, nothing is
+        // remembered.
+        unsafe { libc::fcntl(self.file.as_raw_fd(), F_SET_RW_HINT, &raw const WATCHED) };
     }
 
     fn written_back(&self) -> io::Result<()> {
-        use std::os::fd::AsRawFd;
         // SAFETY: the descriptor is that of an open file; nothing else is passed.
         let done =
             unsafe { libc::sync_file_range(self.file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
@@ -275,5 +295,25 @@ unsafe impl Medium for FileMedium {
 
     fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_told_from_another_while_it_is_watched() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = |name: &str| Files.create(&dir.path().join(name)).unwrap();
+        let (one, other) = (made("one"), made("other"));
+        assert_eq!(one.cache(), None, "nobody watches it");
+        one.watch();
+        other.watch();
+        one.written_back().unwrap();
+        let again = Files.open(&dir.path().join("one"), true).unwrap();
+        // Where the file system or the kernel cannot tell, it cannot for either.
+        assert_eq!(again.cache(), one.cache());
+        assert!(one.cache() != other.cache() || one.cache().is_none());
     }
 }
