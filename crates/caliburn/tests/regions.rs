@@ -5,6 +5,8 @@ mod support;
 use caliburn::{Class, MapError, Mode, Store};
 use support::{clean, loop_device, open, options, put, region};
 
+const PROT: rustix::mm::ProtFlags = rustix::mm::ProtFlags::READ.union(rustix::mm::ProtFlags::WRITE);
+
 /// Two ranges that adjoin in memory and belong to different regions are told apart in a place that is slower; what is
 /// declared after them must not be looked for elsewhere.
 #[test]
@@ -47,8 +49,6 @@ fn what_is_declared_after_ranges_of_adjoining_regions_is_committed_and_undone() 
     let all = store.segment("a").unwrap().map_all().unwrap();
     assert_eq!([all.load::<u64>(HALF - 8), all.load(HALF), all.load(HALF + 30000)], [6, 5, 6]);
 }
-
-const PROT: rustix::mm::ProtFlags = rustix::mm::ProtFlags::READ.union(rustix::mm::ProtFlags::WRITE);
 
 #[test]
 fn regions_do_not_overlap_and_are_mapped_once() {

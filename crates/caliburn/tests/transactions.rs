@@ -52,6 +52,55 @@ fn a_store_left_without_closing_is_recovered() {
     }
 }
 
+/// Short ranges are declared in a way of their own, until there are too many of them, or one is long, or touches another.
+#[test]
+fn ranges_short_and_long_in_any_order_are_undone_or_committed_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path);
+    let memory = region(&store);
+    let short = |n: usize| (n * 100, 24 + n % 9);
+    let (long, touching) = ((8192, 5000), (16, 200));
+    let mut last = [0u8; 16384];
+    let sequences: [Vec<(usize, usize)>; 6] = [
+        (0..4).map(short).collect(),
+        (0..40).map(short).collect(),
+        vec![short(3), short(1), long, short(7)],
+        vec![long, short(3), short(1)],
+        vec![short(0), short(9), touching, short(4), short(0)],
+        (0..20).map(short).chain([long, touching]).collect(),
+    ];
+    for (round, ranges) in sequences.iter().cycle().take(24).enumerate() {
+        let mode = if round < 12 { Mode::Restore } else { Mode::NoRestore };
+        let change = |value: u8| {
+            let mut tx = store.begin(mode).unwrap();
+            ranges.iter().for_each(|&(at, len)| tx.write(&memory, at, &vec![value; len]).unwrap());
+            tx
+        };
+        if mode == Mode::Restore {
+            change(200).abort();
+            assert_eq!(memory.load::<[u8; 16384]>(0), last, "{ranges:?}");
+            change(201).prepare(b"undecided").unwrap();
+            store.abort_prepared(b"undecided").unwrap();
+            assert_eq!(memory.load::<[u8; 16384]>(0), last, "{ranges:?}");
+        }
+        let value = round as u8 + 1;
+        if mode == Mode::Restore && round % 2 == 0 {
+            let old = change(value).commit_returning_old(Class::Process).unwrap();
+            let was = |o: &caliburn::OldValue| o.bytes == last[o.offset as usize..][..o.bytes.len()];
+            assert!(!old.is_empty() && old.iter().all(was), "{ranges:?}");
+        } else {
+            change(value).commit([Class::Process, Class::Power][round % 2]).unwrap();
+        }
+        ranges.iter().for_each(|&(at, len)| last[at..at + len].fill(value));
+        assert_eq!(memory.load::<[u8; 16384]>(0), last, "{ranges:?}");
+        let copy = dir.path().join(format!("copy{round}"));
+        copy_store(&path, &copy);
+        let killed = open(&copy);
+        assert_eq!(region(&killed).load::<[u8; 16384]>(0), last, "{ranges:?}, as a killed process leaves it");
+    }
+}
+
 /// Goes on with a copy of the store's files as they are now, which is what a killed process leaves.
 fn leave(store: Store, memory: Region) {
     let path = store.path().to_owned();

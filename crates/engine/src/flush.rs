@@ -270,7 +270,7 @@ impl Shared {
             self.failure()?;
             if self.alone() {
                 // It never waits for the flush lock, which we hold.
-                self.truncate_as_needed(false)?;
+                self.truncate_as_needed()?;
                 if live.log.head() == head && live.log.free() < needed {
                     let error = std::io::Error::other("the log is full and nothing makes room");
                     return Err(self.fail(MediaError::new("append to", &**live.log.medium(), 0, error)));

@@ -31,6 +31,7 @@ mod prepared;
 mod query;
 mod recovery;
 mod region;
+mod reserve;
 mod segment;
 mod slot;
 mod store;

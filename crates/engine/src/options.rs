@@ -64,6 +64,9 @@ pub struct Tuning {
     pub merge_lazy: bool,
 }
 
+/// The least that can be asked for.
+pub(crate) const MEMORY_BUDGET_MIN: u64 = 1 << 20;
+
 impl Default for Tuning {
     fn default() -> Tuning {
         Tuning {
@@ -93,7 +96,9 @@ impl Tuning {
             return bad("flush_interval", self.flush_interval.as_secs(), "must be at most a day (86400 s)");
         }
         match self.memory_budget {
-            Some(bytes) if bytes < 1 << 20 => bad("memory_budget", bytes, "must be at least 1048576"),
+            Some(bytes) if bytes < MEMORY_BUDGET_MIN => {
+                bad("memory_budget", bytes, &format!("must be at least {MEMORY_BUDGET_MIN}"))
+            }
             _ => Ok(()),
         }
     }

@@ -316,7 +316,6 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     }
     // 4
     let log = Log::open(medium, parts.catalog.store, status, &image)?;
-
     let mut patches = Patches::of(image);
     // 5
     for (stamp, body) in leftovers.records.iter().skip(usize::from(planted("first-leftover-lost"))) {

@@ -15,14 +15,15 @@
 //! optimisation, section 5.2). The first [`ANNOUNCED`] stand in the slot itself, more in a tree.
 
 use crate::guard::Opened;
+use crate::options::MEMORY_BUDGET_MIN;
 use crate::region::RegionState;
+use caliburn_log::format::range_bytes;
 use caliburn_log::undo::UndoLog;
 use caliburn_os::barrier;
-use caliburn_os::event::Event;
-use caliburn_os::ordinal;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use caliburn_os::{ordinal, span};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -31,8 +32,16 @@ use std::sync::{Arc, OnceLock};
 
 /// Ranges that a slot holds without a tree.
 pub(crate) const ANNOUNCED: usize = 16;
-/// Pages that truncation reserves at a time.
-pub(crate) const RESERVED: usize = 32;
+/// The longest range that is called short.
+pub(crate) const SHORT: usize = 2048;
+
+/// The same, or 0 where a slot full of them may be too much for a record's body of `body_max` bytes or for the memory
+/// budget: they are declared without an account.
+pub(crate) fn short_max(body_max: u64, page: usize) -> usize {
+    let body = ANNOUNCED * range_bytes(SHORT);
+    let memory = ANNOUNCED * (SHORT + SHORT.next_multiple_of(page) + page);
+    if body as u64 <= body_max && memory as u64 <= MEMORY_BUDGET_MIN { SHORT } else { 0 }
+}
 
 /// One transaction's announcements and working memory, reused from one transaction to the next.
 #[repr(align(128))]
@@ -111,6 +120,8 @@ pub(crate) struct Work {
     pub body_bytes: u64,
     /// Ranges were joined, or are in the tree.
     pub joined: bool,
+    /// The ranges are accounted for: see [`Held::settle`].
+    pub settled: bool,
     /// Upper bound of the memory for private copies of the pages declared.
     pub page_bytes: u64,
 }
@@ -150,6 +161,7 @@ impl Slot {
                 opened: Vec::new(),
                 body_bytes: 0,
                 joined: false,
+                settled: false,
                 page_bytes: 0,
             }),
         }
@@ -263,6 +275,67 @@ impl<'t> Held<'t> {
         self.work().regions[count] = region;
         slot.count.store(count as u32 + 1, Ordering::Release);
         true
+    }
+
+    /// Announces a short range as [`Held::announce_new`] does, if there is room for its old value. It is not accounted
+    /// for, so all that was announced before must have been such, too.
+    #[inline(always)]
+    pub fn announce_short(&mut self, region: &RegionState, start: usize, len: usize) -> bool {
+        let work = self.work();
+        let room = work.saved.capacity() - work.saved.len() >= len;
+        room && !work.settled && self.announce_new(region, start, start + len)
+    }
+
+    /// Keeps the old value of the short range announced last.
+    #[inline(always)]
+    pub fn save_short(&mut self, region: &RegionState, start: usize, len: usize) {
+        let saved = &mut self.work().saved;
+        let at = saved.len();
+        debug_assert!(saved.capacity() - at >= len);
+        // SAFETY: the range lies within the mapped region; `announce_short` found room for as many bytes, which are
+        // all written before the length says so.
+        unsafe {
+            span::copy(region.pointer(start), saved.as_mut_ptr().add(at), len);
+            saved.set_len(at + len);
+        }
+    }
+
+    /// Accounts for the short ranges announced so far: for whoever declares others, or wants the old values.
+    #[inline]
+    pub fn settle(&mut self, page: usize, restore: bool) {
+        let settled = std::mem::replace(&mut self.work().settled, true);
+        if !settled && !planted("short-ranges-unsettled") {
+            self.account(page, restore);
+        }
+    }
+
+    #[cold]
+    fn account(&mut self, page: usize, restore: bool) {
+        let entries = self.slot.count.load(Ordering::Relaxed) as usize;
+        for i in 0..entries {
+            let (start, end) = self.entry(i);
+            let work = self.work();
+            work.body_bytes += range_bytes(end - start) as u64;
+            work.page_bytes += (end.next_multiple_of(page) - start / page * page) as u64;
+            if restore {
+                work.undo.push(Undo { start, len: end - start });
+            }
+        }
+    }
+
+    /// Bytes that the ranges take in a record, if all are short ones not accounted for.
+    #[inline(always)]
+    pub fn short_bytes(&mut self) -> Option<usize> {
+        let count = self.slot.count.load(Ordering::Relaxed) as usize;
+        if count == 0 || self.work().settled {
+            return None;
+        }
+        Some(
+            (0..count.min(ANNOUNCED))
+                .map(|i| self.entry(i))
+                .map(|(start, end)| range_bytes(end - start))
+                .sum(),
+        )
     }
 
     /// Takes back what [`Held::announce_new`] announced last, before anything was read or stored there.
@@ -490,6 +563,14 @@ impl<'t> Held<'t> {
         self.slot.free();
     }
 
+    /// Ends a transaction whose ranges are not accounted for.
+    #[inline(always)]
+    pub fn release_short(mut self) {
+        self.work().saved.clear();
+        self.slot.count.store(0, Ordering::Release);
+        self.slot.free();
+    }
+
     /// Ends the transaction: nothing is announced any more. All its stores, and its record, come before.
     #[inline]
     pub fn release(mut self) {
@@ -501,7 +582,8 @@ impl<'t> Held<'t> {
         if work.saved.capacity() > 1 << 20 || work.undo.capacity() > 1 << 16 {
             (work.saved, work.undo) = (Vec::new(), Vec::new());
         }
-        (work.body_bytes, work.page_bytes, work.joined) = (0, 0, false);
+        (work.body_bytes, work.page_bytes) = (0, 0);
+        (work.joined, work.settled) = (false, false);
         slot.region.store(0, Ordering::Release);
         slot.withdraw();
         slot.free();
@@ -614,76 +696,6 @@ impl Slots {
     /// Number of transactions that are open.
     pub fn open(&self) -> usize {
         self.iter().filter(|(_, slot)| slot.holder().is_some()).count()
-    }
-}
-
-/// The pages that truncation has reserved (RVM's reserved bit): nobody declares a range on them meanwhile.
-#[derive(Default)]
-pub(crate) struct Reserve {
-    active: AtomicU32,
-    pages: [AtomicUsize; RESERVED],
-    released: Event,
-}
-
-impl Reserve {
-    /// Reserves pages by their addresses. Afterwards a transaction either sees them reserved or is seen
-    /// to have announced them. Only for the holder of the truncation lock.
-    pub fn reserve(&self, pages: &[usize]) {
-        for (slot, page) in self.pages.iter().zip(pages) {
-            slot.store(*page, Ordering::Relaxed);
-        }
-        self.active.store(pages.len() as u32, Ordering::Release);
-        barrier::heavy();
-    }
-
-    /// Lets everybody go on.
-    pub fn release(&self) {
-        self.active.store(0, Ordering::Release);
-        self.released.signal();
-    }
-
-    /// Whether a transaction that has just announced a range, and neither read nor stored there, must look whether
-    /// its pages are reserved.
-    #[inline(always)]
-    pub fn active(&self) -> bool {
-        barrier::light();
-        self.active.load(Ordering::Acquire) != 0 && !planted("reservation-not-respected")
-    }
-
-    /// Called by a transaction that has announced `[start, end)`, before it reads or stores there.
-    #[inline(always)]
-    pub fn pass(&self, start: usize, end: usize, page: usize) {
-        if self.active() {
-            while let Some(seen) = self.meets(start, end, page) {
-                self.released.wait(seen, None);
-            }
-        }
-    }
-
-    /// As [`Reserve::pass`], for a range that was announced by itself: while it waits, the announcement is taken back,
-    /// so that a page that every transaction changes can be copied, too.
-    #[cold]
-    #[inline(never)]
-    pub fn pass_over(&self, mut held: Held<'_>, region: &RegionState, start: usize, end: usize, page: usize) {
-        while let Some(seen) = self.meets(start, end, page) {
-            held.take_back();
-            self.released.wait(seen, None);
-            if !planted("announcement-not-renewed") {
-                held.announce_new(region, start, end);
-            }
-            barrier::light();
-        }
-    }
-
-    /// Whether one of these pages is reserved; to be waited for with what is returned.
-    fn meets(&self, start: usize, end: usize, page: usize) -> Option<u32> {
-        let seen = self.released.count();
-        let active = self.active.load(Ordering::Acquire) as usize;
-        let hit = |p: &AtomicUsize| {
-            let at = p.load(Ordering::Relaxed);
-            at < end && at + page > start
-        };
-        self.pages[..active.min(RESERVED)].iter().any(hit).then_some(seen)
     }
 }
 

@@ -17,8 +17,9 @@ use crate::patches::Patches;
 use crate::prepared::PreparedTable;
 use crate::recovery;
 use crate::region::RegionState;
+use crate::reserve::Reserve;
 use crate::segment::{self, Segment, SegmentState};
-use crate::slot::{Held, Reserve, Slots};
+use crate::slot::{self, Held, Slots};
 use crate::transaction::{Class, Mode, Transaction};
 use crate::truncation::Truncation;
 use crate::verify::Verifier;
@@ -85,6 +86,8 @@ pub(crate) struct Shared {
     pub verifier: Option<Verifier>,
     /// The undo policy, with nobody who must be told of ranges: what the hot path asks first.
     pub light: bool,
+    /// The redo policy, with nobody who must be told of ranges: the longest range that is short. Else 0.
+    pub short_max: usize,
     pub gate: AtomicU32,
     pub slots: Slots,
     pub reserve: Reserve,
@@ -169,6 +172,7 @@ impl Shared {
             .live
             .as_ref()
             .map_or(0, |live| (live.log.capacity() / 2 - FRAME as u64).min(BODY_MAX as u64));
+        let watched = options.guard.kind().is_some() || options.verify;
         let marked = parts.live.as_ref().map_or(Lsn(0), |live| live.log.appended());
         Shared {
             dir: dir.to_owned(),
@@ -189,7 +193,8 @@ impl Shared {
             declared_only: options.declared_only && parts.catalog.policy == Policy::Redo,
             guard: options.guard.kind().filter(|_| !options.read_only),
             verifier: (options.verify && !options.read_only).then(Verifier::default),
-            light: parts.undo.is_some() && options.guard.kind().is_none() && !options.verify,
+            light: parts.undo.is_some() && !watched,
+            short_max: if watched { 0 } else { slot::short_max(body_max, page_size) },
             live: parts.live,
             undo: parts.undo,
             slots: Slots::default(),
@@ -654,7 +659,7 @@ impl Store {
         if self.shared.undo.is_some() {
             return Ok(());
         }
-        Ok(self.shared.truncate_as_needed(false)?)
+        Ok(self.shared.truncate_as_needed()?)
     }
 
     /// Waits until every committed change is in its segment, and the log empty but for what undecided

@@ -14,7 +14,7 @@
 
 use crate::error::{CommitError, Failure, RangeError};
 use crate::region::{Region, RegionState};
-use crate::slot::{Held, Tally, Undo};
+use crate::slot::{Held, SHORT, Tally, Undo};
 use crate::store::{Shared, gate};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
@@ -239,8 +239,7 @@ impl<'t> Transaction<'t> {
             let start = state.base + offset;
             // Its old value is most of what a commit waits for.
             span::soon(state.pointer(start));
-            declare_slowly(self.store, &mut self.held().again(), region, start, len, self.restores())?;
-            count(self.held().tally(), len);
+            declare_otherwise(self.store, self.held().again(), region, start, len, self.restores())?;
         }
         Ok(())
     }
@@ -289,6 +288,10 @@ impl<'t> Transaction<'t> {
     pub fn commit(mut self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
         let Some(short) = self.light.filter(|_| class <= store.reach) else {
+            if class == Class::Process && commit_short(store, self.held().again()) {
+                std::mem::forget(self);
+                return Ok(());
+            }
             return self.moved().commit_slowly(class);
         };
         let held = self.take().expect("not spent");
@@ -359,6 +362,7 @@ impl<'t> Transaction<'t> {
         if let Some(undo) = &store.undo {
             return store.old_undo(undo, self.held());
         }
+        self.held().settle(store.page_size, true);
         let work = self.held().work();
         let mut at = 0;
         let value = |undo: &Undo| {
@@ -402,7 +406,7 @@ impl<'t> Transaction<'t> {
         let held = self.held.as_mut().expect("not spent");
         let work = held.work();
         let mut len = work.body_bytes as usize;
-        if work.joined || len > PIECE {
+        if work.joined || !work.settled || len > PIECE {
             len = 0;
             held.each(|_, start, end| len += pieces(end - start).map(range_bytes).sum::<usize>());
         }
@@ -474,16 +478,74 @@ impl<'t> Transaction<'t> {
 }
 
 /// Counts a range declared.
+#[inline(always)]
 fn count(tally: &Tally, len: usize) {
     tally.ranges.add(1);
     tally.declared_bytes.add(len as u64);
+}
+
+/// Declares a range with the redo policy, or where more is to be done than to save it.
+#[inline(never)]
+fn declare_otherwise(
+    store: &Shared,
+    mut held: Held<'_>,
+    region: &Arc<RegionState>,
+    start: usize,
+    len: usize,
+    restore: bool,
+) -> Result<(), RangeError> {
+    if len > store.short_max || !held.announce_short(region, start, len) {
+        return declare_slowly(store, held, region, start, len, restore);
+    }
+    if store.reserve.active() {
+        return declare_patiently(store, held, region, start, len, restore);
+    }
+    if restore {
+        held.save_short(region, start, len);
+    }
+    count(held.tally(), len);
+    Ok(())
+}
+
+/// Goes on when the pages of a short range are not reserved any more.
+#[cold]
+#[inline(never)]
+fn declare_patiently(
+    store: &Shared,
+    mut held: Held<'_>,
+    region: &Arc<RegionState>,
+    start: usize,
+    len: usize,
+    restore: bool,
+) -> Result<(), RangeError> {
+    store.reserve.pass_over(held.again(), region, start, start + len, store.page_size);
+    if restore {
+        held.save_short(region, start, len);
+    }
+    count(held.tally(), len);
+    Ok(())
+}
+
+/// Commits short ranges in the `Process` class. False if there are others, or something else must be done.
+#[inline(never)]
+fn commit_short(store: &Shared, mut held: Held<'_>) -> bool {
+    let (Some(live), Some(len)) = (&store.live, held.short_bytes()) else { return false };
+    if store.gate.load(Ordering::Relaxed) & gate::FAILED != 0 || len > live.stage.body_max() {
+        return false;
+    }
+    let staged = live.stage.append(ordinal::current(), len, false, |body| fill(&held, body));
+    let Some((_, opened)) = staged else { return false };
+    store.staged(opened);
+    held.tally().body_bytes.add(len as u64);
+    held.release_short();
+    true
 }
 
 /// Declares a range where more than its old values is to be kept.
 #[inline(never)]
 fn declare_slowly(
     store: &Shared,
-    held: &mut Held<'_>,
+    mut held: Held<'_>,
     region: &Arc<RegionState>,
     start: usize,
     len: usize,
@@ -495,9 +557,11 @@ fn declare_slowly(
         unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
     }
     match &store.undo {
-        Some(undo) => store.save_undo(undo, held, region, start, len),
-        None => declare_redo(store, held, region, start, len, restore),
-    }
+        Some(undo) => store.save_undo(undo, &mut held, region, start, len),
+        None => declare_redo(store, &mut held, region, start, len, restore),
+    }?;
+    count(held.tally(), len);
+    Ok(())
 }
 
 #[inline(always)]
@@ -509,6 +573,7 @@ fn declare_redo(
     len: usize,
     restore: bool,
 ) -> Result<(), RangeError> {
+    held.settle(store.page_size, restore);
     let end = start + len;
     let pages = (((end - 1) >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
     let work = held.work();
@@ -601,7 +666,9 @@ fn make_room(
 /// Copies the old bytes of a range to the end of `saved`.
 #[inline(always)]
 fn save(saved: &mut Vec<u8>, region: &RegionState, gap: Undo) {
-    saved.reserve(gap.len);
+    if saved.capacity() - saved.len() < gap.len {
+        saved.reserve(gap.len.max(SHORT));
+    }
     let at = saved.len();
     // SAFETY: `gap` lies within the mapped region; `saved` has room for as many bytes, which are all
     // written before its length says so.
@@ -620,10 +687,12 @@ fn fill(held: &Held<'_>, body: &mut Body) {
     // SAFETY (both calls): an announced range lies in a region that stays mapped until the slot is
     // released. Ranges of one record in the stage are far shorter than a piece.
     match held.small() {
-        Some(ranges) => ranges.for_each(|(region, start, end)| {
-            // SAFETY: see above.
-            unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
-        }),
+        Some(ranges) => {
+            for (region, start, end) in ranges {
+                // SAFETY: see above.
+                unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
+            }
+        }
         None => held.each(|region, start, end| {
             // SAFETY: see above.
             unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
@@ -634,6 +703,7 @@ fn fill(held: &Held<'_>, body: &mut Body) {
 /// Writes old values back into memory.
 pub(crate) fn restore(store: &Shared, held: &mut Held<'_>) {
     let _permit = store.permit();
+    held.settle(store.page_size, true);
     let work = held.work();
     let mut at = 0;
     let mut region: Option<std::sync::Arc<RegionState>> = None;

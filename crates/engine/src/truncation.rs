@@ -28,8 +28,8 @@ use crate::error::Failure;
 use crate::pages::{Descriptor, PageId};
 use crate::patches::Patches;
 use crate::region::RegionState;
+use crate::reserve::RESERVED;
 use crate::segment::{self, SegmentState};
-use crate::slot::RESERVED;
 use crate::store::{Shared, gate};
 use caliburn_log::format::Lsn;
 use caliburn_log::image::Image;
@@ -75,6 +75,12 @@ impl Truncation {
 /// The segments that were written to and not forced since.
 #[derive(Debug, Default)]
 pub(crate) struct Unforced(BTreeMap<u32, Arc<SegmentState>>);
+
+impl Unforced {
+    fn add(&mut self, segment: Arc<SegmentState>) {
+        self.0.entry(segment.id.0).or_insert(segment);
+    }
+}
 
 /// A page that is to be copied.
 struct Mapped {
@@ -132,25 +138,21 @@ impl Shared {
             }
             let before = std::mem::replace(&mut appended, self.live().log.appended());
             // A failure is remembered by the store and ends the loop.
-            let _ = self.truncate_as_needed(before == appended);
+            let _ = self.truncate_as_needed();
+            if before == appended {
+                let _ = self.show_rest();
+            }
         }
     }
 
-    /// `idle`: nothing was appended for a while, so that all can be shown.
-    pub(crate) fn truncate_as_needed(&self, idle: bool) -> Result<(), Failure> {
+    /// Does what is due: an epoch of the log found at opening, showing, truncation, giving back memory.
+    pub(crate) fn truncate_as_needed(&self) -> Result<(), Failure> {
         let log = &self.live().log;
         let unforced = &mut *self.lock_truncation();
         if self.pending.read().expect("no panic under this lock").is_some() {
             self.epoch(unforced)?;
         }
-        if self.unshown() > if idle { 0 } else { self.replay_most() } {
-            self.truncation.shown.store(log.appended().0, Ordering::Relaxed);
-            // Else nobody could rely on it.
-            if self.caches().is_some() {
-                self.write_pages(unforced, log.appended(), &|_| true)?;
-                self.show();
-            }
-        }
+        self.show_beyond(unforced, self.replay_most())?;
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
         if log.used() > self.truncation_threshold() || starved() {
             // Leave the newest quarter, whose pages will change again, unless somebody waits for space.
@@ -163,6 +165,26 @@ impl Shared {
             }
         }
         self.relieve(unforced)
+    }
+
+    /// Shows all of the log: nothing was appended for a while.
+    fn show_rest(&self) -> Result<(), Failure> {
+        self.failure()?;
+        self.show_beyond(&mut self.lock_truncation(), 0)
+    }
+
+    /// Shows the log, if the segments may not show more than so many bytes of it, and somebody could rely on it.
+    fn show_beyond(&self, unforced: &mut Unforced, most: u64) -> Result<(), Failure> {
+        if self.unshown() <= most {
+            return Ok(());
+        }
+        let appended = self.live().log.appended();
+        self.truncation.shown.store(appended.0, Ordering::Relaxed);
+        if self.caches().is_some() {
+            self.write_pages(unforced, appended, &|_| true)?;
+            self.show();
+        }
+        Ok(())
     }
 
     /// Brings every committed change so far to its segment.
@@ -340,7 +362,7 @@ impl Shared {
             let bytes = &bytes[..bytes.len().min((region.end() - offset) as usize)];
             let segment = self.segment_state(id).expect("a mapped segment is open");
             segment.write(offset, bytes).map_err(|e| self.fail(e))?;
-            unforced.0.entry(id.0).or_insert(segment);
+            unforced.add(segment);
         }
         Ok(())
     }
@@ -426,8 +448,8 @@ impl Shared {
         Some(forced.min(oldest).min(prepared))
     }
 
-    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue and
-    /// not written.
+    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue
+    /// and not written.
     fn show(&self) {
         if self.failure().is_err() {
             return;
@@ -465,7 +487,7 @@ impl Shared {
                     .map_err(|e| self.fail(e))?;
                 self.truncation.pages_written.fetch_add(numbers.len() as u64, Ordering::Relaxed);
                 self.note_mapped(&segment, &numbers);
-                unforced.0.entry(id.0).or_insert(segment);
+                unforced.add(segment);
             }
             self.truncation.epochs.fetch_add(1, Ordering::Relaxed);
         }
@@ -511,7 +533,7 @@ impl Shared {
             }
             if self.alone() {
                 // A failure is remembered by the store.
-                let _ = self.truncate_as_needed(false);
+                let _ = self.truncate_as_needed();
                 continue;
             }
             self.wake_truncation();

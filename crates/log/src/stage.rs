@@ -283,12 +283,14 @@ impl Stage {
         }
     }
 
+    #[inline(always)]
     fn chunk(&self, chunk: u32) -> *mut u8 {
         assert!((chunk as usize) < CHUNKS);
         // SAFETY: chunks lie one after the other behind the header, within the map.
         unsafe { self.map.base().as_ptr().add(BLOCK + chunk as usize * self.chunk_bytes) }
     }
 
+    #[inline(always)]
     fn published(&self, chunk: u32) -> &AtomicU64 {
         // SAFETY: a chunk begins with its count, aligned, alive as long as `self`.
         unsafe { &*self.chunk(chunk).cast::<AtomicU64>() }
@@ -431,8 +433,9 @@ impl Stage {
         }
         let chunk = work.chunk.expect("rotate left a chunk");
         let stamp = self.stamp(number, work, forced);
+        let published = self.published(chunk);
         if planted("published-before-written") {
-            set(self.published(chunk), (work.filled + needed) as u64);
+            set(published, (work.filled + needed) as u64);
         }
         // SAFETY: the chunk belongs to this lane until it is retired and freed; `filled + needed` fits.
         unsafe {
@@ -446,7 +449,7 @@ impl Stage {
         }
         work.filled += needed;
         // Publishing: whatever kills this process after the next store, the record is there.
-        set(self.published(chunk), work.filled as u64);
+        set(published, work.filled as u64);
         Stage::leave(lane);
         Some((stamp, opened))
     }

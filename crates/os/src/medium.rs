@@ -168,8 +168,8 @@ impl Media for Files {
     }
 }
 
-/// Hints of how long what is written to a file will last stay with it in memory (fcntl(2), since Linux 4.13), and go with it, as
-/// the record of failed write-backs does.
+/// Hints of how long what is written to a file will last stay with it in memory (fcntl(2), since Linux 4.13), and go
+/// with it, as the record of failed write-backs does.
 const F_GET_RW_HINT: libc::c_int = 1024 + 11;
 /// See [`F_GET_RW_HINT`].
 const F_SET_RW_HINT: libc::c_int = 1024 + 12;
