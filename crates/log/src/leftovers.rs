@@ -69,6 +69,9 @@ impl Leftovers {
         let chunk_bytes = header.chunk_bytes.get();
         let mut found = Vec::new();
         let mut last = folded;
+        // They are far apart: the disk may read them all at once.
+        let heads = (0..header.chunks.get()).map(|chunk| BLOCK as u64 + chunk * chunk_bytes);
+        heads.for_each(|at| medium.will_need(at, CHUNK_HEAD as u64));
         for chunk in 0..header.chunks.get() {
             let start = BLOCK as u64 + chunk * chunk_bytes;
             let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));

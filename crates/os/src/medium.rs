@@ -16,6 +16,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ use std::sync::Arc;
 /// The engine maps what `descriptor` gives: it must stay the same file or device as long as the medium
 /// lives, be at least as long as `len` says and `set_len` promised, and never shrink.
 pub unsafe trait Medium: Send + Sync + fmt::Debug {
+    /// Says that so many bytes from `offset` will be read soon: a hint.
+    fn will_need(&self, _offset: u64, _len: u64) {}
     /// Fills `buffer` from `offset`; reading past the end is `UnexpectedEof`.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`.
@@ -197,6 +200,11 @@ impl FileMedium {
 // SAFETY: the descriptor is that of one open file, which nothing here ever shrinks below what was promised; the
 // store's lock keeps other programs of ours away.
 unsafe impl Medium for FileMedium {
+    fn will_need(&self, offset: u64, len: u64) {
+        // A hint that is refused changes nothing.
+        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), rustix::fs::Advice::WillNeed);
+    }
+
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
     }
