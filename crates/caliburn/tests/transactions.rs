@@ -2,7 +2,7 @@
 
 mod support;
 
-use caliburn::{Class, Mode, RangeError, Region, Store, Tuning};
+use caliburn::{Class, Guard, Mode, RangeError, Region, Store, Tuning};
 use std::path::Path;
 use std::time::Duration;
 use support::{clean, copy_store, open, options, region};
@@ -55,9 +55,16 @@ fn a_store_left_without_closing_is_recovered() {
 /// Short ranges are declared in a way of their own, until there are too many of them, or one is long, or touches another.
 #[test]
 fn ranges_short_and_long_in_any_order_are_undone_or_committed_together() {
+    // Where nobody must be told of ranges, and where somebody must.
+    for guard in [Guard::Off, Guard::Pages] {
+        short_and_long(guard);
+    }
+}
+
+fn short_and_long(guard: Guard) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let store = open(&path);
+    let store = options().guard(guard).open(&path).unwrap();
     let memory = region(&store);
     let short = |n: usize| (n * 100, 24 + n % 9);
     let (long, touching) = ((8192, 5000), (16, 200));

@@ -64,7 +64,7 @@ pub struct Tuning {
     pub merge_lazy: bool,
 }
 
-/// The least that can be asked for.
+/// The least memory budget.
 pub(crate) const MEMORY_BUDGET_MIN: u64 = 1 << 20;
 
 impl Default for Tuning {
@@ -81,7 +81,7 @@ impl Default for Tuning {
 impl Tuning {
     /// Bytes of private pages that may be kept.
     pub(crate) fn budget(&self, limits: &Limits) -> u64 {
-        self.memory_budget.unwrap_or(limits.bytes() / 3)
+        self.memory_budget.unwrap_or(limits.bytes() / 3).max(MEMORY_BUDGET_MIN)
     }
 
     pub(crate) fn check(&self) -> Result<(), OpenError> {

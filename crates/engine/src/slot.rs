@@ -35,8 +35,8 @@ pub(crate) const ANNOUNCED: usize = 16;
 /// The longest range that is called short.
 pub(crate) const SHORT: usize = 2048;
 
-/// The same, or 0 where a slot full of them may be too much for a record's body of `body_max` bytes or for the memory
-/// budget: they are declared without an account.
+/// The longest range that may be declared without an account: 0 where a slot full of short ones may be too much for a
+/// record's body of `body_max` bytes or for the memory budget.
 pub(crate) fn short_max(body_max: u64, page: usize) -> usize {
     let body = ANNOUNCED * range_bytes(SHORT);
     let memory = ANNOUNCED * (SHORT + SHORT.next_multiple_of(page) + page);
@@ -116,11 +116,13 @@ pub(crate) struct Work {
     saved_last: SavedLast,
     /// Regions that the transaction may store to, where regions are guarded.
     pub opened: Vec<Opened>,
-    /// Upper bound of the record's body in bytes; exact unless ranges were joined.
+    /// Upper bound of the record's body in bytes; exact unless ranges were joined. This and what follows hold for a
+    /// transaction that is `settled`.
     pub body_bytes: u64,
     /// Ranges were joined, or are in the tree.
     pub joined: bool,
-    /// The ranges are accounted for: see [`Held::settle`].
+    /// The ranges are accounted for: see [`Held::settle`]. Also false where nobody will ask: with the undo policy, and in
+    /// the slots of prepared transactions that recovery found.
     pub settled: bool,
     /// Upper bound of the memory for private copies of the pages declared.
     pub page_bytes: u64,
@@ -277,12 +279,12 @@ impl<'t> Held<'t> {
         true
     }
 
-    /// Announces a short range as [`Held::announce_new`] does, if there is room for its old value. It is not accounted
-    /// for, so all that was announced before must have been such, too.
+    /// Announces a short range as [`Held::announce_new`] does, if there is room for its old value or none is kept. It is
+    /// not accounted for, so all that was announced before must have been such, too.
     #[inline(always)]
-    pub fn announce_short(&mut self, region: &RegionState, start: usize, len: usize) -> bool {
+    pub fn announce_short(&mut self, region: &RegionState, start: usize, len: usize, restore: bool) -> bool {
         let work = self.work();
-        let room = work.saved.capacity() - work.saved.len() >= len;
+        let room = !restore || work.saved.capacity() - work.saved.len() >= len;
         room && !work.settled && self.announce_new(region, start, start + len)
     }
 
@@ -304,12 +306,13 @@ impl<'t> Held<'t> {
     #[inline]
     pub fn settle(&mut self, page: usize, restore: bool) {
         let settled = std::mem::replace(&mut self.work().settled, true);
-        if !settled && !planted("short-ranges-unsettled") {
+        let some = self.slot.count.load(Ordering::Relaxed) > 0;
+        if !settled && some && !planted("short-ranges-unsettled") {
             self.account(page, restore);
         }
     }
 
-    #[cold]
+    #[inline(never)]
     fn account(&mut self, page: usize, restore: bool) {
         let entries = self.slot.count.load(Ordering::Relaxed) as usize;
         for i in 0..entries {

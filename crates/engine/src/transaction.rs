@@ -494,7 +494,7 @@ fn declare_otherwise(
     len: usize,
     restore: bool,
 ) -> Result<(), RangeError> {
-    if len > store.short_max || !held.announce_short(region, start, len) {
+    if len > store.short_max || !held.announce_short(region, start, len, restore) {
         return declare_slowly(store, held, region, start, len, restore);
     }
     if store.reserve.active() {

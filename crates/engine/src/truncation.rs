@@ -138,10 +138,9 @@ impl Shared {
             }
             let before = std::mem::replace(&mut appended, self.live().log.appended());
             // A failure is remembered by the store and ends the loop.
-            let _ = self.truncate_as_needed();
-            if before == appended {
-                let _ = self.show_rest();
-            }
+            let idle = before == appended && !pending;
+            let shown = if idle { self.show_rest() } else { Ok(()) };
+            let _ = shown.and_then(|()| self.truncate_as_needed());
         }
     }
 
@@ -169,7 +168,6 @@ impl Shared {
 
     /// Shows all of the log: nothing was appended for a while.
     fn show_rest(&self) -> Result<(), Failure> {
-        self.failure()?;
         self.show_beyond(&mut self.lock_truncation(), 0)
     }
 

@@ -7,7 +7,7 @@ use crate::format::{
 };
 use crate::log::MediaError;
 use crate::record::well_formed;
-use crate::stage::staged_at;
+use crate::stage::{CHUNKS, staged_at};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -70,8 +70,9 @@ impl Leftovers {
         let mut found = Vec::new();
         let mut last = folded;
         // They are far apart: the disk may read them all at once.
-        let heads = (0..header.chunks.get()).map(|chunk| BLOCK as u64 + chunk * chunk_bytes);
-        heads.for_each(|at| medium.will_need(at, CHUNK_HEAD as u64));
+        let heads =
+            (0..header.chunks.get().min(CHUNKS as u64)).filter_map(|chunk| chunk.checked_mul(chunk_bytes));
+        heads.for_each(|at| medium.will_need(at.saturating_add(BLOCK as u64), CHUNK_HEAD as u64));
         for chunk in 0..header.chunks.get() {
             let start = BLOCK as u64 + chunk * chunk_bytes;
             let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));
