@@ -151,10 +151,11 @@ impl Shared {
         if self.pending.read().expect("no panic under this lock").is_some() {
             self.epoch(unforced)?;
         }
-        self.show_beyond(unforced, self.replay_most())?;
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
-        if log.used() > self.truncation_threshold() || starved() {
-            // Leave the newest quarter, whose pages will change again, unless somebody waits for space.
+        if log.used() <= self.truncation_threshold() && !starved() {
+            self.show_beyond(unforced, self.replay_most())?;
+        } else {
+            // Which shows as much. Leave the newest quarter, whose pages will change again, unless somebody waits for space.
             let spare = if starved() { 0 } else { log.capacity() / 4 };
             let goal = Lsn(log.appended().0.saturating_sub(spare).max(log.head().0));
             let outcome = self.incremental(unforced, goal, &|_| true)?;
