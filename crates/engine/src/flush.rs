@@ -225,6 +225,7 @@ impl Shared {
         self.flush.records.fetch_add(count, Ordering::Relaxed);
         self.flush.log_bytes.fetch_add(records.len() as u64, Ordering::Relaxed);
         let mut pages = self.lock_pages();
+        let private = pages.private();
         let mut bytes = records;
         while let Some((kind, len, body)) = record::peel(bytes) {
             let skipped = if planted("resolved-pages-unmarked") { Kind::Resolve } else { Kind::Prepare };
@@ -234,18 +235,22 @@ impl Shared {
             bytes = &bytes[len..];
             lsn.0 += len as u64;
         }
-        self.appended(pages, lsn);
+        self.appended(pages, private, lsn);
         Ok(())
     }
 
-    /// All records before `end` were appended and marked: truncation may have to do something.
-    fn appended(&self, mut pages: MutexGuard<'_, Pages>, end: Lsn) {
+    /// All records before `end` were appended and marked, when so many pages were private: truncation may have to do
+    /// something. It looks after private pages again and again, but sleeps while there are none.
+    fn appended(&self, mut pages: MutexGuard<'_, Pages>, before: u64, end: Lsn) {
         pages.marked_to(end);
         self.note_private(&mut pages);
         let private = pages.private();
         drop(pages);
         self.regard_memory(private);
-        if self.live().log.used() > self.truncation_threshold() || self.unshown() > self.replay_most() {
+        let first = before == 0 && private > 0 && !planted("truncation-not-woken");
+        let much =
+            self.live().log.used() > self.truncation_threshold() || self.unshown() > self.replay_most();
+        if first || much {
             self.wake_truncation();
         }
     }
@@ -529,10 +534,11 @@ impl Shared {
             self.flush.records.fetch_add(1, Ordering::Relaxed);
             self.flush.log_bytes.fetch_add((len + FRAME) as u64, Ordering::Relaxed);
             let mut pages = self.lock_pages();
+            let private = pages.private();
             for range in Ranges::of(&body) {
                 pages.mark(range.segment, range.offset, range.bytes.len() as u64, place.lsn);
             }
-            self.appended(pages, end);
+            self.appended(pages, private, end);
             Ok(live.stage.now())
         });
         self.unlock_flush(work);

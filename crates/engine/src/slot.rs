@@ -20,10 +20,10 @@ use crate::region::RegionState;
 use caliburn_log::format::range_bytes;
 use caliburn_log::undo::UndoLog;
 use caliburn_os::barrier;
+use caliburn_os::ordinal;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use caliburn_os::{ordinal, span};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -286,20 +286,6 @@ impl<'t> Held<'t> {
         let work = self.work();
         let room = !restore || work.saved.capacity() - work.saved.len() >= len;
         room && !work.settled && self.announce_new(region, start, start + len)
-    }
-
-    /// Keeps the old value of the short range announced last.
-    #[inline(always)]
-    pub fn save_short(&mut self, region: &RegionState, start: usize, len: usize) {
-        let saved = &mut self.work().saved;
-        let at = saved.len();
-        debug_assert!(saved.capacity() - at >= len);
-        // SAFETY: the range lies within the mapped region; `announce_short` found room for as many bytes, which are
-        // all written before the length says so.
-        unsafe {
-            span::copy(region.pointer(start), saved.as_mut_ptr().add(at), len);
-            saved.set_len(at + len);
-        }
     }
 
     /// Accounts for the short ranges announced so far: for whoever declares others, or wants the old values.

@@ -12,10 +12,11 @@
 //!
 //! A transaction is spent by `commit` and `abort`: using it afterwards does not compile.
 
-use crate::error::{CommitError, Failure, RangeError};
+use crate::error::{CommitError, RangeError};
 use crate::region::{Region, RegionState};
 use crate::slot::{Held, SHORT, Tally, Undo};
 use crate::store::{Shared, gate};
+use crate::ticket::Ticket;
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
@@ -500,10 +501,7 @@ fn declare_otherwise(
     if store.reserve.active() {
         return declare_patiently(store, held, region, start, len, restore);
     }
-    if restore {
-        held.save_short(region, start, len);
-    }
-    count(held.tally(), len);
+    keep_short(held, region, start, len, restore);
     Ok(())
 }
 
@@ -519,11 +517,18 @@ fn declare_patiently(
     restore: bool,
 ) -> Result<(), RangeError> {
     store.reserve.pass_over(held.again(), region, start, start + len, store.page_size);
+    keep_short(held, region, start, len, restore);
+    Ok(())
+}
+
+/// Keeps the old value of a short range that was announced, and counts the range.
+#[inline(always)]
+fn keep_short(mut held: Held<'_>, region: &RegionState, start: usize, len: usize, restore: bool) {
     if restore {
-        held.save_short(region, start, len);
+        // SAFETY: `Held::announce_short` found the room.
+        unsafe { append(&mut held.work().saved, region, Undo { start, len }) };
     }
     count(held.tally(), len);
-    Ok(())
 }
 
 /// Commits short ranges in the `Process` class. False if there are others, or something else must be done.
@@ -669,9 +674,19 @@ fn save(saved: &mut Vec<u8>, region: &RegionState, gap: Undo) {
     if saved.capacity() - saved.len() < gap.len {
         saved.reserve(gap.len.max(SHORT));
     }
+    // SAFETY: there is room now.
+    unsafe { append(saved, region, gap) };
+}
+
+/// The same, where it was seen that there is room.
+///
+/// # Safety
+/// `saved` must have room for as many bytes.
+#[inline(always)]
+unsafe fn append(saved: &mut Vec<u8>, region: &RegionState, gap: Undo) {
     let at = saved.len();
-    // SAFETY: `gap` lies within the mapped region; `saved` has room for as many bytes, which are all
-    // written before its length says so.
+    debug_assert!(saved.capacity() - at >= gap.len, "nobody saw whether there is room");
+    // SAFETY: `gap` lies within the mapped region; there is room, and all is written before the length says so.
     unsafe {
         span::copy(region.pointer(gap.start), saved.as_mut_ptr().add(at), gap.len);
         saved.set_len(at + gap.len);
@@ -684,19 +699,18 @@ fn pieces(len: usize) -> impl Iterator<Item = usize> {
 
 #[inline(always)]
 fn fill(held: &Held<'_>, body: &mut Body) {
-    // SAFETY (both calls): an announced range lies in a region that stays mapped until the slot is
-    // released. Ranges of one record in the stage are far shorter than a piece.
+    let mut put = |region: &RegionState, start: usize, end: usize| {
+        // SAFETY: an announced range lies in a region that stays mapped until the slot is released. Ranges of one record
+        // in the stage are far shorter than a piece.
+        unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
+    };
     match held.small() {
         Some(ranges) => {
             for (region, start, end) in ranges {
-                // SAFETY: see above.
-                unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
+                put(region, start, end);
             }
         }
-        None => held.each(|region, start, end| {
-            // SAFETY: see above.
-            unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
-        }),
+        None => held.each(put),
     }
 }
 
@@ -761,32 +775,4 @@ fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, saved: u64) {
     store.note_aborted(&held);
     held.tally().aborted.add(1);
     store.release(held);
-}
-
-/// A commit on its way to the disk.
-#[derive(Clone)]
-pub struct Ticket<'t> {
-    store: &'t Shared,
-    stamp: Option<u64>,
-}
-
-impl std::fmt::Debug for Ticket<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ticket").field("durable", &self.is_durable()).finish()
-    }
-}
-
-impl Ticket<'_> {
-    /// Whether the commit survives a power cut now.
-    pub fn is_durable(&self) -> bool {
-        self.stamp.is_none_or(|stamp| self.store.is_durable(stamp))
-    }
-
-    /// Waits until it does.
-    ///
-    /// # Errors
-    /// When the store fails before that.
-    pub fn wait(self) -> Result<(), Failure> {
-        self.stamp.map_or(Ok(()), |stamp| self.store.wait_durable(stamp))
-    }
 }

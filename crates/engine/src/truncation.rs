@@ -693,4 +693,28 @@ mod tests {
         assert_eq!(told(&store).unwrap().before, log.appended());
         assert!(log.head() < first, "the head has moved");
     }
+
+    #[test]
+    fn all_is_shown_when_nothing_more_is_committed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+        let segment = store.create_segment("data", 1 << 20).unwrap();
+        let region = segment.map_all().unwrap();
+        segment.state.medium.watch();
+        if segment.state.medium.cache().is_none() {
+            eprintln!("not tested: of this file system nothing can be told after a process is gone");
+            return;
+        }
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 0, &[7; 3000]).unwrap();
+        tx.commit(Class::Power).unwrap();
+        let log = &store.shared.live().log;
+        assert!(log.used() < store.shared.replay_most(), "it would be shown anyway");
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while told(&store).is_none_or(|shown| shown.before < log.appended()) {
+            assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.appended());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(log.used() > 0, "the log was truncated, which is not the same");
+    }
 }
