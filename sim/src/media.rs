@@ -209,6 +209,10 @@ impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
         state.mappings.push((base, len, id, offset));
     }
 
+    fn unmapped(&self, base: usize, len: usize) {
+        self.0.lock().mappings.retain(|(at, ..)| !(base..base + len).contains(at));
+    }
+
     fn stored(&self, at: usize, len: usize) {
         let mut state = self.0.lock();
         let Some((id, offset)) = state.place(at) else { return };

@@ -250,6 +250,7 @@ impl Code for RangeError {
             RangeError::OutOfBounds { .. } | RangeError::NotMapped { .. } => CALIBURN_RANGE,
             RangeError::Guard { source, .. } => of_io(source),
             RangeError::Undo(error) => error.code(),
+            RangeError::Memory { source, .. } => of_io(source),
             RangeError::LogTooSmall { .. } | RangeError::MemoryTooSmall { .. } => CALIBURN_TOO_BIG,
         }
     }
@@ -266,6 +267,7 @@ impl Code for CommitError {
             CommitError::ReadOnly => CALIBURN_READ_ONLY,
             CommitError::NotPrepared(_) => CALIBURN_NOT_FOUND,
             CommitError::Segment(error) => error.code(),
+            CommitError::Range(error) => error.code(),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::patches::Patches;
 use crate::prepared::{self, PreparedTable};
 use crate::recovery;
 use crate::segment::SegmentState;
-use crate::undo;
+use crate::policy::undo;
 use caliburn_log::format::{self, BLOCK, LOG_MAGIC, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::image::Image;
 use caliburn_log::leftovers::{Leftovers, StageError};

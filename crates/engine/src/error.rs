@@ -374,6 +374,14 @@ pub enum RangeError {
     /// The undo log could not be made longer.
     #[error("the transaction's old values could not be kept: {0}")]
     Undo(#[from] MediaError),
+    /// There is no memory for old values.
+    #[error("{bytes} bytes of memory for the transaction's old values: {source}")]
+    Memory {
+        /// Bytes wanted.
+        bytes: u64,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The transaction would not fit the log.
     #[error(
         "the transaction's changes need a log of at least {needed} bytes and this one has {capacity}: commit in smaller pieces, or make a store with a larger log (Options::log_bytes)"
@@ -394,6 +402,28 @@ pub enum RangeError {
         /// The budget.
         budget: u64,
     },
+}
+
+/// Why a savepoint could not be made or used. The transaction goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SavepointError {
+    /// The transaction keeps no old values.
+    #[error("a no-restore transaction of a store with the redo policy has no savepoints: it keeps no old values")]
+    NoOldValues,
+    /// It is of another transaction, or was released, or the transaction was rolled back to an earlier one.
+    #[error("the transaction has no such savepoint: it was released, or the transaction was rolled back beyond it")]
+    Gone,
+}
+
+/// Why a branch could not be begun.
+#[derive(Debug, thiserror::Error)]
+pub enum BranchError {
+    /// The transaction keeps no old values.
+    #[error("a no-restore transaction of a store with the redo policy has no branches: it keeps no old values")]
+    NoOldValues,
+    /// The undo log could not be made longer.
+    #[error("the branch's old values could not be kept: {0}")]
+    Undo(#[from] MediaError),
 }
 
 /// Why a commit, flush or truncation did not succeed.
@@ -443,6 +473,9 @@ pub enum CommitError {
     /// A prepared transaction's range is not within its segment.
     #[error(transparent)]
     Segment(#[from] SegmentError),
+    /// A prepared transaction's changes could not be brought to memory.
+    #[error(transparent)]
+    Range(#[from] RangeError),
 }
 
 /// Why a store did not close in good order. What was acknowledged is in the log.

@@ -18,9 +18,7 @@
 use crate::cohort::Cohort;
 use crate::error::{CommitError, Failure};
 use crate::pages::Pages;
-use crate::slot::Held;
 use crate::store::{Shared, gate};
-use crate::transaction::Transaction;
 use caliburn_log::format::Lsn;
 use caliburn_log::log::MediaError;
 use caliburn_log::merge::Merger;
@@ -512,10 +510,8 @@ impl Shared {
     /// Commits a record that is too large for the stage: straight into the log, body first, header last,
     /// so that it is valid only when it is whole. Returns its stamp.
     #[cold]
-    pub(crate) fn append_large(&self, held: &Held<'_>, len: usize) -> Result<u64, CommitError> {
-        let live = self.live();
-        let body = Transaction::body(held);
-        assert_eq!(body.len(), len, "the record was sized for these ranges");
+    pub(crate) fn append_large(&self, body: Vec<u8>) -> Result<u64, CommitError> {
+        let (live, len) = (self.live(), body.len());
         let mut work = self.lock_flush();
         let done = self.flush_staged(&mut work, false).and_then(|_| {
             self.wait_log(&mut work.buffer, (len + FRAME) as u64)?;

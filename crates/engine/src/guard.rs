@@ -4,8 +4,10 @@
 //! A page is opened by the first range that a transaction declares in it, and closed when the last such transaction
 //! has ended. With keys, a region is, and that is each thread's own affair.
 
-use crate::error::MapError;
+use crate::error::{MapError, RangeError};
 use crate::region::RegionState;
+use crate::store::Shared;
+use crate::write_set::WriteSet;
 use caliburn_os::guard::{self, Kind, Named, Permit};
 use caliburn_os::page_size;
 use caliburn_os::sync::atomic::Ordering;
@@ -122,6 +124,26 @@ impl RegionGuard {
         if let Err(error) = done {
             tracing::warn!(%error, segment = region.segment.name, "a region that was left stays protected");
         }
+    }
+}
+
+impl Shared {
+    /// Lets a transaction store to bytes that it is about to declare. First of all: what was declared is stored to by an
+    /// abort. Who declares keeps the region mapped.
+    pub fn open_pages(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        if self.guard.is_none() {
+            return Ok(());
+        }
+        let regions = self.regions.read().expect("no panic under this lock");
+        let held = regions.iter().find(|r| std::ptr::eq(&***r, region)).expect("whoever declares keeps it mapped");
+        let done = set.open(held, region.base + offset, len);
+        done.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })
     }
 }
 

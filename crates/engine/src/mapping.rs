@@ -94,6 +94,7 @@ impl Shared {
         });
         self.map_part(&region, 0, len)?;
         region.reservation.leave(0);
+        self.table.put(&region);
         regions.push(region.clone());
         Ok(Region { state: region, store: self.clone(), mapped: true })
     }
@@ -251,7 +252,9 @@ impl Shared {
             let (mapped_start, mapped_end) = (other.start, other.end());
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
-        self.map_part(region, now, len)
+        self.map_part(region, now, len)?;
+        self.table.put(region);
+        Ok(())
     }
 
     /// The segment loader: see [`crate::Segment::load`].
@@ -307,7 +310,7 @@ impl Shared {
     }
 
     fn undeclared(&self, region: &RegionState) -> Result<(), MapError> {
-        let transactions = self.slots.touching(region.base, region.base + region.len()).len();
+        let transactions = self.slots.touching(region.id, region.start..region.end()).len();
         if transactions > 0 {
             return Err(MapError::Uncommitted { segment: region.segment.name.clone(), transactions });
         }
@@ -315,7 +318,11 @@ impl Shared {
     }
 
     fn let_go(&self, region: &Arc<RegionState>, closed: bool) {
-        self.regions.write().expect("no panic under this lock").retain(|r| !Arc::ptr_eq(r, region));
+        {
+            let mut regions = self.regions.write().expect("no panic under this lock");
+            self.table.remove(region);
+            regions.retain(|r| !Arc::ptr_eq(r, region));
+        }
         if let Some(verifier) = &self.verifier {
             verifier.forget(region);
         }
@@ -338,12 +345,6 @@ impl Shared {
         region.reservation.leave(region.len());
     }
 
-    /// The region that holds an address.
-    pub fn region_at(&self, address: usize) -> Option<Arc<RegionState>> {
-        let regions = self.regions.read().expect("no panic under this lock");
-        regions.iter().find(|r| address >= r.base && address - r.base < r.len()).cloned()
-    }
-
     /// The region that maps a byte of a segment.
     pub fn region_of(&self, segment: SegmentId, offset: u64) -> Option<Arc<RegionState>> {
         let regions = self.regions.read().expect("no panic under this lock");
@@ -353,23 +354,5 @@ impl Shared {
     /// The segment of a record, which must be one of the store's.
     pub fn segment_of(&self, id: SegmentId) -> Result<Arc<SegmentState>, SegmentError> {
         self.segment_state(id).ok_or_else(|| SegmentError::Unknown { name: format!("number {}", id.0) })
-    }
-}
-
-/// The region looked at last, for a walk over many ranges.
-#[derive(Default)]
-pub(crate) struct View {
-    region: Option<Arc<RegionState>>,
-}
-
-impl View {
-    /// Where a byte of a segment is mapped.
-    pub fn pointer(&mut self, store: &Shared, segment: SegmentId, offset: u64) -> Option<*mut u8> {
-        let inside = |r: &Arc<RegionState>| r.id == segment && r.start <= offset && offset < r.end();
-        if !self.region.as_ref().is_some_and(inside) {
-            self.region = store.region_of(segment, offset);
-        }
-        let region = self.region.as_ref()?;
-        Some(region.pointer(region.base + (offset - region.start) as usize))
     }
 }

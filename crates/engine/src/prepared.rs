@@ -12,11 +12,12 @@
 //! brings the new ones. The log keeps the Prepare record; when its space is needed, it is written anew at
 //! the tail, for which room is always kept.
 
-use crate::error::{CommitError, Failure, SegmentError};
+use crate::error::{CommitError, Failure};
 use crate::flush::Work;
 use crate::patches::Patches;
 use crate::store::{Shared, Store};
-use crate::transaction::restore;
+use crate::transaction::declare_cold;
+use crate::write_set::Position;
 use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, GLOBAL_ID_MAX, Kind, Ranges, Record, prefix};
@@ -225,7 +226,7 @@ impl Shared {
         let (body, slot) = self.claim_prepared(global_id)?;
         if let Some(number) = slot {
             self.decide(Kind::Resolve, global_id, &body)?;
-            self.release(self.slots.resume(number));
+            self.end(self.slots.resume(number));
             return Ok(());
         }
         // Found by recovery: bring the new values into the regions that are mapped, under announcements
@@ -237,8 +238,8 @@ impl Shared {
             }
         }
         let _mapping = self.lock_mapping();
-        let mut held = self.slots.hold();
-        let (mut gaps, mut parts) = (Vec::new(), Vec::new());
+        let set = self.slots.begin(false);
+        let mut parts = Vec::new();
         for range in Ranges::of(&body) {
             let mut done = 0;
             while done < range.bytes.len() {
@@ -248,17 +249,15 @@ impl Shared {
                     continue;
                 };
                 let len = (range.bytes.len() - done).min((region.end() - offset) as usize);
-                let address = region.base + (offset - region.start) as usize;
-                held.announce(&region, address, address + len, &mut gaps);
-                if let Err(source) = held.open(&region, address, len) {
-                    held.tally().aborted.add(1);
-                    held.release();
+                let at = (offset - region.start) as usize;
+                if let Err(error) = declare_cold(self, &set, &region, at, len) {
+                    // What was declared is not stored to yet.
+                    set.counters().aborted.add(1);
+                    self.end(set);
                     self.unclaim(global_id);
-                    let path = region.segment.medium.path().to_owned();
-                    return Err(SegmentError::Io { action: "lift the protection of", path, source }.into());
+                    return Err(error.into());
                 }
-                self.reserve.pass(address, address + len, self.page_size);
-                parts.push((&range.bytes[done..done + len], region.pointer(address)));
+                parts.push((&range.bytes[done..done + len], region.at(at)));
                 done += len;
             }
         }
@@ -273,7 +272,7 @@ impl Shared {
             drop(pending);
             self.wake_truncation();
         }
-        self.release(held);
+        self.end(set);
         decided?;
         Ok(())
     }
@@ -282,10 +281,11 @@ impl Shared {
         let (_, slot) = self.claim_prepared(global_id)?;
         self.decide(Kind::Forget, global_id, &[])?;
         if let Some(number) = slot {
-            let mut held = self.slots.resume(number);
-            restore(self, &mut held);
-            held.tally().aborted.add(1);
-            self.release(held);
+            let set = self.slots.resume(number);
+            self.restore(&set, Position::default());
+            self.note_aborted(&set, Position::default());
+            set.counters().aborted.add(1);
+            self.end(set);
         }
         Ok(())
     }

@@ -127,7 +127,7 @@ impl Store {
             ..Statistics::default()
         };
         for (_, slot) in self.shared.slots.iter() {
-            let tally = slot.tally();
+            let tally = &slot.counters;
             s.committed += slot.committed();
             s.aborted += tally.aborted.get();
             s.ranges += tally.ranges.get();
@@ -144,7 +144,7 @@ impl Region {
     /// The state of the region.
     pub fn query(&self) -> RegionQuery {
         let (state, page) = (&self.state, self.store.page_size as u64);
-        let touching = self.store.slots.touching(state.base, state.base + state.len());
+        let touching = self.store.slots.touching(state.id, state.start..state.end());
         RegionQuery {
             uncommitted: touching.into_iter().map(TransactionId).collect(),
             dirty_pages: self.store.lock_pages().dirty_in(state.segment.id, state.pages(page)),

@@ -24,7 +24,7 @@ use crate::prepared::{self, PreparedTable};
 use crate::segment::{self, SegmentState};
 use crate::store::{Live, Parts};
 use crate::transaction::Class;
-use crate::undo;
+use crate::policy::undo;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{BLOCK, Defect, LOG_DATA, Lsn, STATUS_AT, Status};
 use caliburn_log::image::{Damage, Image};

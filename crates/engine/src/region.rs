@@ -51,12 +51,6 @@ impl RegionState {
         self.start / page_size..self.end().div_ceil(page_size)
     }
 
-    /// Offset in the segment of an address within the region.
-    #[inline(always)]
-    pub fn offset_of(&self, address: usize) -> u64 {
-        self.start + (address - self.base) as u64
-    }
-
     /// A pointer to an address within the region, with the mapping's provenance.
     #[inline(always)]
     pub fn pointer(&self, address: usize) -> *mut u8 {

@@ -17,17 +17,18 @@ use crate::patches::Patches;
 use crate::prepared::PreparedTable;
 use crate::recovery;
 use crate::region::RegionState;
-use crate::reserve::Reserve;
 use crate::segment::{self, Segment, SegmentState};
-use crate::slot::{self, Held, Slots};
+use crate::policy::undo::UndoChunks;
+use crate::region_table::RegionTable;
 use crate::transaction::{Class, Mode, Transaction};
 use crate::truncation::Truncation;
 use crate::verify::Verifier;
+use crate::write_set::{Layout, Position, Reserve, Slots, Terms, WriteSet};
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_log::log::{Log, MediaError};
 use caliburn_log::record::{BODY_MAX, FRAME};
 use caliburn_log::stage::Stage;
-use caliburn_log::undo::UndoLogs;
+use caliburn_log::sealed::SEAL;
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::event::Event;
 use caliburn_os::guard::{Kind, Permit};
@@ -74,7 +75,7 @@ pub(crate) struct Shared {
     /// With the redo policy, opened for writing.
     pub live: Option<Live>,
     /// With the undo policy, opened for writing.
-    pub undo: Option<UndoLogs>,
+    pub undo: Option<UndoChunks>,
     /// The most that a commit can survive.
     pub reach: Class,
     /// Somebody said so, who is believed of later segments too.
@@ -84,10 +85,8 @@ pub(crate) struct Shared {
     /// Pages of memory never go to segments.
     pub declared_only: bool,
     pub verifier: Option<Verifier>,
-    /// The undo policy, with nobody who must be told of ranges: what the hot path asks first.
-    pub light: bool,
-    /// The redo policy, with nobody who must be told of ranges: the longest range that is short. Else 0.
-    pub short_max: usize,
+    /// What the policy asks of write sets.
+    pub terms: Terms,
     pub gate: AtomicU32,
     pub slots: Slots,
     pub reserve: Reserve,
@@ -100,6 +99,8 @@ pub(crate) struct Shared {
     /// Held by whoever maps, so that no mapping misses what becomes pending meanwhile.
     pub mapping: Mutex<()>,
     pub regions: RwLock<Vec<Arc<RegionState>>>,
+    /// The same regions, for those who must not wait.
+    pub table: RegionTable,
     pub segments: RwLock<Vec<Arc<SegmentState>>>,
     pub catalog: Mutex<Catalog>,
     pub prepared: Mutex<PreparedTable>,
@@ -123,7 +124,7 @@ pub(crate) struct Parts {
     pub catalog: Catalog,
     pub segments: Vec<Arc<SegmentState>>,
     pub live: Option<Live>,
-    pub undo: Option<UndoLogs>,
+    pub undo: Option<UndoChunks>,
     pub pending: Option<Patches>,
     pub prepared: PreparedTable,
     pub damage: Option<OpenError>,
@@ -174,7 +175,9 @@ impl Shared {
             .map_or(0, |live| (live.log.capacity() / 2 - FRAME as u64).min(BODY_MAX as u64));
         let watched = options.guard.kind().is_some() || options.verify;
         let marked = parts.live.as_ref().map_or(Lsn(0), |live| live.log.appended());
-        Shared {
+        let trailer = parts.undo.as_ref().and_then(UndoChunks::persistent).map_or(0, |_| SEAL);
+        let sees_each = watched || trailer > 0;
+        let shared = Shared {
             dir: dir.to_owned(),
             id: parts.catalog.store,
             policy: parts.catalog.policy,
@@ -193,11 +196,13 @@ impl Shared {
             declared_only: options.declared_only && parts.catalog.policy == Policy::Redo,
             guard: options.guard.kind().filter(|_| !options.read_only),
             verifier: (options.verify && !options.read_only).then(Verifier::default),
-            light: parts.undo.is_some() && !watched,
-            short_max: if watched { 0 } else { slot::short_max(body_max, page_size) },
+            terms: Terms {
+                clears: if parts.undo.is_some() && !sees_each { parts.reach as u8 + 1 } else { 0 },
+                keeps_old: parts.undo.is_some(),
+            },
             live: parts.live,
             undo: parts.undo,
-            slots: Slots::default(),
+            slots: Slots::new(Layout { trailer }),
             reserve: Reserve::default(),
             flush: Flush::default(),
             background: options.background,
@@ -205,6 +210,7 @@ impl Shared {
             truncation: Truncation::default(),
             mapping: Mutex::default(),
             regions: RwLock::default(),
+            table: RegionTable::default(),
             segments: RwLock::new(parts.segments),
             catalog: Mutex::new(parts.catalog),
             prepared: Mutex::new(parts.prepared),
@@ -217,7 +223,21 @@ impl Shared {
             limits,
             tuning: RwLock::new(options.tuning.clone()),
             lock: Mutex::new(Some(parts.lock)),
-        }
+        };
+        shared.set_room();
+        shared
+    }
+
+    /// How much write sets may take depends on the memory budget.
+    fn set_room(&self) {
+        let room = match &self.undo {
+            _ if self.watched() => 0,
+            Some(undo) if undo.persistent().is_some() => 0,
+            Some(_) => usize::MAX,
+            None if self.live.is_some() => self.redo_room(),
+            None => 0,
+        };
+        self.slots.grant(room);
     }
 
     /// Stage and log.
@@ -234,11 +254,9 @@ impl Shared {
     }
 
     /// The pages that an aborted transaction has copied are private.
-    pub fn note_aborted(&self, held: &Held<'_>) {
+    pub fn note_aborted(&self, set: &WriteSet<'_>, from: Position) {
         let mut aborted = self.aborted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        held.each(|region, start, end| {
-            aborted.push((region.id, region.offset_of(start), (end - start) as u64))
-        });
+        set.each_from(from, |range| aborted.push((range.segment, range.offset, range.len as u64)));
         let many = aborted.len() >= 4096;
         drop(aborted);
         if many {
@@ -265,18 +283,6 @@ impl Shared {
     #[inline(always)]
     pub fn watched(&self) -> bool {
         self.guard.is_some() || self.verifier.is_some()
-    }
-
-    /// Ends a transaction that was committed or undone.
-    pub fn release(&self, held: Held<'_>) {
-        match &self.verifier {
-            None => held.release(),
-            Some(verifier) => {
-                let mut shadows = verifier.lock();
-                Verifier::settle(&mut shadows, &held);
-                held.release();
-            }
-        }
     }
 
     pub fn tuning(&self) -> Tuning {
@@ -691,6 +697,7 @@ impl Store {
         let budget = tuning.budget(&self.shared.limits);
         self.shared.budget.store(budget, Ordering::Relaxed);
         *self.shared.tuning.write().expect("no panic under this lock") = tuning;
+        self.shared.set_room();
         if self.shared.live.is_some() {
             self.shared.nudge_flusher();
             self.shared.wake_truncation();
@@ -782,7 +789,7 @@ impl Store {
     }
 }
 
-fn shut_undo(shared: &Shared, undo: &UndoLogs) -> Result<(), CloseError> {
+fn shut_undo(shared: &Shared, undo: &UndoChunks) -> Result<(), CloseError> {
     shared.failure()?;
     match shared.slots.open() {
         0 => Ok(shared.close_undo(undo)?),

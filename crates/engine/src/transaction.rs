@@ -12,32 +12,26 @@
 //!
 //! A transaction is spent by `commit` and `abort`: using it afterwards does not compile.
 
-use crate::error::{CommitError, RangeError};
+use crate::error::{BranchError, CommitError, RangeError, SavepointError};
 use crate::region::{Region, RegionState};
-use crate::slot::{Held, SHORT, Tally, Undo};
-use crate::store::{Shared, gate};
+use crate::store::Shared;
 use crate::ticket::Ticket;
+use crate::write_set::{Position, WriteSet};
 use caliburn_log::SegmentId;
-use caliburn_log::format::range_bytes;
-use caliburn_log::record::{FRAME, push_range};
-use caliburn_log::stage::Body;
-use caliburn_log::undo::Short;
 use caliburn_os::persist::Survives;
 use caliburn_os::simulated::{self, planted};
-use caliburn_os::sync::atomic::Ordering;
-use caliburn_os::{ordinal, span};
+use caliburn_os::span;
 use std::ops::Range;
 use std::ptr;
-use std::sync::Arc;
 use zerocopy::{Immutable, IntoBytes};
 
 /// Whether a transaction can be aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Old values are kept, so that `abort` can restore them.
-    Restore,
+    Restore = 1,
     /// No old values are kept: faster, and the program promises to commit.
-    NoRestore,
+    NoRestore = 0,
 }
 
 /// What a commit survives, weakest first.
@@ -88,25 +82,21 @@ pub struct OldValue {
     pub bytes: Vec<u8>,
 }
 
-/// Largest single range in a record; longer ones are split.
-const PIECE: usize = 1 << 30;
+/// A place in a transaction that it can be rolled back to: [`Transaction::savepoint`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Savepoint {
+    transaction: TransactionId,
+    serial: u64,
+}
 
 /// A group of changes that happens wholly or not at all. Dropped without commit, it is aborted.
 pub struct Transaction<'t> {
     store: &'t Shared,
-    held: Option<Held<'t>>,
+    set: WriteSet<'t>,
     mode: Mode,
-    /// Where ranges are saved, if they need nothing else.
-    light: Option<Short>,
-    /// Ranges saved there, by 2^32, and their bytes: counted in the slot when the transaction ends. A store for each
-    /// range less: a processor that waits for memory goes on until it has no place for another store.
-    saved: u64,
-    /// The range saved there last: in which region, from which offset to which.
-    last: (*const RegionState, usize, usize),
 }
 
-// SAFETY: a transaction is a set of announcements in a slot and borrowed store state, none of it tied to
-// the thread that began it.
+// SAFETY: a transaction is a run in a slot and borrowed store state, none of it tied to the thread that began it.
 unsafe impl Send for Transaction<'_> {}
 // SAFETY: what needs no exclusive access only reads.
 unsafe impl Sync for Transaction<'_> {}
@@ -118,35 +108,27 @@ impl std::fmt::Debug for Transaction<'_> {
 }
 
 impl<'t> Transaction<'t> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(store: &'t Shared, mode: Mode) -> Transaction<'t> {
-        let mut held = store.slots.hold();
-        let light = if store.light { held.work().log.short() } else { None };
-        Transaction { store, held: Some(held), mode, light, saved: 0, last: (ptr::null(), 0, 0) }
+        let keeps_old = store.terms.keeps_old || mode == Mode::Restore;
+        Transaction { store, set: store.slots.begin(keeps_old), mode }
     }
 
+    /// Its write set, to be ended by the caller.
     #[inline(always)]
-    fn held(&mut self) -> &mut Held<'t> {
-        self.held.as_mut().expect("a transaction holds its slot until it is spent")
+    fn into_set(self) -> WriteSet<'t> {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped and not used again, so that there is one set still.
+        unsafe { ptr::read(&this.set) }
     }
 
     fn restores(&self) -> bool {
         self.mode == Mode::Restore
     }
 
-    /// Gives the slot up to whoever ends the transaction.
-    #[inline(always)]
-    fn take(&mut self) -> Option<Held<'t>> {
-        let held = self.held.take()?;
-        let tally = held.tally();
-        tally.ranges.add(self.saved >> 32);
-        tally.declared_bytes.add(u64::from(self.saved as u32));
-        Some(held)
-    }
-
     /// Its identity, as [`Query`](crate::Query) reports it.
     pub fn id(&self) -> TransactionId {
-        TransactionId(self.held.as_ref().map_or(0, Held::id))
+        TransactionId(self.set.id())
     }
 
     /// Declares that bytes `range` of `region` are about to be changed. Their old values are saved, in
@@ -170,7 +152,7 @@ impl<'t> Transaction<'t> {
         if range.start > range.end || range.end > state.len() {
             return Err(state.out_of_bounds(range.start, len));
         }
-        self.declare(&region.state, state, range.start, len)
+        self.declare(state, range.start, len)
     }
 
     /// Declares `len` bytes at an address, for programs that work with pointers.
@@ -180,13 +162,17 @@ impl<'t> Transaction<'t> {
     ///
     /// # Safety
     /// The region at the address must not be unmapped or dropped before this transaction ends.
+    #[inline]
     pub unsafe fn set_range_at(&mut self, address: *const u8, len: usize) -> Result<(), RangeError> {
         let address = address.addr();
-        let region = self.store.region_at(address).ok_or(RangeError::NotMapped { address, len })?;
-        if len > region.len() - (address - region.base) {
-            return Err(region.out_of_bounds(address - region.base, len));
+        // SAFETY: the caller's word.
+        let region = unsafe { self.store.table.at(address) };
+        let region = region.ok_or(RangeError::NotMapped { address, len })?;
+        let offset = address - region.base;
+        if len > region.len() - offset {
+            return Err(region.out_of_bounds(offset, len));
         }
-        self.declare(&region, &region, address - region.base, len)
+        self.declare(region, offset, len)
     }
 
     /// Declares and stores `bytes` at `offset`.
@@ -203,9 +189,7 @@ impl<'t> Transaction<'t> {
         unsafe {
             let target = region.as_ptr().add(offset);
             span::copy(bytes.as_ptr(), target, bytes.len());
-            if self.store.undo.is_some() {
-                simulated::stored(target, bytes.len());
-            }
+            simulated::stored(target, bytes.len());
         }
         Ok(())
     }
@@ -224,103 +208,72 @@ impl<'t> Transaction<'t> {
         self.write(region, offset, value.as_bytes())
     }
 
-    /// Declares `len` bytes at `offset` of the region, which are there. `state` is the region's.
+    /// Declares `len` bytes at `offset` of the region, which are there.
     #[inline(always)]
-    fn declare(
-        &mut self,
-        region: &Arc<RegionState>,
-        state: &RegionState,
-        offset: usize,
-        len: usize,
-    ) -> Result<(), RangeError> {
+    fn declare(&mut self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
         if len == 0 {
             return Ok(());
         }
-        if !self.save_light(state, offset, len) {
-            let start = state.base + offset;
-            // Its old value is most of what a commit waits for.
-            span::soon(state.pointer(start));
-            declare_otherwise(self.store, self.held().again(), region, start, len, self.restores())?;
+        let done = self.set.declare(region, offset, len, self.store.reserve.watch());
+        if planted("undo-committed-early") && self.store.undo.is_some() {
+            self.set.clear();
         }
-        Ok(())
-    }
-
-    /// Saves a range where it needs nothing but to be saved, and there is room.
-    #[inline(always)]
-    fn save_light(&mut self, region: &RegionState, offset: usize, len: usize) -> bool {
-        let Some(short) = self.light else { return false };
-        let ((last, from, to), end) = (self.last, offset + len);
-        if !ptr::eq(last, region) {
-            self.held().announce_region(region, last.is_null());
-            self.last.0 = region;
-        } else if from <= offset && end <= to {
-            // Bytes that were saved before that are saved again otherwise: the older come back last.
-            self.held().tally().duplicate_bytes.add(len as u64);
-            count(self.held().tally(), len);
-            return true;
+        if done {
+            return Ok(());
         }
-        let saved = planted("undo-not-saved")
-            // SAFETY: the range lies within the mapped region; the log is this transaction's.
-            || unsafe { short.save(region.id, region.start + offset as u64, region.at(offset), len) };
-        if planted("undo-committed-early") {
-            // SAFETY: as above.
-            unsafe { short.commit() };
-        }
-        if saved {
-            (self.last.1, self.last.2) = (offset, end);
-            // No overflow: all that is saved there is shorter than a chunk.
-            self.saved += 1 << 32 | len as u64;
-        } else {
-            self.light = None;
-        }
-        saved
+        declare_cold(self.store, &self.set.passed(), region, offset, len)
     }
 
     /// Commits in a failure class. When this returns, the changes survive what the class names.
     ///
     /// # Panics
-    /// With [`Options::verify`](crate::Options::verify), when recoverable memory was changed without being declared.
+    /// With [`Options::verify`](crate::Options::verify), when recoverable memory was changed without being declared; when
+    /// branches of it are open.
     ///
     /// # Errors
     /// When the store has failed. If it had failed before, the old values are restored; if the force
     /// failed, the changes stay visible and reopening tells whether they are durable.
     /// [`CommitError::Class`] when the store's memory cannot survive that: the transaction is aborted.
     #[inline(always)]
-    pub fn commit(mut self, class: Class) -> Result<(), CommitError> {
+    pub fn commit(self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
-        let Some(short) = self.light.filter(|_| class <= store.reach) else {
-            if class == Class::Process && commit_short(store, self.held().again()) {
-                std::mem::forget(self);
-                return Ok(());
-            }
-            return self.moved().commit_slowly(class);
-        };
-        let held = self.take().expect("not spent");
-        std::mem::forget(self);
-        // SAFETY: the log is this transaction's.
-        unsafe { short.commit() };
-        held.release_light();
+        let done = self.set.is_plain()
+            && if (class as u8) < store.terms.clears {
+                self.set.clear();
+                true
+            } else {
+                class == Class::Process && store.commit_short(&self.set.passed())
+            };
+        if !done {
+            return self.commit_slowly(class);
+        }
+        self.into_set().release();
         Ok(())
     }
 
-    /// The transaction in another place, to be ended out of line: what is not pointed to stays in registers.
-    #[inline(always)]
-    fn moved(&mut self) -> Transaction<'t> {
-        Transaction { held: self.held.take(), ..*self }
-    }
-
-    fn commit_slowly(mut self, class: Class) -> Result<(), CommitError> {
+    #[inline(never)]
+    fn commit_slowly(self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
-        if let Some(undo) = &store.undo {
-            store.reaches(class)?;
-            store.verify();
-            store.commit_undo(undo, self.take().expect("not spent"));
-            return Ok(());
-        }
-        match self.stage(class > Class::Process)? {
+        match self.make_lasting(class)? {
             Some(stamp) if class > Class::Process => Ok(store.wait_durable(stamp)?),
             _ => Ok(()),
         }
+    }
+
+    /// Ends the transaction committed. What there is to wait for, if anything.
+    fn make_lasting(self, class: Class) -> Result<Option<u64>, CommitError> {
+        let store = self.store;
+        self.set.check_branches();
+        if store.undo.is_some() {
+            store.reaches(class)?;
+        }
+        store.verify();
+        let stamp = match &store.undo {
+            Some(_) => None,
+            None => store.commit_redo(&self.set)?,
+        };
+        store.end(self.into_set());
+        Ok(stamp)
     }
 
     /// Commits like [`Transaction::commit`] with `Class::Process`, and asks for the force without waiting
@@ -332,11 +285,7 @@ impl<'t> Transaction<'t> {
     pub fn commit_async(self) -> Result<Ticket<'t>, CommitError> {
         let store = self.store;
         store.reaches(Class::Power)?;
-        if store.undo.is_some() {
-            self.commit(Class::Power)?;
-            return Ok(Ticket { store, stamp: None });
-        }
-        let stamp = self.stage(false)?;
+        let stamp = self.make_lasting(Class::Process)?;
         if stamp.is_some() {
             store.want_force();
         }
@@ -351,28 +300,12 @@ impl<'t> Transaction<'t> {
     ///
     /// # Panics
     /// In `NoRestore` mode, which keeps no old values.
-    pub fn commit_returning_old(mut self, class: Class) -> Result<Vec<OldValue>, CommitError> {
+    pub fn commit_returning_old(self, class: Class) -> Result<Vec<OldValue>, CommitError> {
         assert!(self.restores(), "a no-restore transaction has no old values to return");
-        let old = self.old_values();
+        let oldest = self.set.oldest().into_iter();
+        let old = oldest.map(|((segment, offset), bytes)| OldValue { segment, offset, bytes }).collect();
         self.commit(class)?;
         Ok(old)
-    }
-
-    fn old_values(&mut self) -> Vec<OldValue> {
-        let store = self.store;
-        if let Some(undo) = &store.undo {
-            return store.old_undo(undo, self.held());
-        }
-        self.held().settle(store.page_size, true);
-        let work = self.held().work();
-        let mut at = 0;
-        let value = |undo: &Undo| {
-            let region = store.region_at(undo.start).expect("an announced range is mapped");
-            let bytes = work.saved[at..at + undo.len].to_vec();
-            at += undo.len;
-            OldValue { segment: region.segment.id, offset: region.offset_of(undo.start), bytes }
-        };
-        work.undo.iter().map(value).collect()
     }
 
     /// Undoes everything: the old values are back when this returns. In `NoRestore` mode of a store that lets only
@@ -380,79 +313,21 @@ impl<'t> Transaction<'t> {
     /// stays as it is, and what it holds never becomes durable.
     ///
     /// # Panics
-    /// In `NoRestore` mode of another store with the redo policy, which promised never to abort.
+    /// In `NoRestore` mode of another store with the redo policy, which promised never to abort; when branches of it
+    /// are open.
     pub fn abort(self) {
         assert!(self.can_abort(), "a no-restore transaction cannot be aborted: it kept no old values");
         drop(self);
     }
 
-    /// As it was begun.
+    /// The mode given to [`Store::begin`](crate::Store::begin).
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
     /// Whether [`Transaction::abort`] can be called.
     pub fn can_abort(&self) -> bool {
-        self.restores() || self.store.undo.is_some() || self.store.declared_only
-    }
-
-    /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
-    /// `None` if there was nothing to commit. `forced`: the caller waits for the force.
-    #[inline]
-    fn stage(mut self, forced: bool) -> Result<Option<u64>, CommitError> {
-        let store = self.store;
-        if store.watched() {
-            store.verify();
-        }
-        let held = self.held.as_mut().expect("not spent");
-        let work = held.work();
-        let mut len = work.body_bytes as usize;
-        if work.joined || !work.settled || len > PIECE {
-            len = 0;
-            held.each(|_, start, end| len += pieces(end - start).map(range_bytes).sum::<usize>());
-        }
-        let held = &*held;
-        if len == 0 {
-            store.release(self.take().expect("not spent"));
-            return Ok(None);
-        }
-        held.tally().body_bytes.add(len as u64);
-        if store.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
-            store.failure()?;
-        }
-        let live = store.live();
-        let stamp = loop {
-            if len > live.stage.body_max() {
-                break store.append_large(held, len)?;
-            }
-            let staged = live.stage.append(ordinal::current(), len, forced, |body| fill(held, body));
-            match staged {
-                Some((stamp, opened)) => {
-                    store.staged(opened);
-                    break stamp;
-                }
-                // Dropping `self` on failure restores the old values: nothing was published.
-                None => store.wait_stage()?,
-            }
-        };
-        store.release(self.take().expect("not spent"));
-        Ok(Some(stamp))
-    }
-
-    /// The record's body, copied from memory.
-    pub(crate) fn body(held: &Held<'_>) -> Vec<u8> {
-        let mut body = Vec::new();
-        let mut buffer = Vec::new();
-        held.each(|region, start, end| {
-            let mut at = start;
-            for len in pieces(end - start) {
-                buffer.clear();
-                save(&mut buffer, region, Undo { start: at, len });
-                push_range(&mut body, region.segment.id, region.offset_of(at), &buffer);
-                at += len;
-            }
-        });
-        body
+        self.set.keeps_old() || self.store.declared_only
     }
 
     /// Makes the transaction durable but undecided, under an identifier that the program's coordinator
@@ -464,315 +339,231 @@ impl<'t> Transaction<'t> {
     ///
     /// # Panics
     /// In `NoRestore` mode: an undecided transaction may have to be undone.
-    pub fn prepare(mut self, global_id: &[u8]) -> Result<(), CommitError> {
+    pub fn prepare(self, global_id: &[u8]) -> Result<(), CommitError> {
         assert!(self.restores(), "a no-restore transaction cannot be prepared: it kept no old values");
+        self.set.check_branches();
         if self.store.undo.is_some() {
             return Err(CommitError::NoPrepare);
         }
-        if self.store.watched() {
-            self.store.verify();
-        }
+        self.store.verify();
         self.store.check_global_id(global_id)?;
-        let body = Transaction::body(self.held());
-        self.store.prepare(&body, global_id, || self.take().expect("not spent").suspend())
+        let body = self.store.body(&self.set);
+        let (store, mut this) = (self.store, Some(self));
+        store.prepare(&body, global_id, || this.take().expect("called once").into_set().suspend())
+    }
+
+    /// Marks a place that the transaction can be rolled back to. Any number of them, at any depth.
+    ///
+    /// # Errors
+    /// In `NoRestore` mode with the redo policy, which keeps no old values.
+    pub fn savepoint(&mut self) -> Result<Savepoint, SavepointError> {
+        if !self.set.keeps_old() {
+            return Err(SavepointError::NoOldValues);
+        }
+        Ok(Savepoint { transaction: self.id(), serial: self.set.savepoint() })
+    }
+
+    /// Undoes what was changed since a savepoint, which stays; those that came after it are gone. Nothing of what is
+    /// undone reaches the log.
+    ///
+    /// # Errors
+    /// When the savepoint is of another transaction, or gone.
+    pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
+        let position = self.own(savepoint)?;
+        self.store.roll_back(&self.set, savepoint.serial, position);
+        Ok(())
+    }
+
+    /// Forgets a savepoint, and those that came after it: what was changed since is the transaction's as the rest is.
+    ///
+    /// # Errors
+    /// As [`Transaction::rollback_to`].
+    pub fn release(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
+        self.own(savepoint)?;
+        self.set.release_savepoint(savepoint.serial);
+        Ok(())
+    }
+
+    /// Where a savepoint of this transaction is.
+    fn own(&self, savepoint: &Savepoint) -> Result<Position, SavepointError> {
+        let own = savepoint.transaction == self.id();
+        own.then(|| self.set.find_savepoint(savepoint.serial)).flatten().ok_or(SavepointError::Gone)
+    }
+
+    /// Begins a branch: a part of this transaction with a run of its own, in which another thread can declare and
+    /// store meanwhile. [`Transaction::adopt`] takes over what it has declared; dropped, it is undone. It is part of no
+    /// commit before it was adopted.
+    ///
+    /// While a branch is open, bytes that it declares must not be declared in other branches, and this transaction
+    /// declares none that the branch may: what was changed before the branch began, either may change.
+    ///
+    /// # Errors
+    /// When old values are not kept, or the undo log could not be made longer.
+    pub fn branch(&mut self) -> Result<Branch<'t>, BranchError> {
+        if !self.set.keeps_old() {
+            return Err(BranchError::NoOldValues);
+        }
+        let tx = Transaction::new(self.store, Mode::Restore);
+        self.store.begin_branch(&self.set, &tx.set)?;
+        Ok(Branch(tx))
+    }
+
+    /// Takes over what a branch of this transaction has declared and changed, as if that had been done here, now.
+    ///
+    /// # Errors
+    /// When it would make the transaction too large: see [`Transaction::set_range`]. The branch is undone then.
+    ///
+    /// # Panics
+    /// If it is a branch of another transaction, or has open branches itself.
+    pub fn adopt(&mut self, branch: Branch<'t>) -> Result<(), RangeError> {
+        let branch = branch.0;
+        branch.set.check_branches();
+        self.store.adopt(&self.set, &branch.set)?;
+        self.store.end(branch.into_set());
+        Ok(())
     }
 }
 
-/// Counts a range declared.
-#[inline(always)]
-fn count(tally: &Tally, len: usize) {
-    tally.ranges.add(1);
-    tally.declared_bytes.add(len as u64);
+/// A part of a transaction with a run of its own: [`Transaction::branch`]. It can declare, store, and have savepoints and
+/// branches as its transaction can. Dropped, it is undone.
+#[derive(Debug)]
+pub struct Branch<'t>(Transaction<'t>);
+
+impl<'t> std::ops::Deref for Branch<'t> {
+    type Target = Transaction<'t>;
+
+    fn deref(&self) -> &Transaction<'t> {
+        &self.0
+    }
 }
 
-/// Declares a range with the redo policy, or where more is to be done than to save it.
-#[inline(never)]
-fn declare_otherwise(
-    store: &Shared,
-    mut held: Held<'_>,
-    region: &Arc<RegionState>,
-    start: usize,
-    len: usize,
-    restore: bool,
-) -> Result<(), RangeError> {
-    if len > store.short_max || !held.announce_short(region, start, len, restore) {
-        return declare_slowly(store, held, region, start, len, restore);
+impl std::ops::DerefMut for Branch<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
     }
-    if store.reserve.active() {
-        return declare_patiently(store, held, region, start, len, restore);
-    }
-    keep_short(held, region, start, len, restore);
-    Ok(())
 }
 
-/// Goes on when the pages of a short range are not reserved any more.
+/// Declares a range where more is to be done than to save it.
 #[cold]
 #[inline(never)]
-fn declare_patiently(
+pub(crate) fn declare_cold(
     store: &Shared,
-    mut held: Held<'_>,
-    region: &Arc<RegionState>,
-    start: usize,
+    set: &WriteSet<'_>,
+    region: &RegionState,
+    offset: usize,
     len: usize,
-    restore: bool,
 ) -> Result<(), RangeError> {
-    store.reserve.pass_over(held.again(), region, start, start + len, store.page_size);
-    keep_short(held, region, start, len, restore);
-    Ok(())
-}
-
-/// Keeps the old value of a short range that was announced, and counts the range.
-#[inline(always)]
-fn keep_short(mut held: Held<'_>, region: &RegionState, start: usize, len: usize, restore: bool) {
-    if restore {
-        // SAFETY: `Held::announce_short` found the room.
-        unsafe { append(&mut held.work().saved, region, Undo { start, len }) };
+    if set.has_declared(region, offset, len) {
+        store.reserve.step_aside(set, region, offset, len, store.page_size);
+        return Ok(());
     }
-    count(held.tally(), len);
-}
-
-/// Commits short ranges in the `Process` class. False if there are others, or something else must be done.
-#[inline(never)]
-fn commit_short(store: &Shared, mut held: Held<'_>) -> bool {
-    let (Some(live), Some(len)) = (&store.live, held.short_bytes()) else { return false };
-    if store.gate.load(Ordering::Relaxed) & gate::FAILED != 0 || len > live.stage.body_max() {
-        return false;
-    }
-    let staged = live.stage.append(ordinal::current(), len, false, |body| fill(&held, body));
-    let Some((_, opened)) = staged else { return false };
-    store.staged(opened);
-    held.tally().body_bytes.add(len as u64);
-    held.release_short();
-    true
-}
-
-/// Declares a range where more than its old values is to be kept.
-#[inline(never)]
-fn declare_slowly(
-    store: &Shared,
-    mut held: Held<'_>,
-    region: &Arc<RegionState>,
-    start: usize,
-    len: usize,
-    restore: bool,
-) -> Result<(), RangeError> {
-    if store.watched() {
-        // First: what was declared is stored to by an abort. Who declares keeps the region mapped, announced or not.
-        let unprotected = held.open(region, start, len);
-        unprotected.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })?;
-    }
+    store.open_pages(set, region, offset, len)?;
     match &store.undo {
-        Some(undo) => store.save_undo(undo, &mut held, region, start, len),
-        None => declare_redo(store, &mut held, region, start, len, restore),
-    }?;
-    count(held.tally(), len);
-    Ok(())
+        Some(undo) => undo.save(set, region, offset, len, store.slots.sees_each()),
+        None => store.save_redo(set, region, offset, len),
+    }
 }
 
-#[inline(always)]
-fn declare_redo(
-    store: &Shared,
-    held: &mut Held<'_>,
-    region: &RegionState,
-    start: usize,
-    len: usize,
-    restore: bool,
-) -> Result<(), RangeError> {
-    held.settle(store.page_size, restore);
-    let end = start + len;
-    let pages = (((end - 1) >> store.page_shift) - (start >> store.page_shift) + 1) << store.page_shift;
-    let work = held.work();
-    let (body_bytes, page_bytes) =
-        (work.body_bytes + range_bytes(len) as u64, work.page_bytes + pages as u64);
-    let memory = page_bytes + (work.saved.len() + len) as u64;
-    if body_bytes > store.body_max || memory > store.memory_budget() {
-        make_room(store, held, start, len, pages)?;
-        declare_met(store, held, region, start, len, pages, restore);
-        return Ok(());
+impl Shared {
+    /// Ends a transaction, of which nothing is to be undone any more.
+    pub(crate) fn end(&self, set: WriteSet<'_>) {
+        // Until it has ended, the verifier must not compare.
+        let mut shadows = self.verifier.as_ref().map(|verifier| verifier.lock());
+        if let Some(shadows) = &mut shadows {
+            self.accept(shadows, &set);
+        }
+        match &self.undo {
+            Some(undo) => undo.empty(&set, &self.table),
+            None => self.clear_redo(&set),
+        }
+        set.end_branch();
+        set.release();
     }
-    if !held.announce_new(region, start, end) {
-        declare_met(store, held, region, start, len, pages, restore);
-        return Ok(());
-    }
-    if store.reserve.active() {
-        store.reserve.pass_over(held.again(), region, start, end, store.page_size);
-    }
-    let work = held.work();
-    (work.body_bytes, work.page_bytes) = (body_bytes, page_bytes);
-    if restore {
-        let old = Undo { start, len };
-        work.undo.push(old);
-        save(&mut work.saved, region, old);
-    }
-    Ok(())
-}
 
-/// Declares a range that touches others, or one of very many.
-#[cold]
-#[inline(never)]
-fn declare_met(
-    store: &Shared,
-    held: &mut Held<'_>,
-    region: &RegionState,
-    start: usize,
-    len: usize,
-    pages: usize,
-    restore: bool,
-) {
-    let mut undo = std::mem::take(&mut held.work().undo);
-    let from = undo.len();
-    held.announce(region, start, start + len, &mut undo);
-    store.reserve.pass(start, start + len, store.page_size);
-    let tally = held.tally();
-    let work = held.work();
-    let mut fresh = 0;
-    for gap in &undo[from..] {
-        fresh += gap.len;
-        work.body_bytes += range_bytes(gap.len) as u64;
-        if restore {
-            save(&mut work.saved, region, *gap);
+    /// Puts the old values behind a position back into memory.
+    pub(crate) fn restore(&self, set: &WriteSet<'_>, from: Position) {
+        let _permit = self.permit();
+        match &self.undo {
+            Some(undo) => undo.restore(set, &self.table, from, |segment, offset, bytes| {
+                // Unmapped meanwhile, which whoever declared by address had promised not to do.
+                let state = self.segment_state(segment).expect("a declared range is in a segment");
+                drop(state.write_part(offset, bytes).map_err(|e| self.fail(e)));
+            }),
+            None => self.restore_redo(set, from),
         }
     }
-    work.page_bytes += if fresh > 0 { pages as u64 } else { 0 };
-    if !restore {
-        undo.truncate(from);
-    }
-    work.undo = undo;
-    tally.duplicate_bytes.add((len - fresh) as u64);
-}
 
-/// The running bounds count overlapping ranges and pages twice: counts exactly before refusing.
-#[cold]
-fn make_room(
-    store: &Shared,
-    held: &mut Held<'_>,
-    start: usize,
-    len: usize,
-    pages: usize,
-) -> Result<(), RangeError> {
-    if held.covers(start, start + len) {
-        return Ok(());
-    }
-    let (mut body, page_bytes) = (0, held.page_bytes(store.page_size));
-    held.each(|_, start, end| body += pieces(end - start).map(range_bytes).sum::<usize>() as u64);
-    let work = held.work();
-    (work.body_bytes, work.page_bytes) = (body, page_bytes);
-    let needed = body + range_bytes(len) as u64;
-    if needed > store.body_max {
-        let capacity = store.live().log.capacity();
-        let needed = ((needed + FRAME as u64) * 2).next_multiple_of(1 << 20);
-        return Err(RangeError::LogTooSmall { needed, capacity });
-    }
-    let needed = page_bytes + (pages + work.saved.len() + len) as u64;
-    let budget = store.memory_budget();
-    if needed > budget { Err(RangeError::MemoryTooSmall { needed, budget }) } else { Ok(()) }
-}
-
-/// Copies the old bytes of a range to the end of `saved`.
-#[inline(always)]
-fn save(saved: &mut Vec<u8>, region: &RegionState, gap: Undo) {
-    if saved.capacity() - saved.len() < gap.len {
-        saved.reserve(gap.len.max(SHORT));
-    }
-    // SAFETY: there is room now.
-    unsafe { append(saved, region, gap) };
-}
-
-/// The same, where it was seen that there is room.
-///
-/// # Safety
-/// `saved` must have room for as many bytes.
-#[inline(always)]
-unsafe fn append(saved: &mut Vec<u8>, region: &RegionState, gap: Undo) {
-    let at = saved.len();
-    debug_assert!(saved.capacity() - at >= gap.len, "nobody saw whether there is room");
-    // SAFETY: `gap` lies within the mapped region; there is room, and all is written before the length says so.
-    unsafe {
-        span::copy(region.pointer(gap.start), saved.as_mut_ptr().add(at), gap.len);
-        saved.set_len(at + gap.len);
-    }
-}
-
-fn pieces(len: usize) -> impl Iterator<Item = usize> {
-    (0..len).step_by(PIECE).map(move |at| PIECE.min(len - at))
-}
-
-#[inline(always)]
-fn fill(held: &Held<'_>, body: &mut Body) {
-    let mut put = |region: &RegionState, start: usize, end: usize| {
-        // SAFETY: an announced range lies in a region that stays mapped until the slot is released. Ranges of one record
-        // in the stage are far shorter than a piece.
-        unsafe { body.range(region.id, region.offset_of(start), region.pointer(start), end - start) }
-    };
-    match held.small() {
-        Some(ranges) => {
-            for (region, start, end) in ranges {
-                put(region, start, end);
-            }
+    fn begin_branch<'t>(&self, set: &WriteSet<'t>, branch: &WriteSet<'t>) -> Result<(), BranchError> {
+        set.begin_branch(branch);
+        match &self.undo {
+            Some(undo) => Ok(undo.begin_branch(set, branch)?),
+            None => Ok(()),
         }
-        None => held.each(put),
     }
-}
 
-/// Writes old values back into memory.
-pub(crate) fn restore(store: &Shared, held: &mut Held<'_>) {
-    let _permit = store.permit();
-    held.settle(store.page_size, true);
-    let work = held.work();
-    let mut at = 0;
-    let mut region: Option<std::sync::Arc<RegionState>> = None;
-    for undo in &work.undo {
-        let inside = |r: &RegionState| undo.start >= r.base && undo.start < r.base + r.len();
-        if !region.as_deref().is_some_and(inside) {
-            region = store.region_at(undo.start);
+    fn adopt(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
+        assert!(branch.is_branch_of(set), "it is a branch of another transaction");
+        match &self.undo {
+            Some(undo) => Ok(undo.adopt(set, branch)?),
+            None => self.adopt_redo(set, branch),
         }
-        let region = region.as_ref().expect("an announced range is mapped");
-        // SAFETY: the range was within the region when it was announced, and regions never shrink;
-        // `saved` holds as many bytes for it.
-        unsafe { span::copy(work.saved.as_ptr().add(at), region.pointer(undo.start), undo.len) };
-        at += undo.len;
+    }
+
+    fn roll_back(&self, set: &WriteSet<'_>, serial: u64, to: Position) {
+        self.restore(set, to);
+        if self.undo.is_none() {
+            self.note_aborted(set, to);
+        }
+        let Some(undo) = &self.undo else { return set.shorten_to_savepoint(serial, drop) };
+        undo.rolling_back(set, to);
+        set.shorten_to_savepoint(serial, |chunk| undo.give_back(chunk));
+    }
+
+    /// Whether a commit can survive what it is to survive.
+    #[inline]
+    pub(crate) fn reaches(&self, wanted: Class) -> Result<(), CommitError> {
+        match wanted > self.reach {
+            true => Err(CommitError::Class { wanted, reach: self.reach }),
+            false => Ok(()),
+        }
     }
 }
 
 impl Drop for Transaction<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            undo_all(self.store, held, self.mode, self.saved);
-        }
+        // SAFETY: what is dropped is not used again.
+        undo_all(self.store, unsafe { ptr::read(&self.set) });
     }
 }
 
 /// Ends a transaction with nothing changed.
 #[cold]
 #[inline(never)]
-fn undo_all(store: &Shared, mut held: Held<'_>, mode: Mode, saved: u64) {
-    held.tally().ranges.add(saved >> 32);
-    held.tally().declared_bytes.add(u64::from(saved as u32));
-    if let Some(undo) = &store.undo {
-        // Old values are there in either mode.
-        if !planted("undo-not-restored") {
-            store.restore_undo(undo, &mut held);
-        }
-        held.tally().aborted.add(1);
-        store.release(held);
+fn undo_all(store: &Shared, set: WriteSet<'_>) {
+    if std::thread::panicking() && set.has_branches() {
+        // They may still be storing: nobody can tell any more what is to be restored.
+        tracing::error!("a transaction was dropped in a panic with open branches: it stays as it is until the store is opened again");
+        set.suspend();
         return;
     }
-    let mut changed = false;
-    held.each(|_, _, _| changed = true);
-    if mode == Mode::NoRestore && changed && !store.declared_only && store.failure().is_ok() {
+    set.check_branches();
+    if !set.keeps_old() && !set.is_empty() && !store.declared_only && store.failure().is_ok() {
         // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
         // good, so that no truncation writes those pages from memory; reopening the store clears it.
         tracing::error!(
             "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
         );
-        held.suspend();
+        set.suspend();
         return;
     }
-    if mode == Mode::Restore && !planted("abort-without-undo") {
-        restore(store, &mut held);
+    let skip = planted(if store.undo.is_some() { "undo-not-restored" } else { "abort-without-undo" });
+    if set.keeps_old() && !skip {
+        store.restore(&set, Position::default());
     }
-    store.note_aborted(&held);
-    held.tally().aborted.add(1);
-    store.release(held);
+    if store.undo.is_none() {
+        store.note_aborted(&set, Position::default());
+    }
+    set.counters().aborted.add(1);
+    store.end(set);
 }

@@ -28,9 +28,9 @@ use crate::error::Failure;
 use crate::pages::{Descriptor, PageId};
 use crate::patches::Patches;
 use crate::region::RegionState;
-use crate::reserve::RESERVED;
 use crate::segment::{self, SegmentState};
 use crate::store::{Shared, gate};
+use crate::write_set::RESERVED;
 use caliburn_log::format::Lsn;
 use caliburn_log::image::Image;
 use caliburn_log::leftovers::Shown;
@@ -325,15 +325,18 @@ impl Shared {
             let group: Vec<Mapped> = mapped.by_ref().take(RESERVED).collect();
             let addresses: Vec<usize> = group.iter().map(|page| page.address(size)).collect();
             self.reserve.reserve(&addresses);
-            let mut patience = PATIENCE;
-            for (page, address) in group.into_iter().zip(addresses) {
-                let declared = || self.slots.iter().any(|(_, slot)| slot.touches(address, address + size));
-                // Nobody can declare it now: who did before may be about to end.
-                while patience > 0 && declared() {
-                    patience -= 1;
-                    std::hint::spin_loop();
+            let pages: Vec<PageId> = group.iter().map(|page| page.descriptor.page).collect();
+            // Nobody can declare them now: who did before may be about to end.
+            let mut declared = self.declared(&pages);
+            for _ in 0..PATIENCE {
+                if !declared.contains(&true) {
+                    break;
                 }
-                if declared() && !planted("uncommitted-page-written") {
+                std::hint::spin_loop();
+                declared = self.declared(&pages);
+            }
+            for ((page, address), declared) in group.into_iter().zip(addresses).zip(declared) {
+                if declared && !planted("uncommitted-page-written") {
                     kept.push(page.descriptor);
                     continue;
                 }
@@ -346,6 +349,18 @@ impl Shared {
             self.reserve.release();
         }
         copied
+    }
+
+    /// Which of these pages, in their order, have bytes that an open transaction has declared.
+    fn declared(&self, pages: &[PageId]) -> Vec<bool> {
+        let mut declared = vec![false; pages.len()];
+        self.slots.each_declared(|range| {
+            let page = |offset: u64| PageId { segment: range.segment, number: offset >> self.page_shift };
+            let last = page(range.offset.saturating_add(range.len as u64 - 1));
+            let from = pages.partition_point(|p| *p < page(range.offset));
+            pages[from..].iter().zip(&mut declared[from..]).take_while(|(p, _)| **p <= last).for_each(|(_, d)| *d = true);
+        });
+        declared
     }
 
     /// Step 5: writes the copies, neighbours at once.
@@ -608,10 +623,11 @@ impl Shared {
             let address = region.base + (offset - region.start) as usize;
             mapped.push((*id, region, address, content));
         }
+        mapped.sort_by_key(|(id, ..)| *id);
         let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
         self.reserve.reserve(&addresses);
-        for (id, region, address, content) in &mapped {
-            let declared = self.slots.iter().any(|(_, slot)| slot.touches(*address, address + page));
+        let declared = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
+        for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
             let at = region.pointer(*address);
             // SAFETY: the page lies in a mapped region (as in `copy_pages`). It equals its segment, nobody
             // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.

@@ -6,8 +6,9 @@
 //! commit. For tests and debugging: it doubles the memory, and a commit reads every region.
 
 use crate::region::RegionState;
-use crate::slot::Held;
+use crate::region_table::RegionCursor;
 use crate::store::{Shared, Store};
+use crate::write_set::WriteSet;
 use caliburn_os::span;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ pub(crate) struct Verifier {
     shadows: Mutex<Shadows>,
 }
 
-type Shadows = BTreeMap<usize, Vec<u8>>;
+pub(crate) type Shadows = BTreeMap<usize, Vec<u8>>;
 
 /// How much is compared at a time.
 const STEP: usize = 64 << 10;
@@ -64,17 +65,6 @@ impl Verifier {
         self.lock().remove(&region.base);
     }
 
-    /// Takes what a transaction declared for what it must be: it is committed, or undone. Its slot must be
-    /// released before the lock is.
-    pub fn settle(shadows: &mut Shadows, held: &Held<'_>) {
-        held.each(|region, start, end| {
-            if let Some(shadow) = shadows.get_mut(&region.base) {
-                let at = start - region.base;
-                copy(region, at, &mut shadow[at..at + (end - start)]);
-            }
-        });
-    }
-
     /// Compares every region with its shadow.
     pub fn compare(&self, store: &Shared) -> Vec<Undeclared> {
         let mut found: Vec<Undeclared> = Vec::new();
@@ -91,12 +81,11 @@ impl Verifier {
                     continue;
                 }
                 for at in (0..expected.len()).filter(|at| there[*at] != expected[*at]) {
-                    let address = region.base + i * STEP + at;
+                    let offset = region.start + (i * STEP + at) as u64;
                     // Whoever declared it before it was copied has not ended since: that takes the lock.
-                    if store.slots.iter().any(|(_, slot)| slot.touches(address, address + 1)) {
+                    if !store.slots.touching(region.id, offset..offset + 1).is_empty() {
                         continue;
                     }
-                    let offset = region.offset_of(address);
                     match found.last_mut() {
                         Some(last)
                             if last.offset + last.len == offset && last.segment == region.segment.name =>
@@ -134,6 +123,20 @@ impl Store {
 }
 
 impl Shared {
+    /// Takes what a transaction declared for what it must be: it is committed, or undone. It must end before the lock
+    /// is given up.
+    pub fn accept(&self, shadows: &mut Shadows, set: &WriteSet<'_>) {
+        let mut cursor = RegionCursor::new();
+        set.each(|range| {
+            // SAFETY: a region with declared bytes stays mapped.
+            let Some(region) = (unsafe { cursor.find(&self.table, range.segment, range.offset) }) else { return };
+            if let Some(shadow) = shadows.get_mut(&region.base) {
+                let at = (range.offset - region.start) as usize;
+                copy(region, at, &mut shadow[at..at + range.len]);
+            }
+        });
+    }
+
     /// Looks for stores that nobody declared.
     ///
     /// # Panics

@@ -9,7 +9,6 @@
 //! | [`image`] | the live part of a log, read back and verified |
 //! | [`leftovers`] | what a killed process left in its stage |
 //! | [`twin`] | a small structure that changes durably |
-//! | [`undo`] | old values of uncommitted transactions in memory that survives |
 //! | [`uncommitted`] | undo logs as an opening finds them |
 //! | [`sealed`] | their ranges in persistent memory |
 //! | [`stage`] | records of committed transactions in memory that survives the process |
@@ -27,6 +26,5 @@ pub mod sealed;
 pub mod stage;
 pub mod twin;
 pub mod uncommitted;
-pub mod undo;
 
 pub use format::{Lsn, SegmentId};

@@ -34,6 +34,16 @@ impl Seal {
         Seal { turn, seed: crc32c::crc32c(&words) }
     }
 
+    /// As a word, for [`Seal::from_word`].
+    pub fn word(self) -> u64 {
+        u64::from(self.turn) << 32 | u64::from(self.seed)
+    }
+
+    /// The same seal again.
+    pub fn from_word(word: u64) -> Seal {
+        Seal { turn: (word >> 32) as u32, seed: word as u32 }
+    }
+
     /// The word to stand behind a range.
     #[inline]
     pub fn of(self, range: &[u8]) -> u64 {

@@ -50,10 +50,10 @@ use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
-use caliburn_os::ordinal::Ordinal;
+use caliburn_os::ordinal;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
-use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use caliburn_os::sync::{Mutex, SCHEDULED};
 use std::cell::UnsafeCell;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -94,7 +94,9 @@ pub struct Stage {
     bias: AtomicU32,
     /// No stamp may be smaller any more.
     last_horizon: AtomicU64,
-    lanes: Box<[Lane]>,
+    lanes: Box<[Lane; LANES]>,
+    /// Whoever looks for lanes runs a barrier on all processors.
+    asymmetric: bool,
     chunks: Box<[Chunk]>,
     free: Mutex<Vec<u32>>,
     freed: Event,
@@ -105,8 +107,6 @@ pub struct Stage {
 #[repr(align(128))]
 struct Lane {
     turn: AtomicU64,
-    /// The lane is entered without a fence, so whoever looks for it needs the heavy barrier.
-    light: AtomicBool,
     work: UnsafeCell<LaneWork>,
 }
 
@@ -223,7 +223,8 @@ impl Stage {
             clock: Clock::after(floor),
             bias: AtomicU32::new(SHARED),
             last_horizon: AtomicU64::new(floor),
-            lanes: (0..LANES).map(|_| Lane::default()).collect(),
+            lanes: Box::new(std::array::from_fn(|_| Lane::default())),
+            asymmetric: barrier::is_asymmetric(),
             chunks: (0..CHUNKS).map(|_| Chunk::default()).collect(),
             free: Mutex::new((0..CHUNKS as u32).rev().collect()),
             freed: Event::default(),
@@ -303,34 +304,27 @@ impl Stage {
 
     /// Enters the thread's own lane, or one of those for threads without.
     #[inline(always)]
-    fn enter(&self, thread: Ordinal, forced: bool) -> (&Lane, u32) {
-        let number = thread.number();
+    fn enter(&self) -> (&Lane, u32) {
+        let Some(number) = ordinal::below(OWNED) else { return self.enter_shared() };
+        let lane = &self.lanes[number];
+        lane.turn.store(lane.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.light();
+        (lane, number as u32)
+    }
+
+    /// The committer's side of the barrier that the flusher's horizon runs on all processors.
+    #[inline(always)]
+    fn light(&self) {
+        if self.asymmetric { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
+    }
+
+    #[cold]
+    fn enter_shared(&self) -> (&Lane, u32) {
+        let number = ordinal::current().number();
         if number < OWNED {
-            let lane = &self.lanes[number];
-            if forced == lane.light.load(Ordering::Relaxed) {
-                Stage::enter_otherwise(lane, forced);
-            }
-            lane.turn.store(lane.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            if forced {
-                fence(Ordering::SeqCst)
-            } else {
-                barrier::light()
-            }
-            return (lane, number as u32);
+            // It has one from now on.
+            return self.enter();
         }
-        self.enter_shared(number)
-    }
-
-    /// From now on the lane is entered with a fence, or without. Whoever runs its own fence and then finds the
-    /// lane not light has seen all that was published in it, and what it stored before is seen there.
-    #[cold]
-    fn enter_otherwise(lane: &Lane, forced: bool) {
-        lane.light.store(!forced, Ordering::Release);
-        fence(Ordering::SeqCst);
-    }
-
-    #[cold]
-    fn enter_shared(&self, number: usize) -> (&Lane, u32) {
         for attempt in 0usize.. {
             let number = OWNED + number.wrapping_add(attempt) % (LANES - OWNED);
             let lane = &self.lanes[number];
@@ -355,19 +349,18 @@ impl Stage {
 
     /// The stamp of a commit by the thread in lane `number`.
     #[inline(always)]
-    fn stamp(&self, number: u32, work: &mut LaneWork, forced: bool) -> u64 {
+    fn stamp(&self, number: u32, work: &mut LaneWork) -> u64 {
         work.last = if self.bias.load(Ordering::Relaxed) == number {
             work.last + 1
         } else {
-            self.stamp_by_clock(number, work, forced)
+            self.stamp_by_clock(number, work)
         };
         work.last
     }
 
     #[cold]
-    fn stamp_by_clock(&self, number: u32, work: &mut LaneWork, forced: bool) -> u64 {
-        // A bias ends at the next horizon.
-        work.unbiased = if forced { 0 } else { work.unbiased + 1 };
+    fn stamp_by_clock(&self, number: u32, work: &mut LaneWork) -> u64 {
+        work.unbiased += 1;
         let bias = self.bias.load(Ordering::SeqCst);
         if bias == FREE && self.clock.advances() {
             let wanted = work.unbiased >= BIAS_AFTER;
@@ -408,18 +401,16 @@ impl Stage {
     }
 
     /// Commits one record of `len` body bytes, which `fill` must write in full. Returns the stamp, and
-    /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]).
+    /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]), or `fill` gave up:
+    /// nothing was committed then.
     #[inline]
-    /// `forced`: the committer waits for the next horizon, which is cheaper if it helps.
     pub fn append(
         &self,
-        thread: Ordinal,
         len: usize,
-        forced: bool,
-        fill: impl FnOnce(&mut Body),
+        fill: impl FnOnce(&mut Body) -> bool,
     ) -> Option<(u64, bool)> {
         debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
-        let (lane, number) = self.enter(thread, forced);
+        let (lane, number) = self.enter();
         // SAFETY: `enter` made `turn` odd for us; nobody else touches `work` until `leave` makes it even.
         let work = unsafe { &mut *lane.work.get() };
         let needed = size_of::<StagedHeader>() + len;
@@ -432,7 +423,7 @@ impl Stage {
             opened = true;
         }
         let chunk = work.chunk.expect("rotate left a chunk");
-        let stamp = self.stamp(number, work, forced);
+        let stamp = self.stamp(number, work);
         let published = self.published(chunk);
         if planted("published-before-written") {
             set(published, (work.filled + needed) as u64);
@@ -444,7 +435,10 @@ impl Stage {
             at.cast::<StagedHeader>().write_unaligned(header);
             simulated::stored(at, size_of::<StagedHeader>());
             let mut body = Body { at: at.add(size_of::<StagedHeader>()), left: len };
-            fill(&mut body);
+            if !fill(&mut body) {
+                Stage::leave(lane);
+                return None;
+            }
             assert_eq!(body.left, 0, "a commit writes what it announced");
         }
         work.filled += needed;
@@ -494,9 +488,7 @@ impl Stage {
         let horizon = self.clock.now_after(self.last_horizon.load(Ordering::Relaxed));
         self.last_horizon.store(horizon, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if self.lanes.iter().any(|lane| lane.light.load(Ordering::Acquire)) {
-            barrier::heavy();
-        }
+        barrier::heavy();
         if !planted("horizon-does-not-wait") {
             self.wait_lanes(None);
         }
@@ -573,7 +565,6 @@ mod tests {
     use super::*;
     use crate::leftovers::Leftovers;
     use caliburn_os::medium::{Files, Media};
-    use caliburn_os::ordinal;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -589,9 +580,10 @@ mod tests {
         let bytes = value.to_ne_bytes();
         let fill = |body: &mut Body| {
             // SAFETY: `bytes` lives through the call.
-            unsafe { body.range(SegmentId(1), value * 8, bytes.as_ptr(), 8) }
+            unsafe { body.range(SegmentId(1), value * 8, bytes.as_ptr(), 8) };
+            true
         };
-        stage.append(ordinal::current(), 24, (value / 50).is_multiple_of(3), fill).map(|(stamp, _)| stamp)
+        stage.append(24, fill).map(|(stamp, _)| stamp)
     }
 
     fn values(found: &[(u64, Vec<u8>)]) -> Vec<u64> {
@@ -675,7 +667,7 @@ mod tests {
         let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         put(&stage, 1).unwrap();
         let die =
-            || stage.append(ordinal::current(), 24, false, |_| panic!("killed between stamp and publish"));
+            || stage.append(24, |_| panic!("killed between stamp and publish"));
         let dead = std::thread::scope(|scope| scope.spawn(die).join());
         assert!(dead.is_err());
         put(&stage, 2).unwrap();

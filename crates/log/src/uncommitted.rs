@@ -10,7 +10,6 @@ use crate::log::MediaError;
 use crate::record::{Range, Ranges, push_range, well_formed};
 use crate::sealed::Seal;
 use crate::twin;
-use crate::undo::CHUNK_BYTES;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -19,8 +18,12 @@ use std::path::PathBuf;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Values of [`UndoStatus::clean`].
-pub(crate) const CLEAN: u32 = 1;
-pub(crate) const DAMAGED: u32 = 2;
+pub const CLEAN: u32 = 1;
+/// See [`CLEAN`].
+pub const DAMAGED: u32 = 2;
+
+/// Bytes of a chunk; few where crashes are simulated, so that logs outgrow them.
+pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 10 };
 
 /// Why undo logs cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -40,11 +43,13 @@ pub enum UndoError {
     },
 }
 
-/// The log of one transaction that was not committed.
+/// The log of one transaction that was not committed, or of a branch of one.
 #[derive(Debug)]
 pub struct Uncommitted {
     /// Where its first chunk is in the file.
     offset: u64,
+    /// How many transactions it is a branch of, one of another: what it saved is newer than what they did.
+    depth: usize,
     /// The ranges of each of its chunks, oldest first.
     chunks: Vec<Vec<u8>>,
 }
@@ -68,7 +73,8 @@ impl Uncommitted {
 /// What the undo logs of a store held when it was opened.
 #[derive(Debug)]
 pub struct Found {
-    pub(crate) status: UndoStatus,
+    /// The status page.
+    pub status: UndoStatus,
     /// Logs of transactions that were not committed.
     pub uncommitted: Vec<Uncommitted>,
 }
@@ -189,6 +195,9 @@ fn read_logs(
     let mut found = Vec::new();
     for (number, first) in chunks.iter().filter(|(_, c)| low(c.words[0]) > 0) {
         let owner = (number + 1) << 32 | first.words[0] >> 32;
+        let depth = depth(&chunks, first).ok_or_else(|| {
+            bad(medium, first.offset, "an undo log says that it is a branch of itself")
+        })?;
         let mut further: Vec<&Used> = chunks.values().filter(|c| c.words[1] == owner).collect();
         further.sort_by_key(|c| c.words[2] >> 32);
         // One that was taken and never written to says nothing.
@@ -204,9 +213,24 @@ fn read_logs(
         for chunk in further {
             all.push(take(chunk, low(chunk.words[2]))?);
         }
-        found.push(Uncommitted { offset: first.offset, chunks: all });
+        found.push(Uncommitted { offset: first.offset, depth, chunks: all });
+    }
+    if !planted("branches-in-any-order") {
+        found.sort_by_key(|log| std::cmp::Reverse(log.depth));
     }
     Ok(found)
+}
+
+/// How many logs the one that begins with this chunk is a branch of. None if they go round in a circle.
+fn depth(chunks: &BTreeMap<u64, Used>, first: &Used) -> Option<usize> {
+    let (mut depth, mut owner) = (0, first.words[1]);
+    while let Some(parent) = chunks.get(&(owner >> 32).wrapping_sub(1)).filter(|c| c.words[0] >> 32 == owner & u64::from(u32::MAX)) {
+        (depth, owner) = (depth + 1, parent.words[1]);
+        if depth > chunks.len() {
+            return None;
+        }
+    }
+    Some(depth)
 }
 
 fn read_chunk(medium: &dyn Medium, offset: u64, chunk_bytes: usize) -> Result<Option<Used>, UndoError> {
@@ -217,7 +241,8 @@ fn read_chunk(medium: &dyn Medium, offset: u64, chunk_bytes: usize) -> Result<Op
     if valid > chunk_bytes - UNDO_HEAD {
         return Err(bad(medium, offset, "a chunk claims more bytes than it has"));
     }
-    if valid == 0 {
+    // One that holds nothing may be a branch, and have branches.
+    if valid == 0 && words[1] == 0 {
         return Ok(None);
     }
     let mut ranges = vec![0; valid];
@@ -244,19 +269,17 @@ fn read_sealed(
         (!ranges.is_empty()).then_some(ranges)
     };
     if let Some(ranges) = arrived(Seal::new(generation, number, 0, turn)) {
-        let words = [u64::from(turn) << 32 | ranges.len() as u64, 0, 0];
+        let words = [u64::from(turn) << 32 | ranges.len() as u64, owner, 0];
         return Ok(Some(Used { offset, words, ranges }));
     }
     if owner >> 32 == 0 {
         return Ok(None);
     }
     let (whose, ordinal) = ((owner >> 32) as u32 - 1, (further >> 32) as u32);
-    let ranges = arrived(Seal::new(generation, whose, ordinal, owner as u32));
-    let used = |ranges: Vec<u8>| {
-        let words = [0, owner, u64::from(ordinal) << 32 | ranges.len() as u64];
-        Used { offset, words, ranges }
-    };
-    Ok(ranges.map(used))
+    let ranges = arrived(Seal::new(generation, whose, ordinal, owner as u32)).unwrap_or_default();
+    // One that holds nothing may be a branch, and have branches.
+    let words = [u64::from(turn) << 32, owner, u64::from(ordinal) << 32 | ranges.len() as u64];
+    Ok(Some(Used { offset, words, ranges }))
 }
 
 fn read(medium: &dyn Medium, offset: u64, bytes: &mut [u8]) -> Result<(), MediaError> {

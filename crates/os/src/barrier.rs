@@ -27,6 +27,11 @@ pub fn prepare() {
     });
 }
 
+/// Whether the hot side needs no barrier but the compiler's.
+pub fn is_asymmetric() -> bool {
+    ASYMMETRIC.load(Ordering::Relaxed)
+}
+
 /// The hot side: between the store of one's own flag and the load of the other's.
 #[inline(always)]
 pub fn light() {

@@ -1,6 +1,7 @@
 //! Address space: reserve generously, map pieces of media into the reservation, give pages back.
 
 use crate::page_size;
+use crate::simulated;
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
@@ -179,6 +180,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let left = *self.left.get_mut();
         if left < self.len {
+            simulated::unmapped(self.base.as_ptr(), self.len);
             // SAFETY: the range is ours; owners of pointers into it keep the reservation alive.
             let unmapped = unsafe { munmap(self.base.as_ptr().add(left).cast(), self.len - left) };
             unmapped.expect("unmapping one's own reservation");

@@ -55,6 +55,12 @@ impl Drop for Claim {
     }
 }
 
+/// The current thread's number, if it has one that is less than `most`. A thread that never asked has none yet.
+#[inline(always)]
+pub fn below(most: usize) -> Option<usize> {
+    Some(NUMBER.with(Cell::get)).filter(|number| *number < most)
+}
+
 /// The current thread's ordinal.
 #[inline(always)]
 pub fn current() -> Ordinal {

@@ -19,6 +19,10 @@ mod seam {
     #[inline(always)]
     pub fn mapped(_descriptor: std::os::fd::BorrowedFd<'_>, _base: *const u8, _len: usize, _offset: u64) {}
 
+    /// Memory that may have been mapped so is gone; other memory may come to its place.
+    #[inline(always)]
+    pub fn unmapped(_base: *const u8, _len: usize) {}
+
     /// The time that a simulator says it is, for everything that reads a clock.
     #[inline(always)]
     pub fn clock() -> Option<u64> {
@@ -43,6 +47,8 @@ mod seam {
     pub trait Watcher {
         /// A medium was mapped shared, from an offset.
         fn mapped(&self, descriptor: RawFd, base: usize, len: usize, offset: u64);
+        /// Memory that may have been mapped so is gone.
+        fn unmapped(&self, base: usize, len: usize);
         /// Bytes were stored.
         fn stored(&self, at: usize, len: usize);
         /// Lines are being written back.
@@ -63,7 +69,8 @@ mod seam {
     }
 
     fn tell(what: impl FnOnce(&dyn Watcher)) {
-        if let Some(watcher) = WATCHER.with_borrow(Clone::clone) {
+        // A thread that ends has none any more.
+        if let Ok(Some(watcher)) = WATCHER.try_with(|watcher| watcher.borrow().clone()) {
             what(&*watcher);
         }
     }
@@ -88,6 +95,11 @@ mod seam {
     /// A medium was mapped shared, from an offset.
     pub fn mapped(descriptor: BorrowedFd<'_>, base: *const u8, len: usize, offset: u64) {
         tell(|watcher| watcher.mapped(descriptor.as_raw_fd(), base.addr(), len, offset));
+    }
+
+    /// Memory that may have been mapped so is gone; other memory may come to its place.
+    pub fn unmapped(base: *const u8, len: usize) {
+        tell(|watcher| watcher.unmapped(base.addr(), len));
     }
 
     /// The time that a simulator says it is, for everything that reads a clock.

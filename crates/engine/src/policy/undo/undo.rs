@@ -12,30 +12,24 @@
 //!
 //! No log, no stage, no truncation, no background threads. On files the memory is the page cache: it survives
 //! the process. A store that was in use when its memory was lost is refused at opening. On persistent memory the
-//! same steps write cache lines back, in the order that `caliburn_log::undo` gives, and every commit survives what
+//! same steps write cache lines back, in the order that `[`super::runs`] gives, and every commit survives what
 //! the memory does.
 
 use crate::catalog::Catalog;
-use crate::error::{CommitError, OpenError, RangeError};
-use crate::mapping::View;
+use super::chunks::UndoChunks;
+use crate::error::OpenError;
 use crate::options::Options;
 use crate::patches::Patches;
 use crate::recovery::{self, UNDO};
-use crate::region::RegionState;
 use crate::segment::SegmentState;
-use crate::slot::Held;
 use crate::store::{Parts, Shared};
-use crate::transaction::{Class, OldValue};
 use caliburn_log::Lsn;
 use caliburn_log::record::push_range;
 use caliburn_log::uncommitted::{self, Found, UndoError};
-use caliburn_log::undo::UndoLogs;
 use caliburn_os::host::Lock;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::persist::{Memory, Survives};
-use caliburn_os::simulated::{self, planted};
-use caliburn_os::span;
-use std::collections::BTreeMap;
+use caliburn_os::simulated::planted;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -108,7 +102,7 @@ pub(crate) fn open(
     // 2 the logs are empty, and only then; a second try begins with 1
     found.empty(&*medium)?;
     // 3 durably in use
-    parts.undo = Some(UndoLogs::open(medium, store, boot, memory, &found)?);
+    parts.undo = Some(UndoChunks::open(medium, store, boot, memory, &found)?);
     Ok(parts)
 }
 
@@ -142,94 +136,9 @@ fn old_values(found: &Found) -> Patches {
 }
 
 impl Shared {
-    /// Saves the old bytes of a range that is about to be changed, and announces it.
-    pub fn save_undo(
-        &self,
-        undo: &UndoLogs,
-        held: &mut Held<'_>,
-        region: &RegionState,
-        start: usize,
-        len: usize,
-    ) -> Result<(), RangeError> {
-        let end = start + len;
-        if self.light && held.saved_last(start, end) {
-            // Bytes that were saved before that are saved again: the older come back last.
-            held.tally().duplicate_bytes.add(len as u64);
-            return Ok(());
-        }
-        if !planted("undo-not-saved") {
-            let (offset, source) = (region.offset_of(start), region.pointer(start));
-            // SAFETY: the range lies within the mapped region; a store has one set of undo logs.
-            unsafe { held.work().log.save(undo, region.id, offset, source, len) }?;
-        }
-        if self.light {
-            held.saves(region, start, end);
-        } else {
-            // Who watches the regions wants to know of all.
-            held.announce(region, start, end, &mut Vec::new());
-        }
-        if planted("undo-committed-early") {
-            held.work().log.commit(undo);
-        }
-        Ok(())
-    }
-
-    /// Commits by emptying the transaction's log.
-    pub fn commit_undo(&self, undo: &UndoLogs, mut held: Held<'_>) {
-        held.work().log.commit(undo);
-        if self.light { held.release_light() } else { self.release(held) }
-    }
-
-    /// Whether a commit can survive what it is to survive.
-    pub fn reaches(&self, wanted: Class) -> Result<(), CommitError> {
-        match wanted > self.reach {
-            true => Err(CommitError::Class { wanted, reach: self.reach }),
-            false => Ok(()),
-        }
-    }
-
-    /// Puts the old values back into memory.
-    pub fn restore_undo(&self, undo: &UndoLogs, held: &mut Held<'_>) {
-        let _permit = self.permit();
-        let mut view = View::default();
-        held.work().log.each_back(undo, |segment, offset, bytes| {
-            let Some(target) = view.pointer(self, segment, offset) else {
-                // Unmapped meanwhile, which whoever declared by address had promised not to do.
-                let state = self.segment_state(segment).expect("a declared range is in a segment");
-                return drop(state.write_part(offset, bytes).map_err(|e| self.fail(e)));
-            };
-            // SAFETY: the range was within the region when it was declared, and regions never shrink.
-            unsafe { span::copy(bytes.as_ptr(), target, bytes.len()) };
-            simulated::stored(target, bytes.len());
-        });
-        held.work().log.commit(undo);
-    }
-
-    /// The values that the transaction replaces, each byte once.
-    pub fn old_undo(&self, undo: &UndoLogs, held: &mut Held<'_>) -> Vec<OldValue> {
-        let mut bytes: BTreeMap<(u32, u64), u8> = BTreeMap::new();
-        held.work().log.each_back(undo, |segment, offset, old| {
-            bytes.extend(old.iter().enumerate().map(|(i, byte)| ((segment.0, offset + i as u64), *byte)));
-        });
-        let mut values: Vec<OldValue> = Vec::new();
-        for ((segment, at), byte) in bytes {
-            match values.last_mut() {
-                Some(last) if last.segment.0 == segment && last.offset + last.bytes.len() as u64 == at => {
-                    last.bytes.push(byte);
-                }
-                _ => values.push(OldValue {
-                    segment: caliburn_log::SegmentId(segment),
-                    offset: at,
-                    bytes: vec![byte],
-                }),
-            }
-        }
-        values
-    }
-
     /// Forces every segment, then says that the store is in order. If a process died with it in use, a force or a
     /// write back may have failed then, and the system shows what the medium lacks: everything is written again.
-    pub fn close_undo(&self, undo: &UndoLogs) -> Result<(), crate::Failure> {
+    pub fn close_undo(&self, undo: &UndoChunks) -> Result<(), crate::Failure> {
         let segments = self.segments.read().expect("no panic under this lock");
         if undo.suspect && !planted("undo-not-rewritten") {
             segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.fail(e))?;

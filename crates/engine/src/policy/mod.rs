@@ -1,0 +1,4 @@
+//! How changes are undone and redone.
+
+pub(crate) mod redo;
+pub(crate) mod undo;

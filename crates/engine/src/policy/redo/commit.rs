@@ -1,0 +1,324 @@
+//! What the redo policy does with a write set: limits what it may become, and makes a record of it.
+
+use crate::error::{CommitError, RangeError};
+use crate::region::RegionState;
+use crate::region_table::RegionCursor;
+use crate::store::{Shared, gate};
+use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, Written};
+use caliburn_log::SegmentId;
+use caliburn_log::format::range_bytes;
+use caliburn_log::record::{FRAME, push_range};
+use caliburn_log::stage::Body;
+use caliburn_os::sync::atomic::Ordering;
+use caliburn_os::span;
+
+/// Bytes of a run's first chunk; few where crashes are simulated, so that runs outgrow it.
+const RUN_BYTES: usize = if cfg!(caliburn_sim) { 2 << 10 } else { 256 << 10 };
+/// Largest further chunk, unless a range needs more.
+const CHUNK_BYTES_MAX: usize = 16 << 20;
+/// Largest single range in a run or a record; longer ones are split.
+const PIECE: usize = 1 << 30;
+
+fn pieces(len: usize) -> impl Iterator<Item = usize> {
+    (0..len).step_by(PIECE).map(move |at| PIECE.min(len - at))
+}
+
+/// A part of what a transaction changes, within one region.
+struct Part<'t> {
+    region: &'t RegionState,
+    offset: usize,
+    len: usize,
+}
+
+impl Shared {
+    /// Most memory that a range of the smallest size takes: private copies of two pages, and its old bytes.
+    fn entry_memory(&self) -> u64 {
+        2 * self.page_size as u64 + range_bytes(1) as u64
+    }
+
+    /// Bytes of ranges that no transaction can declare too many of: see [`crate::write_set::Terms`].
+    pub fn redo_room(&self) -> usize {
+        let memory = self.memory_budget() / self.entry_memory() * range_bytes(1) as u64;
+        memory.min(self.body_max) as usize
+    }
+
+    /// Declares a range that a write set had no room for: makes room, or refuses.
+    pub fn save_redo(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        let spare = set.compact(RUN_BYTES, |bytes| Chunk::volatile(bytes).ok());
+        set.keep_spare(spare);
+        let (body, memory) = self.limit(set, region, offset, len)?;
+        let (mut at, mut parts) = (offset, 0);
+        for piece in pieces(len) {
+            if set.free() < set.stride(piece) {
+                self.extend_redo(set, set.stride(piece))?;
+            }
+            set.put(region, at, piece);
+            if self.reserve.watch().load(Ordering::Acquire) != 0 {
+                self.reserve.step_aside(set, region, at, piece, self.page_size);
+            }
+            (at, parts) = (at + piece, parts + 1);
+        }
+        set.declared(region, offset, len, parts);
+        set.settle((body, memory));
+        let memory = self.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
+        let most = memory.min(self.body_max.saturating_sub(body)) as usize;
+        set.grant(if self.watched() { 0 } else { most.min(set.free()) });
+        Ok(())
+    }
+
+    /// What the set amounts to with a range more, if that is not too much.
+    fn limit(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(u64, u64), RangeError> {
+        let page = self.page_size;
+        let (start, end) = (region.base + offset, region.base + offset + len);
+        let own_body: u64 = pieces(len).map(|piece| range_bytes(piece) as u64).sum();
+        let pages = ((end - 1) / page - start / page + 1) * page;
+        let own_memory = (pages + if set.keeps_old() { len } else { 0 }) as u64;
+        let (body, memory) = set.account(self.entry_memory());
+        let (body, memory) = (body + own_body, memory + own_memory);
+        if body <= self.body_max && memory <= self.memory_budget() {
+            return Ok((body, memory));
+        }
+        // The bounds count overlapping ranges and pages twice: count exactly before refusing.
+        let mut spans = set.exactly();
+        let (segment, at) = (region.id, region.start + offset as u64);
+        if spans.iter().any(|s| s.segment == segment && s.start <= at && at + len as u64 <= s.end) {
+            let (body, memory) = self.amount(set, &spans);
+            return Ok((body, memory));
+        }
+        spans.push(Written { segment, start: at, end: at + len as u64 });
+        spans.sort_unstable();
+        self.refuse_beyond(self.amount(set, &spans))
+    }
+
+    /// Refuses what would be too much for a record or for the memory budget.
+    fn refuse_beyond(&self, (body, memory): (u64, u64)) -> Result<(u64, u64), RangeError> {
+        if body > self.body_max {
+            let capacity = self.live().log.capacity();
+            let needed = ((body + FRAME as u64) * 2).next_multiple_of(1 << 20);
+            return Err(RangeError::LogTooSmall { needed, capacity });
+        }
+        let (needed, budget) = (memory, self.memory_budget());
+        if needed > budget { Err(RangeError::MemoryTooSmall { needed, budget }) } else { Ok((body, memory)) }
+    }
+
+    /// Bytes of a record with these spans, which are sorted, and of memory for their pages and old values.
+    fn amount(&self, set: &WriteSet<'_>, spans: &[Written]) -> (u64, u64) {
+        let page = self.page_size as u64;
+        let (mut body, mut memory, mut last) = (0, 0, (SegmentId(u32::MAX), 0));
+        for span in spans {
+            let len = span.end - span.start;
+            body += pieces(len as usize).map(|piece| range_bytes(piece) as u64).sum::<u64>();
+            memory += if set.keeps_old() { len } else { 0 };
+            let (first, end) = (span.start / page, span.end.div_ceil(page));
+            let first = if last.0 == span.segment { first.max(last.1) } else { first };
+            memory += end.saturating_sub(first) * page;
+            last = (span.segment, end.max(first));
+        }
+        (body, memory)
+    }
+
+    /// Copies what a branch has declared to the end of its parent's run.
+    pub fn adopt_redo(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
+        let mut spans = set.exactly();
+        branch.each(|range| {
+            let (start, end) = (range.offset, range.offset + range.len as u64);
+            spans.push(Written { segment: range.segment, start, end });
+        });
+        spans.sort_unstable();
+        let account = self.refuse_beyond(self.amount(set, &spans))?;
+        let (from, mut done) = (set.position(), Ok(()));
+        branch.each(|range| {
+            if done.is_ok() && set.free() < set.stride(range.len) {
+                done = self.extend_redo(set, set.stride(range.len));
+            }
+            if done.is_ok() {
+                set.copy(&range);
+            }
+        });
+        if done.is_err() {
+            set.shorten(from, drop);
+        }
+        // Whoever looked at this run before the copies were there must not find the branch empty afterwards.
+        self.reserve.let_pass();
+        set.grant(0);
+        set.settle(account);
+        done
+    }
+
+    fn extend_redo(&self, set: &WriteSet<'_>, needed: usize) -> Result<(), RangeError> {
+        let first = set.first_number().is_none();
+        let grown = (RUN_BYTES << (set.position().chunk() + 1).min(16)).min(CHUNK_BYTES_MAX);
+        let bytes = if first { RUN_BYTES } else { grown }.max(HEAD + needed).next_multiple_of(8);
+        let spare = if first { None } else { set.take_spare(needed) };
+        let chunk = spare.map_or_else(|| Chunk::volatile(bytes), Ok);
+        let chunk = chunk.map_err(|source| RangeError::Memory { bytes: bytes as u64, source })?;
+        set.extend(chunk);
+        Ok(())
+    }
+
+    /// Commits what is declared in one chunk, where nothing overlaps, in the `Process` class. False if there is
+    /// something else, or something else must be done.
+    #[inline(never)]
+    pub fn commit_short(&self, set: &WriteSet<'_>) -> bool {
+        let Some(live) = &self.live else { return false };
+        let len = set.filled();
+        if len == 0 || len > live.stage.body_max() || self.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
+            return false;
+        }
+        let staged = live.stage.append(len, |body| self.fill(set, body));
+        let Some((_, opened)) = staged else { return false };
+        self.staged(opened);
+        set.counters().body_bytes.add(len as u64);
+        set.clear();
+        true
+    }
+
+    /// Writes a record's body, as long as no range meets another.
+    #[inline(always)]
+    fn fill(&self, set: &WriteSet<'_>, body: &mut Body) -> bool {
+        let (mut cursor, mut met) = (RegionCursor::new(), Met::default());
+        for range in set.plain_ranges() {
+            if met.may_meet(&range) && !met.apart(set, &range) {
+                return false;
+            }
+            // SAFETY: a region with declared bytes stays mapped.
+            let region = unsafe { cursor.find(&self.table, range.segment, range.offset) };
+            let source = region.expect("declared bytes are mapped").at((range.offset - cursor.start()) as usize);
+            // SAFETY: the range lies within the region.
+            unsafe { body.range(range.segment, range.offset, source, range.len) };
+        }
+        true
+    }
+
+    /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
+    /// `None` if there was nothing to commit.
+    pub fn commit_redo(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+        let parts = self.parts(&set.disjoint());
+        let len: usize = parts.iter().map(|part| range_bytes(part.len)).sum();
+        if len == 0 {
+            return Ok(None);
+        }
+        set.counters().body_bytes.add(len as u64);
+        if self.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
+            self.failure()?;
+        }
+        let live = self.live();
+        loop {
+            if len > live.stage.body_max() {
+                return Ok(Some(self.append_large(body_of(&parts))?));
+            }
+            let staged = live.stage.append(len, |body| {
+                for Part { region, offset, len } in &parts {
+                    // SAFETY: the part lies in a region with declared bytes, which stays mapped.
+                    unsafe { body.range(region.id, region.start + *offset as u64, region.at(*offset), *len) };
+                }
+                true
+            });
+            match staged {
+                Some((stamp, opened)) => {
+                    self.staged(opened);
+                    return Ok(Some(stamp));
+                }
+                // On failure the caller restores the old values: nothing was published.
+                None => self.wait_stage()?,
+            }
+        }
+    }
+
+    /// What is to be logged, by regions and in pieces.
+    fn parts(&self, spans: &[Written]) -> Vec<Part<'_>> {
+        let (mut parts, mut cursor) = (Vec::with_capacity(spans.len()), RegionCursor::new());
+        for span in spans {
+            let mut at = span.start;
+            while at < span.end {
+                // SAFETY: a region with declared bytes stays mapped.
+                let region = unsafe { cursor.find(&self.table, span.segment, at) };
+                let region = region.expect("declared bytes are mapped");
+                let len = (span.end.min(region.end()) - at).min(PIECE as u64);
+                parts.push(Part { region, offset: (at - region.start) as usize, len: len as usize });
+                at += len;
+            }
+        }
+        parts
+    }
+
+    /// The record's body, copied from memory.
+    pub fn body(&self, set: &WriteSet<'_>) -> Vec<u8> {
+        body_of(&self.parts(&set.disjoint()))
+    }
+
+    /// Writes the old bytes behind a position back into memory.
+    pub fn restore_redo(&self, set: &WriteSet<'_>, from: Position) {
+        let mut cursor = RegionCursor::new();
+        set.newest_first(from, |segment, offset, bytes| {
+            // SAFETY: a region with declared bytes stays mapped.
+            let region = unsafe { cursor.find(&self.table, segment, offset) }.expect("declared bytes are mapped");
+            // SAFETY: the range was within the region when it was declared, and regions never shrink.
+            unsafe { span::copy(bytes.as_ptr(), region.at((offset - region.start) as usize), bytes.len()) };
+        });
+    }
+
+    /// Ends a set of which nothing is to be undone any more.
+    pub fn clear_redo(&self, set: &WriteSet<'_>) {
+        let given_back = set.clear_all();
+        set.keep_spare(given_back);
+    }
+}
+
+fn body_of(parts: &[Part<'_>]) -> Vec<u8> {
+    let (mut body, mut buffer) = (Vec::new(), Vec::new());
+    for Part { region, offset, len } in parts {
+        buffer.resize(*len, 0);
+        // SAFETY: the part lies in a region with declared bytes, which stays mapped.
+        unsafe { span::copy(region.at(*offset), buffer.as_mut_ptr(), *len) };
+        push_range(&mut body, region.id, region.start + *offset as u64, &buffer);
+    }
+    body
+}
+
+/// The lines of 64 bytes that a record's ranges lie in, folded into a word: what meets nothing there overlaps and
+/// adjoins nothing.
+#[derive(Default)]
+struct Met {
+    lines: u64,
+    looked: u32,
+}
+
+/// How often it is worth looking whether ranges in the same lines overlap.
+const LOOKS: u32 = 8;
+
+impl Met {
+    /// Adds a range. False if it surely meets none that was added before.
+    #[inline(always)]
+    fn may_meet(&mut self, range: &Saved) -> bool {
+        // The byte behind a range counts, since what adjoins is joined.
+        let (first, last) = (range.offset >> 6, (range.offset + range.len as u64) >> 6);
+        let lines = (u64::MAX >> 63u64.saturating_sub(last - first)).rotate_left(first as u32 % 64);
+        let before = self.lines;
+        self.lines |= lines;
+        before & lines != 0
+    }
+
+    /// Whether a range overlaps and adjoins none of those before it.
+    #[cold]
+    #[inline(never)]
+    fn apart(&mut self, set: &WriteSet<'_>, range: &Saved) -> bool {
+        let (start, end) = (range.offset, range.offset + range.len as u64);
+        let mut before = set.plain_ranges().take_while(|other| other.old != range.old);
+        self.looked += 1;
+        self.looked <= LOOKS
+            && before.all(|other| start > other.offset + other.len as u64 || end < other.offset)
+    }
+}

@@ -1,0 +1,3 @@
+//! The redo policy.
+
+mod commit;

@@ -1,0 +1,233 @@
+//! The file of undo chunks: memory that survives what the store's transactions are to survive, mapped, in which their
+//! runs lie.
+//!
+//! ```text
+//!  | status A | status B | ...64 KiB | chunk 0 | chunk 1 | ... |     chunk: | words | range | range | ... |
+//! ```
+//!
+//! A run that outgrows its first chunk takes further ones, which name it and its transaction: the commit's one store
+//! disowns them too. They go back to the pool afterwards.
+
+use crate::write_set::{Chunk, HEAD, set_word};
+use caliburn_log::format::{UNDO_COUNT, UNDO_DATA, UNDO_MAGIC, UNDO_OWNER, UndoStatus};
+use caliburn_log::log::{Forcing, MediaError};
+use caliburn_log::twin;
+use caliburn_log::uncommitted::{CHUNK_BYTES, CLEAN, DAMAGED, Found};
+use caliburn_os::host::Id;
+use caliburn_os::map::Reservation;
+use caliburn_os::medium::Medium;
+use caliburn_os::persist::{Flush, Memory, Survives};
+use caliburn_os::simulated::{self, planted};
+use caliburn_os::sync::Mutex;
+use std::io;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Chunks by which the file grows.
+const STEP: usize = 4;
+/// Address space for the runs of a store, as much as can be had.
+const RESERVED: [usize; 3] = [64 << 30, 1 << 30, 64 << 20];
+
+/// The undo chunks of an open store.
+#[derive(Debug)]
+pub(crate) struct UndoChunks {
+    medium: Arc<dyn Medium>,
+    store: Id,
+    map: Reservation,
+    pool: Mutex<Pool>,
+    status: Mutex<UndoStatus>,
+    forcing: Forcing,
+    memory: Memory,
+    /// Of seals: that of the status page which says that the store is in use.
+    generation: u64,
+    /// The store was in use by a process that died: what a force of its segments once lost would not be noticed.
+    pub suspect: bool,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    /// Chunks in use since the store was opened; the file may be longer.
+    made: usize,
+    free: Vec<u32>,
+}
+
+impl UndoChunks {
+    /// Takes the file into use: to be called when what was uncommitted is undone. Durably in use when this
+    /// returns, so that no later loss of memory passes for an orderly end.
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        store: Id,
+        boot: Id,
+        memory: Memory,
+        found: &Found,
+    ) -> Result<UndoChunks, MediaError> {
+        // Address space may be limited (`ulimit -v`).
+        let mut wishes = RESERVED.iter().map(|wish| Reservation::new(*wish, None));
+        let map = wishes.find(Result::is_ok).unwrap_or_else(|| Err(io::ErrorKind::OutOfMemory.into()));
+        let map = map.map_err(|e| MediaError::new("reserve memory for undo logs", &*medium, 0, e))?;
+        let sealed = memory.survives > Survives::Process;
+        let status = UndoStatus {
+            boot,
+            chunk_bytes: (CHUNK_BYTES as u32).into(),
+            clean: 0.into(),
+            sealed: u32::from(sealed).into(),
+            generation: found.status.generation + 1,
+            ..found.status
+        };
+        let chunks = UndoChunks {
+            medium,
+            store,
+            map,
+            pool: Mutex::default(),
+            status: Mutex::new(found.status),
+            forcing: Forcing::default(),
+            memory,
+            generation: status.generation.get(),
+            suspect: found.status.clean.get() == 0 && !found.sealed(),
+        };
+        // What the chunks held is back where it belongs, durably so if they outlive this boot.
+        chunks.count(0)?;
+        // The page that counts may not be durable, if a force of it failed (see `Log::open`).
+        twin::put(&*chunks.medium, found.status.as_bytes(), UNDO_MAGIC, store)?;
+        chunks.sync()?;
+        chunks.put(status)?;
+        Ok(chunks)
+    }
+
+    /// What the logs are in.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// How stores reach persistent memory, if the logs are in such.
+    #[inline(always)]
+    pub fn persistent(&self) -> Option<Flush> {
+        (self.memory.survives > Survives::Process).then_some(self.memory.flush)
+    }
+
+    fn put(&self, status: UndoStatus) -> Result<(), MediaError> {
+        twin::put(&*self.medium, status.as_bytes(), UNDO_MAGIC, self.store)?;
+        *self.status.lock().expect("no panic under this lock") = status;
+        if planted("undo-use-not-forced") {
+            return Ok(());
+        }
+        self.sync()
+    }
+
+    fn sync(&self) -> Result<(), MediaError> {
+        self.forcing.sync(&*self.medium, "force undo logs", 0)
+    }
+
+    /// Says that the store is in order: nothing is uncommitted, every segment was forced.
+    pub fn mark_clean(&self) -> Result<(), MediaError> {
+        self.mark(CLEAN)
+    }
+
+    /// Says that a segment could not be forced: what it holds is unknown, and stays so.
+    pub fn mark_damaged(&self) -> Result<(), MediaError> {
+        self.mark(DAMAGED)
+    }
+
+    fn mark(&self, clean: u32) -> Result<(), MediaError> {
+        self.forcing.sound()?;
+        let mut status = *self.status.lock().expect("no panic under this lock");
+        status.generation += 1;
+        status.clean = clean.into();
+        self.put(status)
+    }
+
+    fn map_chunks(&self, from: usize, to: usize) -> Result<(), MediaError> {
+        if from == to {
+            return Ok(());
+        }
+        let (at, len) = (UNDO_DATA as usize + from * CHUNK_BYTES, (to - from) * CHUNK_BYTES);
+        let fail = |e| MediaError::new("map undo logs", &*self.medium, at as u64, e);
+        // SAFETY: this part of the reservation was never mapped; the file is as long, and belongs to this
+        // store, whose lock this process holds.
+        unsafe { self.map.map_shared(at, len, self.medium.descriptor(), at as u64, self.memory.sync) }
+            .map_err(fail)?;
+        simulated::mapped(self.medium.descriptor(), self.chunk(from as u32), len, at as u64);
+        Ok(())
+    }
+
+    /// Where a chunk is mapped.
+    fn chunk(&self, number: u32) -> *mut u8 {
+        let at = UNDO_DATA as usize + number as usize * CHUNK_BYTES;
+        assert!(at + CHUNK_BYTES <= self.map.len());
+        // SAFETY: the chunk lies within the reservation.
+        unsafe { self.map.base().as_ptr().add(at) }
+    }
+
+    /// Takes a chunk from the pool, or makes more of them, with their space allocated.
+    pub fn take(&self) -> Result<Chunk, MediaError> {
+        let mut pool = self.pool.lock().expect("no panic under this lock");
+        if pool.free.is_empty() {
+            let made = pool.made + STEP;
+            let end = UNDO_DATA + (made * CHUNK_BYTES) as u64;
+            let fail = |e| MediaError::new("allocate undo logs", &*self.medium, end, e);
+            if end > self.map.len() as u64 {
+                return Err(fail(io::ErrorKind::StorageFull.into()));
+            }
+            self.medium.set_len(end).map_err(fail)?;
+            for number in pool.made..made {
+                self.medium.write_at(&[0; 24], UNDO_DATA + (number * CHUNK_BYTES) as u64).map_err(fail)?;
+            }
+            // After a growth that failed the file may look longer than it durably is.
+            self.medium.write_at(&[0; 8], end - 8).map_err(fail)?;
+            self.map_chunks(pool.made, made)?;
+            // In persistent memory the chunks outlive a power cut, and must be there before they are counted.
+            let persistent = self.persistent().is_some();
+            if persistent && !planted("undo-growth-not-forced") {
+                self.sync()?;
+            }
+            if !planted("undo-count-forgotten") {
+                self.count(made)?;
+            }
+            if persistent && !planted("undo-count-not-forced") {
+                self.sync()?;
+            }
+            let fresh = pool.made as u32..made as u32;
+            pool.free.extend(fresh.rev());
+            pool.made = made;
+        }
+        let number = pool.free.pop().expect("there are some now");
+        // SAFETY: the chunk is mapped as long as the store is open, and was taken from the pool for one run.
+        Ok(unsafe { Chunk::mapped(self.chunk(number), CHUNK_BYTES, number) })
+    }
+
+    /// Says how many chunks recovery is to look at, before any of the new ones is used.
+    fn count(&self, made: usize) -> Result<(), MediaError> {
+        let fail = |e| MediaError::new("write undo logs", &*self.medium, UNDO_COUNT, e);
+        self.medium.write_at(&(made as u64).to_ne_bytes(), UNDO_COUNT).map_err(fail)
+    }
+
+    /// Of seals: that of the status page which says that the store is in use.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Puts a chunk back to the pool, which has said whose it is until now, and says so no more.
+    pub fn give_back(&self, chunk: Chunk) {
+        // SAFETY: the chunk is the caller's until it is in the pool.
+        unsafe { set_word(chunk.base().add(UNDO_OWNER), 0) };
+        if let Some(flush) = self.persistent().filter(|_| !planted("undo-owner-not-flushed")) {
+            // SAFETY: the head is the chunk's.
+            unsafe { flush.lines(chunk.base(), HEAD) };
+            flush.fence();
+        }
+        self.pool.lock().expect("no panic under this lock").free.push(chunk.number);
+    }
+
+    /// The same of the further chunks of a transaction that has committed, whose number comes again after 2^32 others.
+    pub fn give_back_disowned(&self, chunks: Vec<Chunk>) {
+        if chunks.is_empty() {
+            return;
+        }
+        for chunk in &chunks {
+            // SAFETY: as above.
+            unsafe { set_word(chunk.base().add(UNDO_OWNER), 0) };
+        }
+        let numbers = chunks.into_iter().map(|chunk| chunk.number);
+        self.pool.lock().expect("no panic under this lock").free.extend(numbers);
+    }
+}

@@ -1,0 +1,189 @@
+//! Which region is where, for those who must not wait: looked up by address or by place in a segment, without a lock
+//! and without counting a reference.
+//!
+//! Whoever looks up an address or a place has declared it, or vouches that its region stays mapped; so what is found can be
+//! used. Entries of other regions may change while they are looked at: each has a version, odd while it changes.
+
+use crate::region::RegionState;
+use caliburn_log::SegmentId;
+use caliburn_os::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::ptr;
+use std::sync::OnceLock;
+
+/// The mapped regions. Changed under the lock of the list of regions.
+#[derive(Default)]
+pub(crate) struct RegionTable {
+    few: [Entry; FEW],
+    more: [OnceLock<Box<[Entry]>>; TIERS],
+    /// Entries that were ever used.
+    used: AtomicUsize,
+}
+
+const FEW: usize = 8;
+const TIERS: usize = 24;
+
+#[derive(Default)]
+struct Entry {
+    version: AtomicU64,
+    segment: AtomicU64,
+    start: AtomicU64,
+    base: AtomicUsize,
+    /// 0: there is no region.
+    len: AtomicUsize,
+    region: AtomicUsize,
+}
+
+/// What an entry says.
+struct Place {
+    segment: u64,
+    start: u64,
+    base: usize,
+    len: usize,
+    region: usize,
+}
+
+impl Entry {
+    #[inline(always)]
+    fn read(&self) -> Option<Place> {
+        let version = self.version.load(Ordering::Acquire);
+        let place = Place {
+            segment: self.segment.load(Ordering::Relaxed),
+            start: self.start.load(Ordering::Relaxed),
+            base: self.base.load(Ordering::Relaxed),
+            len: self.len.load(Ordering::Relaxed),
+            region: self.region.load(Ordering::Relaxed),
+        };
+        fence(Ordering::Acquire);
+        (version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version).then_some(place)
+    }
+
+    fn write(&self, place: Place) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.segment.store(place.segment, Ordering::Relaxed);
+        self.start.store(place.start, Ordering::Relaxed);
+        self.base.store(place.base, Ordering::Relaxed);
+        self.len.store(place.len, Ordering::Relaxed);
+        self.region.store(place.region, Ordering::Relaxed);
+        self.version.store(version + 2, Ordering::Release);
+    }
+}
+
+impl RegionTable {
+    fn entry(&self, number: usize) -> &Entry {
+        if let Some(entry) = self.few.get(number) {
+            return entry;
+        }
+        // Tiers double in size: those before hold FEW, and 2^tier - 1 times as many.
+        let tier = (number / FEW).ilog2() as usize;
+        let first = FEW << tier;
+        let make = || (0..first).map(|_| Entry::default()).collect();
+        &self.more[tier].get_or_init(make)[number - first]
+    }
+
+    #[inline(always)]
+    fn find(&self, holds: impl Fn(&Place) -> bool) -> Option<usize> {
+        let used = self.used.load(Ordering::Acquire);
+        let found = self.few[..used.min(FEW)].iter().find_map(|entry| entry.read().filter(&holds));
+        let found = if found.is_none() && used > FEW { self.find_more(used, holds) } else { found };
+        found.map(|place| place.region)
+    }
+
+    #[cold]
+    fn find_more(&self, used: usize, holds: impl Fn(&Place) -> bool) -> Option<Place> {
+        (FEW..used).find_map(|number| self.entry(number).read().filter(&holds))
+    }
+
+    /// Notes a region, or that it has grown.
+    pub fn put(&self, region: &RegionState) {
+        let address = ptr::from_ref(region).expose_provenance();
+        let used = self.used.load(Ordering::Relaxed);
+        let is = |number: &usize, wanted: usize| self.entry(*number).region.load(Ordering::Relaxed) == wanted;
+        let known = (0..used).find(|number| is(number, address));
+        let number = known.or_else(|| (0..used).find(|number| is(number, 0))).unwrap_or(used);
+        self.entry(number).write(Place {
+            segment: region.id.0.into(),
+            start: region.start,
+            base: region.base,
+            len: region.len(),
+            region: address,
+        });
+        if number == used {
+            self.used.store(used + 1, Ordering::Release);
+        }
+    }
+
+    /// Forgets a region.
+    pub fn remove(&self, region: &RegionState) {
+        let address = ptr::from_ref(region).addr();
+        let used = self.used.load(Ordering::Relaxed);
+        if let Some(number) = (0..used).find(|n| self.entry(*n).region.load(Ordering::Relaxed) == address) {
+            self.entry(number).write(Place { segment: 0, start: 0, base: 0, len: 0, region: 0 });
+        }
+    }
+
+    /// The region that holds an address.
+    ///
+    /// # Safety
+    /// If there is one, it must stay mapped as long as what is returned is used.
+    pub unsafe fn at<'r>(&self, address: usize) -> Option<&'r RegionState> {
+        let holds = |place: &Place| address.wrapping_sub(place.base) < place.len;
+        // SAFETY: an entry has the address of a region that is alive; this one stays so by the caller's word.
+        self.find(holds).map(|region| unsafe { &*ptr::with_exposed_provenance(region) })
+    }
+
+    /// The region that maps a byte of a segment.
+    ///
+    /// # Safety
+    /// As for [`RegionTable::at`].
+    #[inline(always)]
+    pub unsafe fn of<'r>(&self, segment: SegmentId, offset: u64) -> Option<&'r RegionState> {
+        let holds = |place: &Place| {
+            place.segment == u64::from(segment.0) && offset.wrapping_sub(place.start) < place.len as u64
+        };
+        // SAFETY: as in `at`.
+        self.find(holds).map(|region| unsafe { &*ptr::with_exposed_provenance(region) })
+    }
+}
+
+/// The region looked at last, for a walk over declared ranges.
+#[derive(Clone, Copy)]
+pub(crate) struct RegionCursor<'r> {
+    region: Option<&'r RegionState>,
+    start: u64,
+    len: u64,
+    segment: SegmentId,
+}
+
+impl<'r> RegionCursor<'r> {
+    #[inline(always)]
+    pub fn new() -> RegionCursor<'r> {
+        RegionCursor { region: None, start: 0, len: 0, segment: SegmentId(0) }
+    }
+
+    /// The region that maps a byte of a segment.
+    ///
+    /// # Safety
+    /// Every region that is asked for must stay mapped as long as the cursor, or what it returned, is used.
+    #[inline(always)]
+    pub unsafe fn find(&mut self, table: &RegionTable, segment: SegmentId, offset: u64) -> Option<&'r RegionState> {
+        if segment != self.segment || offset.wrapping_sub(self.start) >= self.len {
+            // SAFETY: passed on from the caller.
+            let region = unsafe { table.of(segment, offset) }?;
+            *self = RegionCursor {
+                region: Some(region),
+                start: region.start,
+                len: region.len() as u64,
+                segment,
+            };
+        }
+        self.region
+    }
+
+    /// Where in its segment the region begins that was found last.
+    #[inline(always)]
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+}

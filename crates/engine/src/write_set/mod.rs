@@ -1,0 +1,27 @@
+//! What each open transaction has declared, with the old bytes: a run of ranges, published by one word.
+//!
+//! ```text
+//!   slot --> | word | range old bytes | range old bytes | ...          the run's first chunk
+//!       \--> | word | range old bytes | ...                            further chunks
+//!
+//!   declare:  write the range and its old bytes behind the last - publish the word - then store
+//!   abort:    old bytes back, newest first - clear
+//!   clear:    one store, under the number of the next transaction: nothing is declared any more
+//! ```
+//!
+//! Both recovery policies keep their write sets so. With `undo` the run lies in memory that survives what the
+//! transaction is to survive, and the word publishes it to recovery. With `redo` it is ordinary memory, and the
+//! word publishes it to truncation, which must not write a page that an uncommitted transaction has declared
+//! ([`reserve`] tells how the two find each other).
+
+mod ranges;
+mod reserve;
+mod run;
+mod savepoint;
+mod set;
+mod slots;
+
+pub(crate) use reserve::{RESERVED, Reserve};
+pub(crate) use run::{Chunk, HEAD, Layout, Saved, set_word};
+pub(crate) use set::{Position, Terms, WriteSet, Written};
+pub(crate) use slots::Slots;

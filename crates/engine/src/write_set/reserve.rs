@@ -1,0 +1,106 @@
+//! Reserved pages: what keeps transactions off the pages that truncation copies or drops (RVM's reserved bit, section
+//! 5.1.2).
+//!
+//! Truncation must not write a page that an uncommitted transaction has declared. Counting per page would cost the hot
+//! path two locked instructions for each range; instead truncation, which is rare, reads all runs:
+//!
+//! ```text
+//!   transaction: publish range - light barrier - any page reserved?  - store
+//!   truncation:  reserve pages - heavy barrier - any run with the page? - copy - release
+//! ```
+//!
+//! Invariant: at least one of the two sees the other (`caliburn_os::barrier`). A transaction that waits has not
+//! published the range that it waits for, so that a page that every transaction changes can be copied, too.
+
+use super::set::WriteSet;
+use crate::region::RegionState;
+use caliburn_os::barrier;
+use caliburn_os::event::Event;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// Pages that truncation reserves at a time.
+pub(crate) const RESERVED: usize = 32;
+
+/// The pages that truncation has reserved: nobody declares a range on them meanwhile.
+pub(crate) struct Reserve {
+    /// How many pages are reserved; [`ALWAYS`] besides where a transaction's own fence must keep the order.
+    active: AtomicU32,
+    pages: [AtomicUsize; RESERVED],
+    released: Event,
+}
+
+/// Every transaction must come here for each range.
+const ALWAYS: u32 = 1 << 31;
+
+impl Default for Reserve {
+    fn default() -> Reserve {
+        barrier::prepare();
+        let always = if barrier::is_asymmetric() { 0 } else { ALWAYS };
+        Reserve { active: AtomicU32::new(always), pages: Default::default(), released: Event::default() }
+    }
+}
+
+impl Reserve {
+    /// Reserves pages by their addresses. Afterwards a transaction either sees them reserved or is seen
+    /// to have declared them. Only for the holder of the truncation lock.
+    pub fn reserve(&self, pages: &[usize]) {
+        for (slot, page) in self.pages.iter().zip(pages) {
+            slot.store(*page, Ordering::Relaxed);
+        }
+        self.active.fetch_or(pages.len() as u32, Ordering::Release);
+        barrier::heavy();
+    }
+
+    /// Lets everybody go on.
+    pub fn release(&self) {
+        self.active.fetch_and(ALWAYS, Ordering::Release);
+        self.released.signal();
+    }
+
+    /// Not 0 if pages may be reserved: what each transaction looks at when it has declared a range.
+    pub fn watch(&self) -> &AtomicU32 {
+        &self.active
+    }
+
+    /// Called by a transaction that has declared a range while pages are reserved, before it stores there: waits if
+    /// its pages are among them, with the range taken back meanwhile.
+    #[cold]
+    pub fn step_aside(&self, set: &WriteSet<'_>, region: &RegionState, offset: usize, len: usize, page: usize) {
+        if planted("reservation-not-respected") {
+            return;
+        }
+        let start = region.base + offset;
+        barrier::light();
+        while let Some(seen) = self.reserved(start, start + len, page) {
+            set.unpublish(len);
+            self.released.wait(seen, None);
+            if planted("announcement-not-renewed") {
+                return;
+            }
+            set.put(region, offset, len);
+            barrier::light();
+        }
+    }
+
+    /// Called after ranges were published in one run and before they are taken back in another: whoever reads the
+    /// runs has either seen the first, or is done with the second.
+    pub fn let_pass(&self) {
+        barrier::light();
+        let seen = self.released.count();
+        if self.active.load(Ordering::Acquire) & !ALWAYS != 0 && !planted("adopted-while-read") {
+            self.released.wait(seen, None);
+        }
+    }
+
+    /// Whether one of these pages is reserved; to be waited for with what is returned.
+    fn reserved(&self, start: usize, end: usize, page: usize) -> Option<u32> {
+        let seen = self.released.count();
+        let active = (self.active.load(Ordering::Acquire) & !ALWAYS) as usize;
+        let hit = |p: &AtomicUsize| {
+            let at = p.load(Ordering::Relaxed);
+            at < end && at + page > start
+        };
+        self.pages[..active.min(RESERVED)].iter().any(hit).then_some(seen)
+    }
+}

@@ -1,0 +1,82 @@
+//! Savepoints: positions in a run that a transaction can be rolled back to. What nested transactions stand on.
+
+use super::run::Chunk;
+use super::set::{NONE, Position, WriteSet};
+
+/// What a transaction has noted of its run.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    savepoints: Vec<Mark>,
+    /// Savepoints made by all transactions of the slot: so that none is taken for another.
+    serial: u64,
+    /// How often the policy granted room, and how much last.
+    pub grants: u64,
+    pub granted: usize,
+    /// What was declared until then, at most.
+    pub account: (u64, u64),
+    /// Bytes of the run when it was last compacted.
+    pub compacted: usize,
+}
+
+/// A savepoint of an open transaction.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    serial: u64,
+    position: Position,
+    left: usize,
+    grants: u64,
+}
+
+impl Marks {
+    pub fn clear(&mut self) {
+        self.savepoints.clear();
+        (self.grants, self.granted, self.account, self.compacted) = (0, 0, (0, 0), 0);
+    }
+}
+
+impl WriteSet<'_> {
+    /// Marks the end of the run. Returns what the program knows the savepoint by.
+    pub fn savepoint(&self) -> u64 {
+        let (position, left) = (self.position(), self.left());
+        // What is declared again behind it needs another old value, which is not that in front of it.
+        (self.tail().last, self.tail().plain) = (NONE, false);
+        let marks = &mut self.work().marks;
+        marks.serial += 1;
+        let (serial, grants) = (marks.serial, marks.grants);
+        marks.savepoints.push(Mark { serial, position, left, grants });
+        serial
+    }
+
+    /// Where a savepoint is, if the transaction still has it.
+    pub fn find_savepoint(&self, serial: u64) -> Option<Position> {
+        let savepoints = &self.work().marks.savepoints;
+        savepoints.binary_search_by_key(&serial, |mark| mark.serial).ok().map(|i| savepoints[i].position)
+    }
+
+    /// Forgets a savepoint and those that came after it; what was declared since stays. False if there is none.
+    pub fn release_savepoint(&self, serial: u64) -> bool {
+        let savepoints = &mut self.work().marks.savepoints;
+        let Ok(at) = savepoints.binary_search_by_key(&serial, |mark| mark.serial) else { return false };
+        savepoints.truncate(at);
+        true
+    }
+
+    /// Shortens the run to a savepoint, which stays, and forgets those that came after it. The old bytes behind it are
+    /// back.
+    pub fn shorten_to_savepoint(&self, serial: u64, give_back: impl FnMut(Chunk)) {
+        let marks = &mut self.work().marks;
+        let at = marks.savepoints.binary_search_by_key(&serial, |mark| mark.serial).expect("it was found before");
+        marks.savepoints.truncate(at + 1);
+        let (mark, grants) = (marks.savepoints[at], marks.grants);
+        self.shorten(mark.position, give_back);
+        // More may be declared again, unless room was granted for what came in between.
+        if mark.grants == grants {
+            self.tail().room = mark.position.bytes + mark.left;
+        }
+    }
+
+    /// The newest savepoint: what is in front of it must stay as it is.
+    pub(super) fn pinned(&self) -> Position {
+        self.work().marks.savepoints.last().map_or(Position::default(), |mark| mark.position)
+    }
+}

@@ -1,0 +1,548 @@
+//! A write set: a transaction's hold on its run.
+
+use super::run::{self, Chunk, HEAD, Saved, clear_word, filled, get_word, set_word, word_at};
+use super::slots::{self, Chunks, Counters, Slot, Work};
+use crate::guard::Opened;
+use crate::region::RegionState;
+use caliburn_log::SegmentId;
+use caliburn_log::format::range_bytes;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::MutexGuard;
+use caliburn_os::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+use std::io;
+use std::sync::Arc;
+
+/// What a store's policy asks of write sets.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// Emptying the set commits it, in classes below this one.
+    pub clears: u8,
+    /// Old bytes are kept in both modes.
+    pub keeps_old: bool,
+}
+
+/// A place in a run: what was declared up to there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Position {
+    /// 0: the first chunk.
+    pub(super) chunk: usize,
+    pub(super) bytes: usize,
+}
+
+impl Position {
+    /// Which chunk of the run it is in.
+    pub fn chunk(self) -> usize {
+        self.chunk
+    }
+}
+
+/// Bytes of a segment that a transaction changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Written {
+    pub segment: SegmentId,
+    pub start: u64,
+    pub end: u64,
+}
+
+/// A transaction's hold on a slot and the run in it. Dropped, it leaves the slot as it is, claimed: it is ended by
+/// [`WriteSet::release`].
+pub(crate) struct WriteSet<'t> {
+    pub(super) slot: &'t Slot,
+}
+
+/// The end of a run: all that declaring a range looks at and changes, but for the chunk.
+#[derive(Debug)]
+pub(super) struct Tail {
+    /// The word that counts the ranges of the chunk in use, and where the first of them stands.
+    pub word: *mut u8,
+    pub ranges: *mut u8,
+    /// Bytes of ranges that the chunk may have before the policy must think.
+    pub room: usize,
+    /// Address and length of the range declared last: again it costs nothing.
+    pub last: (usize, usize),
+    /// Nothing but [`WriteSet::declare`] was done: the run has one chunk, and [`WriteSet::clear`] ends the transaction.
+    pub plain: bool,
+    /// Old bytes are kept.
+    pub keeps_old: bool,
+}
+
+impl<'t> WriteSet<'t> {
+    /// An empty set in a slot that was claimed for it.
+    #[inline(always)]
+    pub(super) fn begin(slot: &'t Slot, keeps_old: bool) -> WriteSet<'t> {
+        let set = WriteSet { slot };
+        let tail = set.tail();
+        (tail.last.0, tail.keeps_old) = (NONE.0, keeps_old);
+        tail.room = set.slot.granted.load(Ordering::Relaxed);
+        set
+    }
+
+    /// The set that a suspended transaction left in its slot.
+    pub(super) fn resume(slot: &'t Slot) -> WriteSet<'t> {
+        WriteSet { slot }
+    }
+
+    /// The same set, for a call out of line: with a reference to the transaction's own it could not stay in a register.
+    #[inline(always)]
+    pub fn passed(&self) -> WriteSet<'t> {
+        WriteSet { slot: self.slot }
+    }
+
+    /// Gives the slot back. The run is clear.
+    #[inline(always)]
+    pub fn release(self) {
+        self.slot.free();
+    }
+
+    /// Leaves what is declared in the slot, for [`Slots::resume`](super::Slots::resume), which wants its number.
+    pub fn suspend(self) -> usize {
+        self.tail().plain = false;
+        self.slot.number()
+    }
+
+    /// Identifies the transaction among all of this opening of the store.
+    pub fn id(&self) -> u64 {
+        self.slot.id()
+    }
+
+    #[allow(clippy::mut_from_ref, reason = "of a transaction's set one method runs at a time, and none keeps this")]
+    #[inline(always)]
+    pub(super) fn tail(&self) -> &mut Tail {
+        // SAFETY: the transaction has the slot, is used by one thread at a time, and no method calls another while it
+        // looks at this.
+        unsafe { self.slot.tail() }
+    }
+
+    /// Whether nothing but [`WriteSet::declare`] was done, so that [`WriteSet::clear`] ends it.
+    #[inline(always)]
+    pub fn is_plain(&self) -> bool {
+        self.tail().plain
+    }
+
+    pub fn keeps_old(&self) -> bool {
+        self.tail().keeps_old
+    }
+
+    pub fn counters(&self) -> &'t Counters {
+        &self.slot.counters
+    }
+
+    #[allow(clippy::mut_from_ref, reason = "as for `tail`")]
+    pub(super) fn work(&self) -> &mut Work {
+        // SAFETY: as for `tail`.
+        unsafe { self.slot.work() }
+    }
+
+    /// What the word of the chunk in use says.
+    #[inline(always)]
+    pub(super) fn word(&self) -> u64 {
+        // SAFETY: the chunk in use is this run's.
+        unsafe { get_word(self.tail().word) }
+    }
+
+    /// Says it.
+    #[inline(always)]
+    pub(super) fn set_word(&self, word: u64) {
+        // SAFETY: as above.
+        unsafe { set_word(self.tail().word, word) };
+    }
+
+    /// Declares `len` bytes, at least one, at `offset` of the region, which are there, if that needs nothing else: else
+    /// false. `watch` is not 0 while pages may be reserved.
+    /// Invariant: a range is published whole before any of its bytes is changed.
+    #[inline(always)]
+    pub fn declare(&self, region: &RegionState, offset: usize, len: usize, watch: &AtomicU32) -> bool {
+        let (source, tail) = (region.at(offset), self.tail());
+        let start = source.addr();
+        if tail.last.0 <= start && start + len <= tail.last.0 + tail.last.1 {
+            self.slot.counters.declared_again(len);
+            return true;
+        }
+        let word = self.word();
+        if filled(word) + range_bytes(len) > tail.room {
+            return false;
+        }
+        self.put_from(source, region, offset, len, word);
+        watch.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether a range that [`WriteSet::declare`] did not accept is declared all the same, while pages are reserved.
+    pub fn has_declared(&self, region: &RegionState, offset: usize, len: usize) -> bool {
+        self.tail().last == (region.base + offset, len)
+    }
+
+    /// Writes a range with its old bytes and publishes it. There must be room: see [`WriteSet::free`].
+    pub fn put(&self, region: &RegionState, offset: usize, len: usize) {
+        debug_assert!(self.stride(len) <= self.free() && len <= u32::MAX as usize);
+        self.put_from(region.at(offset), region, offset, len, self.word());
+    }
+
+    /// The same, where it is known already what bytes of memory these are, and what the word says.
+    #[inline(always)]
+    fn put_from(&self, source: *const u8, region: &RegionState, offset: usize, len: usize, word: u64) {
+        if planted("undo-not-saved") {
+            return;
+        }
+        if planted("word-before-its-bytes") {
+            self.set_word(word + self.stride(len) as u64);
+        }
+        let tail = self.tail();
+        let (at, start) = (tail.ranges.wrapping_add(filled(word)), region.start + offset as u64);
+        // SAFETY: the range lies within the mapped region; the caller knows of the room at the end.
+        let total = unsafe { run::place(at, region.id, start, source, len, tail.keeps_old) };
+        self.set_word(word + total as u64);
+        self.tail().last = (source.addr(), len);
+        let counters = &self.slot.counters;
+        counters.ranges.add(1);
+        counters.declared_bytes.add(len as u64);
+        // Whoever reserves pages makes all processors run a barrier: only the compiler must keep the order here.
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// Nothing is declared any more: the last store of a transaction.
+    #[inline(always)]
+    pub fn clear(&self) {
+        self.set_word(clear_word(self.word()));
+    }
+}
+
+/// No range: covers nothing.
+pub(super) const NONE: (usize, usize) = (usize::MAX, 0);
+
+impl Counters {
+    /// A range was declared that was declared before.
+    #[inline(always)]
+    fn declared_again(&self, len: usize) {
+        self.ranges.add(1);
+        self.declared_bytes.add(len as u64);
+        self.duplicate_bytes.add(len as u64);
+    }
+}
+
+/// Growing, shrinking: out of line.
+impl<'t> WriteSet<'t> {
+    fn is_first(&self) -> bool {
+        self.tail().word == self.slot.base()
+    }
+
+    /// Whether nothing is declared.
+    pub fn is_empty(&self) -> bool {
+        self.is_first() && filled(self.word()) == 0
+    }
+
+    /// Bytes that a range of `len` bytes takes.
+    pub fn stride(&self, len: usize) -> usize {
+        self.slot.layout.stride(len)
+    }
+
+    /// Bytes that are free in the chunk in use.
+    pub fn free(&self) -> usize {
+        let room = match self.position().chunk {
+            0 => self.slot.room.load(Ordering::Relaxed),
+            n => self.chunks().further[n - 1].room(),
+        };
+        room - filled(self.word())
+    }
+
+    pub(super) fn chunks(&self) -> MutexGuard<'t, Chunks> {
+        self.slot.chunks.lock().expect("no panic under this lock")
+    }
+
+    /// Lets so many bytes be declared before the policy must think again.
+    pub fn grant(&self, left: usize) {
+        let room = filled(self.word()) + left;
+        let tail = self.tail();
+        (tail.room, tail.plain) = (room, false);
+        let marks = &mut self.work().marks;
+        marks.grants += 1;
+        marks.granted = left;
+    }
+
+    /// What its ranges may amount to at most, for a policy that has limits: bytes of a record, and of memory. `entry` is the
+    /// most memory that a range of the smallest size takes.
+    pub fn account(&self, entry: u64) -> (u64, u64) {
+        let mut used = 0;
+        if self.work().marks.grants == 0 {
+            self.each(|range| used += range_bytes(range.len) as u64);
+        } else {
+            used = (self.work().marks.granted - self.left()) as u64;
+        }
+        let marks = &mut self.work().marks;
+        let (body, memory) = marks.account;
+        marks.account = (body + used, memory + used.div_ceil(range_bytes(1) as u64) * entry);
+        (marks.granted, marks.grants) = (0, marks.grants.max(1));
+        self.tail().room = 0;
+        self.work().marks.account
+    }
+
+    /// What is left of the room.
+    pub(super) fn left(&self) -> usize {
+        self.tail().room.saturating_sub(filled(self.word()))
+    }
+
+    /// Says what they amount to.
+    pub fn settle(&self, account: (u64, u64)) {
+        self.work().marks.account = account;
+    }
+
+    /// Goes on in another chunk, whose words other than the one that counts its ranges the policy has written. `true`
+    /// if it is the run's first.
+    pub fn extend(&self, chunk: Chunk) -> bool {
+        let base = chunk.base();
+        self.work().note = None;
+        let mut chunks = self.chunks();
+        let first = self.first_number().is_none();
+        let tail = self.tail();
+        (tail.word, tail.ranges) = (word_at(base, first), base.wrapping_add(HEAD));
+        (tail.room, tail.plain) = (0, false);
+        if first {
+            self.slot.room.store(chunk.room(), Ordering::Relaxed);
+            self.slot.regrant();
+            self.set_word(0);
+            self.slot.first.store(base.expose_provenance(), Ordering::Release);
+            self.slot.first_number.store(chunk.number, Ordering::Relaxed);
+            chunks.first = Some(chunk);
+        } else {
+            self.set_word((chunks.further.len() as u64 + 1) << 32);
+            chunks.further.push(chunk);
+            self.slot.extended.store(true, Ordering::Release);
+        }
+        first
+    }
+
+    /// Puts a chunk at the end of the run, even if the chunks before are full of what is about to be given up.
+    /// Returns its index.
+    pub(super) fn append_chunk(&self, chunk: Chunk) -> usize {
+        self.extend(chunk);
+        self.position().chunk
+    }
+
+    /// Gives up what is between a position and a further chunk. Returns the chunks that held nothing else.
+    pub(super) fn drop_between(&self, from: Position, place: usize) -> Vec<Chunk> {
+        let mut chunks = self.chunks();
+        let dropped: Vec<Chunk> = chunks.further.drain(from.chunk..place - 1).collect();
+        // The chunk that is in front of the last from now on.
+        let (base, first) = match from.chunk {
+            0 => (self.slot.base(), true),
+            n => (chunks.further[n - 1].base(), false),
+        };
+        let at = word_at(base, first);
+        // SAFETY: the chunk is this run's.
+        unsafe {
+            let surplus = filled(get_word(at)) - from.bytes;
+            set_word(at, get_word(at) - surplus as u64);
+        }
+        self.set_word((chunks.further.len() as u64) << 32 | self.word() & u64::from(u32::MAX));
+        dropped
+    }
+
+    /// A chunk that an earlier transaction gave up, if it takes so much.
+    pub fn take_spare(&self, bytes: usize) -> Option<Chunk> {
+        self.chunks().spare.take_if(|chunk| chunk.room() >= bytes)
+    }
+
+    /// What the policy calls the run's first chunk, if there is one.
+    pub fn first_number(&self) -> Option<u32> {
+        Some(self.slot.first_number.load(Ordering::Relaxed)).filter(|number| *number != slots::NONE)
+    }
+
+    /// A word that the policy keeps of the chunk in use in this transaction, made by `make` when it is asked for first.
+    pub fn note(&self, make: impl FnOnce(&WriteSet<'t>) -> u64) -> u64 {
+        let known = self.work().note;
+        known.unwrap_or_else(|| {
+            let made = make(self);
+            self.work().note = Some(made);
+            made
+        })
+    }
+
+    /// The run's first chunk.
+    pub fn first_chunk(&self) -> *mut u8 {
+        self.slot.base()
+    }
+
+    /// Where the first range of the chunk in use stands.
+    #[inline(always)]
+    pub(super) fn start(&self) -> *mut u8 {
+        self.tail().ranges
+    }
+
+    /// Bytes of ranges in the chunk in use.
+    #[inline(always)]
+    pub fn filled(&self) -> usize {
+        filled(self.word())
+    }
+
+    /// Where the next range goes.
+    #[inline(always)]
+    pub fn end(&self) -> *mut u8 {
+        self.tail().ranges.wrapping_add(filled(self.word()))
+    }
+
+    /// The number of the transaction in this run.
+    pub fn turn(&self) -> u32 {
+        // SAFETY: the first chunk stays for good.
+        (unsafe { get_word(word_at(self.slot.base(), true)) } >> 32) as u32
+    }
+
+    /// Writes a range at the end, for which there is room, and does not publish it. The bytes that it takes.
+    ///
+    /// # Safety
+    /// As many bytes at the region's offset must be mapped.
+    pub unsafe fn place(&self, region: &RegionState, offset: usize, len: usize) -> usize {
+        let (source, start) = (region.at(offset), region.start + offset as u64);
+        // SAFETY: passed on from the caller; the room is this run's.
+        unsafe { run::place(self.end(), region.id, start, source, len, self.keeps_old()) }
+    }
+
+    /// Publishes so many bytes that the policy wrote at the end by itself.
+    pub fn push(&self, bytes: usize) {
+        self.set_word(self.word() + bytes as u64);
+        self.tail().last = NONE;
+    }
+
+    /// A range was declared in several parts, or by [`WriteSet::push`]; `parts` were counted.
+    pub fn declared(&self, region: &RegionState, offset: usize, len: usize, parts: u64) {
+        self.tail().last = (region.base + offset, len);
+        let ranges = &self.slot.counters.ranges;
+        ranges.add(1u64.wrapping_sub(parts));
+        if parts == 0 {
+            self.slot.counters.declared_bytes.add(len as u64);
+        }
+    }
+
+    /// Takes a range over from another set, whose bytes it is declared for by now: header and old bytes. There must be
+    /// room.
+    pub fn copy(&self, range: &Saved) {
+        let total = self.place_copy(range);
+        self.push(total);
+    }
+
+    /// The same, not published yet. The bytes that it takes.
+    pub fn place_copy(&self, range: &Saved) -> usize {
+        debug_assert!(self.stride(range.len) <= self.free());
+        // SAFETY: there is room; the old bytes are the other set's, which its owner gives up afterwards.
+        unsafe { run::place(self.end(), range.segment, range.offset, range.old, range.len, self.keeps_old()) }
+    }
+
+    /// Makes another, empty set part of this one, until it is cleared.
+    pub fn begin_branch(&self, branch: &WriteSet<'t>) {
+        self.slot.branches.fetch_add(1, Ordering::AcqRel);
+        (self.tail().plain, branch.tail().plain) = (false, false);
+        branch.work().parent = Some(self.slot.into());
+    }
+
+    /// Whether this set is part of another.
+    pub fn is_branch(&self) -> bool {
+        self.work().parent.is_some()
+    }
+
+    /// Whether this set is part of that one.
+    pub fn is_branch_of(&self, parent: &WriteSet<'_>) -> bool {
+        self.work().parent == Some(parent.slot.into())
+    }
+
+    /// A branch has ended.
+    pub fn end_branch(&self) {
+        if let Some(parent) = self.work().parent.take() {
+            // SAFETY: slots stay as long as their store.
+            unsafe { parent.as_ref() }.branches.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether branches of it are open.
+    pub fn has_branches(&self) -> bool {
+        self.slot.branches.load(Ordering::Acquire) > 0
+    }
+
+    /// # Panics
+    /// When there are open branches.
+    pub fn check_branches(&self) {
+        let open = self.slot.branches.load(Ordering::Acquire);
+        assert!(open == 0, "{open} branch(es) of the transaction are open: adopt or drop them first");
+    }
+
+    /// Where the run ends.
+    pub fn position(&self) -> Position {
+        let chunk = if self.is_first() { 0 } else { (self.word() >> 32) as usize };
+        Position { chunk, bytes: filled(self.word()) }
+    }
+
+    /// Goes on in the run's last chunk.
+    fn to_end(&self) {
+        self.work().note = None;
+        let (base, first) = match self.chunks().further.last() {
+            Some(chunk) => (chunk.base(), false),
+            None => (self.slot.base(), true),
+        };
+        let tail = self.tail();
+        (tail.word, tail.ranges) = (word_at(base, first), base.wrapping_add(HEAD));
+        (tail.room, tail.last) = (0, NONE);
+    }
+
+    /// Shortens the run to an earlier position. `give_back` is called with the chunks that it leaves, the newest
+    /// first, while those before still say what they said.
+    pub fn shorten(&self, to: Position, mut give_back: impl FnMut(Chunk)) {
+        let mut chunks = self.chunks();
+        while chunks.further.len() > to.chunk {
+            give_back(chunks.further.pop().expect("there is one more"));
+        }
+        self.slot.extended.store(!chunks.further.is_empty(), Ordering::Release);
+        drop(chunks);
+        self.to_end();
+        let word = self.word();
+        self.set_word(word - (filled(word) - to.bytes) as u64);
+    }
+
+    /// Takes back what was declared last, in the chunk in use, with nothing read or stored there.
+    pub fn unpublish(&self, len: usize) {
+        self.tail().last = NONE;
+        self.set_word(self.word() - self.stride(len) as u64);
+        let counters = &self.slot.counters;
+        counters.ranges.add(1u64.wrapping_neg());
+        counters.declared_bytes.add((len as u64).wrapping_neg());
+    }
+
+    /// Clears a run of any length, for what nothing is to be undone any more. Returns its further chunks.
+    pub fn clear_all(&self) -> Vec<Chunk> {
+        let base = self.slot.base();
+        // SAFETY: the first chunk stays for good, and the run is this transaction's.
+        unsafe { set_word(word_at(base, true), clear_word(get_word(word_at(base, true)))) };
+        let work = self.work();
+        work.opened.clear();
+        work.marks.clear();
+        let mut further = Vec::new();
+        if self.slot.extended.load(Ordering::Relaxed) {
+            let mut chunks = self.chunks();
+            self.slot.extended.store(false, Ordering::Release);
+            further = std::mem::take(&mut chunks.further);
+        }
+        self.to_end();
+        self.tail().plain = true;
+        further
+    }
+
+    /// Keeps the largest of these chunks for later transactions, unless that is very large.
+    pub fn keep_spare(&self, given_back: Vec<Chunk>) {
+        let fitting = given_back.into_iter().filter(|chunk| chunk.room() <= SPARE_MAX);
+        let Some(largest) = fitting.max_by_key(Chunk::room) else { return };
+        let mut chunks = self.chunks();
+        if chunks.spare.as_ref().is_none_or(|kept| kept.room() < largest.room()) {
+            chunks.spare = Some(largest);
+        }
+    }
+
+    /// Lets the transaction store to bytes of a region that it is about to declare.
+    pub fn open(&self, region: &Arc<RegionState>, start: usize, len: usize) -> io::Result<()> {
+        self.tail().plain = false;
+        let opened = &mut self.work().opened;
+        let at = opened.iter().position(|opened| opened.is(region)).unwrap_or_else(|| {
+            opened.push(Opened::new(region));
+            opened.len() - 1
+        });
+        opened[at].open(region, start, len)
+    }
+}
+
+/// Largest chunk that is kept for the next transaction.
+const SPARE_MAX: usize = 4 << 20;
