@@ -5,8 +5,11 @@ use crate::disk::{Disk, Loss};
 use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
-use crate::script::{End, Script, Step};
-use caliburn::{Class, Mode, Options, Policy, Region, Segment, SegmentError, Store, Tuning};
+use crate::script::{ADOPT, BACK, BRANCH, End, LEAVE, RELEASE, SAVE, Script, Step};
+use caliburn::{
+    Branch, Class, Mode, Options, Policy, Region, Savepoint, Segment, SegmentError, Store, Transaction,
+    Tuning,
+};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Media;
 use std::collections::VecDeque;
@@ -113,6 +116,13 @@ struct Life {
     hold: bool,
     truncate_percent: u8,
     flavour: Flavour,
+}
+
+/// What a transaction, or a branch of it, has done so far: its changes, and the savepoints with how many there were.
+#[derive(Default)]
+struct Level {
+    changes: Changes,
+    savepoints: Vec<(Savepoint, usize)>,
 }
 
 struct Undecided {
@@ -382,25 +392,13 @@ impl Life {
     fn transaction(&mut self, restore: bool, end: End, ranges: &[(usize, usize)]) -> Step0 {
         self.number += 1;
         let number = self.number;
-        let len = self.region().len();
-        let inside = ranges.iter().filter(|(offset, bytes)| offset + bytes <= len);
-        let changes: Changes =
-            inside.enumerate().map(|(i, (offset, len))| (*offset, pattern(number, i, *len))).collect();
         let store = self.store.as_ref().expect("open until the end");
         let region = self.region.as_ref().expect("mapped until the end");
         let mode = if restore { Mode::Restore } else { Mode::NoRestore };
         let mut tx = store.begin(mode).map_err(failure)?;
-        let mut declared = Changes::new();
-        for (offset, bytes) in changes {
-            match tx.write(region, offset, &bytes) {
-                Ok(()) => declared.push((offset, bytes)),
-                // Old values could not be saved: these bytes are not changed, and the transaction goes on.
-                Err(_) if self.flavour != Flavour::Redo && self.machine.failed() && !store.query().failed => {
-                }
-                Err(error) => return Err(failure(error)),
-            }
-        }
-        let changes = declared;
+        // Old values could not be saved: what that was for is not done, and the transaction goes on.
+        let goes_on = || self.flavour != Flavour::Redo && self.machine.failed() && !store.query().failed;
+        let changes = act(region, &goes_on, &mut tx, restore, number, ranges)?;
         if end == End::Abort {
             tx.abort();
             return Ok(());
@@ -606,4 +604,72 @@ mod tests {
             }
         });
     }
+}
+
+/// Declares and changes what a transaction does, with its savepoints and branches. What is changed in the end.
+fn act<'s>(
+    region: &'s Region,
+    goes_on: &dyn Fn() -> bool,
+    tx: &mut Transaction<'s>,
+    restore: bool,
+    number: u64,
+    ranges: &[(usize, usize)],
+) -> Result<Changes, Ended> {
+    let inside = ranges.iter().filter(|(offset, bytes)| *bytes == 0 || offset + bytes <= region.len());
+    let mut levels = vec![Level::default()];
+    let mut branches: Vec<Branch<'_>> = Vec::new();
+    for (i, (offset, bytes)) in inside.enumerate() {
+        let (level, alone) =
+            (levels.last_mut().expect("the transaction's own is there"), branches.is_empty());
+        let part = branches.last_mut().map_or(&mut *tx, |branch| &mut **branch);
+        match (*offset, *bytes) {
+            _ if *bytes == 0 && !restore => {}
+            SAVE => level.savepoints.push((part.savepoint().map_err(failure)?, level.changes.len())),
+            BACK => {
+                if let Some((savepoint, changes)) = level.savepoints.last() {
+                    part.rollback_to(savepoint).map_err(failure)?;
+                    level.changes.truncate(*changes);
+                }
+            }
+            RELEASE => {
+                if let Some((savepoint, _)) = level.savepoints.pop() {
+                    part.release(&savepoint).map_err(failure)?;
+                }
+            }
+            BRANCH => match part.branch() {
+                Ok(branch) => {
+                    branches.push(branch);
+                    levels.push(Level::default());
+                }
+                Err(_) if goes_on() => {}
+                Err(error) => return Err(failure(error)),
+            },
+            ADOPT | LEAVE if alone => {}
+            ADOPT => {
+                let (branch, done) = (branches.pop().expect("not empty"), levels.pop().expect("as many"));
+                let part = branches.last_mut().map_or(&mut *tx, |branch| &mut **branch);
+                match part.adopt(branch) {
+                    Ok(()) => levels.last_mut().expect("its own").changes.extend(done.changes),
+                    Err(_) if goes_on() => {}
+                    Err(error) => return Err(failure(error)),
+                }
+            }
+            LEAVE => {
+                branches.pop();
+                levels.pop();
+            }
+            (offset, len) => {
+                let bytes = pattern(number, i, len);
+                match part.write(region, offset, &bytes) {
+                    Ok(()) => level.changes.push((offset, bytes)),
+                    Err(_) if goes_on() => {}
+                    Err(error) => return Err(failure(error)),
+                }
+            }
+        }
+    }
+    while let Some(branch) = branches.pop() {
+        drop(branch);
+    }
+    Ok(levels.swap_remove(0).changes)
 }

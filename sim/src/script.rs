@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   tx:restore:power:100+20,4090+12   a transaction that changes two ranges, and how it ends
+//!   tx:restore:lazy:1+2,save,3+4,back what else it does between them: see [`ACTS`]
 //!   flush truncate tend trim force hold         of the store
 //!   grow remap reopen                 of the segment, the region, the store
 //!   resolve forget                    the oldest undecided transaction is committed, aborted
@@ -35,7 +36,7 @@ pub enum Step {
         restore: bool,
         /// How it ends.
         end: End,
-        /// What it declares and changes: offset and length.
+        /// What it declares and changes, offset and length, and what it does in between: [`ACTS`].
         ranges: Vec<(usize, usize)>,
     },
     /// `Store::flush`.
@@ -74,6 +75,28 @@ const ENDS: [(&str, End); 5] = [
     ("prepare", End::Prepare),
 ];
 
+/// What a transaction does besides: in place of ranges, with no length.
+pub const ACTS: [(&str, (usize, usize)); 6] = [
+    ("save", SAVE),
+    ("back", BACK),
+    ("release", RELEASE),
+    ("branch", BRANCH),
+    ("adopt", ADOPT),
+    ("leave", LEAVE),
+];
+/// Makes a savepoint.
+pub const SAVE: (usize, usize) = (1, 0);
+/// Rolls back to the newest savepoint.
+pub const BACK: (usize, usize) = (2, 0);
+/// Forgets the newest savepoint.
+pub const RELEASE: (usize, usize) = (3, 0);
+/// Begins a branch: what follows is done in it.
+pub const BRANCH: (usize, usize) = (4, 0);
+/// Ends the branch, which becomes part of what it is a branch of.
+pub const ADOPT: (usize, usize) = (5, 0);
+/// Ends the branch, which is undone.
+pub const LEAVE: (usize, usize) = (6, 0);
+
 const WORDS: [(&str, Step); 11] = [
     ("flush", Step::Flush),
     ("truncate", Step::Truncate),
@@ -94,7 +117,11 @@ impl fmt::Display for Step {
             let end = ENDS.iter().find(|(_, e)| e == end).expect("every end has a name").0;
             write!(f, "tx:{}:{end}:", if *restore { "restore" } else { "norestore" })?;
             for (i, (offset, len)) in ranges.iter().enumerate() {
-                write!(f, "{}{offset}+{len}", if i == 0 { "" } else { "," })?;
+                f.write_str(if i == 0 { "" } else { "," })?;
+                match ACTS.iter().find(|(_, act)| *act == (*offset, *len)) {
+                    Some((name, _)) => f.write_str(name)?,
+                    None => write!(f, "{offset}+{len}")?,
+                }
             }
             return Ok(());
         }
@@ -127,6 +154,9 @@ fn step(word: &str) -> Result<Step, String> {
     let parts: Vec<&str> = word.split(':').collect();
     let ["tx", mode, end, ranges] = parts[..] else { return Err(bad()) };
     let range = |text: &str| {
+        if let Some((_, act)) = ACTS.iter().find(|(name, _)| *name == text) {
+            return Some(*act);
+        }
         let (offset, len) = text.split_once('+')?;
         Some((offset.parse().ok()?, len.parse().ok()?))
     };
@@ -139,7 +169,7 @@ fn step(word: &str) -> Result<Step, String> {
 
 /// The alphabet of the exhaustive workloads: what each letter does at place `i` of a workload. Transactions
 /// of different places meet in pages, and in part in bytes.
-pub const ALPHABET: [fn(usize) -> Vec<Step>; 14] = [
+pub const ALPHABET: [fn(usize) -> Vec<Step>; 15] = [
     // declare
     |i| vec![tx(true, End::Power, &[(100 + 40 * i, 60)])],
     |i| vec![tx(true, End::Lazy, &[(100 + 40 * i, 60), (4070 + 10 * i, 40)])],
@@ -167,6 +197,27 @@ pub const ALPHABET: [fn(usize) -> Vec<Step>; 14] = [
             tx(true, End::Prepare, &[(9000 + 64 * i, 40)]),
             if i == 1 { Step::Forget } else { Step::Resolve },
         ]
+    },
+    // rolled back in part, done in branches
+    |i| {
+        let ranges = [
+            (100 + 40 * i, 60),
+            SAVE,
+            (90, 200),
+            BRANCH,
+            (100, 30),
+            (4080, 40),
+            ADOPT,
+            BACK,
+            BRANCH,
+            (110 + 8 * i, 30),
+            (4070, 50),
+            SAVE,
+            (96, 20),
+            ADOPT,
+            (140, 9),
+        ];
+        vec![tx(true, if i == 1 { End::Abort } else { End::Lazy }, &ranges)]
     },
     // larger than the stage takes
     |i| vec![tx(true, End::Lazy, &[(200, 4100 + 8 * i)])],
@@ -245,7 +296,12 @@ pub fn random(seed: u64, steps: usize) -> Script {
                 let len = 1 + random.below(longest);
                 (random.below(span) as usize, len as usize)
             };
-            let ranges: Vec<_> = (0..ranges).map(range).collect();
+            let mut ranges: Vec<_> = (0..ranges).map(range).collect();
+            if random.chance(1, 5) {
+                for _ in 0..1 + random.below(6) {
+                    ranges.insert(random.below(ranges.len() as u64 + 1) as usize, random.pick(&ACTS).1);
+                }
+            }
             let end = match kind {
                 14 | 15 => End::Abort,
                 16 => End::Async,

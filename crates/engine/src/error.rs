@@ -408,10 +408,14 @@ pub enum RangeError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SavepointError {
     /// The transaction keeps no old values.
-    #[error("a no-restore transaction of a store with the redo policy has no savepoints: it keeps no old values")]
+    #[error(
+        "a no-restore transaction of a store with the redo policy has no savepoints: it keeps no old values"
+    )]
     NoOldValues,
     /// It is of another transaction, or was released, or the transaction was rolled back to an earlier one.
-    #[error("the transaction has no such savepoint: it was released, or the transaction was rolled back beyond it")]
+    #[error(
+        "the transaction has no such savepoint: it was released, or the transaction was rolled back beyond it"
+    )]
     Gone,
 }
 
@@ -419,7 +423,9 @@ pub enum SavepointError {
 #[derive(Debug, thiserror::Error)]
 pub enum BranchError {
     /// The transaction keeps no old values.
-    #[error("a no-restore transaction of a store with the redo policy has no branches: it keeps no old values")]
+    #[error(
+        "a no-restore transaction of a store with the redo policy has no branches: it keeps no old values"
+    )]
     NoOldValues,
     /// The undo log could not be made longer.
     #[error("the branch's old values could not be kept: {0}")]

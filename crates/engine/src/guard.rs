@@ -75,7 +75,7 @@ pub(crate) struct Opened {
     region: Arc<RegionState>,
     pages: Vec<Range<usize>>,
     whole: bool,
-    _permit: Option<Permit>,
+    permit: Option<Permit>,
 }
 
 impl RegionGuard {
@@ -141,7 +141,8 @@ impl Shared {
             return Ok(());
         }
         let regions = self.regions.read().expect("no panic under this lock");
-        let held = regions.iter().find(|r| std::ptr::eq(&***r, region)).expect("whoever declares keeps it mapped");
+        let held =
+            regions.iter().find(|r| std::ptr::eq(&***r, region)).expect("whoever declares keeps it mapped");
         let done = set.open(held, region.base + offset, len);
         done.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })
     }
@@ -161,7 +162,12 @@ impl Opened {
     /// Lets a transaction store to a region that it announces ranges in, which keeps the region mapped.
     pub fn new(region: &Arc<RegionState>) -> Opened {
         let key = region.guard.as_ref().is_some_and(|guard| guard.kind == Kind::Key);
-        Opened { region: region.clone(), pages: Vec::new(), whole: false, _permit: key.then(Permit::new) }
+        Opened { region: region.clone(), pages: Vec::new(), whole: false, permit: key.then(Permit::new) }
+    }
+
+    /// Whether it lets one thread store, whoever else has the transaction.
+    pub fn is_of_a_thread(&self) -> bool {
+        self.permit.is_some()
     }
 
     pub fn is(&self, region: &RegionState) -> bool {

@@ -51,7 +51,8 @@ pub use caliburn_log::uncommitted::UndoError;
 pub use caliburn_os::medium;
 pub use check::{Problem, Report, check};
 pub use error::{
-    BranchError, CloseError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError, SegmentError,
+    BranchError, CloseError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError,
+    SegmentError,
 };
 pub use guard::Guard;
 pub use history::{Change, Event, Filter, History};

@@ -167,16 +167,17 @@ impl<'r> RegionCursor<'r> {
     /// # Safety
     /// Every region that is asked for must stay mapped as long as the cursor, or what it returned, is used.
     #[inline(always)]
-    pub unsafe fn find(&mut self, table: &RegionTable, segment: SegmentId, offset: u64) -> Option<&'r RegionState> {
+    pub unsafe fn find(
+        &mut self,
+        table: &RegionTable,
+        segment: SegmentId,
+        offset: u64,
+    ) -> Option<&'r RegionState> {
         if segment != self.segment || offset.wrapping_sub(self.start) >= self.len {
             // SAFETY: passed on from the caller.
             let region = unsafe { table.of(segment, offset) }?;
-            *self = RegionCursor {
-                region: Some(region),
-                start: region.start,
-                len: region.len() as u64,
-                segment,
-            };
+            *self =
+                RegionCursor { region: Some(region), start: region.start, len: region.len() as u64, segment };
         }
         self.region
     }

@@ -504,9 +504,11 @@ impl Shared {
     fn adopt(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
         assert!(branch.is_branch_of(set), "it is a branch of another transaction");
         match &self.undo {
-            Some(undo) => Ok(undo.adopt(set, branch)?),
-            None => self.adopt_redo(set, branch),
+            Some(undo) => undo.adopt(set, branch)?,
+            None => self.adopt_redo(set, branch)?,
         }
+        set.take_opened(branch);
+        Ok(())
     }
 
     fn roll_back(&self, set: &WriteSet<'_>, serial: u64, to: Position) {
@@ -514,9 +516,11 @@ impl Shared {
         if self.undo.is_none() {
             self.note_aborted(set, to);
         }
-        let Some(undo) = &self.undo else { return set.shorten_to_savepoint(serial, drop) };
-        undo.rolling_back(set, to);
-        set.shorten_to_savepoint(serial, |chunk| undo.give_back(chunk));
+        match &self.undo {
+            Some(undo) => undo.roll_back(set, to),
+            None => set.shorten(to),
+        }
+        set.rolled_back(serial);
     }
 
     /// Whether a commit can survive what it is to survive.
@@ -543,7 +547,9 @@ impl Drop for Transaction<'_> {
 fn undo_all(store: &Shared, set: WriteSet<'_>) {
     if std::thread::panicking() && set.has_branches() {
         // They may still be storing: nobody can tell any more what is to be restored.
-        tracing::error!("a transaction was dropped in a panic with open branches: it stays as it is until the store is opened again");
+        tracing::error!(
+            "a transaction was dropped in a panic with open branches: it stays as it is until the store is opened again"
+        );
         set.suspend();
         return;
     }

@@ -358,7 +358,11 @@ impl Shared {
             let page = |offset: u64| PageId { segment: range.segment, number: offset >> self.page_shift };
             let last = page(range.offset.saturating_add(range.len as u64 - 1));
             let from = pages.partition_point(|p| *p < page(range.offset));
-            pages[from..].iter().zip(&mut declared[from..]).take_while(|(p, _)| **p <= last).for_each(|(_, d)| *d = true);
+            pages[from..]
+                .iter()
+                .zip(&mut declared[from..])
+                .take_while(|(p, _)| **p <= last)
+                .for_each(|(_, d)| *d = true);
         });
         declared
     }

@@ -129,7 +129,9 @@ impl Shared {
         let mut cursor = RegionCursor::new();
         set.each(|range| {
             // SAFETY: a region with declared bytes stays mapped.
-            let Some(region) = (unsafe { cursor.find(&self.table, range.segment, range.offset) }) else { return };
+            let Some(region) = (unsafe { cursor.find(&self.table, range.segment, range.offset) }) else {
+                return;
+            };
             if let Some(shadow) = shadows.get_mut(&region.base) {
                 let at = (range.offset - region.start) as usize;
                 copy(region, at, &mut shadow[at..at + range.len]);

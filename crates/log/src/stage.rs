@@ -404,11 +404,7 @@ impl Stage {
     /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]), or `fill` gave up:
     /// nothing was committed then.
     #[inline]
-    pub fn append(
-        &self,
-        len: usize,
-        fill: impl FnOnce(&mut Body) -> bool,
-    ) -> Option<(u64, bool)> {
+    pub fn append(&self, len: usize, fill: impl FnOnce(&mut Body) -> bool) -> Option<(u64, bool)> {
         debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
         let (lane, number) = self.enter();
         // SAFETY: `enter` made `turn` odd for us; nobody else touches `work` until `leave` makes it even.
@@ -666,8 +662,7 @@ mod tests {
         let medium = medium(&dir);
         let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         put(&stage, 1).unwrap();
-        let die =
-            || stage.append(24, |_| panic!("killed between stamp and publish"));
+        let die = || stage.append(24, |_| panic!("killed between stamp and publish"));
         let dead = std::thread::scope(|scope| scope.spawn(die).join());
         assert!(dead.is_err());
         put(&stage, 2).unwrap();

@@ -195,9 +195,8 @@ fn read_logs(
     let mut found = Vec::new();
     for (number, first) in chunks.iter().filter(|(_, c)| low(c.words[0]) > 0) {
         let owner = (number + 1) << 32 | first.words[0] >> 32;
-        let depth = depth(&chunks, first).ok_or_else(|| {
-            bad(medium, first.offset, "an undo log says that it is a branch of itself")
-        })?;
+        let depth = depth(&chunks, first)
+            .ok_or_else(|| bad(medium, first.offset, "an undo log says that it is a branch of itself"))?;
         let mut further: Vec<&Used> = chunks.values().filter(|c| c.words[1] == owner).collect();
         further.sort_by_key(|c| c.words[2] >> 32);
         // One that was taken and never written to says nothing.
@@ -224,7 +223,9 @@ fn read_logs(
 /// How many logs the one that begins with this chunk is a branch of. None if they go round in a circle.
 fn depth(chunks: &BTreeMap<u64, Used>, first: &Used) -> Option<usize> {
     let (mut depth, mut owner) = (0, first.words[1]);
-    while let Some(parent) = chunks.get(&(owner >> 32).wrapping_sub(1)).filter(|c| c.words[0] >> 32 == owner & u64::from(u32::MAX)) {
+    while let Some(parent) =
+        chunks.get(&(owner >> 32).wrapping_sub(1)).filter(|c| c.words[0] >> 32 == owner & u64::from(u32::MAX))
+    {
         (depth, owner) = (depth + 1, parent.words[1]);
         if depth > chunks.len() {
             return None;

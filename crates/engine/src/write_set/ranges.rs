@@ -55,7 +55,7 @@ fn join(spans: &mut Vec<Written>) -> (u64, u64) {
 }
 
 impl WriteSet<'_> {
-    fn layout(&self) -> Layout {
+    pub fn layout(&self) -> Layout {
         self.slot.layout
     }
 
@@ -84,6 +84,12 @@ impl WriteSet<'_> {
         for part in self.parts(from) {
             part.ranges(self.layout()).for_each(&mut visit);
         }
+    }
+
+    /// The ranges behind a position, oldest first.
+    pub fn ranges_from(&self, from: Position) -> impl Iterator<Item = Saved> {
+        let layout = self.layout();
+        self.parts(from).flat_map(move |part| part.ranges(layout))
     }
 
     /// Calls `visit` with all ranges, oldest first.
@@ -253,7 +259,8 @@ mod tests {
     #[test]
     fn spans_that_meet_are_joined_and_counted() {
         let span = |segment, start, end| Written { segment: SegmentId(segment), start, end };
-        let mut spans = vec![span(1, 8, 16), span(1, 0, 8), span(1, 12, 20), span(2, 20, 30), span(1, 40, 41)];
+        let mut spans =
+            vec![span(1, 8, 16), span(1, 0, 8), span(1, 12, 20), span(2, 20, 30), span(1, 40, 41)];
         assert_eq!(join(&mut spans), (2, 4));
         assert_eq!(spans, [span(1, 0, 20), span(1, 40, 41), span(2, 20, 30)]);
     }

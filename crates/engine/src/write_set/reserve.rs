@@ -66,7 +66,14 @@ impl Reserve {
     /// Called by a transaction that has declared a range while pages are reserved, before it stores there: waits if
     /// its pages are among them, with the range taken back meanwhile.
     #[cold]
-    pub fn step_aside(&self, set: &WriteSet<'_>, region: &RegionState, offset: usize, len: usize, page: usize) {
+    pub fn step_aside(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+        page: usize,
+    ) {
         if planted("reservation-not-respected") {
             return;
         }

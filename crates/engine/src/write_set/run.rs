@@ -57,6 +57,12 @@ impl Chunk {
         self.base
     }
 
+    /// The ranges in it, if it is a further chunk of a run.
+    pub fn ranges(&self, layout: Layout) -> impl Iterator<Item = Saved> {
+        // SAFETY: the chunk is there as long as `self`, and its ranges do not change unless the caller changes them.
+        unsafe { Ranges::of(self.base, self.room(), get_word(word_at(self.base, false)), 0, layout) }
+    }
+
     /// Bytes of ranges that it takes.
     pub fn room(&self) -> usize {
         self.bytes - HEAD

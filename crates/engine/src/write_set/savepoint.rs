@@ -1,6 +1,5 @@
 //! Savepoints: positions in a run that a transaction can be rolled back to. What nested transactions stand on.
 
-use super::run::Chunk;
 use super::set::{NONE, Position, WriteSet};
 
 /// What a transaction has noted of its run.
@@ -61,14 +60,13 @@ impl WriteSet<'_> {
         true
     }
 
-    /// Shortens the run to a savepoint, which stays, and forgets those that came after it. The old bytes behind it are
-    /// back.
-    pub fn shorten_to_savepoint(&self, serial: u64, give_back: impl FnMut(Chunk)) {
+    /// The run was shortened to a savepoint, which stays: forgets those that came after it.
+    pub fn rolled_back(&self, serial: u64) {
         let marks = &mut self.work().marks;
-        let at = marks.savepoints.binary_search_by_key(&serial, |mark| mark.serial).expect("it was found before");
+        let at =
+            marks.savepoints.binary_search_by_key(&serial, |mark| mark.serial).expect("it was found before");
         marks.savepoints.truncate(at + 1);
         let (mark, grants) = (marks.savepoints[at], marks.grants);
-        self.shorten(mark.position, give_back);
         // More may be declared again, unless room was granted for what came in between.
         if mark.grants == grants {
             self.tail().room = mark.position.bytes + mark.left;

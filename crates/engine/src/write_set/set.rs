@@ -105,7 +105,10 @@ impl<'t> WriteSet<'t> {
         self.slot.id()
     }
 
-    #[allow(clippy::mut_from_ref, reason = "of a transaction's set one method runs at a time, and none keeps this")]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "of a transaction's set one method runs at a time, and none keeps this"
+    )]
     #[inline(always)]
     pub(super) fn tail(&self) -> &mut Tail {
         // SAFETY: the transaction has the slot, is used by one thread at a time, and no method calls another while it
@@ -442,6 +445,12 @@ impl<'t> WriteSet<'t> {
         self.work().parent == Some(parent.slot.into())
     }
 
+    /// Takes over what a branch was let store to, which an abort stores to again.
+    pub fn take_opened(&self, branch: &WriteSet<'_>) {
+        let opened = std::mem::take(&mut branch.work().opened);
+        self.work().opened.extend(opened.into_iter().filter(|opened| !opened.is_of_a_thread()));
+    }
+
     /// A branch has ended.
     pub fn end_branch(&self) {
         if let Some(parent) = self.work().parent.take() {
@@ -480,9 +489,14 @@ impl<'t> WriteSet<'t> {
         (tail.room, tail.last) = (0, NONE);
     }
 
-    /// Shortens the run to an earlier position. `give_back` is called with the chunks that it leaves, the newest
-    /// first, while those before still say what they said.
-    pub fn shorten(&self, to: Position, mut give_back: impl FnMut(Chunk)) {
+    /// Shortens the run to an earlier position.
+    pub fn shorten(&self, to: Position) {
+        self.leave_chunks(to, drop);
+        self.cut(to);
+    }
+
+    /// Gives up the chunks behind a position: `give_back` is called with the newest first.
+    pub fn leave_chunks(&self, to: Position, mut give_back: impl FnMut(Chunk)) {
         let mut chunks = self.chunks();
         while chunks.further.len() > to.chunk {
             give_back(chunks.further.pop().expect("there is one more"));
@@ -490,6 +504,11 @@ impl<'t> WriteSet<'t> {
         self.slot.extended.store(!chunks.further.is_empty(), Ordering::Release);
         drop(chunks);
         self.to_end();
+    }
+
+    /// Shortens the run within its last chunk.
+    pub fn cut(&self, to: Position) {
+        self.tail().last = NONE;
         let word = self.word();
         self.set_word(word - (filled(word) - to.bytes) as u64);
     }
@@ -505,9 +524,15 @@ impl<'t> WriteSet<'t> {
 
     /// Clears a run of any length, for what nothing is to be undone any more. Returns its further chunks.
     pub fn clear_all(&self) -> Vec<Chunk> {
-        let base = self.slot.base();
+        let word = word_at(self.slot.base(), true);
         // SAFETY: the first chunk stays for good, and the run is this transaction's.
-        unsafe { set_word(word_at(base, true), clear_word(get_word(word_at(base, true)))) };
+        unsafe {
+            let now = get_word(word);
+            // Else the number stays: in persistent memory a new one would have to be written back.
+            if filled(now) > 0 {
+                set_word(word, clear_word(now));
+            }
+        }
         let work = self.work();
         work.opened.clear();
         work.marks.clear();

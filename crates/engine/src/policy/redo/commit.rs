@@ -9,8 +9,8 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
-use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::span;
+use caliburn_os::sync::atomic::Ordering;
 
 /// Bytes of a run's first chunk; few where crashes are simulated, so that runs outgrow it.
 const RUN_BYTES: usize = if cfg!(caliburn_sim) { 2 << 10 } else { 256 << 10 };
@@ -66,7 +66,8 @@ impl Shared {
         }
         set.declared(region, offset, len, parts);
         set.settle((body, memory));
-        let memory = self.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
+        let memory =
+            self.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
         let most = memory.min(self.body_max.saturating_sub(body)) as usize;
         set.grant(if self.watched() { 0 } else { most.min(set.free()) });
         Ok(())
@@ -148,7 +149,7 @@ impl Shared {
             }
         });
         if done.is_err() {
-            set.shorten(from, drop);
+            set.shorten(from);
         }
         // Whoever looked at this run before the copies were there must not find the branch empty afterwards.
         self.reserve.let_pass();
@@ -195,7 +196,8 @@ impl Shared {
             }
             // SAFETY: a region with declared bytes stays mapped.
             let region = unsafe { cursor.find(&self.table, range.segment, range.offset) };
-            let source = region.expect("declared bytes are mapped").at((range.offset - cursor.start()) as usize);
+            let source =
+                region.expect("declared bytes are mapped").at((range.offset - cursor.start()) as usize);
             // SAFETY: the range lies within the region.
             unsafe { body.range(range.segment, range.offset, source, range.len) };
         }
@@ -264,7 +266,8 @@ impl Shared {
         let mut cursor = RegionCursor::new();
         set.newest_first(from, |segment, offset, bytes| {
             // SAFETY: a region with declared bytes stays mapped.
-            let region = unsafe { cursor.find(&self.table, segment, offset) }.expect("declared bytes are mapped");
+            let region =
+                unsafe { cursor.find(&self.table, segment, offset) }.expect("declared bytes are mapped");
             // SAFETY: the range was within the region when it was declared, and regions never shrink.
             unsafe { span::copy(bytes.as_ptr(), region.at((offset - region.start) as usize), bytes.len()) };
         });

@@ -206,8 +206,8 @@ impl UndoChunks {
         self.generation
     }
 
-    /// Puts a chunk back to the pool, which has said whose it is until now, and says so no more.
-    pub fn give_back(&self, chunk: Chunk) {
+    /// Has a further chunk say that it is nobody's any more.
+    pub fn disown(&self, chunk: &Chunk) {
         // SAFETY: the chunk is the caller's until it is in the pool.
         unsafe { set_word(chunk.base().add(UNDO_OWNER), 0) };
         if let Some(flush) = self.persistent().filter(|_| !planted("undo-owner-not-flushed")) {
@@ -215,10 +215,15 @@ impl UndoChunks {
             unsafe { flush.lines(chunk.base(), HEAD) };
             flush.fence();
         }
+    }
+
+    /// Puts a chunk back to the pool.
+    pub fn give_back(&self, chunk: Chunk) {
+        self.disown(&chunk);
         self.pool.lock().expect("no panic under this lock").free.push(chunk.number);
     }
 
-    /// The same of the further chunks of a transaction that has committed, whose number comes again after 2^32 others.
+    /// Puts back the further chunks of a transaction that has committed, whose number comes again after 2^32 others.
     pub fn give_back_disowned(&self, chunks: Vec<Chunk>) {
         if chunks.is_empty() {
             return;

@@ -22,7 +22,7 @@ use super::chunks::UndoChunks;
 use crate::error::RangeError;
 use crate::region::RegionState;
 use crate::region_table::{RegionCursor, RegionTable};
-use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, set_word};
+use crate::write_set::{HEAD, Position, Saved, WriteSet, set_word};
 use caliburn_log::format::{self, RangeHeader, UNDO_FURTHER, UNDO_OWNER};
 use caliburn_log::log::MediaError;
 use caliburn_log::sealed::{SEAL, Seal};
@@ -144,21 +144,29 @@ impl UndoChunks {
         Ok(())
     }
 
-    /// Shortens a run to a position, when the old bytes behind it are back, or were not touched.
+    /// Shortens a run to a position, when the old bytes behind it are back, or were not touched. The newest chunks go
+    /// first: recovery wants those before it whole.
     pub fn shorten(&self, set: &WriteSet<'_>, to: Position) {
-        if let Some(flush) = self.persistent() {
-            self.unseal(set, flush, to);
-        }
-        set.shorten(to, |chunk: Chunk| self.give_back(chunk));
+        let Some(flush) = self.persistent() else {
+            set.leave_chunks(to, |chunk| self.give_back(chunk));
+            return set.cut(to);
+        };
+        set.leave_chunks(to, |chunk| {
+            self.disown(&chunk);
+            // Its next owner may be this transaction again.
+            self.unseal(flush, chunk.ranges(set.layout()));
+            self.give_back(chunk);
+        });
+        self.unseal(flush, set.ranges_from(to));
+        set.cut(to);
     }
 
-    /// The old bytes behind a position are back: they are there before what says so goes.
-    pub fn rolling_back(&self, set: &WriteSet<'_>, to: Position) {
-        let Some(flush) = self.persistent() else { return };
+    /// Shortens a run to a position behind which the old bytes are back. They are there before what says so goes.
+    pub fn roll_back(&self, set: &WriteSet<'_>, to: Position) {
         if !planted("rolled-back-unfenced") {
-            flush.fence();
+            self.persistent().inspect(|flush| flush.fence());
         }
-        self.unseal(set, flush, to);
+        self.shorten(set, to);
     }
 
     /// Begins a branch: its run says whose part it is, so that recovery restores what it saved first.
@@ -215,19 +223,18 @@ impl UndoChunks {
         done
     }
 
-    /// Takes the seals off the ranges behind a position: what is declared there later is followed by none of them.
-    fn unseal(&self, set: &WriteSet<'_>, flush: Flush, to: Position) {
+    /// Takes the seals off ranges: what stands in their place later is followed by none of them.
+    fn unseal(&self, flush: Flush, ranges: impl Iterator<Item = Saved>) {
         if planted("rolled-back-ranges-sealed") {
             return;
         }
-        set.each_from(to, |range| {
-            // SAFETY: the header is this run's; a range of no bytes ends it.
+        for range in ranges {
+            // SAFETY: the header is that of this run; a range of no bytes ends it.
             unsafe {
-                let header = range.header();
-                set_word(header, 0);
-                flush.lines(header, size_of::<RangeHeader>());
+                set_word(range.header(), 0);
+                flush.lines(range.header(), size_of::<RangeHeader>());
             }
-        });
+        }
         flush.fence();
     }
 

@@ -15,8 +15,8 @@
 //! same steps write cache lines back, in the order that `[`super::runs`] gives, and every commit survives what
 //! the memory does.
 
-use crate::catalog::Catalog;
 use super::chunks::UndoChunks;
+use crate::catalog::Catalog;
 use crate::error::OpenError;
 use crate::options::Options;
 use crate::patches::Patches;
