@@ -45,7 +45,16 @@ fn commits(store: &Store, region: &Region, machine: &Machine<Said>, thread: usiz
         }
         machine.mark(Said::Begun(thread, number));
         let mut tx = store.begin(Mode::Restore).expect("sound");
-        tx.write(region, second, &[number as u8; RUN]).expect("sound");
+        if number.is_multiple_of(2) {
+            let mut branch = tx.branch().expect("sound");
+            branch.write(region, second, &[number as u8; RUN]).expect("sound");
+            tx.adopt(branch).expect("sound");
+        } else {
+            let savepoint = tx.savepoint().expect("sound");
+            tx.write(region, second, &[98; RUN / 2]).expect("sound");
+            tx.rollback_to(&savepoint).expect("sound");
+            tx.write(region, second, &[number as u8; RUN]).expect("sound");
+        }
         tx.store(region, first, &number).expect("sound");
         let class = if (number + thread as u64).is_multiple_of(2) { Class::Power } else { Class::Process };
         tx.commit(class).expect("sound");

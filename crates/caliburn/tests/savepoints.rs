@@ -1,7 +1,7 @@
 //! Savepoints, and branches: parts of a transaction with runs of their own.
 
 use caliburn::{
-    Branch, Class, Mode, Policy, RangeError, Region, Savepoint, SavepointError, Store, Transaction,
+    Branch, Class, Guard, Mode, Policy, RangeError, Region, Savepoint, SavepointError, Store, Transaction,
 };
 use proptest::prelude::*;
 
@@ -278,6 +278,57 @@ fn a_branch_that_would_make_the_transaction_too_large_is_undone() {
     tx.commit(Class::Process).unwrap();
     let found = bytes(&data, 200_000);
     assert!(found[..80_000].iter().all(|b| *b == 1) && found[80_000..].iter().all(|b| *b == 0));
+}
+
+#[test]
+fn what_a_branch_declared_can_be_stored_to_by_the_abort_of_its_transaction() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = Store::options();
+    options.create(true).guard(Guard::Pages);
+    let store = options.open(dir.path().join("store")).unwrap();
+    let data = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    let mut branch = tx.branch().unwrap();
+    branch.store(&data, 40_960, &1u64).unwrap();
+    tx.adopt(branch).unwrap();
+    tx.abort();
+    assert_eq!(data.load::<u64>(40_960), 0);
+}
+
+/// What was rolled back is nobody's any more: another transaction may change it and commit, and a crash of the first must
+/// not bring back what was there before.
+#[test]
+fn what_was_rolled_back_is_not_restored_over_a_later_commit() {
+    for survives in [Class::Process, Class::Power] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = Store::options();
+        options.create(true).policy(Policy::Undo);
+        if survives > Class::Process {
+            options.memory_survives(survives);
+        }
+        let store = options.open(dir.path().join("store")).unwrap();
+        let data = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        let savepoint = tx.savepoint().unwrap();
+        tx.store(&data, 0, &1u64).unwrap();
+        tx.store(&data, 64, &2u64).unwrap();
+        tx.rollback_to(&savepoint).unwrap();
+        let mut other = store.begin(Mode::Restore).unwrap();
+        other.store(&data, 64, &3u64).unwrap();
+        other.commit(survives).unwrap();
+        // Takes the place of the first range in the run; the second stands behind it.
+        tx.store(&data, 128, &4u64).unwrap();
+        let copy = dir.path().join("killed");
+        std::fs::create_dir(&copy).unwrap();
+        for entry in std::fs::read_dir(store.path()).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
+        }
+        let killed = options.open(&copy).unwrap();
+        let found = killed.segment("data").unwrap().map_all().unwrap();
+        assert_eq!((found.load::<u64>(0), found.load::<u64>(64), found.load::<u64>(128)), (0, 3, 0));
+        tx.abort();
+    }
 }
 
 /// What a transaction does, and a model of it.

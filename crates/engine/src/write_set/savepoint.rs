@@ -1,6 +1,7 @@
 //! Savepoints: positions in a run that a transaction can be rolled back to. What nested transactions stand on.
 
 use super::set::{NONE, Position, WriteSet};
+use caliburn_os::simulated::planted;
 
 /// What a transaction has noted of its run.
 #[derive(Debug, Default)]
@@ -38,7 +39,10 @@ impl WriteSet<'_> {
     pub fn savepoint(&self) -> u64 {
         let (position, left) = (self.position(), self.left());
         // What is declared again behind it needs another old value, which is not that in front of it.
-        (self.tail().last, self.tail().plain) = (NONE, false);
+        self.tail().plain = false;
+        if !planted("savepoint-keeps-the-last") {
+            self.tail().last = NONE;
+        }
         let marks = &mut self.work().marks;
         marks.serial += 1;
         let (serial, grants) = (marks.serial, marks.grants);

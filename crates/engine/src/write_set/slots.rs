@@ -7,6 +7,7 @@ use super::set::{Tail, WriteSet};
 use crate::guard::Opened;
 use caliburn_log::SegmentId;
 use caliburn_os::ordinal;
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::cell::UnsafeCell;
@@ -183,7 +184,7 @@ impl Slot {
         };
         ranges.for_each(&mut visit);
         // After the first chunk's word: what is moved from there to further chunks is there before it is gone here.
-        if self.extended.load(Ordering::Acquire) {
+        if self.extended.load(Ordering::Acquire) && !planted("further-chunks-unread") {
             let chunks = self.chunks.lock().expect("no panic under this lock");
             for chunk in &chunks.further {
                 // SAFETY: a further chunk stays while the lock is held.

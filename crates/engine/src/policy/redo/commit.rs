@@ -9,11 +9,18 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
 use caliburn_log::stage::Body;
+use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
 
 /// Bytes of a run's first chunk; few where crashes are simulated, so that runs outgrow it.
-const RUN_BYTES: usize = if cfg!(caliburn_sim) { 2 << 10 } else { 256 << 10 };
+const RUN_BYTES: usize = if cfg!(caliburn_shuttle) {
+    1 << 10
+} else if cfg!(caliburn_sim) {
+    2 << 10
+} else {
+    256 << 10
+};
 /// Largest further chunk, unless a range needs more.
 const CHUNK_BYTES_MAX: usize = 16 << 20;
 /// Largest single range in a run or a record; longer ones are split.
@@ -144,7 +151,7 @@ impl Shared {
             if done.is_ok() && set.free() < set.stride(range.len) {
                 done = self.extend_redo(set, set.stride(range.len));
             }
-            if done.is_ok() {
+            if done.is_ok() && !(planted("adopted-in-part") && set.position() == from) {
                 set.copy(&range);
             }
         });

@@ -8,7 +8,7 @@
 //! A run that outgrows its first chunk takes further ones, which name it and its transaction: the commit's one store
 //! disowns them too. They go back to the pool afterwards.
 
-use crate::write_set::{Chunk, HEAD, set_word};
+use crate::write_set::{Chunk, set_word};
 use caliburn_log::format::{UNDO_COUNT, UNDO_DATA, UNDO_MAGIC, UNDO_OWNER, UndoStatus};
 use caliburn_log::log::{Forcing, MediaError};
 use caliburn_log::twin;
@@ -206,20 +206,10 @@ impl UndoChunks {
         self.generation
     }
 
-    /// Has a further chunk say that it is nobody's any more.
-    pub fn disown(&self, chunk: &Chunk) {
+    /// Puts a further chunk back to the pool. In persistent memory its ranges have lost their seals, durably.
+    pub fn give_back(&self, chunk: Chunk) {
         // SAFETY: the chunk is the caller's until it is in the pool.
         unsafe { set_word(chunk.base().add(UNDO_OWNER), 0) };
-        if let Some(flush) = self.persistent().filter(|_| !planted("undo-owner-not-flushed")) {
-            // SAFETY: the head is the chunk's.
-            unsafe { flush.lines(chunk.base(), HEAD) };
-            flush.fence();
-        }
-    }
-
-    /// Puts a chunk back to the pool.
-    pub fn give_back(&self, chunk: Chunk) {
-        self.disown(&chunk);
         self.pool.lock().expect("no panic under this lock").free.push(chunk.number);
     }
 

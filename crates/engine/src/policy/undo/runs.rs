@@ -152,8 +152,7 @@ impl UndoChunks {
             return set.cut(to);
         };
         set.leave_chunks(to, |chunk| {
-            self.disown(&chunk);
-            // Its next owner may be this transaction again.
+            // Before anybody has it again, who may be this transaction.
             self.unseal(flush, chunk.ranges(set.layout()));
             self.give_back(chunk);
         });
@@ -214,10 +213,9 @@ impl UndoChunks {
                 }
             }
         });
-        match self.persistent() {
-            _ if done.is_err() => self.shorten(set, from),
-            Some(flush) if !planted("adopted-unfenced") => flush.fence(),
-            _ => {}
+        // In persistent memory they are there before the branch is emptied, which has a fence of its own.
+        if done.is_err() {
+            self.shorten(set, from);
         }
         set.grant(0);
         done
