@@ -324,6 +324,12 @@ typedef struct caliburn_problem {
 // Called with each problem, whose strings are valid until it returns, and with what the caller passed along.
 typedef void (*caliburn_problem_fn)(void *context, const struct caliburn_problem *problem);
 
+// A place in a transaction that it can be rolled back to. Caliburn's own.
+typedef struct caliburn_savepoint_t {
+    // Caliburn's own.
+    uint64_t opaque[2];
+} caliburn_savepoint_t;
+
 // Called with a value that a transaction replaced: segment number, offset, and the bytes.
 typedef void (*caliburn_old_fn)(void *context,
                                 uint32_t segment,
@@ -582,6 +588,30 @@ int caliburn_commit(struct caliburn_tx *tx,
 // Aborts: old values come back, with CALIBURN_RESTORE. With CALIBURN_NO_RESTORE the memory stays as it is, which only a
 // store opened with CALIBURN_DECLARED_ONLY allows: in another CALIBURN_INVALID says so and the transaction goes on.
 int caliburn_abort(struct caliburn_tx *tx);
+
+// Marks a place that the transaction can be rolled back to: any number of them, at any depth. For transactions with
+// CALIBURN_RESTORE, not of heaps.
+int caliburn_savepoint(struct caliburn_tx *tx,
+                       struct caliburn_savepoint_t *savepoint);
+
+// Undoes what was changed since a savepoint of the transaction, which stays; those that came after it are gone.
+int caliburn_rollback_to(struct caliburn_tx *tx,
+                         const struct caliburn_savepoint_t *savepoint);
+
+// Forgets a savepoint of the transaction, and those that came after it; what was changed since stays.
+int caliburn_release(struct caliburn_tx *tx, const struct caliburn_savepoint_t *savepoint);
+
+// Begins a branch in the caller's memory: a part of the transaction in which another thread can declare and store.
+// caliburn_adopt() makes what it has changed the transaction's, caliburn_abort() undoes it. For transactions with
+// CALIBURN_RESTORE, not of heaps. While it is open, the two must not declare the same bytes, but that the branch may
+// change what was declared before it began.
+int caliburn_branch(struct caliburn_tx *tx,
+                    struct caliburn_tx *branch);
+
+// Makes what a branch of the transaction has declared and changed the transaction's own, and ends the branch. After an
+// error the branch has ended and is undone, but after CALIBURN_INVALID.
+int caliburn_adopt(struct caliburn_tx *tx,
+                   struct caliburn_tx *branch);
 
 // Prepares: the transaction is durable and undecided from now on, whatever happens, until caliburn_commit_prepared() or
 // caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For transactions with CALIBURN_RESTORE, not of heaps.

@@ -2,8 +2,8 @@
 
 use caliburn::heap::HeapError;
 use caliburn::{
-    BeginError, CloseError, CommitError, Defect, Failure, LogError, MapError, MediaError, OpenError,
-    RangeError, SegmentError, StageError, UndoError,
+    BeginError, BranchError, CloseError, CommitError, Defect, Failure, LogError, MapError, MediaError,
+    OpenError, RangeError, SavepointError, SegmentError, StageError, UndoError,
 };
 use std::any::Any;
 use std::cell::RefCell;
@@ -252,6 +252,21 @@ impl Code for RangeError {
             RangeError::Undo(error) => error.code(),
             RangeError::Memory { source, .. } => of_io(source),
             RangeError::LogTooSmall { .. } | RangeError::MemoryTooSmall { .. } => CALIBURN_TOO_BIG,
+        }
+    }
+}
+
+impl Code for SavepointError {
+    fn code(&self) -> c_int {
+        CALIBURN_INVALID
+    }
+}
+
+impl Code for BranchError {
+    fn code(&self) -> c_int {
+        match self {
+            BranchError::NoOldValues => CALIBURN_INVALID,
+            BranchError::Undo(error) => error.code(),
         }
     }
 }

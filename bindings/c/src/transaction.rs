@@ -6,7 +6,7 @@ use crate::heap;
 use crate::store::{Open, caliburn_store, class_of, open};
 use crate::text;
 use caliburn::heap::HeapTransaction;
-use caliburn::{Mode, Ticket, Transaction};
+use caliburn::{Branch, Mode, Savepoint, Ticket, Transaction};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -35,10 +35,14 @@ type OfStore = (Transaction<'static>, &'static Open);
 /// A transaction of a heap, and the heap.
 pub type OfHeap = (HeapTransaction<'static>, &'static heap::Entry);
 
+/// A branch, and the store.
+type OfBranch = (Branch<'static>, &'static Open);
+
 /// What is in the memory of a [`caliburn_tx`]. Apart, so that a plain transaction moves no more bytes than it has.
 union Body {
     plain: ManuallyDrop<OfStore>,
     heap: ManuallyDrop<OfHeap>,
+    branch: ManuallyDrop<OfBranch>,
 }
 
 /// The same memory, as this side sees it.
@@ -52,6 +56,7 @@ struct Place {
 /// Which of the two is there.
 const PLAIN: u64 = 0xCA1B_0000_7A45_5A03;
 const HEAP: u64 = 0xCA1B_0000_7A45_5A05;
+const BRANCH: u64 = 0xCA1B_0000_7A45_5A07;
 
 const _: () = {
     assert!(size_of::<Place>() <= size_of::<caliburn_tx>());
@@ -90,6 +95,22 @@ impl Place {
     #[inline]
     fn is(&self, kind: u64) -> bool {
         self.mark == self.mark_of(kind)
+    }
+
+    /// Whether a transaction of any kind is open here.
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.is(PLAIN) || self.is(HEAP) || self.is(BRANCH)
+    }
+
+    /// Takes a branch out.
+    fn take_branch(&mut self) -> Option<OfBranch> {
+        if !self.is(BRANCH) {
+            return None;
+        }
+        self.mark = 0;
+        // SAFETY: the mark said that it is there, and says so no more.
+        Some(unsafe { ManuallyDrop::take(&mut self.body.branch) })
     }
 
     #[cold]
@@ -141,6 +162,9 @@ pub fn work<'a>(tx: *mut caliburn_tx) -> Done<Work<'a>> {
     } else if place.is(HEAP) {
         // SAFETY: as above.
         Ok(Work::Heap(unsafe { &mut (&mut place.body.heap).0 }))
+    } else if place.is(BRANCH) {
+        // SAFETY: as above.
+        Ok(Work::Plain(unsafe { &mut (&mut place.body.branch).0 }))
     } else {
         Err(none())
     }
@@ -149,7 +173,7 @@ pub fn work<'a>(tx: *mut caliburn_tx) -> Done<Work<'a>> {
 /// Begins a transaction of a heap in the caller's memory.
 pub fn begin_of_heap(tx: *mut caliburn_tx, begin: impl FnOnce() -> Done<OfHeap>) -> Done {
     let place = memory(tx)?;
-    if place.is(PLAIN) || place.is(HEAP) {
+    if place.is_open() {
         return Err(Place::busy());
     }
     place.body.heap = ManuallyDrop::new(begin()?);
@@ -157,8 +181,22 @@ pub fn begin_of_heap(tx: *mut caliburn_tx, begin: impl FnOnce() -> Done<OfHeap>)
     Ok(())
 }
 
+/// Refuses to end a transaction that has open branches, and a branch in a way that branches do not end in.
+fn check_end(tx: *mut caliburn_tx, aborts: bool) -> Done {
+    if !aborts && memory(tx)?.is(BRANCH) {
+        return Err(Fault::invalid("it is a branch: caliburn_adopt() or caliburn_abort() ends it"));
+    }
+    match work(tx)? {
+        Work::Plain(tx) if tx.has_branches() => {
+            Err(Fault::invalid("the transaction has open branches: adopt or abort them first"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The open transaction, to be ended in a way that those of heaps do not have; one with old values, if it takes these.
 fn take_plain(tx: *mut caliburn_tx, restores: bool) -> Done<OfStore> {
+    check_end(tx, false)?;
     match work(tx)? {
         Work::Heap(_) => {
             return Err(Fault::invalid(
@@ -196,7 +234,7 @@ unsafe fn declare(tx: *mut caliburn_tx, address: *const u8, len: usize) -> Done 
 pub extern "C" fn caliburn_begin(store: *mut caliburn_store, mode: c_int, tx: *mut caliburn_tx) -> c_int {
     call(|| {
         let place = memory(tx)?;
-        if place.is(PLAIN) || place.is(HEAP) {
+        if place.is_open() {
             return Err(Place::busy());
         }
         let mode = match mode {
@@ -257,6 +295,7 @@ pub unsafe extern "C" fn caliburn_write(
 pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
     call(|| {
         let class = class_of(class)?;
+        check_end(tx, false)?;
         let place = memory(tx)?;
         match place.take_plain() {
             Some((tx, _)) => Ok(tx.commit(class)?),
@@ -275,7 +314,12 @@ pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
                 "it was begun with CALIBURN_NO_RESTORE and has no old values: commit it",
             ));
         }
+        check_end(tx, true)?;
         let place = memory(tx)?;
+        if let Some((branch, _)) = place.take_branch() {
+            drop(branch);
+            return Ok(());
+        }
         match place.take_plain() {
             Some((tx, _)) => {
                 tx.abort();
@@ -286,6 +330,103 @@ pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
                 Ok(())
             }),
         }
+    })
+}
+
+/// A place in a transaction that it can be rolled back to. Caliburn's own.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct caliburn_savepoint_t {
+    /// Caliburn's own.
+    pub opaque: [u64; 2],
+}
+
+/// The open transaction, if it is not of a heap.
+fn not_of_heap<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Transaction<'static>> {
+    match work(tx)? {
+        Work::Plain(tx) => Ok(tx),
+        Work::Heap(_) => Err(Fault::invalid("a transaction of a heap has no savepoints and no branches")),
+    }
+}
+
+/// Marks a place that the transaction can be rolled back to: any number of them, at any depth. For transactions with
+/// CALIBURN_RESTORE, not of heaps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_savepoint(
+    tx: *mut caliburn_tx,
+    savepoint: *mut caliburn_savepoint_t,
+) -> c_int {
+    call(|| {
+        text::check("savepoint", savepoint)?;
+        let opaque = not_of_heap(tx)?.savepoint()?.to_words();
+        text::put("savepoint", savepoint, caliburn_savepoint_t { opaque })
+    })
+}
+
+/// Undoes what was changed since a savepoint of the transaction, which stays; those that came after it are gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_rollback_to(
+    tx: *mut caliburn_tx,
+    savepoint: *const caliburn_savepoint_t,
+) -> c_int {
+    call(|| Ok(not_of_heap(tx)?.rollback_to(&found(savepoint)?)?))
+}
+
+/// Forgets a savepoint of the transaction, and those that came after it; what was changed since stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_release(
+    tx: *mut caliburn_tx,
+    savepoint: *const caliburn_savepoint_t,
+) -> c_int {
+    call(|| Ok(not_of_heap(tx)?.release(&found(savepoint)?)?))
+}
+
+fn found(savepoint: *const caliburn_savepoint_t) -> Done<Savepoint> {
+    text::check("savepoint", savepoint.cast_mut())?;
+    // SAFETY: the caller's (convention 2), and checked.
+    Ok(Savepoint::from_words(unsafe { (*savepoint).opaque }))
+}
+
+/// Begins a branch in the caller's memory: a part of the transaction in which another thread can declare and store.
+/// caliburn_adopt() makes what it has changed the transaction's, caliburn_abort() undoes it. For transactions with
+/// CALIBURN_RESTORE, not of heaps. While it is open, the two must not declare the same bytes, but that the branch may
+/// change what was declared before it began.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_branch(tx: *mut caliburn_tx, branch: *mut caliburn_tx) -> c_int {
+    call(|| {
+        let place = memory(branch)?;
+        if place.is_open() {
+            return Err(Place::busy());
+        }
+        let made = not_of_heap(tx)?.branch()?;
+        let of = memory(tx)?;
+        // SAFETY: the mark says which of the two is there.
+        let open = unsafe { if of.is(BRANCH) { (&of.body.branch).1 } else { (&of.body.plain).1 } };
+        place.body.branch = ManuallyDrop::new((made, open));
+        place.mark = place.mark_of(BRANCH);
+        Ok(())
+    })
+}
+
+/// Makes what a branch of the transaction has declared and changed the transaction's own, and ends the branch. After an
+/// error the branch has ended and is undone, but after CALIBURN_INVALID.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_adopt(tx: *mut caliburn_tx, branch: *mut caliburn_tx) -> c_int {
+    call(|| {
+        if ptr::eq(tx, branch) {
+            return Err(Fault::invalid("a transaction is no branch of itself"));
+        }
+        let place = memory(branch)?;
+        // SAFETY: the mark says that it is there.
+        let is_of =
+            |of: &Transaction<'_>| place.is(BRANCH) && unsafe { &(&place.body.branch).0 }.is_branch_of(of);
+        let of = not_of_heap(tx)?;
+        if !is_of(of) {
+            return Err(Fault::invalid("that is no branch of the transaction"));
+        }
+        check_end(branch, true)?;
+        let (branch, _) = place.take_branch().ok_or_else(none)?;
+        Ok(of.adopt(branch)?)
     })
 }
 

@@ -44,6 +44,44 @@ static void transactions(const char *path, int policy)
     CHECK(word[0] == -100 && word[1] == 100);
     CHECK(caliburn_region_uncommitted(region) == 0);
 
+    /* Parts are rolled back; another part is done elsewhere. */
+    caliburn_savepoint_t first, second;
+    caliburn_tx branch = CALIBURN_TX_INITIALIZER;
+    OK(caliburn_begin(store, CALIBURN_RESTORE, &tx));
+    OK(caliburn_write(&tx, word, other, sizeof other));
+    OK(caliburn_savepoint(&tx, &first));
+    OK(caliburn_set_range(&tx, word, 16));
+    word[0] = 9;
+    OK(caliburn_savepoint(&tx, &second));
+    OK(caliburn_rollback_to(&tx, &first));
+    CHECK(word[0] == 7 && word[1] == 8);
+    FAILS(CALIBURN_INVALID, caliburn_rollback_to(&tx, &second));
+    OK(caliburn_release(&tx, &first));
+    FAILS(CALIBURN_INVALID, caliburn_release(&tx, &first));
+    FAILS(CALIBURN_INVALID, caliburn_savepoint(&tx, NULL));
+    OK(caliburn_branch(&tx, &branch));
+    FAILS(CALIBURN_INVALID, caliburn_branch(&tx, &branch));
+    OK(caliburn_set_range(&branch, word + 2, 8));
+    word[2] = 11;
+    FAILS(CALIBURN_INVALID, caliburn_commit(&tx, CALIBURN_PROCESS));
+    FAILS(CALIBURN_INVALID, caliburn_abort(&tx));
+    FAILS(CALIBURN_INVALID, caliburn_commit(&branch, CALIBURN_PROCESS));
+    FAILS(CALIBURN_INVALID, caliburn_adopt(&tx, &tx));
+    OK(caliburn_adopt(&tx, &branch));
+    FAILS(CALIBURN_INVALID, caliburn_adopt(&tx, &branch));
+    OK(caliburn_branch(&tx, &branch));
+    OK(caliburn_set_range(&branch, word, 8));
+    word[0] = 12;
+    OK(caliburn_abort(&branch));
+    CHECK(word[0] == 7 && word[1] == 8 && word[2] == 11);
+    OK(caliburn_abort(&tx));
+    CHECK(word[0] == -100 && word[1] == 100 && word[2] == 0);
+    if (policy == CALIBURN_REDO) {
+        OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
+        FAILS(CALIBURN_INVALID, caliburn_savepoint(&tx, &first));
+        OK(caliburn_commit(&tx, CALIBURN_PROCESS));
+    }
+
     /* Source and target overlap. */
     OK(caliburn_begin(store, CALIBURN_RESTORE, &tx));
     OK(caliburn_write(&tx, word + 1, word, 16));
@@ -57,11 +95,12 @@ static void transactions(const char *path, int policy)
     CHECK(count == 1);
     caliburn_statistics statistics;
     OK(caliburn_statistics_get(store, &statistics, sizeof statistics));
-    CHECK(statistics.committed == 2 && statistics.aborted == 1);
+    uint64_t committed = policy == CALIBURN_REDO ? 3 : 2;
+    CHECK(statistics.committed == committed && statistics.aborted == 2);
     /* A program compiled with a header that knew less. */
     memset(&statistics, 0xFF, sizeof statistics);
     OK(caliburn_statistics_get(store, &statistics, 8));
-    CHECK(statistics.committed == 2 && statistics.aborted == UINT64_MAX);
+    CHECK(statistics.committed == committed && statistics.aborted == UINT64_MAX);
     caliburn_query query;
     OK(caliburn_query_store(store, &query, sizeof query));
     CHECK(query.uncommitted == 0 && query.failed == 0 && query.page_bytes >= 4096);

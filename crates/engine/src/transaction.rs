@@ -89,6 +89,18 @@ pub struct Savepoint {
     serial: u64,
 }
 
+impl Savepoint {
+    /// As words, for [`Savepoint::from_words`]: for programs in other languages.
+    pub fn to_words(self) -> [u64; 2] {
+        [self.transaction.0, self.serial]
+    }
+
+    /// The savepoint that has these words. What is none of the transaction's is refused when it is used.
+    pub fn from_words(words: [u64; 2]) -> Savepoint {
+        Savepoint { transaction: TransactionId(words[0]), serial: words[1] }
+    }
+}
+
 /// A group of changes that happens wholly or not at all. Dropped without commit, it is aborted.
 pub struct Transaction<'t> {
     store: &'t Shared,
@@ -410,6 +422,16 @@ impl<'t> Transaction<'t> {
         Ok(Branch(tx))
     }
 
+    /// Whether branches of it are open, so that it cannot end.
+    pub fn has_branches(&self) -> bool {
+        self.set.has_branches()
+    }
+
+    /// Whether it is a branch of the other.
+    pub fn is_branch_of(&self, other: &Transaction<'_>) -> bool {
+        self.set.is_branch_of(&other.set)
+    }
+
     /// Takes over what a branch of this transaction has declared and changed, as if that had been done here, now.
     ///
     /// # Errors
@@ -421,6 +443,7 @@ impl<'t> Transaction<'t> {
         let branch = branch.0;
         branch.set.check_branches();
         self.store.adopt(&self.set, &branch.set)?;
+        branch.set.counters().branches.add(1);
         self.store.end(branch.into_set());
         Ok(())
     }
@@ -576,6 +599,10 @@ fn undo_all(store: &Shared, set: WriteSet<'_>) {
     if store.undo.is_none() {
         store.note_aborted(&set, Position::default());
     }
-    set.counters().aborted.add(1);
+    if set.is_branch() {
+        set.counters().branches.add(1);
+    } else {
+        set.counters().aborted.add(1);
+    }
     store.end(set);
 }

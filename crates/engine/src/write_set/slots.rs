@@ -74,6 +74,8 @@ pub(super) struct Work {
 #[derive(Default)]
 pub(crate) struct Counters {
     pub aborted: Count,
+    /// Branches that ended here, which are no transactions of their own.
+    pub branches: Count,
     pub ranges: Count,
     pub declared_bytes: Count,
     pub joined_ranges: Count,
@@ -221,7 +223,8 @@ impl Slot {
 
     /// Transactions that had this slot and committed.
     pub fn committed(&self) -> u64 {
-        (self.turn.load(Ordering::Acquire) / 2).saturating_sub(self.counters.aborted.get())
+        let others = self.counters.aborted.get() + self.counters.branches.get();
+        (self.turn.load(Ordering::Acquire) / 2).saturating_sub(others)
     }
 
     /// Whether the word of the run's first chunk says that nothing is declared.

@@ -2,7 +2,7 @@
 
 mod chunks;
 mod runs;
-mod undo;
+mod recovery;
 
 pub(crate) use chunks::UndoChunks;
-pub(crate) use undo::{check, check_ranges, create, open};
+pub(crate) use recovery::{check, check_ranges, create, open};
