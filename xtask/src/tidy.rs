@@ -5,31 +5,54 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Longest file and function, in lines.
-const FILE_LINES: usize = 800;
+const FILE_LINES: usize = 600;
 const FUNCTION_LINES: usize = 90;
+/// Files that are longer, each for a reason.
+const LONGER: [(&str, usize, &str); 3] = [
+    (
+        "crates/engine/src/policy/redo/stage.rs",
+        700,
+        "lanes, chunks and stamps are one protocol; a quarter is tests",
+    ),
+    ("crates/heap/src/heap.rs", 700, "to be split when the heap moves"),
+    ("sim/src/life.rs", 700, "one life of one machine"),
+];
 /// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
-const UNSAFE_MAY: [&str; 20] = [
+const UNSAFE_MAY: [&str; 28] = [
     "crates/os/src/",
-    "crates/log/src/stage.rs",
-    "crates/log/src/undo.rs",
-    "crates/engine/src/undo.rs",
-    "crates/engine/src/guard.rs",
-    "crates/engine/src/mapping.rs",
-    "crates/engine/src/verify.rs",
-    "crates/engine/src/prepared.rs",
-    "crates/engine/src/region.rs",
-    "crates/engine/src/slot.rs",
-    "crates/engine/src/transaction.rs",
-    "crates/engine/src/truncation.rs",
+    "crates/engine/src/api/mapping.rs",
+    "crates/engine/src/api/transaction.rs",
+    "crates/engine/src/policy/redo/commit.rs",
+    "crates/engine/src/policy/redo/memory.rs",
+    "crates/engine/src/policy/redo/prepared.rs",
+    "crates/engine/src/policy/redo/stage.rs",
+    "crates/engine/src/policy/redo/truncation.rs",
+    "crates/engine/src/policy/undo/chunks.rs",
+    "crates/engine/src/policy/undo/runs.rs",
+    "crates/engine/src/storage/region.rs",
+    "crates/engine/src/storage/region_table.rs",
+    "crates/engine/src/storage/segment.rs",
+    "crates/engine/src/tracking/guard.rs",
+    "crates/engine/src/tracking/verify.rs",
+    "crates/engine/src/write_set/ranges.rs",
+    "crates/engine/src/write_set/run.rs",
+    "crates/engine/src/write_set/set.rs",
+    "crates/engine/src/write_set/slots.rs",
     "crates/caliburn/src/lib.rs",
     "crates/caliburn/tests/",
     "crates/heap/tests/heap.rs",
-    "crates/engine/src/segment.rs",
-    "bench/",
+    "bench/src/",
+    "bench/examples/",
+    "bench/rivals/",
     "bindings/",
     "sim/src/life.rs",
     "sim/src/media.rs",
 ];
+/// The engine's folders by floors: a file may use what is on its own floor in its own folder, and what is below.
+const FLOORS: [(&str, u32); 6] =
+    [("storage", 1), ("write_set", 2), ("tracking", 3), ("policy", 3), ("api", 4), ("inspect", 4)];
+/// Uses of a higher floor that are left: it may only become less.
+const UPWARD: usize = 21;
 const BAD_NAMES: [&str; 4] = ["utils", "common", "helpers", "misc"];
 
 /// Checks every Rust file of the workspace.
@@ -46,7 +69,56 @@ pub fn run() -> Result<(), String> {
         let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         check(&path.to_string_lossy(), &text, &mut problems);
     }
+    arrows(&files, &mut problems)?;
     if problems.is_empty() { Ok(()) } else { Err(format!("tidy:\n  {}", problems.join("\n  "))) }
+}
+
+/// Which way the engine's folders depend on each other.
+fn arrows(files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), String> {
+    let mut upward = Vec::new();
+    for path in files {
+        let Ok(inside) = path.strip_prefix("crates/engine/src") else { continue };
+        let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        for (number, line) in text.lines().enumerate() {
+            match arrow(&inside.to_string_lossy(), line) {
+                Some(Arrow::Up) => upward.push(format!("{}:{}: {}", path.display(), number + 1, line.trim())),
+                Some(Arrow::Across) => problems.push(format!(
+                    "{}:{}: {}: policies, and tracking, do not know each other",
+                    path.display(),
+                    number + 1,
+                    line.trim()
+                )),
+                None => {}
+            }
+        }
+    }
+    if upward.len() != UPWARD {
+        let text = format!("{} uses of a higher floor, {UPWARD} are written down:", upward.len());
+        problems.push(format!("{text}\n    {}", upward.join("\n    ")));
+    }
+    Ok(())
+}
+
+/// An arrow that should not be there.
+#[derive(Debug, PartialEq, Eq)]
+enum Arrow {
+    Up,
+    Across,
+}
+
+/// What a line of a file of the engine uses that it should not.
+fn arrow(file: &str, line: &str) -> Option<Arrow> {
+    let used = line.trim_start().strip_prefix("use crate::")?;
+    let floor = |folder: &str| FLOORS.iter().find(|(name, _)| *name == folder).map(|(_, floor)| *floor);
+    let (from, below) = file.split_once('/')?;
+    let (to, rest) = used.split_once("::")?;
+    let (here, there) = (floor(from)?, floor(to)?);
+    let part = |path: &str| path.split(['/', ':']).next().unwrap_or_default().to_owned();
+    let policies = from == "policy" && to == "policy" && below.contains('/') && part(rest) != part(below);
+    if policies || (here == there && from != to && here == 3) {
+        return Some(Arrow::Across);
+    }
+    (there > here).then_some(Arrow::Up)
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
@@ -66,7 +138,8 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
 
 fn check(path: &str, text: &str, problems: &mut Vec<String>) {
     let mut problem = |line: usize, what: &str| problems.push(format!("{path}:{line}: {what}"));
-    if text.lines().count() > FILE_LINES {
+    let longest = LONGER.iter().find(|(file, ..)| *file == path).map_or(FILE_LINES, |(_, lines, _)| *lines);
+    if text.lines().count() > longest {
         problem(FILE_LINES, "the file is longer than a reader can hold");
     }
     let stem = Path::new(path).file_stem().unwrap_or_default().to_string_lossy();
@@ -120,12 +193,25 @@ mod tests {
     }
 
     #[test]
+    fn arrows_point_down() {
+        assert_eq!(arrow("storage/segment.rs", "use crate::api::shared::Shared;"), Some(Arrow::Up));
+        assert_eq!(arrow("api/store.rs", "use crate::storage::segment::SegmentState;"), None);
+        assert_eq!(
+            arrow("policy/undo/runs.rs", "use crate::policy::redo::stage::Stage;"),
+            Some(Arrow::Across)
+        );
+        assert_eq!(arrow("policy/redo/commit.rs", "use crate::policy::redo::stage::Stage;"), None);
+        assert_eq!(arrow("tracking/guard.rs", "use crate::policy::dispatch::x;"), Some(Arrow::Across));
+        assert_eq!(arrow("policy/dispatch.rs", "use crate::write_set::WriteSet;"), None);
+    }
+
+    #[test]
     fn each_rule_can_fail() {
         assert_eq!(problems("crates/x/src/noun.rs", "fn f() {\n}\n"), 0);
         assert_eq!(problems("crates/x/src/utils.rs", ""), 1);
         assert_eq!(problems("a.rs", &format!("// {}{}\n", "TO", "DO")), 1);
         assert_eq!(problems("a.rs", "let x = 1; \n"), 1);
-        assert_eq!(problems("a.rs", "x\n".repeat(801).as_str()), 1);
+        assert_eq!(problems("a.rs", "x\n".repeat(601).as_str()), 1);
         assert_eq!(problems("a.rs", &format!("fn f() {{\n{}}}\n", "    x;\n".repeat(95))), 1);
         assert_eq!(problems("a.rs", &format!("{} {{ x }}\n", "unsafe")), 1);
     }

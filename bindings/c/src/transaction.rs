@@ -401,7 +401,7 @@ pub unsafe extern "C" fn caliburn_branch(tx: *mut caliburn_tx, branch: *mut cali
         let made = not_of_heap(tx)?.branch()?;
         let of = memory(tx)?;
         // SAFETY: the mark says which of the two is there.
-        let open = unsafe { if of.is(BRANCH) { (&of.body.branch).1 } else { (&of.body.plain).1 } };
+        let open = unsafe { if of.is(BRANCH) { of.body.branch.1 } else { of.body.plain.1 } };
         place.body.branch = ManuallyDrop::new((made, open));
         place.mark = place.mark_of(BRANCH);
         Ok(())
@@ -419,7 +419,7 @@ pub unsafe extern "C" fn caliburn_adopt(tx: *mut caliburn_tx, branch: *mut calib
         let place = memory(branch)?;
         // SAFETY: the mark says that it is there.
         let is_of =
-            |of: &Transaction<'_>| place.is(BRANCH) && unsafe { &(&place.body.branch).0 }.is_branch_of(of);
+            |of: &Transaction<'_>| place.is(BRANCH) && unsafe { &place.body.branch.0 }.is_branch_of(of);
         let of = not_of_heap(tx)?;
         if !is_of(of) {
             return Err(Fault::invalid("that is no branch of the transaction"));

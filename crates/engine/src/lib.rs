@@ -1,47 +1,28 @@
 //! Caliburn's engine: recoverable memory with declared ranges, and the recovery policies `redo`, after RVM
 //! (Satyanarayanan et al., SOSP 1993), and `undo`, after Vista (Lowell and Chen, SOSP 1997).
 //!
-//! | module | noun |
+//! | folder | what is in it |
 //! |---|---|
-//! | [`options`], `store`, `catalog` | a store: its directory, locks, options, life |
-//! | `recovery` | opening: what a crash left is found and served |
-//! | `segment`, `sums` | named backing storage, and the checksums beside it |
-//! | `region`, `mapping` | parts of segments in memory |
-//! | `transaction`, `slot` | groups of changes, and what each has announced |
-//! | `flush` | from the stage to the log; group commit |
-//! | `pages`, `truncation`, `patches` | from the log to the segments |
-//! | `undo` | the undo policy, in place of the two above |
-//! | `prepared` | undecided transactions |
-//! | `guard`, `verify` | stores that no transaction declared: prevented, found |
-//! | `check`, `history`, `info`, `query` | looking at a store |
+//! | `api` | what a program holds: stores, options, segments, regions, transactions |
+//! | `inspect` | looking at a store |
+//! | `policy/redo` | stage, log, truncation; undecided transactions |
+//! | `policy/undo` | runs of old values in memory that survives |
+//! | `tracking` | stores that no transaction declared: prevented, found |
+//! | `write_set` | what each open transaction has declared, with the old bytes |
+//! | `storage` | the catalog, segments, mapped regions |
 
-mod catalog;
-mod check;
-mod cohort;
-mod error;
-mod flush;
-mod guard;
-mod history;
-mod info;
-mod mapping;
-pub mod options;
-mod pages;
-mod patches;
+mod api;
+mod inspect;
 mod policy;
-mod prepared;
-mod query;
-mod recovery;
-mod region;
-mod region_table;
-mod segment;
-mod store;
-mod sums;
-mod ticket;
-mod transaction;
-mod truncation;
-mod verify;
+mod storage;
+mod tracking;
 mod write_set;
 
+pub use api::options;
+pub use api::options::Options;
+pub use api::store::{BeginError, Store};
+pub use api::ticket::Ticket;
+pub use api::transaction::{Branch, Mode, OldValue, Savepoint, Transaction, TransactionId};
 pub use caliburn_log::SegmentId;
 pub use caliburn_log::format::Defect;
 pub use caliburn_log::image::Damage;
@@ -49,21 +30,20 @@ pub use caliburn_log::leftovers::StageError;
 pub use caliburn_log::log::{LogError, MediaError};
 pub use caliburn_log::uncommitted::UndoError;
 pub use caliburn_os::medium;
-pub use check::{Problem, Report, check};
-pub use error::{
+pub use inspect::check::{Problem, Report, check};
+pub use inspect::info::{Info, LogInfo, SegmentInfo, info};
+pub use inspect::query::{Query, RegionQuery, Statistics};
+pub use policy::redo::history::{Change, Event, Filter, History};
+pub use policy::redo::prepared::Prepared;
+pub use storage::class::Class;
+pub use storage::error::{
     BranchError, CloseError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError,
     SegmentError,
 };
-pub use guard::Guard;
-pub use history::{Change, Event, Filter, History};
-pub use info::{Info, LogInfo, SegmentInfo, info};
-pub use options::{Options, Policy, Tuning};
-pub use prepared::Prepared;
-pub use query::{Query, RegionQuery, Statistics};
-pub use region::{Region, UnmapError};
-pub use segment::Segment;
-pub use store::{BeginError, Store};
-pub use ticket::Ticket;
-pub use transaction::{Branch, Class, Mode, OldValue, Savepoint, Transaction, TransactionId};
-pub use verify::Undeclared;
+pub use storage::kind::Policy;
+pub use storage::region::{Region, UnmapError};
+pub use storage::segment::Segment;
+pub use storage::tuning::Tuning;
+pub use tracking::guard::Guard;
+pub use tracking::verify::Undeclared;
 pub use zerocopy;

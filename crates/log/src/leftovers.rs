@@ -3,11 +3,10 @@
 
 use crate::format::{
     self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CACHES, STAGE_CURRENT, STAGE_FRONTIERS,
-    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, StageHeader,
+    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, StageHeader, StagedHeader,
 };
 use crate::log::MediaError;
 use crate::record::well_formed;
-use crate::stage::{CHUNKS, staged_at};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -15,6 +14,30 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use zerocopy::FromBytes;
+
+/// Number of chunks that a stage is divided into.
+pub const CHUNKS: usize = 32;
+/// Smallest stage in bytes.
+pub const STAGE_BYTES_MIN: u64 = (CHUNKS * 4096) as u64;
+/// Largest stage in bytes.
+pub const STAGE_BYTES_MAX: u64 = 16 << 30;
+
+/// A record found in the stage.
+#[derive(Debug, Clone)]
+pub struct Staged<'a> {
+    /// The commit's stamp.
+    pub stamp: u64,
+    /// Its ranges.
+    pub body: &'a [u8],
+}
+
+/// The record that begins at an offset of a chunk's bytes, and where the next does; none if it is not whole.
+pub fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
+    let (header, rest) = StagedHeader::ref_from_prefix(&bytes[at..]).ok()?;
+    let len = usize::try_from(header.len.get()).ok()?;
+    let body = rest.get(..len)?;
+    Some((Staged { stamp: header.stamp.get(), body }, at + size_of::<StagedHeader>() + len))
+}
 
 /// Why a stage cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -11,9 +11,10 @@
 //! | [`twin`] | a small structure that changes durably |
 //! | [`uncommitted`] | undo logs as an opening finds them |
 //! | [`sealed`] | their ranges in persistent memory |
-//! | [`stage`] | records of committed transactions in memory that survives the process |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
 //! | [`pagemap`] | a sparse array indexed by segment and page |
+
+#![cfg_attr(not(test), forbid(unsafe_code))]
 
 pub mod format;
 pub mod image;
@@ -23,7 +24,6 @@ pub mod merge;
 pub mod pagemap;
 pub mod record;
 pub mod sealed;
-pub mod stage;
 pub mod twin;
 pub mod uncommitted;
 

@@ -13,7 +13,7 @@
 //! published the range that it waits for, so that a page that every transaction changes can be copied, too.
 
 use super::set::WriteSet;
-use crate::region::RegionState;
+use crate::storage::region::RegionState;
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::planted;

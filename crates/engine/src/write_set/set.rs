@@ -2,8 +2,8 @@
 
 use super::run::{self, Chunk, HEAD, Saved, clear_word, filled, get_word, set_word, word_at};
 use super::slots::{self, Chunks, Counters, Slot, Work};
-use crate::guard::Opened;
-use crate::region::RegionState;
+use crate::storage::region::RegionState;
+use crate::tracking::guard::Opened;
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_os::simulated::planted;

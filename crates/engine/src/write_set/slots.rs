@@ -4,7 +4,7 @@
 use super::run::{Chunk, HEAD, Layout, Ranges, Saved, filled, get_word, word_at};
 use super::savepoint::Marks;
 use super::set::{Tail, WriteSet};
-use crate::guard::Opened;
+use crate::tracking::guard::Opened;
 use caliburn_log::SegmentId;
 use caliburn_os::ordinal;
 use caliburn_os::simulated::planted;

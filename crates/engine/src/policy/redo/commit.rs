@@ -1,14 +1,14 @@
 //! What the redo policy does with a write set: limits what it may become, and makes a record of it.
 
-use crate::error::{CommitError, RangeError};
-use crate::region::RegionState;
-use crate::region_table::RegionCursor;
-use crate::store::{Shared, gate};
+use super::stage::Body;
+use crate::api::shared::{Shared, gate};
+use crate::storage::error::{CommitError, RangeError};
+use crate::storage::region::RegionState;
+use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, Written};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::record::{FRAME, push_range};
-use caliburn_log::stage::Body;
 use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;

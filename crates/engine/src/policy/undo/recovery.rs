@@ -16,13 +16,13 @@
 //! the memory does.
 
 use super::chunks::UndoChunks;
-use crate::catalog::Catalog;
-use crate::error::OpenError;
-use crate::options::Options;
-use crate::patches::Patches;
-use crate::recovery::{self, UNDO};
-use crate::segment::SegmentState;
-use crate::store::{Parts, Shared};
+use crate::api::options::Options;
+use crate::api::recovery::{self, UNDO};
+use crate::api::shared::{Parts, Shared};
+use crate::storage::catalog::Catalog;
+use crate::storage::error::OpenError;
+use crate::storage::patches::Patches;
+use crate::storage::segment::SegmentState;
 use caliburn_log::Lsn;
 use caliburn_log::record::push_range;
 use caliburn_log::uncommitted::{self, Found, UndoError};

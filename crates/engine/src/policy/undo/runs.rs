@@ -19,9 +19,9 @@
 //! values are back.
 
 use super::chunks::UndoChunks;
-use crate::error::RangeError;
-use crate::region::RegionState;
-use crate::region_table::{RegionCursor, RegionTable};
+use crate::storage::error::RangeError;
+use crate::storage::region::RegionState;
+use crate::storage::region_table::{RegionCursor, RegionTable};
 use crate::write_set::{HEAD, Position, Saved, WriteSet, set_word};
 use caliburn_log::format::{self, RangeHeader, UNDO_FURTHER, UNDO_OWNER};
 use caliburn_log::log::MediaError;

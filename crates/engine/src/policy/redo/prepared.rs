@@ -12,11 +12,11 @@
 //! brings the new ones. The log keeps the Prepare record; when its space is needed, it is written anew at
 //! the tail, for which room is always kept.
 
-use crate::error::{CommitError, Failure};
-use crate::flush::Work;
-use crate::patches::Patches;
-use crate::store::{Shared, Store};
-use crate::transaction::declare_cold;
+use crate::api::shared::Shared;
+use crate::api::store::Store;
+use crate::policy::redo::flusher::Work;
+use crate::storage::error::{CommitError, Failure};
+use crate::storage::patches::Patches;
 use crate::write_set::Position;
 use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
@@ -250,7 +250,8 @@ impl Shared {
                 };
                 let len = (range.bytes.len() - done).min((region.end() - offset) as usize);
                 let at = (offset - region.start) as usize;
-                if let Err(error) = declare_cold(self, &set, &region, at, len) {
+                let opened = self.open_pages(&set, &region, at, len);
+                if let Err(error) = opened.and_then(|()| self.save_redo(&set, &region, at, len)) {
                     // What was declared is not stored to yet.
                     set.counters().aborted.add(1);
                     self.end(set);

@@ -15,15 +15,15 @@
 //!   7 force the log, durable := H     survives a power cut
 //! ```
 
-use crate::cohort::Cohort;
-use crate::error::{CommitError, Failure};
-use crate::pages::Pages;
-use crate::store::{Shared, gate};
+use crate::api::shared::{Shared, gate};
+use crate::policy::redo::cohort::Cohort;
+use crate::policy::redo::pages::Pages;
+use crate::storage::error::{CommitError, Failure};
 use caliburn_log::format::Lsn;
+use caliburn_log::leftovers::{CHUNKS, Staged};
 use caliburn_log::log::MediaError;
 use caliburn_log::merge::Merger;
 use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
-use caliburn_log::stage::{CHUNKS, Staged};
 use caliburn_os::barrier;
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
@@ -246,8 +246,8 @@ impl Shared {
         drop(pages);
         self.regard_memory(private);
         let first = before == 0 && private > 0 && !planted("truncation-not-woken");
-        let much =
-            self.live().log.used() > self.truncation_threshold() || self.unshown() > self.replay_most();
+        let much = self.live().log.used() > self.truncation_threshold()
+            || self.bytes_since_checkpoint() > self.checkpoint_every_bytes();
         if first || much {
             self.wake_truncation();
         }

@@ -1,8 +1,8 @@
 //! What a program can ask of an open store (RVM's `query`), and the counters.
 
-use crate::region::Region;
-use crate::store::Store;
-use crate::transaction::TransactionId;
+use crate::api::store::Store;
+use crate::api::transaction::TransactionId;
+use crate::storage::region::Region;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 
 /// The state of a store at one moment.

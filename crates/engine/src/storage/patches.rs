@@ -1,7 +1,7 @@
 //! What a stretch of the log says about the segments: the ranges of its committed records, in log order.
 //! Recovery lays them over the regions that are mapped; epoch truncation applies them to the segments.
 
-use crate::segment::SegmentState;
+use crate::storage::segment::SegmentState;
 use caliburn_log::image::Image;
 use caliburn_log::log::MediaError;
 use caliburn_log::record::{self, Kind, Range, Ranges};

@@ -1,10 +1,10 @@
 //! `info`: what a store consists of, read from its files without opening it, also while it is in use.
 
-use crate::catalog::{Catalog, Entry};
-use crate::error::OpenError;
-use crate::options::Policy;
-use crate::recovery;
-use crate::transaction::Class;
+use crate::api::recovery;
+use crate::storage::catalog::{Catalog, Entry};
+use crate::storage::class::Class;
+use crate::storage::error::OpenError;
+use crate::storage::kind::Policy;
 use caliburn_log::format::{self, VERSION};
 use caliburn_log::log;
 use caliburn_log::uncommitted;
@@ -81,7 +81,7 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
         Err(OpenError::InUse { holder, .. }) => Some(holder),
         _ => None,
     };
-    let segment = |entry: crate::catalog::Entry| SegmentInfo {
+    let segment = |entry: crate::storage::catalog::Entry| SegmentInfo {
         id: entry.id.0,
         path: Catalog::resolve(dir, &entry.path),
         name: entry.name,

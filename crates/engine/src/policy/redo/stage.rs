@@ -38,12 +38,12 @@
 //! the others are not.
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
-use crate::format::{
+use caliburn_log::format::{
     self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CACHES, STAGE_CURRENT, STAGE_FRONTIERS,
-    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, SegmentId, StageHeader, StagedHeader, padded,
+    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, SegmentId, StageHeader, StagedHeader,
 };
-use crate::leftovers::Shown;
-use crate::log::MediaError;
+use caliburn_log::leftovers::{CHUNKS, Shown, Staged, staged_at};
+use caliburn_log::log::MediaError;
 use caliburn_os::barrier;
 use caliburn_os::clock::Clock;
 use caliburn_os::event::Event;
@@ -56,10 +56,8 @@ use caliburn_os::span;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use caliburn_os::sync::{Mutex, SCHEDULED};
 use std::cell::UnsafeCell;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
-/// Number of chunks that a stage is divided into.
-pub const CHUNKS: usize = 32;
 /// Number of lanes.
 const LANES: usize = 24;
 /// Lanes that belong each to the thread with that ordinal; the others are shared by all other threads.
@@ -70,21 +68,6 @@ const FREE: u32 = u32::MAX;
 const SHARED: u32 = u32::MAX - 1;
 /// Commits of a lane after which it asks for a bias that is free.
 const BIAS_AFTER: u32 = if SCHEDULED { 1 } else { 8 };
-/// Smallest stage in bytes.
-pub const STAGE_BYTES_MIN: u64 = (CHUNKS * 4096) as u64;
-
-/// Largest stage in bytes.
-pub const STAGE_BYTES_MAX: u64 = 16 << 30;
-
-/// A record found in the stage.
-#[derive(Debug, Clone)]
-pub struct Staged<'a> {
-    /// The commit's stamp.
-    pub stamp: u64,
-    /// Its ranges.
-    pub body: &'a [u8],
-}
-
 /// The stage of an open store.
 #[derive(Debug)]
 pub struct Stage {
@@ -162,13 +145,6 @@ impl Body {
         }
         self.left -= total;
     }
-}
-
-pub(crate) fn staged_at(bytes: &[u8], at: usize) -> Option<(Staged<'_>, usize)> {
-    let (header, rest) = StagedHeader::ref_from_prefix(&bytes[at..]).ok()?;
-    let len = usize::try_from(header.len.get()).ok()?;
-    let body = rest.get(..len)?;
-    Some((Staged { stamp: header.stamp.get(), body }, at + size_of::<StagedHeader>() + len))
 }
 
 impl Stage {
@@ -551,15 +527,10 @@ fn set(word: &AtomicU64, value: u64) {
     simulated::stored(word.as_ptr().cast_const().cast(), size_of::<u64>());
 }
 
-/// Bytes that a body takes in the stage or the log, given the lengths of its ranges.
-pub fn body_len(ranges: impl Iterator<Item = usize>) -> usize {
-    ranges.map(|len| size_of::<RangeHeader>() + padded(len)).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leftovers::Leftovers;
+    use caliburn_log::leftovers::{Leftovers, STAGE_BYTES_MIN};
     use caliburn_os::medium::{Files, Media};
     use proptest::collection::vec;
     use proptest::prelude::*;

@@ -16,29 +16,23 @@
 //!   5 write the copies
 //! ```
 //!
-//! Steps 1 to 5 alone, every so often, are **showing**: the segments, as the page cache has them, come to show what
-//! the log has. The stage tells up to where they do, so that after the death of a process only the rest is replayed.
-//! While segments are being forced nothing is vouched for: of a page that was lost on its way to the medium
-//! the system tells whoever forces, once.
-//!
-//! The same thread keeps private pages within the memory budget: a page whose segment has the same bytes
-//! is given back to the system.
+//! The same thread makes checkpoints ([`checkpoint`](super::checkpoint)) and keeps the memory budget
+//! ([`memory`](super::memory)).
 
-use crate::error::Failure;
-use crate::pages::{Descriptor, PageId};
-use crate::patches::Patches;
-use crate::region::RegionState;
-use crate::segment::{self, SegmentState};
-use crate::store::{Shared, gate};
+use crate::api::shared::{Shared, gate};
+use crate::policy::redo::pages::{Descriptor, PageId};
+use crate::storage::error::Failure;
+use crate::storage::patches::Patches;
+use crate::storage::region::RegionState;
+use crate::storage::segment::SegmentState;
 use crate::write_set::RESERVED;
 use caliburn_log::format::Lsn;
 use caliburn_log::image::Image;
-use caliburn_log::leftovers::Shown;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::planted;
+use caliburn_os::span;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, SCHEDULED};
-use caliburn_os::{map, span};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,9 +49,9 @@ pub(crate) struct Truncation {
     lock: Mutex<Unforced>,
     wake: Event,
     /// End of the log when showing began last.
-    shown: AtomicU64,
+    pub(super) shown: AtomicU64,
     /// Signalled when private pages were given back.
-    relief: Event,
+    pub(super) relief: Event,
     pub incremental: AtomicU64,
     pub epochs: AtomicU64,
     pub pages_written: AtomicU64,
@@ -102,7 +96,7 @@ impl Mapped {
 
 /// How far incremental truncation came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub(super) enum Outcome {
     /// All that was asked for.
     Done,
     /// Pages declared by uncommitted transactions, or not mapped, stand in the way.
@@ -130,7 +124,8 @@ impl Shared {
         loop {
             let pending = self.pending.read().expect("no panic under this lock").is_some();
             let private = self.lock_pages().private() > 0;
-            let limit = Duration::from_millis(if self.unshown() > 0 && !pending { 100 } else { 500 });
+            let limit =
+                Duration::from_millis(if self.bytes_since_checkpoint() > 0 && !pending { 100 } else { 500 });
             self.truncation.wake.wait(seen, (pending || private).then_some(limit));
             seen = self.truncation.wake.count();
             if self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0 {
@@ -139,7 +134,7 @@ impl Shared {
             let before = std::mem::replace(&mut appended, self.live().log.appended());
             // A failure is remembered by the store and ends the loop.
             let idle = before == appended && !pending;
-            let shown = if idle { self.show_rest() } else { Ok(()) };
+            let shown = if idle { self.checkpoint_rest() } else { Ok(()) };
             let _ = shown.and_then(|()| self.truncate_as_needed());
         }
     }
@@ -153,7 +148,7 @@ impl Shared {
         }
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
         if log.used() <= self.truncation_threshold() && !starved() {
-            self.show_beyond(unforced, self.replay_most())?;
+            self.checkpoint_beyond(unforced, self.checkpoint_every_bytes())?;
         } else {
             // Which shows as much. Leave the newest quarter, whose pages will change again, unless somebody waits for space.
             let spare = if starved() { 0 } else { log.capacity() / 4 };
@@ -165,25 +160,6 @@ impl Shared {
             }
         }
         self.relieve(unforced)
-    }
-
-    /// Shows all of the log: nothing was appended for a while.
-    fn show_rest(&self) -> Result<(), Failure> {
-        self.show_beyond(&mut self.lock_truncation(), 0)
-    }
-
-    /// Shows the log, if the segments may not show more than so many bytes of it, and somebody could rely on it.
-    fn show_beyond(&self, unforced: &mut Unforced, most: u64) -> Result<(), Failure> {
-        if self.unshown() <= most {
-            return Ok(());
-        }
-        let appended = self.live().log.appended();
-        self.truncation.shown.store(appended.0, Ordering::Relaxed);
-        if self.caches().is_some() {
-            self.write_pages(unforced, appended, &|_| true)?;
-            self.show();
-        }
-        Ok(())
     }
 
     /// Brings every committed change so far to its segment.
@@ -215,16 +191,8 @@ impl Shared {
         Ok(())
     }
 
-    /// How much of the log the segments may not show yet, for all that the page queue says.
-    pub(crate) fn unshown(&self) -> u64 {
-        if self.declared_only {
-            return 0;
-        }
-        self.live().log.appended().0.saturating_sub(self.truncation.shown.load(Ordering::Relaxed))
-    }
-
     /// Incremental truncation of pages of records before `goal`.
-    fn incremental(
+    pub(super) fn incremental(
         &self,
         unforced: &mut Unforced,
         goal: Lsn,
@@ -243,7 +211,7 @@ impl Shared {
     }
 
     /// Writes pages of records before `goal` until none is left, or only blocked ones.
-    fn write_pages(
+    pub(super) fn write_pages(
         &self,
         unforced: &mut Unforced,
         goal: Lsn,
@@ -352,7 +320,7 @@ impl Shared {
     }
 
     /// Which of these pages, in their order, have bytes that an open transaction has declared.
-    fn declared(&self, pages: &[PageId]) -> Vec<bool> {
+    pub(super) fn declared(&self, pages: &[PageId]) -> Vec<bool> {
         let mut declared = vec![false; pages.len()];
         self.slots.each_declared(|range| {
             let page = |offset: u64| PageId { segment: range.segment, number: offset >> self.page_shift };
@@ -411,7 +379,7 @@ impl Shared {
     }
 
     /// Step 6.
-    fn force_segments(&self, unforced: &mut Unforced) -> Result<(), Failure> {
+    pub(super) fn force_segments(&self, unforced: &mut Unforced) -> Result<(), Failure> {
         if planted("head-before-segments") {
             self.move_head()?;
         }
@@ -425,26 +393,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Forces a segment outside of truncation.
-    pub(crate) fn force_aside<E>(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let Some(live) = &self.live else { return force() };
-        let _truncation = self.lock_truncation();
-        if !planted("shown-while-growing") {
-            live.stage.show(None);
-        }
-        force()?;
-        self.show();
-        Ok(())
-    }
-
     /// Step 7. The head stops at the first record that the page queue or a prepared transaction needs.
-    fn move_head(&self) -> Result<(), Failure> {
+    pub(super) fn move_head(&self) -> Result<(), Failure> {
         if !planted("failure-passed-by") {
             // Pages may have been taken off the queue and not written.
             self.failure()?;
         }
         let log = &self.live().log;
-        let Some(head) = self.first_unshown() else { return Ok(()) };
+        let Some(head) = self.redo_lsn() else { return Ok(()) };
         if head > log.head() {
             log.advance_head(head).map_err(|e| self.fail(e))?;
         }
@@ -453,39 +409,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The first record that the segments may not show: the log found at opening not at all.
-    fn first_unshown(&self) -> Option<Lsn> {
-        if self.pending.read().expect("no panic under this lock").is_some() {
-            return None;
-        }
-        // In this order: a transaction that prepares is in the table before its record is marked, and its record is
-        // marked before it is forced; one that is decided leaves the table when its changes are marked.
-        let forced = self.live().log.forced();
-        let oldest = self.lock_pages().oldest();
-        let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
-        Some(forced.min(oldest).min(prepared))
-    }
-
-    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue
-    /// and not written.
-    fn show(&self) {
-        if self.failure().is_err() {
-            return;
-        }
-        let Some(before) = self.first_unshown() else { return };
-        let before = if planted("all-shown") { self.live().log.forced() } else { before };
-        self.live().stage.show(self.caches().map(|caches| Shown { before, caches }));
-    }
-
-    /// A digest of the page caches that the segments lie in, which are watched from now on.
-    fn caches(&self) -> Option<u64> {
-        let segments = self.segments.read().expect("no panic under this lock");
-        segments.iter().for_each(|segment| segment.medium.watch());
-        segment::caches(&segments)
-    }
-
     /// Epoch truncation: applies all of the forced log. The shared path of recovery and truncation.
-    fn epoch(&self, unforced: &mut Unforced) -> Result<(), Failure> {
+    pub(super) fn epoch(&self, unforced: &mut Unforced) -> Result<(), Failure> {
         let log = &self.live().log;
         // First the queue, then the end of the epoch: all that was queued lies before it.
         let taken = self.lock_pages().take_all();
@@ -520,7 +445,7 @@ impl Shared {
 
     /// Pages that an epoch has written and that are mapped are private: their changes, or what recovery
     /// laid over them, are in memory.
-    fn note_mapped(&self, segment: &SegmentState, numbers: &[u64]) {
+    pub(super) fn note_mapped(&self, segment: &SegmentState, numbers: &[u64]) {
         let page = self.page_size as u64;
         for number in numbers {
             if self.region_of(segment.id, number * page).is_some() {
@@ -528,213 +453,9 @@ impl Shared {
             }
         }
     }
-
-    /// Called with the number of private pages whenever it may have grown.
-    pub(crate) fn regard_memory(&self, private: u64) {
-        let bytes = private * self.page_size as u64;
-        let budget = self.memory_budget();
-        if bytes > budget {
-            self.gate.fetch_or(gate::PRESSED, Ordering::SeqCst);
-        }
-        if bytes > budget / 4 * 3 {
-            self.wake_truncation();
-        }
-    }
-
-    /// Waits while truncation gives pages back.
-    pub(crate) fn wait_memory(&self) {
-        loop {
-            let seen = self.truncation.relief.count();
-            let gate = self.gate.load(Ordering::SeqCst);
-            if gate & gate::PRESSED == 0 || gate & (gate::FAILED | gate::CLOSED) != 0 {
-                return;
-            }
-            if self.alone() {
-                // A failure is remembered by the store.
-                let _ = self.truncate_as_needed();
-                continue;
-            }
-            self.wake_truncation();
-            self.truncation.relief.wait(seen, Some(Duration::from_millis(100)));
-        }
-    }
-
-    /// Gives private pages back until half of the budget is free, or all if the system is short.
-    fn relieve(&self, unforced: &mut Unforced) -> Result<(), Failure> {
-        let page = self.page_size as u64;
-        let budget = self.memory_budget();
-        let private = {
-            let mut pages = self.lock_pages();
-            self.note_private(&mut pages);
-            pages.private() * page
-        };
-        let pressed = self.gate.load(Ordering::SeqCst) & gate::PRESSED != 0;
-        let short = private > 0 && self.limits.short();
-        if private > budget / 4 * 3 || pressed || short {
-            let target = if short { 0 } else { budget / 2 };
-            // What is given back must not be lost on its way to the medium.
-            self.force_segments(unforced)?;
-            self.move_head()?;
-            self.drop_clean(target)?;
-            if self.lock_pages().private() * page > target {
-                let goal = self.live().log.appended();
-                if self.incremental(unforced, goal, &|_| true)? == Outcome::Starved {
-                    self.epoch(unforced)?;
-                }
-                self.drop_clean(target)?;
-            }
-            // Either there is room again, or what is left belongs to transactions that must end first.
-            self.gate.fetch_and(!gate::PRESSED, Ordering::SeqCst);
-        }
-        self.truncation.relief.signal();
-        Ok(())
-    }
-
-    /// Drops clean private pages until at most `target` bytes are private, or a whole batch resists.
-    fn drop_clean(&self, target: u64) -> Result<(), Failure> {
-        let page = self.page_size;
-        loop {
-            let mut pages = self.lock_pages();
-            if pages.private() * page as u64 <= target {
-                return Ok(());
-            }
-            let batch = pages.take_clean(RESERVED);
-            drop(pages);
-            if batch.is_empty() || self.drop_batch(&batch)? == 0 {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Gives back those pages of a batch that equal their segment and that nobody has declared.
-    fn drop_batch(&self, batch: &[PageId]) -> Result<usize, Failure> {
-        let page = self.page_size;
-        let mut mapped: Vec<(PageId, Arc<RegionState>, usize, Vec<u8>)> = Vec::with_capacity(batch.len());
-        let (mut gone, mut kept) = (Vec::new(), Vec::new());
-        for id in batch {
-            let offset = id.number * page as u64;
-            let Some(region) = self.region_of(id.segment, offset) else {
-                gone.push(*id);
-                continue;
-            };
-            if region.unread {
-                // Nothing shows the segment again.
-                kept.push(*id);
-                continue;
-            }
-            let mut content = vec![0; page.min(region.len() - (offset - region.start) as usize)];
-            region.segment.read(offset, &mut content).map_err(|e| self.fail(e))?;
-            let address = region.base + (offset - region.start) as usize;
-            mapped.push((*id, region, address, content));
-        }
-        mapped.sort_by_key(|(id, ..)| *id);
-        let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
-        self.reserve.reserve(&addresses);
-        let declared = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
-        for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
-            let at = region.pointer(*address);
-            // SAFETY: the page lies in a mapped region (as in `copy_pages`). It equals its segment, nobody
-            // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.
-            let dropped = !declared
-                && unsafe {
-                    (span::equals(at, content) || planted("page-dropped-unread"))
-                        && map::discard(at, page).is_ok()
-                };
-            if dropped { gone.push(*id) } else { kept.push(*id) }
-        }
-        self.reserve.release();
-        let mut pages = self.lock_pages();
-        for id in &gone {
-            pages.dropped(*id);
-        }
-        for id in &kept {
-            pages.cleaned(*id);
-        }
-        self.truncation.pages_dropped.fetch_add(gone.len() as u64, Ordering::Relaxed);
-        Ok(gone.len())
-    }
 }
 
 fn sorted(mut descriptors: Vec<Descriptor>) -> Vec<Descriptor> {
     descriptors.sort_by_key(|d| d.lsn);
     descriptors
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Class, Mode, Store};
-    use caliburn_log::leftovers::Leftovers;
-    use caliburn_os::medium::{Files, Media};
-
-    /// What a process that finds the store now would be told of what the segments show.
-    fn told(store: &Store) -> Option<Shown> {
-        let stage = Files.open(&store.path().join("stage"), false).unwrap();
-        Leftovers::read(&*stage, &store.shared.id, &Files.boot_id().unwrap()).unwrap().shown
-    }
-
-    #[test]
-    fn what_was_committed_is_shown_up_to_what_is_still_declared() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut options = Store::options();
-        let store =
-            options.create(true).log_bytes(1 << 20).background(false).open(dir.path().join("s")).unwrap();
-        let segment = store.create_segment("data", 1 << 20).unwrap();
-        let region = segment.map_all().unwrap();
-        segment.state.medium.watch();
-        if segment.state.medium.cache().is_none() {
-            eprintln!("not tested: of this file system nothing can be told after a process is gone");
-            return;
-        }
-        let commit = |at: usize| {
-            let mut tx = store.begin(Mode::Restore).unwrap();
-            tx.write(&region, at, &[7; 3000]).unwrap();
-            tx.commit(Class::Process).unwrap();
-        };
-        // The log begins at 0, which says that nothing is known.
-        commit(8192);
-        store.tend_flush(false).unwrap();
-        commit(0);
-        let mut open = store.begin(Mode::Restore).unwrap();
-        open.write(&region, 0, &[8; 8]).unwrap();
-        store.tend_flush(false).unwrap();
-        let first = store.shared.live().log.appended();
-        (1..40).for_each(|page| commit(page * 8192));
-        store.tend_flush(false).unwrap();
-        store.tend_truncation().unwrap();
-        let log = &store.shared.live().log;
-        assert!(log.used() > 100_000 && log.head() < first, "the head has moved");
-        let shown = told(&store).expect("more than a sixteenth of the log was not shown");
-        assert!(shown.before < first, "a declared page is said to be shown");
-        open.abort();
-        (40..70).for_each(|page| commit(page * 8192));
-        store.tend_flush(false).unwrap();
-        store.tend_truncation().unwrap();
-        assert_eq!(told(&store).unwrap().before, log.appended());
-        assert!(log.head() < first, "the head has moved");
-    }
-
-    #[test]
-    fn all_is_shown_when_nothing_more_is_committed() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
-        let segment = store.create_segment("data", 1 << 20).unwrap();
-        let region = segment.map_all().unwrap();
-        segment.state.medium.watch();
-        if segment.state.medium.cache().is_none() {
-            eprintln!("not tested: of this file system nothing can be told after a process is gone");
-            return;
-        }
-        let mut tx = store.begin(Mode::Restore).unwrap();
-        tx.write(&region, 0, &[7; 3000]).unwrap();
-        tx.commit(Class::Power).unwrap();
-        let log = &store.shared.live().log;
-        assert!(log.used() < store.shared.replay_most(), "it would be shown anyway");
-        let end = std::time::Instant::now() + Duration::from_secs(20);
-        while told(&store).is_none_or(|shown| shown.before < log.appended()) {
-            assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.appended());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert!(log.used() > 0, "the log was truncated, which is not the same");
-    }
 }

@@ -5,9 +5,10 @@
 //! It keeps a shadow of every region, what its memory must be but for open transactions, and compares at every
 //! commit. For tests and debugging: it doubles the memory, and a commit reads every region.
 
-use crate::region::RegionState;
-use crate::region_table::RegionCursor;
-use crate::store::{Shared, Store};
+use crate::api::shared::Shared;
+use crate::api::store::Store;
+use crate::storage::region::RegionState;
+use crate::storage::region_table::RegionCursor;
 use crate::write_set::WriteSet;
 use caliburn_os::span;
 use caliburn_os::sync::{Mutex, MutexGuard};

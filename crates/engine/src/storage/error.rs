@@ -1,6 +1,6 @@
 //! What can go wrong, one enum per operation. Every message says what, where, and what to do.
 
-use crate::transaction::Class;
+use crate::storage::class::Class;
 use caliburn_log::format::Defect;
 use caliburn_log::image::Damage;
 use caliburn_log::leftovers::StageError;

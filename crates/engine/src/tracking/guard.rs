@@ -4,9 +4,9 @@
 //! A page is opened by the first range that a transaction declares in it, and closed when the last such transaction
 //! has ended. With keys, a region is, and that is each thread's own affair.
 
-use crate::error::{MapError, RangeError};
-use crate::region::RegionState;
-use crate::store::Shared;
+use crate::api::shared::Shared;
+use crate::storage::error::{MapError, RangeError};
+use crate::storage::region::RegionState;
 use crate::write_set::WriteSet;
 use caliburn_os::guard::{self, Kind, Named, Permit};
 use caliburn_os::page_size;

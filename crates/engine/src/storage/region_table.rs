@@ -4,7 +4,7 @@
 //! Whoever looks up an address or a place has declared it, or vouches that its region stays mapped; so what is found can be
 //! used. Entries of other regions may change while they are looked at: each has a version, odd while it changes.
 
-use crate::region::RegionState;
+use crate::storage::region::RegionState;
 use caliburn_log::SegmentId;
 use caliburn_os::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::ptr;

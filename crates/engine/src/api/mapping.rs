@@ -1,10 +1,10 @@
 //! Mapping and unmapping regions: the part of the store that deals in addresses.
 
-use crate::error::{MapError, SegmentError};
-use crate::guard::RegionGuard;
-use crate::region::{Region, RegionState};
-use crate::segment::SegmentState;
-use crate::store::{Shared, entry_of, gate};
+use crate::api::shared::{Shared, entry_of, gate};
+use crate::storage::error::{MapError, SegmentError};
+use crate::storage::region::{Region, RegionState};
+use crate::storage::segment::SegmentState;
+use crate::tracking::guard::RegionGuard;
 use caliburn_log::SegmentId;
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::host;

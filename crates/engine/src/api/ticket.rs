@@ -1,7 +1,7 @@
 //! Tickets: commits that were made and are not waited for yet.
 
-use crate::error::Failure;
-use crate::store::Shared;
+use crate::api::shared::Shared;
+use crate::storage::error::Failure;
 
 /// A commit on its way to the disk.
 #[derive(Clone)]

@@ -16,22 +16,23 @@
 //! and run again: steps 1 to 3 only read; 4 and 5 append to the log, where records that are repeated
 //! change nothing, because the whole suffix is repeated in order.
 
-use crate::catalog::Catalog;
-use crate::error::{OpenError, SegmentError};
-use crate::options::{Options, Policy};
-use crate::patches::Patches;
+use crate::api::options::Options;
+use crate::api::shared::{Live, Parts};
+use crate::policy::redo::prepared::{self, PreparedTable};
+use crate::policy::redo::stage::Stage;
 use crate::policy::undo;
-use crate::prepared::{self, PreparedTable};
-use crate::segment::{self, SegmentState};
-use crate::store::{Live, Parts};
-use crate::transaction::Class;
+use crate::storage::catalog::Catalog;
+use crate::storage::class::Class;
+use crate::storage::error::{OpenError, SegmentError};
+use crate::storage::kind::Policy;
+use crate::storage::patches::Patches;
+use crate::storage::segment::{self, SegmentState};
 use caliburn_log::SegmentId;
 use caliburn_log::format::{BLOCK, Defect, LOG_DATA, Lsn, STATUS_AT, Status};
 use caliburn_log::image::{Damage, Image};
 use caliburn_log::leftovers::{self, Leftovers, StageError};
 use caliburn_log::log::{self, Log, MediaError};
 use caliburn_log::record::{self, FRAME, Kind, Place, Range, Ranges, Record};
-use caliburn_log::stage::{self, Stage};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::host::{Lock, LockError};
 use caliburn_os::medium::{Media, Medium};
@@ -323,7 +324,8 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     }
     // 6
     let shown = leftovers.shown.filter(|shown| shown.before >= log.head());
-    let bytes = options.stage_bytes.min(options.tuning.budget(&parts.limits) / 8).max(stage::STAGE_BYTES_MIN);
+    let bytes =
+        options.stage_bytes.min(options.tuning.budget(&parts.limits) / 8).max(leftovers::STAGE_BYTES_MIN);
     let stage =
         Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended(), shown)?;
     // What the segments show is not forced, and their sums may lack it: the head must not pass it without an epoch.

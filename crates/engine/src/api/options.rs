@@ -1,32 +1,17 @@
 //! How a store is created and opened (RVM's options and `set_options`).
 
-use crate::check::Report;
-use crate::error::OpenError;
-use crate::guard::Guard;
-use crate::store::Store;
-use crate::transaction::Class;
+use crate::api::store::Store;
+use crate::inspect::check::Report;
+use crate::storage::class::Class;
+use crate::storage::error::OpenError;
+use crate::storage::kind::Policy;
+use crate::storage::tuning::Tuning;
+use crate::tracking::guard::Guard;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
-use caliburn_log::stage::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
+use caliburn_log::leftovers::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::{Files, Media, Medium, Memory};
-use caliburn_os::memory::Limits;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How a store's changes are undone and redone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Policy {
-    /// New values go to a log, and from there to the segments (RVM): survives what the log's medium does,
-    /// a power cut as well. The default.
-    Redo,
-    /// The segments are the store: they are mapped shared, and old values are kept in memory of the same kind until
-    /// the commit (Vista). No log, no truncation, no copy but one; survives what that memory does. On files
-    /// that is the death of the process; a store in use when the system goes down is lost. On persistent memory, a file
-    /// system mounted with `-o dax`, it is a power cut, and every commit is in [`Class::Power`]; on a region that
-    /// `memmap=` reserves, a warm start, [`Class::Os`]. [`Store::reach`] tells.
-    Undo,
-}
 
 /// How a store is created and opened. Like [`std::fs::OpenOptions`]: set, then [`Options::open`].
 #[derive(Debug, Clone)]
@@ -48,60 +33,6 @@ pub struct Options {
     pub(crate) verify: bool,
     pub(crate) declared_only: bool,
     pub(crate) tuning: Tuning,
-}
-
-/// What can be changed while a store is open: [`Store::set_options`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tuning {
-    /// Truncation begins when this share of the log is in use, in percent. Default 50.
-    pub truncate_percent: u8,
-    /// A lazy commit is forced within this time. Default 100 ms.
-    pub flush_interval: Duration,
-    /// Bytes of private copies of pages that may be kept; beyond it pages are truncated and given back,
-    /// and committers are slowed. `None`, the default: a third of what the process may use.
-    pub memory_budget: Option<u64>,
-    /// Whether superseded bytes of lazy commits are dropped (inter-transaction optimisation). Default yes.
-    pub merge_lazy: bool,
-}
-
-/// The least memory budget.
-pub(crate) const MEMORY_BUDGET_MIN: u64 = 1 << 20;
-
-impl Default for Tuning {
-    fn default() -> Tuning {
-        Tuning {
-            truncate_percent: 50,
-            flush_interval: Duration::from_millis(100),
-            memory_budget: None,
-            merge_lazy: true,
-        }
-    }
-}
-
-impl Tuning {
-    /// Bytes of private pages that may be kept.
-    pub(crate) fn budget(&self, limits: &Limits) -> u64 {
-        self.memory_budget.unwrap_or(limits.bytes() / 3).max(MEMORY_BUDGET_MIN)
-    }
-
-    pub(crate) fn check(&self) -> Result<(), OpenError> {
-        let bad = |name, value, why: &str| Err(OpenError::Option { name, value, why: why.into() });
-        if !(1..=90).contains(&self.truncate_percent) {
-            return bad("truncate_percent", self.truncate_percent.into(), "must be 1 to 90");
-        }
-        if self.flush_interval.is_zero() {
-            return bad("flush_interval", 0, "must be longer than nothing; use Class::Power for no delay");
-        }
-        if self.flush_interval > Duration::from_secs(86_400) {
-            return bad("flush_interval", self.flush_interval.as_secs(), "must be at most a day (86400 s)");
-        }
-        match self.memory_budget {
-            Some(bytes) if bytes < MEMORY_BUDGET_MIN => {
-                bad("memory_budget", bytes, &format!("must be at least {MEMORY_BUDGET_MIN}"))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 impl Default for Options {
@@ -262,7 +193,7 @@ impl Options {
     /// # Errors
     /// As [`check()`](crate::check()).
     pub fn check(&self, path: impl AsRef<Path>) -> Result<Report, OpenError> {
-        crate::check::check_on(&*self.media, path.as_ref())
+        crate::inspect::check::check_on(&*self.media, path.as_ref())
     }
 
     /// The memory that a medium maps, as far as the system knows or the program says.

@@ -3,10 +3,10 @@
 //! Reads a store without locking it, also while a program is using it, and sees what is in the log. What
 //! was truncated is gone until it is overwritten: [`History::all`] finds it too.
 
-use crate::catalog::Catalog;
-use crate::error::OpenError;
-use crate::options::Policy;
-use crate::recovery;
+use crate::api::recovery;
+use crate::storage::catalog::Catalog;
+use crate::storage::error::OpenError;
+use crate::storage::kind::Policy;
 use caliburn_log::format::{ALIGN, LOG_DATA, Lsn, SegmentId};
 use caliburn_log::image::Image;
 use caliburn_log::leftovers;

@@ -1,7 +1,7 @@
 //! The catalog: which segments a store has, where they are, how long, and at which address the segment
 //! loader maps them. One small file, replaced atomically and durably at every change.
 
-use crate::options::Policy;
+use crate::storage::kind::Policy;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect};
 use caliburn_os::host::Id;

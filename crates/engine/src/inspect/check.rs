@@ -5,14 +5,14 @@
 //! 3. that each range lies within a segment of the catalog
 //! 4. the checksum of every 4 KiB of every segment, except where the live log is to write anyway
 
-use crate::catalog::Catalog;
-use crate::error::{OpenError, SegmentError};
-use crate::options::Policy;
-use crate::patches::Patches;
+use crate::api::recovery;
+use crate::policy::redo::prepared::{self, PreparedTable};
 use crate::policy::undo;
-use crate::prepared::{self, PreparedTable};
-use crate::recovery;
-use crate::segment::SegmentState;
+use crate::storage::catalog::Catalog;
+use crate::storage::error::{OpenError, SegmentError};
+use crate::storage::kind::Policy;
+use crate::storage::patches::Patches;
+use crate::storage::segment::SegmentState;
 use caliburn_log::format::{self, BLOCK, LOG_MAGIC, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::image::Image;
 use caliburn_log::leftovers::{Leftovers, StageError};

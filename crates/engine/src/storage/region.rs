@@ -7,10 +7,10 @@
 //! A page nobody has stored to shows the page cache of the segment's file and can be evicted; a page that
 //! was stored to is a private copy. Invariant: nothing but truncation writes to the segment.
 
-use crate::error::{MapError, RangeError};
-use crate::guard::RegionGuard;
-use crate::segment::SegmentState;
-use crate::store::Shared;
+use crate::api::shared::Shared;
+use crate::storage::error::{MapError, RangeError};
+use crate::storage::segment::SegmentState;
+use crate::tracking::guard::RegionGuard;
 use caliburn_log::SegmentId;
 use caliburn_os::map::Reservation;
 use caliburn_os::span;

@@ -12,13 +12,14 @@
 //!
 //! A transaction is spent by `commit` and `abort`: using it afterwards does not compile.
 
-use crate::error::{BranchError, CommitError, RangeError, SavepointError};
-use crate::region::{Region, RegionState};
-use crate::store::Shared;
-use crate::ticket::Ticket;
+use crate::api::shared::Shared;
+use crate::api::ticket::Ticket;
+use crate::policy::dispatch::{declare_cold, undo_all};
+use crate::storage::class::Class;
+use crate::storage::error::{BranchError, CommitError, RangeError, SavepointError};
+use crate::storage::region::{Region, RegionState};
 use crate::write_set::{Position, WriteSet};
 use caliburn_log::SegmentId;
-use caliburn_os::persist::Survives;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
 use std::ops::Range;
@@ -32,39 +33,6 @@ pub enum Mode {
     Restore = 1,
     /// No old values are kept: faster, and the program promises to commit.
     NoRestore = 0,
-}
-
-/// What a commit survives, weakest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Class {
-    /// The process may be killed. No system call. The commit is lazy towards the rest: it survives a
-    /// power cut after the flush interval, or the next [`Store::flush`](crate::Store::flush).
-    Process,
-    /// The kernel may crash. On file and disk media only a force gives that, so it is like `Power`.
-    Os,
-    /// The power may fail: the commit waits until the log is forced, together with whoever else waits.
-    Power,
-}
-
-impl From<Survives> for Class {
-    fn from(survives: Survives) -> Class {
-        match survives {
-            Survives::Process => Class::Process,
-            Survives::Os => Class::Os,
-            Survives::Power => Class::Power,
-        }
-    }
-}
-
-impl From<Class> for Survives {
-    fn from(class: Class) -> Survives {
-        match class {
-            Class::Process => Survives::Process,
-            Class::Os => Survives::Os,
-            Class::Power => Survives::Power,
-        }
-    }
 }
 
 /// The identity of a transaction within one opening of a store.
@@ -468,141 +436,10 @@ impl std::ops::DerefMut for Branch<'_> {
     }
 }
 
-/// Declares a range where more is to be done than to save it.
-#[cold]
-#[inline(never)]
-pub(crate) fn declare_cold(
-    store: &Shared,
-    set: &WriteSet<'_>,
-    region: &RegionState,
-    offset: usize,
-    len: usize,
-) -> Result<(), RangeError> {
-    if set.has_declared(region, offset, len) {
-        store.reserve.step_aside(set, region, offset, len, store.page_size);
-        return Ok(());
-    }
-    store.open_pages(set, region, offset, len)?;
-    match &store.undo {
-        Some(undo) => undo.save(set, region, offset, len, store.slots.sees_each()),
-        None => store.save_redo(set, region, offset, len),
-    }
-}
-
-impl Shared {
-    /// Ends a transaction, of which nothing is to be undone any more.
-    pub(crate) fn end(&self, set: WriteSet<'_>) {
-        // Until it has ended, the verifier must not compare.
-        let mut shadows = self.verifier.as_ref().map(|verifier| verifier.lock());
-        if let Some(shadows) = &mut shadows {
-            self.accept(shadows, &set);
-        }
-        match &self.undo {
-            Some(undo) => undo.empty(&set, &self.table),
-            None => self.clear_redo(&set),
-        }
-        set.end_branch();
-        set.release();
-    }
-
-    /// Puts the old values behind a position back into memory.
-    pub(crate) fn restore(&self, set: &WriteSet<'_>, from: Position) {
-        let _permit = self.permit();
-        match &self.undo {
-            Some(undo) => undo.restore(set, &self.table, from, |segment, offset, bytes| {
-                // Unmapped meanwhile, which whoever declared by address had promised not to do.
-                let state = self.segment_state(segment).expect("a declared range is in a segment");
-                drop(state.write_part(offset, bytes).map_err(|e| self.fail(e)));
-            }),
-            None => self.restore_redo(set, from),
-        }
-    }
-
-    fn begin_branch<'t>(&self, set: &WriteSet<'t>, branch: &WriteSet<'t>) -> Result<(), BranchError> {
-        set.begin_branch(branch);
-        match &self.undo {
-            Some(undo) => Ok(undo.begin_branch(set, branch)?),
-            None => Ok(()),
-        }
-    }
-
-    fn adopt(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
-        assert!(branch.is_branch_of(set), "it is a branch of another transaction");
-        match &self.undo {
-            Some(undo) => undo.adopt(set, branch)?,
-            None => self.adopt_redo(set, branch)?,
-        }
-        if !planted("guard-not-taken-over") {
-            set.take_opened(branch);
-        }
-        Ok(())
-    }
-
-    fn roll_back(&self, set: &WriteSet<'_>, serial: u64, to: Position) {
-        self.restore(set, to);
-        if self.undo.is_none() {
-            self.note_aborted(set, to);
-        }
-        match &self.undo {
-            _ if planted("rolled-back-unshortened") => {}
-            Some(undo) => undo.roll_back(set, to),
-            None => set.shorten(to),
-        }
-        set.rolled_back(serial);
-    }
-
-    /// Whether a commit can survive what it is to survive.
-    #[inline]
-    pub(crate) fn reaches(&self, wanted: Class) -> Result<(), CommitError> {
-        match wanted > self.reach {
-            true => Err(CommitError::Class { wanted, reach: self.reach }),
-            false => Ok(()),
-        }
-    }
-}
-
 impl Drop for Transaction<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: what is dropped is not used again.
         undo_all(self.store, unsafe { ptr::read(&self.set) });
     }
-}
-
-/// Ends a transaction with nothing changed.
-#[cold]
-#[inline(never)]
-fn undo_all(store: &Shared, set: WriteSet<'_>) {
-    if std::thread::panicking() && set.has_branches() {
-        // They may still be storing: nobody can tell any more what is to be restored.
-        tracing::error!(
-            "a transaction was dropped in a panic with open branches: it stays as it is until the store is opened again"
-        );
-        set.suspend();
-        return;
-    }
-    set.check_branches();
-    if !set.keeps_old() && !set.is_empty() && !store.declared_only && store.failure().is_ok() {
-        // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
-        // good, so that no truncation writes those pages from memory; reopening the store clears it.
-        tracing::error!(
-            "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
-        );
-        set.suspend();
-        return;
-    }
-    let skip = (store.undo.is_some() && planted("undo-not-restored"))
-        || (store.undo.is_none() && planted("abort-without-undo"));
-    if set.keeps_old() && !skip {
-        store.restore(&set, Position::default());
-    }
-    if store.undo.is_none() {
-        store.note_aborted(&set, Position::default());
-    }
-    if set.is_branch() {
-        set.counters().branches.add(1);
-    } else {
-        set.counters().aborted.add(1);
-    }
-    store.end(set);
 }

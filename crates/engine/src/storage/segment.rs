@@ -1,12 +1,12 @@
 //! Segments: named backing storage of recoverable data.
 
-use crate::catalog::{Catalog, Entry};
-use crate::error::{MapError, SegmentError};
-use crate::mapping::At;
-use crate::options::Policy;
-use crate::region::Region;
-use crate::store::Shared;
-use crate::sums::Sums;
+use crate::api::mapping::At;
+use crate::api::shared::Shared;
+use crate::storage::catalog::{Catalog, Entry};
+use crate::storage::error::{MapError, SegmentError};
+use crate::storage::kind::Policy;
+use crate::storage::region::Region;
+use crate::storage::sums::Sums;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM_UNIT, SegmentHeader};
 use caliburn_log::log::{Forcing, MediaError};

@@ -1,0 +1,167 @@
+//! The fuzzy checkpoint: after the death of a process only what the log has behind it is replayed.
+//!
+//! Every so often pages are written to their segments without being forced (steps 1 to 5 of
+//! [`truncation`](super::truncation)), so that the segments, as the page cache has them, come to show what the log has.
+//! The stage says up to where they do. While segments are being forced nothing is vouched for: of a page that was lost
+//! on its way to the medium the system tells whoever forces, once.
+
+use super::truncation::Unforced;
+use crate::api::shared::Shared;
+use crate::storage::error::Failure;
+use crate::storage::segment;
+use caliburn_log::format::Lsn;
+use caliburn_log::leftovers::Shown;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::Ordering;
+
+impl Shared {
+    /// Shows all of the log: nothing was appended for a while.
+    pub(super) fn checkpoint_rest(&self) -> Result<(), Failure> {
+        self.checkpoint_beyond(&mut self.lock_truncation(), 0)
+    }
+
+    /// Shows the log, if the segments may not show more than so many bytes of it, and somebody could rely on it.
+    pub(super) fn checkpoint_beyond(&self, unforced: &mut Unforced, most: u64) -> Result<(), Failure> {
+        if self.bytes_since_checkpoint() <= most {
+            return Ok(());
+        }
+        let appended = self.live().log.appended();
+        self.truncation.shown.store(appended.0, Ordering::Relaxed);
+        if self.caches().is_some() {
+            self.write_pages(unforced, appended, &|_| true)?;
+            self.show();
+        }
+        Ok(())
+    }
+
+    /// How much of the log the segments may not show yet, for all that the page queue says.
+    pub(crate) fn bytes_since_checkpoint(&self) -> u64 {
+        if self.declared_only {
+            return 0;
+        }
+        self.live().log.appended().0.saturating_sub(self.truncation.shown.load(Ordering::Relaxed))
+    }
+
+    /// Forces a segment outside of truncation.
+    pub(crate) fn force_aside<E>(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let Some(live) = &self.live else { return force() };
+        let _truncation = self.lock_truncation();
+        if !planted("shown-while-growing") {
+            live.stage.show(None);
+        }
+        force()?;
+        self.show();
+        Ok(())
+    }
+
+    /// The first record that the segments may not show: the log found at opening not at all.
+    pub(super) fn redo_lsn(&self) -> Option<Lsn> {
+        if self.pending.read().expect("no panic under this lock").is_some() {
+            return None;
+        }
+        // In this order: a transaction that prepares is in the table before its record is marked, and its record is
+        // marked before it is forced; one that is decided leaves the table when its changes are marked.
+        let forced = self.live().log.forced();
+        let oldest = self.lock_pages().oldest();
+        let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
+        Some(forced.min(oldest).min(prepared))
+    }
+
+    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue
+    /// and not written.
+    pub(super) fn show(&self) {
+        if self.failure().is_err() {
+            return;
+        }
+        let Some(before) = self.redo_lsn() else { return };
+        let before = if planted("all-shown") { self.live().log.forced() } else { before };
+        self.live().stage.show(self.caches().map(|caches| Shown { before, caches }));
+    }
+
+    /// A digest of the page caches that the segments lie in, which are watched from now on.
+    pub(super) fn caches(&self) -> Option<u64> {
+        let segments = self.segments.read().expect("no panic under this lock");
+        segments.iter().for_each(|segment| segment.medium.watch());
+        segment::caches(&segments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Class, Mode, Store};
+    use caliburn_log::leftovers::Leftovers;
+    use caliburn_os::medium::{Files, Media};
+    use std::time::Duration;
+
+    /// What a process that finds the store now would be told of what the segments show.
+    fn told(store: &Store) -> Option<Shown> {
+        let stage = Files.open(&store.path().join("stage"), false).unwrap();
+        Leftovers::read(&*stage, &store.shared.id, &Files.boot_id().unwrap()).unwrap().shown
+    }
+
+    #[test]
+    fn what_was_committed_is_shown_up_to_what_is_still_declared() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = Store::options();
+        let store =
+            options.create(true).log_bytes(1 << 20).background(false).open(dir.path().join("s")).unwrap();
+        let segment = store.create_segment("data", 1 << 20).unwrap();
+        let region = segment.map_all().unwrap();
+        segment.state.medium.watch();
+        if segment.state.medium.cache().is_none() {
+            eprintln!("not tested: of this file system nothing can be told after a process is gone");
+            return;
+        }
+        let commit = |at: usize| {
+            let mut tx = store.begin(Mode::Restore).unwrap();
+            tx.write(&region, at, &[7; 3000]).unwrap();
+            tx.commit(Class::Process).unwrap();
+        };
+        // The log begins at 0, which says that nothing is known.
+        commit(8192);
+        store.tend_flush(false).unwrap();
+        commit(0);
+        let mut open = store.begin(Mode::Restore).unwrap();
+        open.write(&region, 0, &[8; 8]).unwrap();
+        store.tend_flush(false).unwrap();
+        let first = store.shared.live().log.appended();
+        (1..40).for_each(|page| commit(page * 8192));
+        store.tend_flush(false).unwrap();
+        store.tend_truncation().unwrap();
+        let log = &store.shared.live().log;
+        assert!(log.used() > 100_000 && log.head() < first, "the head has moved");
+        let shown = told(&store).expect("more than a sixteenth of the log was not shown");
+        assert!(shown.before < first, "a declared page is said to be shown");
+        open.abort();
+        (40..70).for_each(|page| commit(page * 8192));
+        store.tend_flush(false).unwrap();
+        store.tend_truncation().unwrap();
+        assert_eq!(told(&store).unwrap().before, log.appended());
+        assert!(log.head() < first, "the head has moved");
+    }
+
+    #[test]
+    fn all_is_shown_when_nothing_more_is_committed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+        let segment = store.create_segment("data", 1 << 20).unwrap();
+        let region = segment.map_all().unwrap();
+        segment.state.medium.watch();
+        if segment.state.medium.cache().is_none() {
+            eprintln!("not tested: of this file system nothing can be told after a process is gone");
+            return;
+        }
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 0, &[7; 3000]).unwrap();
+        tx.commit(Class::Power).unwrap();
+        let log = &store.shared.live().log;
+        assert!(log.used() < store.shared.checkpoint_every_bytes(), "it would be shown anyway");
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while told(&store).is_none_or(|shown| shown.before < log.appended()) {
+            assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.appended());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(log.used() > 0, "the log was truncated, which is not the same");
+    }
+}

@@ -1,0 +1,143 @@
+//! The memory budget: private pages are given back to the system, and transactions wait while there are too many.
+//!
+//! A page whose segment has the same bytes, and that nobody has declared, can be dropped: the next access shows the
+//! segment again.
+
+use super::pages::PageId;
+use super::truncation::{Outcome, Unforced};
+use crate::api::shared::{Shared, gate};
+use crate::storage::error::Failure;
+use crate::storage::region::RegionState;
+use crate::write_set::RESERVED;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::Ordering;
+use caliburn_os::{map, span};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Shared {
+    /// Called with the number of private pages whenever it may have grown.
+    pub(crate) fn regard_memory(&self, private: u64) {
+        let bytes = private * self.page_size as u64;
+        let budget = self.memory_budget();
+        if bytes > budget {
+            self.gate.fetch_or(gate::PRESSED, Ordering::SeqCst);
+        }
+        if bytes > budget / 4 * 3 {
+            self.wake_truncation();
+        }
+    }
+
+    /// Waits while truncation gives pages back.
+    pub(crate) fn wait_memory(&self) {
+        loop {
+            let seen = self.truncation.relief.count();
+            let gate = self.gate.load(Ordering::SeqCst);
+            if gate & gate::PRESSED == 0 || gate & (gate::FAILED | gate::CLOSED) != 0 {
+                return;
+            }
+            if self.alone() {
+                // A failure is remembered by the store.
+                let _ = self.truncate_as_needed();
+                continue;
+            }
+            self.wake_truncation();
+            self.truncation.relief.wait(seen, Some(Duration::from_millis(100)));
+        }
+    }
+
+    /// Gives private pages back until half of the budget is free, or all if the system is short.
+    pub(super) fn relieve(&self, unforced: &mut Unforced) -> Result<(), Failure> {
+        let page = self.page_size as u64;
+        let budget = self.memory_budget();
+        let private = {
+            let mut pages = self.lock_pages();
+            self.note_private(&mut pages);
+            pages.private() * page
+        };
+        let pressed = self.gate.load(Ordering::SeqCst) & gate::PRESSED != 0;
+        let short = private > 0 && self.limits.short();
+        if private > budget / 4 * 3 || pressed || short {
+            let target = if short { 0 } else { budget / 2 };
+            // What is given back must not be lost on its way to the medium.
+            self.force_segments(unforced)?;
+            self.move_head()?;
+            self.drop_clean(target)?;
+            if self.lock_pages().private() * page > target {
+                let goal = self.live().log.appended();
+                if self.incremental(unforced, goal, &|_| true)? == Outcome::Starved {
+                    self.epoch(unforced)?;
+                }
+                self.drop_clean(target)?;
+            }
+            // Either there is room again, or what is left belongs to transactions that must end first.
+            self.gate.fetch_and(!gate::PRESSED, Ordering::SeqCst);
+        }
+        self.truncation.relief.signal();
+        Ok(())
+    }
+
+    /// Drops clean private pages until at most `target` bytes are private, or a whole batch resists.
+    pub(super) fn drop_clean(&self, target: u64) -> Result<(), Failure> {
+        let page = self.page_size;
+        loop {
+            let mut pages = self.lock_pages();
+            if pages.private() * page as u64 <= target {
+                return Ok(());
+            }
+            let batch = pages.take_clean(RESERVED);
+            drop(pages);
+            if batch.is_empty() || self.drop_batch(&batch)? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives back those pages of a batch that equal their segment and that nobody has declared.
+    pub(super) fn drop_batch(&self, batch: &[PageId]) -> Result<usize, Failure> {
+        let page = self.page_size;
+        let mut mapped: Vec<(PageId, Arc<RegionState>, usize, Vec<u8>)> = Vec::with_capacity(batch.len());
+        let (mut gone, mut kept) = (Vec::new(), Vec::new());
+        for id in batch {
+            let offset = id.number * page as u64;
+            let Some(region) = self.region_of(id.segment, offset) else {
+                gone.push(*id);
+                continue;
+            };
+            if region.unread {
+                // Nothing shows the segment again.
+                kept.push(*id);
+                continue;
+            }
+            let mut content = vec![0; page.min(region.len() - (offset - region.start) as usize)];
+            region.segment.read(offset, &mut content).map_err(|e| self.fail(e))?;
+            let address = region.base + (offset - region.start) as usize;
+            mapped.push((*id, region, address, content));
+        }
+        mapped.sort_by_key(|(id, ..)| *id);
+        let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
+        self.reserve.reserve(&addresses);
+        let declared = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
+        for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
+            let at = region.pointer(*address);
+            // SAFETY: the page lies in a mapped region (as in `copy_pages`). It equals its segment, nobody
+            // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.
+            let dropped = !declared
+                && unsafe {
+                    (span::equals(at, content) || planted("page-dropped-unread"))
+                        && map::discard(at, page).is_ok()
+                };
+            if dropped { gone.push(*id) } else { kept.push(*id) }
+        }
+        self.reserve.release();
+        let mut pages = self.lock_pages();
+        for id in &gone {
+            pages.dropped(*id);
+        }
+        for id in &kept {
+            pages.cleaned(*id);
+        }
+        self.truncation.pages_dropped.fetch_add(gone.len() as u64, Ordering::Relaxed);
+        Ok(gone.len())
+    }
+}
