@@ -39,17 +39,23 @@ const ALL: [(&str, &str); 16] = [
 /// Runs everything, or only the commands that name a workload again; writes what they said, draws the page.
 pub fn measure_all(only: Option<&str>) -> Result<(), String> {
     if let Some(only) = only.filter(|only| !ALL.iter().any(|(_, line)| names(line, only))) {
-        return Err(format!("no workload is called {only}"));
+        let mut known: Vec<&str> = ALL.iter().filter_map(|(_, line)| line.split(' ').next()).collect();
+        known.dedup();
+        return Err(format!("no workload is called {only}; there are {}", known.join(", ")));
     }
     run("cargo build --release --quiet -p caliburn-bench")?;
-    rivals()?;
+    if ALL.iter().any(|(program, line)| *program == RIVALS && only.is_none_or(|only| names(line, only))) {
+        rivals()?;
+    }
     fs::create_dir_all(DIR).map_err(|e| format!("{DIR}: {e}"))?;
     // What commands left that were broken off.
     let left = fs::read_dir(DIR).map_err(|e| format!("{DIR}: {e}"))?.filter_map(Result::ok);
     left.filter(|entry| entry.path().is_dir()).for_each(|entry| _ = fs::remove_dir_all(entry.path()));
-    let kept = only
-        .map_or(Ok(String::new()), |_| fs::read_to_string(RESULTS))
-        .map_err(|e| format!("{RESULTS}: {e}"))?;
+    let kept = match (only, fs::read_to_string(RESULTS)) {
+        (Some(only), Err(_)) => return measure_alone(only),
+        (Some(_), Ok(kept)) => kept,
+        (None, _) => String::new(),
+    };
     let mut results = kept.lines().next().map_or_else(circumstances, str::to_owned) + "\n";
     for (program, line) in ALL {
         let again = only.is_none_or(|only| names(line, only));
@@ -61,6 +67,15 @@ pub fn measure_all(only: Option<&str>) -> Result<(), String> {
     }
     fs::write(RESULTS, &results).map_err(|e| format!("{RESULTS}: {e}"))?;
     page()
+}
+
+/// Runs the commands that name a workload, where there are no results of the others to draw a page with.
+fn measure_alone(only: &str) -> Result<(), String> {
+    for (program, line) in ALL.iter().filter(|(_, line)| names(line, only)) {
+        measure(program, line)?;
+    }
+    println!("--- {RESULTS} is not there: `cargo xtask bench` measures everything and draws the page");
+    Ok(())
 }
 
 /// Draws the page anew from what the last run wrote.
@@ -148,7 +163,7 @@ fn circumstances() -> String {
 }
 
 /// Every workload, small; their own checks count, the figures don't.
-pub fn smoke() -> Result<(), String> {
+pub fn smoke(with_rivals: bool) -> Result<(), String> {
     let dir = "target/bench-smoke";
     fs::create_dir_all(dir).map_err(|e| format!("{dir}: {e}"))?;
     let small = format!("--json --rounds 1 --seconds 0.05 --dir {dir}");
@@ -169,6 +184,9 @@ pub fn smoke() -> Result<(), String> {
         "sustained",
     ] {
         run(&format!("{OWN} {workload} {small} --log-mb 16 --stage-mb 4"))?;
+    }
+    if !with_rivals {
+        return Ok(());
     }
     rivals()?;
     run("cargo fmt --manifest-path bench/rivals/Cargo.toml --check")?;

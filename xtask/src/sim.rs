@@ -65,6 +65,34 @@ pub fn test() -> Result<(), String> {
     mutants(None)
 }
 
+/// Some of it.
+pub fn quick() -> Result<(), String> {
+    for line in [
+        "exhaustive --transactions 2 --later 1",
+        "exhaustive --transactions 2 --undo",
+        "torture --images 3000",
+    ] {
+        simulate(SIM, line)?;
+    }
+    simulate(SHUTTLE, "threads --schedules 500")
+}
+
+/// All of it, at sizes that take hours.
+pub fn soak() -> Result<(), String> {
+    test()?;
+    for line in [
+        "torture --images 1000000 --seed 2",
+        "torture --images 1000000 --seed 3 --undo",
+        "torture --images 1000000 --seed 4 --persistent",
+        "torture --images 300000 --seed 5 --adopted",
+    ] {
+        simulate(SIM, line)?;
+    }
+    simulate(SHUTTLE, "threads --schedules 200000")?;
+    simulate(SHUTTLE, "threads --schedules 100000 --heap")?;
+    simulate(SHUTTLE, "threads --schedules 200000 --group")
+}
+
 /// Long random workloads until so many crash images were recovered.
 pub fn torture(images: &str, seed: &str) -> Result<(), String> {
     simulate(SIM, &format!("torture --images {images} --seed {seed}"))
