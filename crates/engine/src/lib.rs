@@ -26,8 +26,8 @@ pub use api::transaction::{Branch, Mode, OldValue, Savepoint, Transaction, Trans
 pub use caliburn_log::SegmentId;
 pub use caliburn_log::format::Defect;
 pub use caliburn_log::image::Damage;
-pub use caliburn_log::leftovers::StageError;
 pub use caliburn_log::log::{LogError, MediaError};
+pub use caliburn_log::staged_tail::StageError;
 pub use caliburn_log::uncommitted::UndoError;
 pub use caliburn_os::medium;
 pub use inspect::check::{Problem, Report, check};

@@ -266,8 +266,8 @@ pub const STAGE_CURRENT: usize = 256;
 pub const STAGE_FRONTIERS: [usize; 2] = [264, 280];
 /// Offsets of two native words: the segments, as this boot's programs see them, show all of the log before the position
 /// in the first one (0: nothing is known), as long as they lie in the page caches of which the second is a digest.
-pub const STAGE_SHOWN: usize = 296;
-/// See [`STAGE_SHOWN`].
+pub const STAGE_CHECKPOINT: usize = 296;
+/// See [`STAGE_CHECKPOINT`].
 pub const STAGE_CACHES: usize = 304;
 /// Offset of a second copy of the boot's identity, in another sector: whatever a power cut leaves of a header, it
 /// takes both copies to say that the stage is of another boot.

@@ -7,8 +7,8 @@
 //! | [`record`] | one log record: encoded, decoded, read in either direction |
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
 //! | [`image`] | the live part of a log, read back and verified |
-//! | [`leftovers`] | what a killed process left in its stage |
-//! | [`twin`] | a small structure that changes durably |
+//! | [`staged_tail`] | what a killed process left in its stage |
+//! | [`status_pages`] | a small structure that changes durably |
 //! | [`uncommitted`] | undo logs as an opening finds them |
 //! | [`sealed`] | their ranges in persistent memory |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
@@ -18,13 +18,13 @@
 
 pub mod format;
 pub mod image;
-pub mod leftovers;
 pub mod log;
 pub mod merge;
 pub mod pagemap;
 pub mod record;
 pub mod sealed;
-pub mod twin;
+pub mod staged_tail;
+pub mod status_pages;
 pub mod uncommitted;
 
 pub use format::{Lsn, SegmentId};

@@ -13,7 +13,7 @@
 
 use crate::format::{BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, Status};
 use crate::image::Image;
-use crate::twin;
+use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -120,7 +120,7 @@ pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), Media
     let mut status = Status { capacity: capacity.into(), clean: 1.into(), ..Status::new_zeroed() };
     for generation in 0..2u64 {
         status.generation = generation.into();
-        twin::put(medium, status.as_bytes(), LOG_MAGIC, store)?;
+        status_pages::put(medium, status.as_bytes(), LOG_MAGIC, store)?;
     }
     medium.sync().map_err(|e| fail("force the log", 0, e))
 }
@@ -128,7 +128,7 @@ pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), Media
 /// Reads the status that counts. `store` is compared if known.
 pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, LogError> {
     let bad = |defect| LogError::Status { path: medium.path().to_owned(), defect };
-    let page = twin::read(medium, LOG_MAGIC, "log", store)?.map_err(bad)?;
+    let page = status_pages::read(medium, LOG_MAGIC, "log", store)?.map_err(bad)?;
     let (status, _) = Status::read_from_prefix(&page).expect("a page holds a status");
     let capacity = status.capacity.get();
     let needed = LOG_DATA + capacity;
@@ -314,7 +314,7 @@ impl Log {
     }
 
     fn put_status(&self, status: &Status) -> Result<u64, MediaError> {
-        twin::put(&*self.medium, status.as_bytes(), LOG_MAGIC, self.store)
+        status_pages::put(&*self.medium, status.as_bytes(), LOG_MAGIC, self.store)
     }
 
     fn sync(&self, action: &'static str, offset: u64) -> Result<(), MediaError> {

@@ -9,7 +9,7 @@ use crate::format::{
 use crate::log::MediaError;
 use crate::record::{Range, Ranges, push_range, well_formed};
 use crate::sealed::Seal;
-use crate::twin;
+use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -94,14 +94,14 @@ pub fn create(medium: &dyn Medium, store: Id, boot: Id) -> Result<(), MediaError
     };
     for generation in 0..2u64 {
         status.generation = generation.into();
-        twin::put(medium, status.as_bytes(), UNDO_MAGIC, store)?;
+        status_pages::put(medium, status.as_bytes(), UNDO_MAGIC, store)?;
     }
     medium.sync().map_err(|e| MediaError::new("force undo logs", medium, 0, e))
 }
 
 /// Reads the status of undo logs.
 pub fn read_status(medium: &dyn Medium, store: &Id) -> Result<UndoStatus, UndoError> {
-    let page = twin::read(medium, UNDO_MAGIC, "file of undo logs", Some(store))?;
+    let page = status_pages::read(medium, UNDO_MAGIC, "file of undo logs", Some(store))?;
     let page = page.map_err(|defect| UndoError::Bad { path: medium.path().to_owned(), offset: 0, defect })?;
     Ok(UndoStatus::read_from_prefix(&page).expect("a page holds a status").0)
 }

@@ -27,7 +27,7 @@ const LOADER_PLACES: usize = 1024;
 
 /// Where a region is to be.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum At {
+pub(crate) enum Placement {
     /// Wherever the system likes.
     Anywhere,
     /// At an address that is free.
@@ -48,7 +48,7 @@ impl Shared {
         self: &Arc<Self>,
         segment: &Arc<SegmentState>,
         range: Range<u64>,
-        at: At,
+        at: Placement,
     ) -> Result<Region, MapError> {
         self.failure()?;
         if self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
@@ -76,11 +76,13 @@ impl Shared {
         }
         let len = (end - start) as usize;
         let reservation = match at {
-            At::Anywhere => self.reserve_space(segment, len, end == segment.len(), (start, None))?,
-            At::Free(address) => {
+            Placement::Anywhere => self.reserve_space(segment, len, end == segment.len(), (start, None))?,
+            Placement::Free(address) => {
                 self.reserve_space(segment, len, end == segment.len(), (start, Some(address)))?
             }
-            At::Over(address) | At::Unread(address) => self.take_space(&regions, segment, address, len)?,
+            Placement::Over(address) | Placement::Unread(address) => {
+                self.take_space(&regions, segment, address, len)?
+            }
         };
         let region = Arc::new(RegionState {
             segment: segment.clone(),
@@ -89,7 +91,7 @@ impl Shared {
             base: reservation.base().as_ptr().expose_provenance(),
             len: AtomicUsize::new(0),
             reservation,
-            unread: matches!(at, At::Unread(_)),
+            unread: matches!(at, Placement::Unread(_)),
             guard: self.guard.map(RegionGuard::new),
         });
         self.map_part(&region, 0, len)?;
@@ -162,9 +164,9 @@ impl Shared {
             |source| MapError::Io { segment: region.segment.name.clone(), len: (to - from) as u64, source };
         let offset = region.segment.data + region.start + from as u64;
         let (medium, map) = (&region.segment.medium, &region.reservation);
-        let pending = self.pending.read().expect("no panic under this lock");
-        let patches = pending.as_ref().filter(|p| !p.is_empty() && !planted("pending-not-laid-over"));
-        let patches = patches.filter(|_| !region.unread);
+        let unapplied = self.unapplied.read().expect("no panic under this lock");
+        let unapplied = unapplied.as_ref().filter(|p| !p.is_empty() && !planted("pending-not-laid-over"));
+        let unapplied = unapplied.filter(|_| !region.unread);
         // SAFETY (both calls): this part of the reservation was never mapped, so nobody refers to it; segments never
         // shrink, and the store's lock keeps other programs of ours away from the file.
         if region.unread {
@@ -181,7 +183,7 @@ impl Shared {
             }
             simulated::mapped(medium.descriptor(), start, to - from, offset);
         } else {
-            let write = write || patches.is_some();
+            let write = write || unapplied.is_some();
             // SAFETY: see above.
             unsafe { map.map_private(from, to - from, medium.descriptor(), offset, write) }.map_err(fail)?;
         }
@@ -191,9 +193,9 @@ impl Shared {
             // SAFETY: the part was mapped above and is whole pages.
             unsafe { caliburn_os::map::advise_random(start, to - from) }.map_err(fail)?;
         }
-        if let Some(patches) = patches {
+        if let Some(unapplied) = unapplied {
             let (low, high) = (region.start + from as u64, region.start + to as u64);
-            for range in patches.ranges().filter(|r| r.segment == region.id) {
+            for range in unapplied.ranges().filter(|r| r.segment == region.id) {
                 let start = range.offset.max(low);
                 let end = (range.offset + range.bytes.len() as u64).min(high);
                 if start < end {
@@ -264,7 +266,7 @@ impl Shared {
             entry_of(&mut catalog, segment.id).address as usize
         };
         if remembered != 0 {
-            return self.map(segment, 0..segment.len(), At::Free(remembered));
+            return self.map(segment, 0..segment.len(), Placement::Free(remembered));
         }
         self.writable().map_err(MapError::Segment)?;
         let region = self.map_somewhere(segment)?;
@@ -282,12 +284,12 @@ impl Shared {
             u32::from_le_bytes(host::random_id().map_err(fail)?[..4].try_into().expect("four bytes"));
         for attempt in 0..16 {
             let place = (random as usize + attempt * 61) % LOADER_PLACES;
-            match self.map(segment, 0..segment.len(), At::Free(LOADER_BASE + place * LOADER_STEP)) {
+            match self.map(segment, 0..segment.len(), Placement::Free(LOADER_BASE + place * LOADER_STEP)) {
                 Err(MapError::AddressTaken { .. } | MapError::Io { .. }) => {}
                 other => return other,
             }
         }
-        self.map(segment, 0..segment.len(), At::Anywhere)
+        self.map(segment, 0..segment.len(), Placement::Anywhere)
     }
 
     /// Writes the region's changes to the segment and takes the region off the books. The memory goes
@@ -298,14 +300,14 @@ impl Shared {
         if !closed && self.undo.is_none() && !planted("unmapped-unwritten") {
             self.write_region(region)?;
         }
-        self.let_go(region, closed);
+        self.forget_region(region, closed);
         Ok(())
     }
 
     /// Lets a region of a failed store go, whose segment cannot be brought up to date: the log has what it lacks.
-    pub fn abandon(&self, region: &Arc<RegionState>) -> Result<(), MapError> {
+    pub fn forget_failed(&self, region: &Arc<RegionState>) -> Result<(), MapError> {
         self.undeclared(region)?;
-        self.let_go(region, true);
+        self.forget_region(region, true);
         Ok(())
     }
 
@@ -317,7 +319,7 @@ impl Shared {
         Ok(())
     }
 
-    fn let_go(&self, region: &Arc<RegionState>, closed: bool) {
+    fn forget_region(&self, region: &Arc<RegionState>, closed: bool) {
         {
             let mut regions = self.regions.write().expect("no panic under this lock");
             self.table.remove(region);
@@ -336,7 +338,7 @@ impl Shared {
 
     /// Leaves the memory of a region, which is off the books, to the program: writable, whatever guarded it, and
     /// touched by nobody else any more.
-    pub fn let_memory_go(&self, region: &RegionState) {
+    pub fn detach(&self, region: &RegionState) {
         // Whoever truncates may have found the region before it was taken off.
         drop(self.lock_truncation());
         if let Some(guard) = &region.guard {

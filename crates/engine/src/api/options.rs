@@ -8,7 +8,7 @@ use crate::storage::kind::Policy;
 use crate::storage::tuning::Tuning;
 use crate::tracking::guard::Guard;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
-use caliburn_log::leftovers::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
+use caliburn_log::staged_tail::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::{Files, Media, Medium, Memory};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

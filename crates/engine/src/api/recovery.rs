@@ -25,14 +25,14 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::kind::Policy;
-use crate::storage::patches::Patches;
+use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::{self, SegmentState};
 use caliburn_log::SegmentId;
 use caliburn_log::format::{BLOCK, Defect, LOG_DATA, Lsn, STATUS_AT, Status};
 use caliburn_log::image::{Damage, Image};
-use caliburn_log::leftovers::{self, Leftovers, StageError};
 use caliburn_log::log::{self, Log, MediaError};
 use caliburn_log::record::{self, FRAME, Kind, Place, Range, Ranges, Record};
+use caliburn_log::staged_tail::{self, StageError, StagedTail};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::host::{Lock, LockError};
 use caliburn_os::medium::{Media, Medium};
@@ -231,7 +231,7 @@ pub(crate) fn open_segments(
     for entry in &catalog.segments {
         match SegmentState::open(media, dir, catalog, entry, write) {
             Ok(segment) => segments.push(Arc::new(segment)),
-            Err(_) if entry.is_bare() => {}
+            Err(_) if entry.is_external() => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -267,7 +267,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     .map_err(OpenError::io("open stage", &stage_path))?;
     // Why a segment that the log names is not there.
     let missing = |id| {
-        let entry = catalog.segments.iter().find(|entry| entry.id == id && entry.is_bare())?;
+        let entry = catalog.segments.iter().find(|entry| entry.id == id && entry.is_external())?;
         SegmentState::open(media, dir, &catalog, entry, write).err()
     };
     let mut damage = None;
@@ -278,79 +278,89 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         damage.get_or_insert(error);
         Ok(())
     };
-    let mut leftovers = match Leftovers::read(&*stage_medium, &catalog.store, &boot) {
-        Err(error @ StageError::Bad { .. }) => salvage(error.into()).map(|()| Leftovers::default())?,
+    let mut staged_tail = match StagedTail::read(&*stage_medium, &catalog.store, &boot) {
+        Err(error @ StageError::Bad { .. }) => salvage(error.into()).map(|()| StagedTail::default())?,
         other => other?,
     };
     let trusting = write && !options.salvage && segments.len() == catalog.segments.len();
-    if !trusting || !still_shown(&*stage_medium, &status, &leftovers, &segments)? {
-        leftovers.shown = None;
+    if !trusting || !checkpoint_holds(&*stage_medium, &status, &staged_tail, &segments)? {
+        staged_tail.checkpoint = None;
     }
     // 2, 3
-    let mut found = read_log(&*medium, &status, leftovers.live(), &segments, &missing)?;
-    if let Err(error) = leftovers.not_older_than(found.image.forced()) {
+    let mut found = read_log(&*medium, &status, staged_tail.live(), &segments, &missing)?;
+    if let Err(error) = staged_tail.not_older_than(found.image.forced()) {
         salvage(error.into())?;
-        leftovers = Leftovers::default();
+        staged_tail = StagedTail::default();
         found = read_log(&*medium, &status, None, &segments, &missing)?;
     }
     let FoundLog { image, damage: lost, prepared } = found;
     lost.map_or(Ok(()), |lost| salvage(lost.into()))?;
     let unknown = |(_, body): &(u64, Vec<u8>)| first_unknown(Ranges::of(body), &segments).map(|r| r.segment);
-    if let Some(id) = leftovers.records.iter().find_map(unknown) {
+    if let Some(id) = staged_tail.records.iter().find_map(unknown) {
         let text = "a staged record names bytes that no segment has".into();
         let bad = StageError::Bad { path: stage_path.clone(), offset: 0, defect: Defect::Value(text) };
         salvage(missing(id).map_or(bad.into(), OpenError::Segment))?;
-        leftovers = Leftovers::default();
+        staged_tail = StagedTail::default();
     }
     let mut parts = Parts { prepared, damage, ..Parts::new(catalog, segments, lock, media.limits()) };
     let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
     parts.reach(dir, options, all.iter().map(|m| (m.path().to_owned(), forced(&**m))))?;
     if !write {
-        let mut patches = Patches::of(image);
+        let mut unapplied = RedoRanges::of(image);
         // With damage in between, what is later than the damage would be out of order.
-        for (_, body) in leftovers.records.iter().filter(|_| parts.damage.is_none()) {
-            let tail = patches.tail();
-            patches.push(body.clone(), tail);
+        for (_, body) in staged_tail.records.iter().filter(|_| parts.damage.is_none()) {
+            let tail = unapplied.tail();
+            unapplied.push(body.clone(), tail);
         }
-        parts.pending = Some(patches);
+        parts.unapplied = Some(unapplied);
         return Ok(parts);
     }
     // 4
     let log = Log::open(medium, parts.catalog.store, status, &image)?;
-    let mut patches = Patches::of(image);
+    let mut unapplied = RedoRanges::of(image);
     // 5
-    for (stamp, body) in leftovers.records.iter().skip(usize::from(planted("first-leftover-lost"))) {
-        append_leftover(&log, &*stage_medium, &mut parts, &mut patches, *stamp, body)?;
+    for (stamp, body) in staged_tail.records.iter().skip(usize::from(planted("first-leftover-lost"))) {
+        append_leftover(&log, &*stage_medium, &mut parts, &mut unapplied, *stamp, body)?;
     }
     // 6
-    let shown = leftovers.shown.filter(|shown| shown.before >= log.head());
+    let checkpoint = staged_tail.checkpoint.filter(|checkpoint| checkpoint.before >= log.head());
     let bytes =
-        options.stage_bytes.min(options.tuning.budget(&parts.limits) / 8).max(leftovers::STAGE_BYTES_MIN);
-    let stage =
-        Stage::open(&*stage_medium, parts.catalog.store, boot, bytes, leftovers.last, log.appended(), shown)?;
+        options.stage_bytes.min(options.tuning.budget(&parts.limits) / 8).max(staged_tail::STAGE_BYTES_MIN);
+    let stage = Stage::open(
+        &*stage_medium,
+        parts.catalog.store,
+        boot,
+        bytes,
+        staged_tail.last,
+        log.appended(),
+        checkpoint,
+    )?;
     // What the segments show is not forced, and their sums may lack it: the head must not pass it without an epoch.
-    let unforced = shown.is_some_and(|shown| shown.before > log.head()) && !planted("shown-taken-for-forced");
-    parts.pending = (unforced || !patches.is_empty()).then_some(patches);
+    let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head())
+        && !planted("shown-taken-for-forced");
+    parts.unapplied = (unforced || !unapplied.is_empty()).then_some(unapplied);
     parts.live = Some(Live { stage, log });
     Ok(parts)
 }
 
 /// Whether the segments show what the stage says: they lie in the page caches in which they lay then, and nothing was
 /// lost on its way from there. What the system says of that it says once; meanwhile the stage says nothing.
-fn still_shown(
+fn checkpoint_holds(
     stage: &dyn Medium,
     status: &Status,
-    leftovers: &Leftovers,
+    staged_tail: &StagedTail,
     segments: &[Arc<SegmentState>],
 ) -> Result<bool, MediaError> {
-    let (Some(shown), Some(end)) = (leftovers.shown, leftovers.appended) else { return Ok(false) };
-    let inside = (Lsn(status.head.get())..=end).contains(&shown.before);
-    if !inside || (segment::caches(segments) != Some(shown.caches) && !planted("caches-not-compared")) {
+    let (Some(checkpoint), Some(end)) = (staged_tail.checkpoint, staged_tail.appended) else {
+        return Ok(false);
+    };
+    let inside = (Lsn(status.head.get())..=end).contains(&checkpoint.before);
+    if !inside || (segment::caches(segments) != Some(checkpoint.caches) && !planted("caches-not-compared")) {
         return Ok(false);
     }
     // Before the system is asked: who is told may be killed.
     if !planted("answer-not-awaited") {
-        leftovers::forget_shown(stage)?;
+        staged_tail::forget_checkpoint(stage)?;
     }
     let lost = |segment: &&Arc<SegmentState>| segment.medium.written_back().is_err();
     // All are asked: what is not told now would be told to a later force.
@@ -414,21 +424,21 @@ fn append_leftover(
     log: &Log,
     stage: &dyn Medium,
     parts: &mut Parts,
-    patches: &mut Patches,
+    unapplied: &mut RedoRanges,
     stamp: u64,
     body: &[u8],
 ) -> Result<(), OpenError> {
     if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&parts.prepared) {
         let advance = || match planted("frontier-kept-for-room") {
             true => Ok(()),
-            false => leftovers::advance(stage, stamp, log.appended()),
+            false => staged_tail::advance(stage, stamp, log.appended()),
         };
         // Which a force that fails may tell nobody else.
-        leftovers::forget_shown(stage)?;
-        make_room(log, parts, patches, advance)?;
+        staged_tail::forget_checkpoint(stage)?;
+        make_room(log, parts, unapplied, advance)?;
     }
     append(log, Kind::Commit, &[], body)?;
-    patches.push(body.to_vec(), log.appended());
+    unapplied.push(body.to_vec(), log.appended());
     Ok(())
 }
 
@@ -446,18 +456,18 @@ fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, Medi
 fn make_room(
     log: &Log,
     parts: &mut Parts,
-    patches: &mut Patches,
+    unapplied: &mut RedoRanges,
     advance: impl Fn() -> Result<(), MediaError>,
 ) -> Result<(), OpenError> {
     log.force()?;
     advance()?;
     // Not what was laid over the segments alone: of what they show besides, the sums may be missing.
-    let all = Patches::of(Image::read(&**log.medium(), log.capacity(), log.head(), log.forced())?);
+    let all = RedoRanges::of(Image::read(&**log.medium(), log.capacity(), log.head(), log.forced())?);
     for segment in &parts.segments {
         all.apply(segment, caliburn_os::page_size(), |_| {})?;
         segment.sync()?;
     }
-    *patches = Patches::none(log.appended());
+    *unapplied = RedoRanges::none(log.appended());
     log.advance_head(prepared::oldest(&parts.prepared).min(log.appended()))?;
     if log.free() < prepared::bytes(&parts.prepared) {
         let text = "undecided transactions fill the log, which the reserve for them should have prevented";

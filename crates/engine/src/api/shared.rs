@@ -12,7 +12,7 @@ use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::class::Class;
 use crate::storage::error::{Failure, OpenError, SegmentError};
 use crate::storage::kind::Policy;
-use crate::storage::patches::Patches;
+use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::region::RegionState;
 use crate::storage::region_table::RegionTable;
 use crate::storage::segment::SegmentState;
@@ -96,7 +96,7 @@ pub(crate) struct Shared {
     pub catalog: Mutex<Catalog>,
     pub prepared: Mutex<PreparedTable>,
     /// Committed changes of the log found at opening that the segments may lack.
-    pub pending: RwLock<Option<Patches>>,
+    pub unapplied: RwLock<Option<RedoRanges>>,
     pub damage: Option<OpenError>,
     pub limits: Limits,
     pages: Mutex<Pages>,
@@ -116,7 +116,7 @@ pub(crate) struct Parts {
     pub segments: Vec<Arc<SegmentState>>,
     pub live: Option<Live>,
     pub undo: Option<UndoChunks>,
-    pub pending: Option<Patches>,
+    pub unapplied: Option<RedoRanges>,
     pub prepared: PreparedTable,
     pub damage: Option<OpenError>,
     /// The most that a commit can survive.
@@ -133,7 +133,7 @@ impl Parts {
             segments,
             live: None,
             undo: None,
-            pending: None,
+            unapplied: None,
             prepared: PreparedTable::new(),
             damage: None,
             reach: Class::Process,
@@ -205,7 +205,7 @@ impl Shared {
             segments: RwLock::new(parts.segments),
             catalog: Mutex::new(parts.catalog),
             prepared: Mutex::new(parts.prepared),
-            pending: RwLock::new(parts.pending),
+            unapplied: RwLock::new(parts.unapplied),
             damage: parts.damage,
             pages: Mutex::new(Pages::new(page_size, marked)),
             aborted: Mutex::default(),

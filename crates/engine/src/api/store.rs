@@ -170,10 +170,10 @@ impl Store {
         }
         let mut catalog = shared.catalog.lock().expect("no panic under this lock");
         shared.writable()?;
-        let known = catalog.segments.iter().find(|e| e.is_bare() && e.path == path).cloned();
+        let known = catalog.segments.iter().find(|e| e.is_external() && e.path == path).cloned();
         let open = known.as_ref().and_then(|entry| shared.segment_state(entry.id));
         if let Some(state) = open {
-            let len = state.bare_len()?;
+            let len = state.external_len()?;
             if len > state.len() {
                 // What the catalog says of the file must outlive what the file was told.
                 if !planted("adopted-growth-not-forced") {
@@ -184,7 +184,7 @@ impl Store {
             }
             return Ok(Segment { state, store: shared.clone() });
         }
-        let mut entry = known.unwrap_or_else(|| Entry::bare(catalog.next, path));
+        let mut entry = known.unwrap_or_else(|| Entry::external(catalog.next, path));
         while catalog.segments.iter().any(|e| e.name == entry.name && e.id != entry.id) {
             entry.name.push('_');
         }

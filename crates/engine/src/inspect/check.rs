@@ -11,12 +11,12 @@ use crate::policy::undo;
 use crate::storage::catalog::Catalog;
 use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::kind::Policy;
-use crate::storage::patches::Patches;
+use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::SegmentState;
 use caliburn_log::format::{self, BLOCK, LOG_MAGIC, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::image::Image;
-use caliburn_log::leftovers::{Leftovers, StageError};
 use caliburn_log::log;
+use caliburn_log::staged_tail::{StageError, StagedTail};
 use caliburn_log::uncommitted::UndoError;
 use caliburn_os::medium::{Files, Media};
 use std::collections::BTreeSet;
@@ -99,7 +99,7 @@ pub(crate) fn check_on(media: &dyn Media, dir: &Path) -> Result<Report, OpenErro
         match SegmentState::open(media, dir, &catalog, entry, false) {
             Ok(segment) => segments.push(Arc::new(segment)),
             // Damage only if the log names it, which is found there.
-            Err(error) if entry.is_bare() => report.notes.push(error.to_string()),
+            Err(error) if entry.is_external() => report.notes.push(error.to_string()),
             Err(SegmentError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
             Err(error) => report.problem(&Catalog::resolve(dir, &entry.path), 0, error),
         }
@@ -109,9 +109,9 @@ pub(crate) fn check_on(media: &dyn Media, dir: &Path) -> Result<Report, OpenErro
         check_undo(media, dir, &catalog, &segments, &mut report)?;
         return Ok(report);
     }
-    if let Some(patches) = check_log(media, dir, &catalog, &segments, &mut report)? {
+    if let Some(unapplied) = check_log(media, dir, &catalog, &segments, &mut report)? {
         for segment in &segments {
-            check_sums(segment, &patches, &mut report)?;
+            check_sums(segment, &unapplied, &mut report)?;
         }
     }
     Ok(report)
@@ -151,7 +151,7 @@ fn check_log(
     catalog: &Catalog,
     segments: &[Arc<SegmentState>],
     report: &mut Report,
-) -> Result<Option<Patches>, OpenError> {
+) -> Result<Option<RedoRanges>, OpenError> {
     let path = Catalog::resolve(dir, &catalog.log_path);
     let medium = match media.open(&path, false) {
         Ok(medium) => medium,
@@ -192,7 +192,7 @@ fn check_log(
     if let Some(Err(error)) = stage.map(|left| left.not_older_than(image.forced())) {
         report.stage_problem(&dir.join(recovery::STAGE), error);
     }
-    let patches = Patches::of(image);
+    let unapplied = RedoRanges::of(image);
     for (offset, text) in stray {
         report.problem(&path, offset, text);
     }
@@ -200,7 +200,7 @@ fn check_log(
         report.problem(&path, damage.offset, &damage);
     }
     report.prepared = prepared.len() as u64;
-    Ok(Some(patches))
+    Ok(Some(unapplied))
 }
 
 /// Verifies the stage; what it holds, if it can be read.
@@ -209,7 +209,7 @@ fn check_stage(
     dir: &Path,
     catalog: &Catalog,
     report: &mut Report,
-) -> Result<Option<Leftovers>, OpenError> {
+) -> Result<Option<StagedTail>, OpenError> {
     let path = dir.join(recovery::STAGE);
     let medium = match media.open(&path, false) {
         Ok(medium) => medium,
@@ -219,7 +219,7 @@ fn check_stage(
         }
     };
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    match Leftovers::read(&*medium, &catalog.store, &boot) {
+    match StagedTail::read(&*medium, &catalog.store, &boot) {
         Ok(left) => {
             if !left.records.is_empty() {
                 report.notes.push(format!(
@@ -234,11 +234,11 @@ fn check_stage(
     Ok(None)
 }
 
-fn check_sums(segment: &SegmentState, patches: &Patches, report: &mut Report) -> Result<(), OpenError> {
+fn check_sums(segment: &SegmentState, unapplied: &RedoRanges, report: &mut Report) -> Result<(), OpenError> {
     // Truncation writes whole pages of the machine it runs on.
     let page = (caliburn_os::page_size() / SUM_UNIT) as u64;
     let mut excused = BTreeSet::new();
-    for range in patches.ranges().filter(|r| r.segment == segment.id) {
+    for range in unapplied.ranges().filter(|r| r.segment == segment.id) {
         let last = (range.offset + range.bytes.len().max(1) as u64 - 1) / SUM_UNIT as u64;
         excused.extend(range.offset / SUM_UNIT as u64 / page..=last / page);
     }

@@ -104,7 +104,7 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
 fn reach(dir: &Path, catalog: &Catalog) -> Result<Class, OpenError> {
     let log = if catalog.policy == Policy::Undo { Path::new(recovery::UNDO) } else { &catalog.log_path };
     // A file that was adopted may be gone: it weighs when it is there.
-    let there = |entry: &&Entry| !entry.is_bare() || entry.path.exists();
+    let there = |entry: &&Entry| !entry.is_external() || entry.path.exists();
     let paths = catalog.segments.iter().filter(there).map(|entry| &*entry.path).chain([log]);
     let of = |path: &Path| -> Result<Class, OpenError> {
         let path = Catalog::resolve(dir, path);

@@ -34,7 +34,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// Of a file that is nothing but data, named after it. Its length is not known yet.
-    pub fn bare(id: u32, path: PathBuf) -> Entry {
+    pub fn external(id: u32, path: PathBuf) -> Entry {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         let name: String = file.chars().filter(|c| good(*c)).take(200).collect();
@@ -43,7 +43,7 @@ impl Entry {
     }
 
     /// Whether its file is nothing but data: taken over as it was, by [`Store::adopt_segment`](crate::Store::adopt_segment).
-    pub fn is_bare(&self) -> bool {
+    pub fn is_external(&self) -> bool {
         self.data == 0
     }
 }

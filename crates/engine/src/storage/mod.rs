@@ -4,7 +4,7 @@ pub(crate) mod catalog;
 pub(crate) mod class;
 pub(crate) mod error;
 pub(crate) mod kind;
-pub(crate) mod patches;
+pub(crate) mod redo_ranges;
 pub(crate) mod region;
 pub(crate) mod region_table;
 pub(crate) mod segment;

@@ -203,13 +203,13 @@ impl Region {
         }
         let done = self.store.unmap(&self.state).or_else(|error| match self.store.failure() {
             // The log has what the segment lacks.
-            Err(_) => self.store.abandon(&self.state),
+            Err(_) => self.store.forget_failed(&self.state),
             Ok(()) => Err(error),
         });
         match done {
             Ok(()) => {
                 self.mapped = false;
-                self.store.let_memory_go(&self.state);
+                self.store.detach(&self.state);
                 Ok(self.as_ptr())
             }
             Err(cause) => Err(UnmapError { region: self, cause }),
@@ -228,7 +228,7 @@ impl Drop for Region {
             return;
         }
         let done = self.store.unmap(&self.state).or_else(|error| match self.store.failure() {
-            Err(_) => self.store.abandon(&self.state),
+            Err(_) => self.store.forget_failed(&self.state),
             Ok(()) => Err(error),
         });
         if let Err(error) = done {

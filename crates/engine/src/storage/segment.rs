@@ -1,6 +1,6 @@
 //! Segments: named backing storage of recoverable data.
 
-use crate::api::mapping::At;
+use crate::api::mapping::Placement;
 use crate::api::shared::Shared;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::error::{MapError, SegmentError};
@@ -60,7 +60,7 @@ pub(crate) fn round_len(name: &str, len: u64) -> Result<u64, SegmentError> {
 }
 
 /// Whole sectors of a file that is a bare segment.
-fn bare_len(medium: &dyn Medium, name: &str) -> Result<u64, SegmentError> {
+fn external_len(medium: &dyn Medium, name: &str) -> Result<u64, SegmentError> {
     let held = medium.len().map_err(|e| MediaError::new("measure segment", medium, 0, e))?;
     match held / SECTOR * SECTOR {
         0 => {
@@ -195,7 +195,7 @@ impl SegmentState {
         let medium = media.open(path, true).map_err(io_error("open segment", path))?;
         refuse_foreign(&*medium)?;
         shared.suits(&*medium)?;
-        entry.len = bare_len(&*medium, &entry.name)?;
+        entry.len = external_len(&*medium, &entry.name)?;
         if !planted("adopted-length-not-forced") {
             medium.sync().map_err(|e| MediaError::new("force segment", &*medium, 0, e))?;
         }
@@ -206,8 +206,8 @@ impl SegmentState {
     }
 
     /// The length that a bare segment's file has now.
-    pub fn bare_len(&self) -> Result<u64, SegmentError> {
-        bare_len(&*self.medium, &self.name)
+    pub fn external_len(&self) -> Result<u64, SegmentError> {
+        external_len(&*self.medium, &self.name)
     }
 
     /// Takes up a segment of the catalog.
@@ -222,7 +222,7 @@ impl SegmentState {
         let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
         let bad = |offset, defect| SegmentError::Bad { path: path.clone(), offset, defect };
         let held = medium.len().map_err(|e| MediaError::new("measure segment", &*medium, 0, e))?;
-        if !entry.is_bare() {
+        if !entry.is_external() {
             check_header(&*medium, held, catalog, entry).map_err(|error| match error {
                 Ok((offset, defect)) => bad(offset, defect),
                 Err(media) => media.into(),
@@ -234,7 +234,9 @@ impl SegmentState {
             return Err(bad(held, Defect::Value(text)));
         }
         let sums = match catalog.policy {
-            Policy::Redo if !entry.is_bare() => Some(open_sums(media, dir, &catalog.store, entry, write)?),
+            Policy::Redo if !entry.is_external() => {
+                Some(open_sums(media, dir, &catalog.store, entry, write)?)
+            }
             _ => None,
         };
         Ok(SegmentState::of(entry, medium, sums))
@@ -443,7 +445,7 @@ impl Segment {
     /// Maps bytes `range`, whole pages, copy-on-write, wherever the system likes. Reads nothing: pages
     /// are read when they are touched.
     pub fn map(&self, range: Range<u64>) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, At::Anywhere)
+        self.store.map(&self.state, range, Placement::Anywhere)
     }
 
     /// Maps the whole segment.
@@ -453,7 +455,7 @@ impl Segment {
 
     /// Maps bytes `range` at exactly `address`, or fails.
     pub fn map_at(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, At::Free(address))
+        self.store.map(&self.state, range, Placement::Free(address))
     }
 
     /// Maps bytes `range` at `address`, in place of memory that the program has there. The address is a whole
@@ -465,7 +467,7 @@ impl Segment {
     /// # Safety
     /// As many bytes at `address`, up to a whole page, must be mapped memory of the caller's that nothing refers to.
     pub unsafe fn map_over(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, At::Over(address))
+        self.store.map(&self.state, range, Placement::Over(address))
     }
 
     /// Makes memory that the program has at `address` a region for bytes `range`, as it is: nothing is read from
@@ -481,7 +483,7 @@ impl Segment {
         if !self.store.declared_only {
             return Err(MapError::Unread { segment: self.name().to_owned() });
         }
-        self.store.map(&self.state, range, At::Unread(address))
+        self.store.map(&self.state, range, Placement::Unread(address))
     }
 
     /// The segment loader (RVM, section 4.1): maps the whole segment at the address it had when it was

@@ -10,7 +10,7 @@ use crate::api::shared::Shared;
 use crate::storage::error::Failure;
 use crate::storage::segment;
 use caliburn_log::format::Lsn;
-use caliburn_log::leftovers::Shown;
+use caliburn_log::staged_tail::Checkpoint;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::Ordering;
 
@@ -26,10 +26,10 @@ impl Shared {
             return Ok(());
         }
         let appended = self.live().log.appended();
-        self.truncation.shown.store(appended.0, Ordering::Relaxed);
+        self.truncation.checkpoint.store(appended.0, Ordering::Relaxed);
         if self.caches().is_some() {
             self.write_pages(unforced, appended, &|_| true)?;
-            self.show();
+            self.set_checkpoint();
         }
         Ok(())
     }
@@ -39,7 +39,7 @@ impl Shared {
         if self.declared_only {
             return 0;
         }
-        self.live().log.appended().0.saturating_sub(self.truncation.shown.load(Ordering::Relaxed))
+        self.live().log.appended().0.saturating_sub(self.truncation.checkpoint.load(Ordering::Relaxed))
     }
 
     /// Forces a segment outside of truncation.
@@ -47,16 +47,16 @@ impl Shared {
         let Some(live) = &self.live else { return force() };
         let _truncation = self.lock_truncation();
         if !planted("shown-while-growing") {
-            live.stage.show(None);
+            live.stage.set_checkpoint(None);
         }
         force()?;
-        self.show();
+        self.set_checkpoint();
         Ok(())
     }
 
     /// The first record that the segments may not show: the log found at opening not at all.
     pub(super) fn redo_lsn(&self) -> Option<Lsn> {
-        if self.pending.read().expect("no panic under this lock").is_some() {
+        if self.unapplied.read().expect("no panic under this lock").is_some() {
             return None;
         }
         // In this order: a transaction that prepares is in the table before its record is marked, and its record is
@@ -69,13 +69,13 @@ impl Shared {
 
     /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue
     /// and not written.
-    pub(super) fn show(&self) {
+    pub(super) fn set_checkpoint(&self) {
         if self.failure().is_err() {
             return;
         }
         let Some(before) = self.redo_lsn() else { return };
         let before = if planted("all-shown") { self.live().log.forced() } else { before };
-        self.live().stage.show(self.caches().map(|caches| Shown { before, caches }));
+        self.live().stage.set_checkpoint(self.caches().map(|caches| Checkpoint { before, caches }));
     }
 
     /// A digest of the page caches that the segments lie in, which are watched from now on.
@@ -90,14 +90,14 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::{Class, Mode, Store};
-    use caliburn_log::leftovers::Leftovers;
+    use caliburn_log::staged_tail::StagedTail;
     use caliburn_os::medium::{Files, Media};
     use std::time::Duration;
 
     /// What a process that finds the store now would be told of what the segments show.
-    fn told(store: &Store) -> Option<Shown> {
+    fn told(store: &Store) -> Option<Checkpoint> {
         let stage = Files.open(&store.path().join("stage"), false).unwrap();
-        Leftovers::read(&*stage, &store.shared.id, &Files.boot_id().unwrap()).unwrap().shown
+        StagedTail::read(&*stage, &store.shared.id, &Files.boot_id().unwrap()).unwrap().checkpoint
     }
 
     #[test]
@@ -131,8 +131,8 @@ mod tests {
         store.tend_truncation().unwrap();
         let log = &store.shared.live().log;
         assert!(log.used() > 100_000 && log.head() < first, "the head has moved");
-        let shown = told(&store).expect("more than a sixteenth of the log was not shown");
-        assert!(shown.before < first, "a declared page is said to be shown");
+        let checkpoint = told(&store).expect("more than a sixteenth of the log was not shown");
+        assert!(checkpoint.before < first, "a declared page is said to be shown");
         open.abort();
         (40..70).for_each(|page| commit(page * 8192));
         store.tend_flush(false).unwrap();
@@ -158,7 +158,7 @@ mod tests {
         let log = &store.shared.live().log;
         assert!(log.used() < store.shared.checkpoint_every_bytes(), "it would be shown anyway");
         let end = std::time::Instant::now() + Duration::from_secs(20);
-        while told(&store).is_none_or(|shown| shown.before < log.appended()) {
+        while told(&store).is_none_or(|checkpoint| checkpoint.before < log.appended()) {
             assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.appended());
             std::thread::sleep(Duration::from_millis(5));
         }

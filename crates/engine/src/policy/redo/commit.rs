@@ -60,10 +60,17 @@ impl Shared {
         let spare = set.compact(RUN_BYTES, |bytes| Chunk::volatile(bytes).ok());
         set.keep_spare(spare);
         let (body, memory) = self.limit(set, region, offset, len)?;
-        let (mut at, mut parts) = (offset, 0);
+        let (mut at, mut parts, from) = (offset, 0, set.position());
         for piece in pieces(len) {
-            if set.free() < set.stride(piece) {
-                self.extend_redo(set, set.stride(piece))?;
+            let room = if set.free() < set.stride(piece) {
+                self.extend_redo(set, set.stride(piece))
+            } else {
+                Ok(())
+            };
+            if room.is_err() {
+                // Nothing is declared.
+                set.shorten(from);
+                return room;
             }
             set.put(region, at, piece);
             if self.reserve.watch().load(Ordering::Acquire) != 0 {

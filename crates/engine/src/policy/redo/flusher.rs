@@ -20,10 +20,10 @@ use crate::policy::redo::cohort::Cohort;
 use crate::policy::redo::pages::Pages;
 use crate::storage::error::{CommitError, Failure};
 use caliburn_log::format::Lsn;
-use caliburn_log::leftovers::{CHUNKS, Staged};
 use caliburn_log::log::MediaError;
 use caliburn_log::merge::Merger;
 use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
+use caliburn_log::staged_tail::{CHUNKS, Staged};
 use caliburn_os::barrier;
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 /// What flushing needs besides the stage and the log.
 #[derive(Default)]
 pub(crate) struct Flush {
-    lock: Mutex<Work>,
+    lock: Mutex<FlushBuffers>,
     /// Every commit stamped before it survives a power cut.
     durable: AtomicU64,
     /// The number of the force that will cover whoever comes now: moves on just before its horizon is taken.
@@ -83,24 +83,24 @@ const RECORD_MIN: usize = 40;
 
 /// Buffers of the flush lock's holder.
 #[derive(Default)]
-pub(crate) struct Work {
+pub(crate) struct FlushBuffers {
     merger: Merger,
     buffer: Vec<u8>,
     cohort: Cohort,
 }
 
-impl Work {
+impl FlushBuffers {
     pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
 }
 
 impl Shared {
-    pub(crate) fn lock_flush(&self) -> MutexGuard<'_, Work> {
+    pub(crate) fn lock_flush(&self) -> MutexGuard<'_, FlushBuffers> {
         self.flush.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn try_lock_flush(&self) -> Option<MutexGuard<'_, Work>> {
+    pub(crate) fn try_lock_flush(&self) -> Option<MutexGuard<'_, FlushBuffers>> {
         match self.flush.lock.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     /// Lets the flush lock go and wakes those who wait for it or for what was done under it.
-    pub(crate) fn unlock_flush(&self, work: MutexGuard<'_, Work>) {
+    pub(crate) fn unlock_flush(&self, work: MutexGuard<'_, FlushBuffers>) {
         drop(work);
         self.flush.moved.iter().for_each(Event::signal);
     }
@@ -119,7 +119,7 @@ impl Shared {
     }
 
     /// Steps 1 to 6. Returns the horizon: everything stamped before it is in the log.
-    pub(crate) fn flush_staged(&self, work: &mut Work, merge: bool) -> Result<u64, Failure> {
+    pub(crate) fn flush_staged(&self, work: &mut FlushBuffers, merge: bool) -> Result<u64, Failure> {
         let live = self.live();
         let horizon = live.stage.horizon();
         let mut found = Vec::new();
@@ -129,7 +129,7 @@ impl Shared {
 
     /// The same for truncation, which must not wait for log space, since it is the one to make it: `None`
     /// if what is staged might not fit.
-    pub(crate) fn flush_if_room(&self, work: &mut Work) -> Result<Option<u64>, Failure> {
+    pub(crate) fn flush_if_room(&self, work: &mut FlushBuffers) -> Result<Option<u64>, Failure> {
         let live = self.live();
         let horizon = live.stage.horizon();
         let mut found = Vec::new();
@@ -143,7 +143,7 @@ impl Shared {
 
     fn flush_found(
         &self,
-        work: &mut Work,
+        work: &mut FlushBuffers,
         found: &[Staged<'_>],
         horizon: u64,
         merge: bool,
@@ -174,12 +174,12 @@ impl Shared {
 
     fn append_batch<'b>(
         &self,
-        work: &mut Work,
+        work: &mut FlushBuffers,
         bodies: impl ExactSizeIterator<Item = &'b [u8]> + DoubleEndedIterator + Clone,
         merge: bool,
         folded: u64,
     ) -> Result<(), Failure> {
-        let Work { merger, buffer, .. } = work;
+        let FlushBuffers { merger, buffer, .. } = work;
         let count = bodies.len() as u64;
         if merge {
             let merged = merger.merge(bodies);
@@ -233,18 +233,18 @@ impl Shared {
             bytes = &bytes[len..];
             lsn.0 += len as u64;
         }
-        self.appended(pages, private, lsn);
+        self.after_append(pages, private, lsn);
         Ok(())
     }
 
     /// All records before `end` were appended and marked, when so many pages were private: truncation may have to do
     /// something. It looks after private pages again and again, but sleeps while there are none.
-    fn appended(&self, mut pages: MutexGuard<'_, Pages>, before: u64, end: Lsn) {
+    fn after_append(&self, mut pages: MutexGuard<'_, Pages>, before: u64, end: Lsn) {
         pages.marked_to(end);
         self.note_private(&mut pages);
         let private = pages.private();
         drop(pages);
-        self.regard_memory(private);
+        self.check_budget(private);
         let first = before == 0 && private > 0 && !planted("truncation-not-woken");
         let much = self.live().log.used() > self.truncation_threshold()
             || self.bytes_since_checkpoint() > self.checkpoint_every_bytes();
@@ -352,7 +352,7 @@ impl Shared {
     }
 
     /// Forces for all who wait for this round.
-    fn lead(&self, work: &mut Work, round: u64, merge: bool) -> Result<(), Failure> {
+    fn lead(&self, work: &mut FlushBuffers, round: u64, merge: bool) -> Result<(), Failure> {
         let arrivals = || self.flush.arrivals.load(Ordering::SeqCst);
         work.cohort.gather(arrivals);
         work.cohort.closed(arrivals());
@@ -373,7 +373,7 @@ impl Shared {
         if self.flush.idle.load(Ordering::Relaxed) {
             self.nudge_flusher();
         } else if opened {
-            self.regard_stage();
+            self.throttle_on_stage();
         }
     }
 
@@ -381,7 +381,7 @@ impl Shared {
     /// all are: fewer than there are, if the pages that their records may have touched, one for every
     /// [`RECORD_MIN`] bytes, would take more than half of the memory budget.
     #[cold]
-    fn regard_stage(&self) {
+    fn throttle_on_stage(&self) {
         let stage = &self.live().stage;
         let pages = (stage.chunk_bytes() / RECORD_MIN * self.page_size) as u64;
         let allowed = (self.memory_budget() / 2 / pages).clamp(2, CHUNKS as u64) as usize;
@@ -534,7 +534,7 @@ impl Shared {
             for range in Ranges::of(&body) {
                 pages.mark(range.segment, range.offset, range.bytes.len() as u64, place.lsn);
             }
-            self.appended(pages, private, end);
+            self.after_append(pages, private, end);
             Ok(live.stage.now())
         });
         self.unlock_flush(work);
@@ -546,7 +546,7 @@ impl Shared {
     /// Appends one record of a prepared transaction and forces the log. Returns its position.
     pub(crate) fn append_forced(
         &self,
-        work: &mut Work,
+        work: &mut FlushBuffers,
         kind: Kind,
         global_id: &[u8],
         body: &[u8],

@@ -9,9 +9,9 @@ use crate::storage::error::OpenError;
 use crate::storage::kind::Policy;
 use caliburn_log::format::{ALIGN, LOG_DATA, Lsn, SegmentId};
 use caliburn_log::image::Image;
-use caliburn_log::leftovers;
 use caliburn_log::log::{self, MediaError};
 use caliburn_log::record::{Decoded, Kind, decode};
+use caliburn_log::staged_tail;
 use caliburn_os::medium::{Files, Media, Medium};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ impl History {
     /// Where the log ends, if a stage of this boot says so: what stands beyond was not committed there.
     fn end(&self) -> Option<Lsn> {
         let stage = Files.open(&self.stage, false).ok()?;
-        leftovers::log_end(&*stage, &self.catalog.store, &Files.boot_id().ok()?).ok()?
+        staged_tail::log_end(&*stage, &self.catalog.store, &Files.boot_id().ok()?).ok()?
     }
 
     /// The live records that a filter accepts, oldest first, or newest first.

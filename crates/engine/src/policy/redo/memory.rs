@@ -17,7 +17,7 @@ use std::time::Duration;
 
 impl Shared {
     /// Called with the number of private pages whenever it may have grown.
-    pub(crate) fn regard_memory(&self, private: u64) {
+    pub(crate) fn check_budget(&self, private: u64) {
         let bytes = private * self.page_size as u64;
         let budget = self.memory_budget();
         if bytes > budget {
@@ -117,7 +117,7 @@ impl Shared {
         mapped.sort_by_key(|(id, ..)| *id);
         let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
         self.reserve.reserve(&addresses);
-        let declared = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
+        let (declared, _) = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
         for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
             let at = region.pointer(*address);
             // SAFETY: the page lies in a mapped region (as in `copy_pages`). It equals its segment, nobody

@@ -14,9 +14,9 @@
 
 use crate::api::shared::Shared;
 use crate::api::store::Store;
-use crate::policy::redo::flusher::Work;
+use crate::policy::redo::flusher::FlushBuffers;
 use crate::storage::error::{CommitError, Failure};
-use crate::storage::patches::Patches;
+use crate::storage::redo_ranges::RedoRanges;
 use crate::write_set::Position;
 use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
@@ -131,7 +131,7 @@ impl Shared {
 
     fn prepare_locked(
         &self,
-        work: &mut Work,
+        work: &mut FlushBuffers,
         body: &[u8],
         global_id: &[u8],
         suspend: impl FnOnce() -> usize,
@@ -268,9 +268,9 @@ impl Shared {
         }
         let decided = self.decide(Kind::Resolve, global_id, &body);
         if let Ok(end) = decided {
-            let mut pending = self.pending.write().expect("no panic under this lock");
-            pending.get_or_insert_with(|| Patches::none(end)).push(body, end);
-            drop(pending);
+            let mut unapplied = self.unapplied.write().expect("no panic under this lock");
+            unapplied.get_or_insert_with(|| RedoRanges::none(end)).push(body, end);
+            drop(unapplied);
             self.wake_truncation();
         }
         self.end(set);

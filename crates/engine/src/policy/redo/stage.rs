@@ -39,11 +39,11 @@
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
 use caliburn_log::format::{
-    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CACHES, STAGE_CURRENT, STAGE_FRONTIERS,
-    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, SegmentId, StageHeader, StagedHeader,
+    self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CACHES, STAGE_CHECKPOINT, STAGE_CURRENT,
+    STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, SegmentId, StageHeader, StagedHeader,
 };
-use caliburn_log::leftovers::{CHUNKS, Shown, Staged, staged_at};
 use caliburn_log::log::MediaError;
+use caliburn_log::staged_tail::{CHUNKS, Checkpoint, Staged, staged_at};
 use caliburn_os::barrier;
 use caliburn_os::clock::Clock;
 use caliburn_os::event::Event;
@@ -90,11 +90,11 @@ pub struct Stage {
 #[repr(align(128))]
 struct Lane {
     turn: AtomicU64,
-    work: UnsafeCell<LaneWork>,
+    work: UnsafeCell<LaneState>,
 }
 
 #[derive(Debug, Default)]
-struct LaneWork {
+struct LaneState {
     chunk: Option<u32>,
     filled: usize,
     last: u64,
@@ -150,7 +150,7 @@ impl Body {
 impl Stage {
     /// Takes a medium for a new, empty stage of `bytes`, forgetting what it held: to be called when the
     /// leftovers are in the log, which ends at `appended`. `floor` is a stamp that all new ones must exceed. What
-    /// was known of the segments it goes on saying if `shown` says so.
+    /// was known of the segments it goes on saying if `checkpoint` says so.
     pub fn open(
         medium: &dyn Medium,
         store: Id,
@@ -158,7 +158,7 @@ impl Stage {
         bytes: u64,
         floor: u64,
         appended: Lsn,
-        shown: Option<Shown>,
+        checkpoint: Option<Checkpoint>,
     ) -> Result<Stage, MediaError> {
         let fail = |action| move |e| MediaError::new(action, medium, 0, e);
         let page = caliburn_os::page_size();
@@ -181,8 +181,10 @@ impl Stage {
             medium.write_at(&[0; 8], at).map_err(fail("write the stage"))?;
         }
         if !planted("shown-kept") {
-            let words = shown.map_or([0; 2], |shown| [shown.before.0, shown.caches]).map(u64::to_ne_bytes);
-            medium.write_at(&words.concat(), STAGE_SHOWN as u64).map_err(fail("write the stage"))?;
+            let words = checkpoint
+                .map_or([0; 2], |checkpoint| [checkpoint.before.0, checkpoint.caches])
+                .map(u64::to_ne_bytes);
+            medium.write_at(&words.concat(), STAGE_CHECKPOINT as u64).map_err(fail("write the stage"))?;
         }
         medium.write_at(&boot, STAGE_BOOT as u64).map_err(fail("write the stage"))?;
         medium.write_at(&block, 0).map_err(fail("write the stage"))?;
@@ -252,11 +254,11 @@ impl Stage {
     }
 
     /// Says what the segments show from now on, or that it is not known. Only for whoever truncates.
-    pub fn show(&self, shown: Option<Shown>) {
-        set(self.word(STAGE_SHOWN), 0);
-        if let Some(shown) = shown {
-            set(self.word(STAGE_CACHES), shown.caches);
-            set(self.word(STAGE_SHOWN), shown.before.0);
+    pub fn set_checkpoint(&self, checkpoint: Option<Checkpoint>) {
+        set(self.word(STAGE_CHECKPOINT), 0);
+        if let Some(checkpoint) = checkpoint {
+            set(self.word(STAGE_CACHES), checkpoint.caches);
+            set(self.word(STAGE_CHECKPOINT), checkpoint.before.0);
         }
     }
 
@@ -325,7 +327,7 @@ impl Stage {
 
     /// The stamp of a commit by the thread in lane `number`.
     #[inline(always)]
-    fn stamp(&self, number: u32, work: &mut LaneWork) -> u64 {
+    fn stamp(&self, number: u32, work: &mut LaneState) -> u64 {
         work.last = if self.bias.load(Ordering::Relaxed) == number {
             work.last + 1
         } else {
@@ -335,7 +337,7 @@ impl Stage {
     }
 
     #[cold]
-    fn stamp_by_clock(&self, number: u32, work: &mut LaneWork) -> u64 {
+    fn stamp_by_clock(&self, number: u32, work: &mut LaneState) -> u64 {
         work.unbiased += 1;
         let bias = self.bias.load(Ordering::SeqCst);
         if bias == FREE && self.clock.advances() {
@@ -421,7 +423,7 @@ impl Stage {
     }
 
     #[cold]
-    fn rotate(&self, work: &mut LaneWork) -> bool {
+    fn rotate(&self, work: &mut LaneState) -> bool {
         let Some(next) = self.free.lock().expect("no panic under this lock").pop() else { return false };
         if let Some(full) = work.chunk.replace(next) {
             self.chunks[full as usize].retired.store(true, Ordering::Release);
@@ -530,7 +532,7 @@ fn set(word: &AtomicU64, value: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use caliburn_log::leftovers::{Leftovers, STAGE_BYTES_MIN};
+    use caliburn_log::staged_tail::{STAGE_BYTES_MIN, StagedTail};
     use caliburn_os::medium::{Files, Media};
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -576,15 +578,15 @@ mod tests {
             if value % 30 < 28 { put(&stage, value) } else { put_by_another(value) }.unwrap();
         }
         drop(stage);
-        let left = Leftovers::read(&*medium, &STORE, &BOOT).unwrap();
+        let left = StagedTail::read(&*medium, &STORE, &BOOT).unwrap();
         assert_eq!(left.appended, Some(Lsn(640)));
         let found = left.records;
         assert_eq!(values(&found), (10..100).collect::<Vec<_>>());
         assert!(
-            Leftovers::read(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(),
+            StagedTail::read(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(),
             "another boot's stage was read"
         );
-        let error = Leftovers::read(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
+        let error = StagedTail::read(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
         assert!(error.contains("another store"), "{error}");
     }
 
@@ -622,7 +624,7 @@ mod tests {
                 }
             }
             drop(stage);
-            let left = Leftovers::read(&*medium, &STORE, &BOOT).unwrap();
+            let left = StagedTail::read(&*medium, &STORE, &BOOT).unwrap();
             prop_assert_eq!(values(&left.records), waiting);
         }
     }
@@ -637,7 +639,7 @@ mod tests {
         let dead = std::thread::scope(|scope| scope.spawn(die).join());
         assert!(dead.is_err());
         put(&stage, 2).unwrap();
-        assert_eq!(values(&Leftovers::read(&*medium, &STORE, &BOOT).unwrap().records), [1, 2]);
+        assert_eq!(values(&StagedTail::read(&*medium, &STORE, &BOOT).unwrap().records), [1, 2]);
     }
 
     #[test]

@@ -22,7 +22,7 @@
 use crate::api::shared::{Shared, gate};
 use crate::policy::redo::pages::{Descriptor, PageId};
 use crate::storage::error::Failure;
-use crate::storage::patches::Patches;
+use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
 use crate::write_set::RESERVED;
@@ -42,6 +42,8 @@ const BATCH: usize = 16 * RESERVED;
 
 /// How often it is looked whether those who have declared reserved pages have ended: some microseconds.
 const PATIENCE: u32 = if SCHEDULED { 1 } else { 200 };
+/// Ranges that may be looked at each time.
+const LOOKED_MOST: usize = 1000;
 
 /// State and counters of truncation.
 #[derive(Default)]
@@ -49,7 +51,7 @@ pub(crate) struct Truncation {
     lock: Mutex<Unforced>,
     wake: Event,
     /// End of the log when showing began last.
-    pub(super) shown: AtomicU64,
+    pub(super) checkpoint: AtomicU64,
     /// Signalled when private pages were given back.
     pub(super) relief: Event,
     pub incremental: AtomicU64,
@@ -122,20 +124,23 @@ impl Shared {
         // Whoever called before this thread came has called.
         let (mut seen, mut appended) = (0, self.live().log.appended());
         loop {
-            let pending = self.pending.read().expect("no panic under this lock").is_some();
+            let unapplied = self.unapplied.read().expect("no panic under this lock").is_some();
             let private = self.lock_pages().private() > 0;
-            let limit =
-                Duration::from_millis(if self.bytes_since_checkpoint() > 0 && !pending { 100 } else { 500 });
-            self.truncation.wake.wait(seen, (pending || private).then_some(limit));
+            let limit = Duration::from_millis(if self.bytes_since_checkpoint() > 0 && !unapplied {
+                100
+            } else {
+                500
+            });
+            self.truncation.wake.wait(seen, (unapplied || private).then_some(limit));
             seen = self.truncation.wake.count();
             if self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0 {
                 return;
             }
             let before = std::mem::replace(&mut appended, self.live().log.appended());
             // A failure is remembered by the store and ends the loop.
-            let idle = before == appended && !pending;
-            let shown = if idle { self.checkpoint_rest() } else { Ok(()) };
-            let _ = shown.and_then(|()| self.truncate_as_needed());
+            let idle = before == appended && !unapplied;
+            let done = if idle { self.checkpoint_rest() } else { Ok(()) };
+            let _ = done.and_then(|()| self.truncate_as_needed());
         }
     }
 
@@ -143,7 +148,7 @@ impl Shared {
     pub(crate) fn truncate_as_needed(&self) -> Result<(), Failure> {
         let log = &self.live().log;
         let unforced = &mut *self.lock_truncation();
-        if self.pending.read().expect("no panic under this lock").is_some() {
+        if self.unapplied.read().expect("no panic under this lock").is_some() {
             self.epoch(unforced)?;
         }
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
@@ -166,7 +171,7 @@ impl Shared {
     pub(crate) fn truncate_all(&self) -> Result<(), Failure> {
         self.flush_all()?;
         let unforced = &mut *self.lock_truncation();
-        if self.pending.read().expect("no panic under this lock").is_some() {
+        if self.unapplied.read().expect("no panic under this lock").is_some() {
             self.epoch(unforced)?;
         }
         let goal = self.live().log.forced();
@@ -185,7 +190,7 @@ impl Shared {
         let inside = |p: PageId| p.segment == segment && numbers.contains(&p.number);
         let blocked = self.incremental(unforced, Lsn(u64::MAX), &inside)? != Outcome::Done;
         // What recovery laid over the region must not be laid over a later mapping again.
-        if blocked || self.pending.read().expect("no panic under this lock").is_some() {
+        if blocked || self.unapplied.read().expect("no panic under this lock").is_some() {
             self.epoch(unforced)?;
         }
         Ok(())
@@ -295,13 +300,14 @@ impl Shared {
             self.reserve.reserve(&addresses);
             let pages: Vec<PageId> = group.iter().map(|page| page.descriptor.page).collect();
             // Nobody can declare them now: who did before may be about to end.
-            let mut declared = self.declared(&pages);
+            let (mut declared, mut looked) = self.declared(&pages);
             for _ in 0..PATIENCE {
-                if !declared.contains(&true) {
+                // Not where there is much to look through: it would take longer than who is waited for.
+                if !declared.contains(&true) || looked > LOOKED_MOST {
                     break;
                 }
                 std::hint::spin_loop();
-                declared = self.declared(&pages);
+                (declared, looked) = self.declared(&pages);
             }
             for ((page, address), declared) in group.into_iter().zip(addresses).zip(declared) {
                 if declared && !planted("uncommitted-page-written") {
@@ -319,10 +325,12 @@ impl Shared {
         copied
     }
 
-    /// Which of these pages, in their order, have bytes that an open transaction has declared.
-    pub(super) fn declared(&self, pages: &[PageId]) -> Vec<bool> {
-        let mut declared = vec![false; pages.len()];
+    /// Which of these pages, in their order, have bytes that an open transaction has declared; and how many ranges were
+    /// looked at.
+    pub(super) fn declared(&self, pages: &[PageId]) -> (Vec<bool>, usize) {
+        let (mut declared, mut looked) = (vec![false; pages.len()], 0);
         self.slots.each_declared(|range| {
+            looked += 1;
             let page = |offset: u64| PageId { segment: range.segment, number: offset >> self.page_shift };
             let last = page(range.offset.saturating_add(range.len as u64 - 1));
             let from = pages.partition_point(|p| *p < page(range.offset));
@@ -332,7 +340,7 @@ impl Shared {
                 .take_while(|(p, _)| **p <= last)
                 .for_each(|(_, d)| *d = true);
         });
-        declared
+        (declared, looked)
     }
 
     /// Step 5: writes the copies, neighbours at once.
@@ -384,7 +392,7 @@ impl Shared {
             self.move_head()?;
         }
         if !unforced.0.is_empty() && !planted("shown-while-forcing") {
-            self.live().stage.show(None);
+            self.live().stage.set_checkpoint(None);
         }
         for segment in unforced.0.values() {
             segment.sync().map_err(|e| self.fail(e))?;
@@ -405,7 +413,7 @@ impl Shared {
             log.advance_head(head).map_err(|e| self.fail(e))?;
         }
         self.space.signal();
-        self.show();
+        self.set_checkpoint();
         Ok(())
     }
 
@@ -421,11 +429,11 @@ impl Shared {
         let head = log.head();
         if head < end {
             let image = Image::read(&**log.medium(), log.capacity(), head, end).map_err(|e| self.fail(e))?;
-            let patches = Patches::of(image);
-            for id in patches.segments() {
+            let unapplied = RedoRanges::of(image);
+            for id in unapplied.segments() {
                 let segment = self.segment_state(id).expect("opening and commits admit known segments only");
                 let mut numbers = Vec::new();
-                patches
+                unapplied
                     .apply(&segment, self.page_size, |number| numbers.push(number))
                     .map_err(|e| self.fail(e))?;
                 self.truncation.pages_written.fetch_add(numbers.len() as u64, Ordering::Relaxed);
@@ -439,7 +447,7 @@ impl Shared {
             taken.into_iter().for_each(|page| pages.cleaned(page));
         }
         self.force_segments(unforced)?;
-        self.pending.write().expect("no panic under this lock").take_if(|p| p.tail() <= end);
+        self.unapplied.write().expect("no panic under this lock").take_if(|p| p.tail() <= end);
         self.move_head()
     }
 

@@ -11,7 +11,7 @@
 use crate::write_set::{Chunk, set_word};
 use caliburn_log::format::{UNDO_COUNT, UNDO_DATA, UNDO_MAGIC, UNDO_OWNER, UndoStatus};
 use caliburn_log::log::{Forcing, MediaError};
-use caliburn_log::twin;
+use caliburn_log::status_pages;
 use caliburn_log::uncommitted::{CHUNK_BYTES, CLEAN, DAMAGED, Found};
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
@@ -88,7 +88,7 @@ impl UndoChunks {
         // What the chunks held is back where it belongs, durably so if they outlive this boot.
         chunks.count(0)?;
         // The page that counts may not be durable, if a force of it failed (see `Log::open`).
-        twin::put(&*chunks.medium, found.status.as_bytes(), UNDO_MAGIC, store)?;
+        status_pages::put(&*chunks.medium, found.status.as_bytes(), UNDO_MAGIC, store)?;
         chunks.sync()?;
         chunks.put(status)?;
         Ok(chunks)
@@ -106,7 +106,7 @@ impl UndoChunks {
     }
 
     fn put(&self, status: UndoStatus) -> Result<(), MediaError> {
-        twin::put(&*self.medium, status.as_bytes(), UNDO_MAGIC, self.store)?;
+        status_pages::put(&*self.medium, status.as_bytes(), UNDO_MAGIC, self.store)?;
         *self.status.lock().expect("no panic under this lock") = status;
         if planted("undo-use-not-forced") {
             return Ok(());

@@ -21,7 +21,7 @@ use crate::api::recovery::{self, UNDO};
 use crate::api::shared::{Parts, Shared};
 use crate::storage::catalog::Catalog;
 use crate::storage::error::OpenError;
-use crate::storage::patches::Patches;
+use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::SegmentState;
 use caliburn_log::Lsn;
 use caliburn_log::record::push_range;
@@ -79,7 +79,7 @@ pub(crate) fn open(
         known.into_iter().map(|(_, memory)| memory).reduce(Memory::and).expect("the undo logs' is there");
     let Some(found) = found else { return Ok(parts) };
     if !write {
-        parts.pending = Some(old_values(&found));
+        parts.unapplied = Some(old_values(&found));
         return Ok(parts);
     }
     if planted("undo-emptied-first") {
@@ -125,14 +125,14 @@ pub(crate) fn check_ranges(
 }
 
 /// What is to be laid over the segments to see the committed state without writing.
-fn old_values(found: &Found) -> Patches {
-    let mut patches = Patches::none(Lsn(0));
+fn old_values(found: &Found) -> RedoRanges {
+    let mut unapplied = RedoRanges::none(Lsn(0));
     for log in &found.uncommitted {
         let mut body = Vec::new();
         log.ranges_back().iter().for_each(|r| push_range(&mut body, r.segment, r.offset, r.bytes));
-        patches.push(body, Lsn(0));
+        unapplied.push(body, Lsn(0));
     }
-    patches
+    unapplied
 }
 
 impl Shared {

@@ -2,8 +2,8 @@
 //! log ends. Recovery reads it, `check` too; nobody has it mapped.
 
 use crate::format::{
-    self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CACHES, STAGE_CURRENT, STAGE_FRONTIERS,
-    STAGE_MAGIC, STAGE_MAKING, STAGE_SHOWN, StageHeader, StagedHeader,
+    self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CACHES, STAGE_CHECKPOINT, STAGE_CURRENT,
+    STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, StageHeader, StagedHeader,
 };
 use crate::log::MediaError;
 use crate::record::well_formed;
@@ -59,7 +59,7 @@ pub enum StageError {
 
 /// What the segments show of the log, forced or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown {
+pub struct Checkpoint {
     /// All before this position.
     pub before: Lsn,
     /// As long as they lie in these page caches: a digest.
@@ -68,7 +68,7 @@ pub struct Shown {
 
 /// What a stage holds beyond the log.
 #[derive(Debug, Default)]
-pub struct Leftovers {
+pub struct StagedTail {
     path: PathBuf,
     /// Stamps and bodies of the records that were not folded, oldest first.
     pub records: Vec<(u64, Vec<u8>)>,
@@ -78,14 +78,14 @@ pub struct Leftovers {
     /// was written beyond is in the stage, or was never committed.
     pub appended: Option<Lsn>,
     /// What the segments show, if it is known.
-    pub shown: Option<Shown>,
+    pub checkpoint: Option<Checkpoint>,
 }
 
-impl Leftovers {
+impl StagedTail {
     /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
-    pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Leftovers, StageError> {
-        let Some(Header { header, folded, appended, shown }) = header(medium, store, boot)? else {
-            return Ok(Leftovers::default());
+    pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<StagedTail, StageError> {
+        let Some(Header { header, folded, appended, checkpoint }) = header(medium, store, boot)? else {
+            return Ok(StagedTail::default());
         };
         let read = |offset, len| read(medium, offset, len);
         let bad = |offset, defect| bad(medium, offset, defect);
@@ -124,12 +124,12 @@ impl Leftovers {
             found.sort_by_key(|(stamp, _)| *stamp);
         }
         let path = medium.path().to_owned();
-        Ok(Leftovers { path, records: found, last, appended: Some(appended), shown })
+        Ok(StagedTail { path, records: found, last, appended: Some(appended), checkpoint })
     }
 
     /// What of the log has to be replayed, if the stage tells.
     pub fn live(&self) -> Option<Range<Lsn>> {
-        Some(self.shown.map_or(Lsn(0), |shown| shown.before)..self.appended?)
+        Some(self.checkpoint.map_or(Lsn(0), |checkpoint| checkpoint.before)..self.appended?)
     }
 
     /// Refuses a stage whose frontier lies before what its log says was forced ([`Image::forced`]). A process that
@@ -168,7 +168,7 @@ struct Header {
     header: StageHeader,
     folded: u64,
     appended: Lsn,
-    shown: Option<Shown>,
+    checkpoint: Option<Checkpoint>,
 }
 
 fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, StageError> {
@@ -195,8 +195,14 @@ fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, 
         Ok(_) => {}
     }
     let (folded, appended) = frontier(&block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
-    let shown = Shown { before: Lsn(word(&block, STAGE_SHOWN)), caches: word(&block, STAGE_CACHES) };
-    Ok(Some(Header { header, folded, appended, shown: (shown.before > Lsn(0)).then_some(shown) }))
+    let checkpoint =
+        Checkpoint { before: Lsn(word(&block, STAGE_CHECKPOINT)), caches: word(&block, STAGE_CACHES) };
+    Ok(Some(Header {
+        header,
+        folded,
+        appended,
+        checkpoint: (checkpoint.before > Lsn(0)).then_some(checkpoint),
+    }))
 }
 
 /// Where the log ends, if a stage of this boot tells. It may be in use.
@@ -216,9 +222,9 @@ fn frontier(block: &[u8]) -> Result<(u64, Lsn), Defect> {
 }
 
 /// From now on nothing is known of what the segments show. For a stage that is not mapped.
-pub fn forget_shown(medium: &dyn Medium) -> Result<(), MediaError> {
-    let fail = |e| MediaError::new("write the stage", medium, STAGE_SHOWN as u64, e);
-    medium.write_at(&[0; 8], STAGE_SHOWN as u64).map_err(fail)
+pub fn forget_checkpoint(medium: &dyn Medium) -> Result<(), MediaError> {
+    let fail = |e| MediaError::new("write the stage", medium, STAGE_CHECKPOINT as u64, e);
+    medium.write_at(&[0; 8], STAGE_CHECKPOINT as u64).map_err(fail)
 }
 
 /// Moves the frontier of a stage that is not mapped: what is stamped before `folded` is in the log, which

@@ -11,7 +11,7 @@ use caliburn_os::simulated::planted;
 
 /// The committed changes of a stretch of the log.
 #[derive(Debug)]
-pub(crate) struct Patches {
+pub(crate) struct RedoRanges {
     /// Verified records, one after the other.
     records: Buffer,
     /// Bodies that come after them.
@@ -19,16 +19,16 @@ pub(crate) struct Patches {
     tail: Lsn,
 }
 
-impl Patches {
+impl RedoRanges {
     /// Those of an image, whose records were verified or written by this process.
-    pub fn of(image: Image) -> Patches {
-        Patches { tail: image.tail(), records: image.into_bytes(), later: Vec::new() }
+    pub fn of(image: Image) -> RedoRanges {
+        RedoRanges { tail: image.tail(), records: image.into_bytes(), later: Vec::new() }
     }
 
     /// None yet, of a log that ends at `tail`.
-    pub fn none(tail: Lsn) -> Patches {
+    pub fn none(tail: Lsn) -> RedoRanges {
         let records = Buffer::new(0).expect("no memory is needed for nothing");
-        Patches { records, later: Vec::new(), tail }
+        RedoRanges { records, later: Vec::new(), tail }
     }
 
     /// Adds a body that comes after all that is here, in a record that ends at `tail`.
