@@ -93,8 +93,18 @@ impl WriteSet<'_> {
     }
 
     /// Calls `visit` with all ranges, oldest first.
-    pub fn each(&self, visit: impl FnMut(Saved)) {
-        self.each_from(Position::default(), visit);
+    #[inline]
+    pub fn each(&self, mut visit: impl FnMut(Saved)) {
+        if self.slot.extended.load(Ordering::Relaxed) {
+            return self.each_from(Position::default(), visit);
+        }
+        let (mut at, end, layout) = (self.start().cast_const(), self.end().cast_const(), self.layout());
+        while at != end {
+            // SAFETY: as in `PlainRanges`.
+            let range = unsafe { read_header(at) };
+            at = at.wrapping_add(layout.stride(range.len));
+            visit(range);
+        }
     }
 
     /// The ranges of the chunk in use, oldest first, where nothing stands between them.

@@ -536,14 +536,17 @@ impl<'t> WriteSet<'t> {
         let work = self.work();
         work.opened.clear();
         work.marks.clear();
-        let mut further = Vec::new();
-        if self.slot.extended.load(Ordering::Relaxed) {
+        work.note = None;
+        self.tail().plain = true;
+        if !self.slot.extended.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let further = {
             let mut chunks = self.chunks();
             self.slot.extended.store(false, Ordering::Release);
-            further = std::mem::take(&mut chunks.further);
-        }
+            std::mem::take(&mut chunks.further)
+        };
         self.to_end();
-        self.tail().plain = true;
         further
     }
 
