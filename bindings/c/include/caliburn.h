@@ -581,7 +581,7 @@ int caliburn_set_range(struct caliburn_tx *tx,
 int caliburn_write(struct caliburn_tx *tx, void *address, const void *source, size_t len);
 
 // Commits in a failure class: when this returns, the changes survive what CALIBURN_PROCESS, _OS or _POWER names. The
-// transaction has ended whatever the code is, but after CALIBURN_INVALID for the class.
+// transaction has ended whatever the code is, but after CALIBURN_INVALID: for the class, for open branches, for a branch.
 int caliburn_commit(struct caliburn_tx *tx,
                     int class_);
 

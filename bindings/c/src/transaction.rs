@@ -290,7 +290,7 @@ pub unsafe extern "C" fn caliburn_write(
 }
 
 /// Commits in a failure class: when this returns, the changes survive what CALIBURN_PROCESS, _OS or _POWER names. The
-/// transaction has ended whatever the code is, but after CALIBURN_INVALID for the class.
+/// transaction has ended whatever the code is, but after CALIBURN_INVALID: for the class, for open branches, for a branch.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
     call(|| {
