@@ -577,35 +577,6 @@ pub fn nursery(flavour: Flavour) -> Birth {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::disk::Act;
-
-    #[test]
-    fn a_commit_in_persistent_memory_takes_two_fences_and_one_for_each_range() {
-        let birth = nursery(Flavour::Persistent);
-        let machine = machine(&birth, None);
-        machine.run(|| {
-            let store = options(&machine, 50, Flavour::Persistent).open(STORE).unwrap();
-            let region = store.segment("data").unwrap().map_all().unwrap();
-            // The first transaction takes a chunk.
-            for ranges in [1, 1, 2, 7, 40] {
-                let mut tx = store.begin(Mode::Restore).unwrap();
-                machine.take_journal();
-                for range in 0..ranges {
-                    tx.write(&region, range * 200, &[7; 90]).unwrap();
-                }
-                tx.commit(Class::Power).unwrap();
-                let journal = machine.take_journal();
-                let fences = journal.iter().filter(|entry| matches!(entry, Entry::Act(Act::Fence))).count();
-                let first = ranges == 1 && journal.iter().any(|e| matches!(e, Entry::Act(Act::Extend(..))));
-                assert_eq!(fences, ranges + 2 + usize::from(first), "{ranges} ranges");
-            }
-        });
-    }
-}
-
 /// Declares and changes what a transaction does, with its savepoints and branches. What is changed in the end.
 fn act<'s>(
     region: &'s Region,
@@ -672,4 +643,33 @@ fn act<'s>(
         drop(branch);
     }
     Ok(levels.swap_remove(0).changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Act;
+
+    #[test]
+    fn a_commit_in_persistent_memory_takes_two_fences_and_one_for_each_range() {
+        let birth = nursery(Flavour::Persistent);
+        let machine = machine(&birth, None);
+        machine.run(|| {
+            let store = options(&machine, 50, Flavour::Persistent).open(STORE).unwrap();
+            let region = store.segment("data").unwrap().map_all().unwrap();
+            // The first transaction takes a chunk.
+            for ranges in [1, 1, 2, 7, 40] {
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                machine.take_journal();
+                for range in 0..ranges {
+                    tx.write(&region, range * 200, &[7; 90]).unwrap();
+                }
+                tx.commit(Class::Power).unwrap();
+                let journal = machine.take_journal();
+                let fences = journal.iter().filter(|entry| matches!(entry, Entry::Act(Act::Fence))).count();
+                let first = ranges == 1 && journal.iter().any(|e| matches!(e, Entry::Act(Act::Extend(..))));
+                assert_eq!(fences, ranges + 2 + usize::from(first), "{ranges} ranges");
+            }
+        });
+    }
 }

@@ -295,6 +295,75 @@ fn what_a_branch_declared_can_be_stored_to_by_the_abort_of_its_transaction() {
     assert_eq!(data.load::<u64>(40_960), 0);
 }
 
+#[test]
+fn a_rollback_does_not_pull_the_ground_from_under_a_branch() {
+    for policy in POLICIES {
+        let (_dir, store) = store(policy);
+        let data = region(&store);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        let savepoint = tx.savepoint().unwrap();
+        tx.store(&data, 0, &1u64).unwrap();
+        let mut branch = tx.branch().unwrap();
+        branch.store(&data, 0, &2u64).unwrap();
+        assert_eq!(tx.rollback_to(&savepoint), Err(SavepointError::Branches));
+        drop(branch);
+        tx.rollback_to(&savepoint).unwrap();
+        tx.commit(Class::Process).unwrap();
+        assert_eq!(data.load::<u64>(0), 0);
+    }
+}
+
+#[test]
+fn a_rollback_takes_back_what_was_counted_and_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = Store::options();
+    options.create(true).log_bytes(256 << 10);
+    let store = options.open(dir.path().join("store")).unwrap();
+    let data = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
+    // Half of the log, without the frame.
+    let most = (128 << 10) - 64;
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    let apart = most / 26;
+    (0..apart).for_each(|i| tx.write(&data, 2 * i, &[1]).unwrap());
+    let savepoint = tx.savepoint().unwrap();
+    tx.write(&data, 0, &vec![2; 2 * apart]).unwrap();
+    // Counted exactly, all of them are one range.
+    tx.write(&data, 500_000, &[3; 50_000]).unwrap();
+    tx.rollback_to(&savepoint).unwrap();
+    let refused = tx.write(&data, 500_000, &[3; 100_000]);
+    assert!(matches!(refused, Err(RangeError::LogTooSmall { .. })), "{refused:?}");
+    tx.rollback_to(&savepoint).unwrap();
+    (0..100).for_each(|i| tx.write(&data, 600_000 + 16 * i, &[4; 8]).unwrap());
+    tx.commit(Class::Process).unwrap();
+    let found = bytes(&data, 1 << 20);
+    assert!(found[..2 * apart].iter().enumerate().all(|(i, byte)| *byte == u8::from(i % 2 == 0)));
+    assert!(found[500_000..600_000].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_region_grows_while_transactions_use_it() {
+    for policy in POLICIES {
+        let (_dir, store) = store(policy);
+        let segment = store.segment("data").unwrap();
+        let data = segment.map_all().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 1..200u64 {
+                    let len = (1 << 20) + i * (64 << 10);
+                    segment.grow(len).unwrap();
+                    data.grow(len as usize).unwrap();
+                }
+            });
+            for i in 0..20_000u64 {
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                tx.store(&data, i as usize % 1000 * 8, &i).unwrap();
+                tx.store(&data, data.len() - 8, &i).unwrap();
+                if i % 3 == 0 { tx.abort() } else { tx.commit(Class::Process).unwrap() }
+            }
+        });
+    }
+}
+
 /// What was rolled back is nobody's any more: another transaction may change it and commit, and a crash of the first must
 /// not bring back what was there before.
 #[test]

@@ -215,6 +215,8 @@ impl Shared {
             // Before anybody can declare bytes there.
             verifier.shadow(region, from, to);
         }
+        // Who declares bytes there finds them.
+        self.table.grow(region, to);
         match &region.guard {
             Some(guard) => guard.protect(region, from, to),
             None => {
@@ -254,9 +256,7 @@ impl Shared {
             let (mapped_start, mapped_end) = (other.start, other.end());
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
-        self.map_part(region, now, len)?;
-        self.table.put(region);
-        Ok(())
+        self.map_part(region, now, len)
     }
 
     /// The segment loader: see [`crate::Segment::load`].

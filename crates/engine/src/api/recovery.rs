@@ -34,7 +34,7 @@ use caliburn_log::log::{self, Log, MediaError};
 use caliburn_log::record::{self, FRAME, Kind, Place, Range, Ranges, Record};
 use caliburn_log::staged_tail::{self, StageError, StagedTail};
 use caliburn_os::clock::wall_ns;
-use caliburn_os::host::{Lock, LockError};
+use caliburn_os::host::{Id, Lock, LockError};
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::planted;
 use std::io;
@@ -306,13 +306,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
     let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
     parts.reach(dir, options, all.iter().map(|m| (m.path().to_owned(), forced(&**m))))?;
     if !write {
-        let mut unapplied = RedoRanges::of(image);
-        // With damage in between, what is later than the damage would be out of order.
-        for (_, body) in staged_tail.records.iter().filter(|_| parts.damage.is_none()) {
-            let tail = unapplied.tail();
-            unapplied.push(body.clone(), tail);
-        }
-        parts.unapplied = Some(unapplied);
+        parts.unapplied = Some(to_show(image, &staged_tail, &parts));
         return Ok(parts);
     }
     // 4
@@ -323,24 +317,42 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Parts, OpenError
         append_leftover(&log, &*stage_medium, &mut parts, &mut unapplied, *stamp, body)?;
     }
     // 6
-    let checkpoint = staged_tail.checkpoint.filter(|checkpoint| checkpoint.before >= log.head());
-    let bytes =
-        options.stage_bytes.min(options.tuning.budget(&parts.limits) / 8).max(staged_tail::STAGE_BYTES_MIN);
-    let stage = Stage::open(
-        &*stage_medium,
-        parts.catalog.store,
-        boot,
-        bytes,
-        staged_tail.last,
-        log.appended(),
-        checkpoint,
-    )?;
+    serve(options, &mut parts, log, unapplied, &*stage_medium, boot, &staged_tail)?;
+    Ok(parts)
+}
+
+/// What a store that takes no changes must lay over its segments.
+fn to_show(image: Image, staged_tail: &StagedTail, parts: &Parts) -> RedoRanges {
+    let mut unapplied = RedoRanges::of(image);
+    // With damage in between, what is later than the damage would be out of order.
+    for (_, body) in staged_tail.records.iter().filter(|_| parts.damage.is_none()) {
+        let tail = unapplied.tail();
+        unapplied.push(body.clone(), tail);
+    }
+    unapplied
+}
+
+/// Step 6: the stage is empty, and the log takes records.
+fn serve(
+    options: &Options,
+    parts: &mut Parts,
+    log: Log,
+    unapplied: RedoRanges,
+    stage_medium: &dyn Medium,
+    boot: Id,
+    left: &StagedTail,
+) -> Result<(), OpenError> {
+    let checkpoint = left.checkpoint.filter(|checkpoint| checkpoint.before >= log.head());
+    let budget = options.tuning.budget(&parts.limits);
+    let bytes = options.stage_bytes.min(budget / 8).max(staged_tail::STAGE_BYTES_MIN);
+    let (store, tail) = (parts.catalog.store, log.appended());
+    let stage = Stage::open(stage_medium, store, boot, bytes, left.last, tail, checkpoint)?;
     // What the segments show is not forced, and their sums may lack it: the head must not pass it without an epoch.
     let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head())
         && !planted("shown-taken-for-forced");
     parts.unapplied = (unforced || !unapplied.is_empty()).then_some(unapplied);
     parts.live = Some(Live { stage, log });
-    Ok(parts)
+    Ok(())
 }
 
 /// Whether the segments show what the stage says: they lie in the page caches in which they lay then, and nothing was

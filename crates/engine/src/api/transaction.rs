@@ -349,9 +349,12 @@ impl<'t> Transaction<'t> {
     /// undone reaches the log.
     ///
     /// # Errors
-    /// When the savepoint is of another transaction, or gone.
+    /// When the savepoint is of another transaction, or gone; while branches are open.
     pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
         let position = self.own(savepoint)?;
+        if self.has_branches() {
+            return Err(SavepointError::Branches);
+        }
         self.store.roll_back(&self.set, savepoint.serial, position);
         Ok(())
     }

@@ -412,6 +412,9 @@ pub enum SavepointError {
         "a no-restore transaction of a store with the redo policy has no savepoints: it keeps no old values"
     )]
     NoOldValues,
+    /// A branch may have changed, or saved, what would be rolled back.
+    #[error("the transaction has open branches: adopt or drop them before it is rolled back")]
+    Branches,
     /// It is of another transaction, or was released, or the transaction was rolled back to an earlier one.
     #[error(
         "the transaction has no such savepoint: it was released, or the transaction was rolled back beyond it"

@@ -2,7 +2,10 @@
 //! and without counting a reference.
 //!
 //! Whoever looks up an address or a place has declared it, or vouches that its region stays mapped; so what is found can be
-//! used. Entries of other regions may change while they are looked at: each has a version, odd while it changes.
+//! used. Entries of other regions may come and go while they are looked at: each has a version, odd while it changes.
+//!
+//! Invariant: the entry of a mapped region never changes but for its length, which is there before the region says so:
+//! what is declared in a region is found.
 
 use crate::storage::region::RegionState;
 use caliburn_log::SegmentId;
@@ -95,13 +98,24 @@ impl RegionTable {
         (FEW..used).find_map(|number| self.entry(number).read().filter(&holds))
     }
 
-    /// Notes a region, or that it has grown.
+    /// The entry of the region at an address; 0: one without a region.
+    fn number_of(&self, region: usize) -> Option<usize> {
+        let used = self.used.load(Ordering::Relaxed);
+        (0..used).find(|number| self.entry(*number).region.load(Ordering::Relaxed) == region)
+    }
+
+    /// Says how long a region is about to be, if it is noted.
+    pub fn grow(&self, region: &RegionState, len: usize) {
+        if let Some(number) = self.number_of(ptr::from_ref(region).addr()) {
+            self.entry(number).len.store(len, Ordering::Release);
+        }
+    }
+
+    /// Notes a region that was mapped.
     pub fn put(&self, region: &RegionState) {
         let address = ptr::from_ref(region).expose_provenance();
         let used = self.used.load(Ordering::Relaxed);
-        let is = |number: &usize, wanted: usize| self.entry(*number).region.load(Ordering::Relaxed) == wanted;
-        let known = (0..used).find(|number| is(number, address));
-        let number = known.or_else(|| (0..used).find(|number| is(number, 0))).unwrap_or(used);
+        let number = self.number_of(0).unwrap_or(used);
         self.entry(number).write(Place {
             segment: region.id.0.into(),
             start: region.start,
@@ -117,8 +131,7 @@ impl RegionTable {
     /// Forgets a region.
     pub fn remove(&self, region: &RegionState) {
         let address = ptr::from_ref(region).addr();
-        let used = self.used.load(Ordering::Relaxed);
-        if let Some(number) = (0..used).find(|n| self.entry(*n).region.load(Ordering::Relaxed) == address) {
+        if let Some(number) = self.number_of(address) {
             self.entry(number).write(Place { segment: 0, start: 0, base: 0, len: 0, region: 0 });
         }
     }

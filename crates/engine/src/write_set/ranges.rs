@@ -38,6 +38,9 @@ impl Covered {
     }
 }
 
+/// Most bytes that are compacted: a chunk's word counts 32 bits.
+const COMPACTED_MAX: usize = 1 << 30;
+
 /// Joins spans that overlap or adjoin. Returns how many were joined to others, and how many bytes stood twice.
 fn join(spans: &mut Vec<Written>) -> (u64, u64) {
     spans.sort_unstable();
@@ -190,7 +193,7 @@ impl WriteSet<'_> {
         });
         let bytes: usize = kept.iter().map(|range| self.stride(range.len)).sum();
         self.work().marks.compacted = bytes;
-        if bytes > loose / 4 * 3 {
+        if bytes > loose / 4 * 3 || bytes > COMPACTED_MAX {
             return Vec::new();
         }
         let Some(chunk) = chunk(HEAD + bytes.max(least) * 2) else { return Vec::new() };

@@ -96,7 +96,10 @@ impl Reserve {
         barrier::light();
         let seen = self.released.count();
         if self.active.load(Ordering::Acquire) & !ALWAYS != 0 && !planted("adopted-while-read") {
-            self.released.wait(seen, None);
+            // A wait may end for nothing.
+            while self.released.count() == seen {
+                self.released.wait(seen, None);
+            }
         }
     }
 

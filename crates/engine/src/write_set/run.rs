@@ -41,6 +41,7 @@ unsafe impl Send for Chunk {}
 impl Chunk {
     /// Of ordinary memory.
     pub fn volatile(bytes: usize) -> io::Result<Chunk> {
+        assert!(u32::try_from(bytes).is_ok(), "a chunk's word counts 32 bits");
         let mut memory = Buffer::new(bytes)?;
         Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory) })
     }

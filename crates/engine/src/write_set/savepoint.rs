@@ -9,11 +9,7 @@ pub(super) struct Marks {
     savepoints: Vec<Mark>,
     /// Savepoints made by all transactions of the slot: so that none is taken for another.
     serial: u64,
-    /// How often the policy granted room, and how much last.
-    pub grants: u64,
-    pub granted: usize,
-    /// What was declared until then, at most.
-    pub account: (u64, u64),
+    pub granting: Granting,
     /// Bytes of the run when it was last compacted.
     pub compacted: usize,
 }
@@ -24,13 +20,24 @@ struct Mark {
     serial: u64,
     position: Position,
     left: usize,
-    grants: u64,
+    granting: Granting,
+}
+
+/// How much may be declared, and what was: a bound for what is in front of a savepoint stays one when the run is
+/// rolled back to it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Granting {
+    /// Whether the policy granted room in this transaction, and how much last.
+    pub asked: bool,
+    pub granted: usize,
+    /// What was declared until then, at most: bytes of a record, and of memory.
+    pub account: (u64, u64),
 }
 
 impl Marks {
     pub fn clear(&mut self) {
         self.savepoints.clear();
-        (self.grants, self.granted, self.account, self.compacted) = (0, 0, (0, 0), 0);
+        (self.granting, self.compacted) = (Granting::default(), 0);
     }
 }
 
@@ -45,8 +52,8 @@ impl WriteSet<'_> {
         }
         let marks = &mut self.work().marks;
         marks.serial += 1;
-        let (serial, grants) = (marks.serial, marks.grants);
-        marks.savepoints.push(Mark { serial, position, left, grants });
+        let (serial, granting) = (marks.serial, marks.granting);
+        marks.savepoints.push(Mark { serial, position, left, granting });
         serial
     }
 
@@ -70,11 +77,9 @@ impl WriteSet<'_> {
         let at =
             marks.savepoints.binary_search_by_key(&serial, |mark| mark.serial).expect("it was found before");
         marks.savepoints.truncate(at + 1);
-        let (mark, grants) = (marks.savepoints[at], marks.grants);
-        // More may be declared again, unless room was granted for what came in between.
-        if mark.grants == grants {
-            self.tail().room = mark.position.bytes + mark.left;
-        }
+        let mark = marks.savepoints[at];
+        marks.granting = mark.granting;
+        self.tail().room = mark.position.bytes + mark.left;
     }
 
     /// The newest savepoint: what is in front of it must stay as it is.

@@ -1,6 +1,7 @@
 //! A write set: a transaction's hold on its run.
 
 use super::run::{self, Chunk, HEAD, Saved, clear_word, filled, get_word, set_word, word_at};
+use super::savepoint::Granting;
 use super::slots::{self, Chunks, Counters, Slot, Work};
 use crate::storage::region::RegionState;
 use crate::tracking::guard::Opened;
@@ -119,11 +120,14 @@ impl<'t> WriteSet<'t> {
     /// Whether nothing but [`WriteSet::declare`] was done, so that [`WriteSet::clear`] ends it.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
-        self.tail().plain
+        // SAFETY: as for `tail`; nothing is borrowed.
+        unsafe { (*self.slot.tail_at()).plain }
     }
 
+    #[inline(always)]
     pub fn keeps_old(&self) -> bool {
-        self.tail().keeps_old
+        // SAFETY: it changes when a transaction begins, and threads that share one only read.
+        unsafe { (*self.slot.tail_at()).keeps_old }
     }
 
     pub fn counters(&self) -> &'t Counters {
@@ -139,15 +143,15 @@ impl<'t> WriteSet<'t> {
     /// What the word of the chunk in use says.
     #[inline(always)]
     pub(super) fn word(&self) -> u64 {
-        // SAFETY: the chunk in use is this run's.
-        unsafe { get_word(self.tail().word) }
+        // SAFETY: as for `tail`; the chunk in use is this run's.
+        unsafe { get_word((*self.slot.tail_at()).word) }
     }
 
     /// Says it.
     #[inline(always)]
     pub(super) fn set_word(&self, word: u64) {
         // SAFETY: as above.
-        unsafe { set_word(self.tail().word, word) };
+        unsafe { set_word((*self.slot.tail_at()).word, word) };
     }
 
     /// Declares `len` bytes, at least one, at `offset` of the region, which are there, if that needs nothing else: else
@@ -155,14 +159,14 @@ impl<'t> WriteSet<'t> {
     /// Invariant: a range is published whole before any of its bytes is changed.
     #[inline(always)]
     pub fn declare(&self, region: &RegionState, offset: usize, len: usize, watch: &AtomicU32) -> bool {
-        let (source, tail) = (region.at(offset), self.tail());
-        let start = source.addr();
-        if tail.last.0 <= start && start + len <= tail.last.0 + tail.last.1 {
+        let source = region.at(offset);
+        let (start, last) = (source.addr(), self.tail().last);
+        if last.0 <= start && start + len <= last.0 + last.1 {
             self.slot.counters.declared_again(len);
             return true;
         }
         let word = self.word();
-        if filled(word) + range_bytes(len) > tail.room {
+        if filled(word) + range_bytes(len) > self.tail().room {
             return false;
         }
         self.put_from(source, region, offset, len, word);
@@ -189,10 +193,9 @@ impl<'t> WriteSet<'t> {
         if planted("word-before-its-bytes") {
             self.set_word(word + self.stride(len) as u64);
         }
-        let tail = self.tail();
-        let (at, start) = (tail.ranges.wrapping_add(filled(word)), region.start + offset as u64);
+        let (at, start) = (self.tail().ranges.wrapping_add(filled(word)), region.start + offset as u64);
         // SAFETY: the range lies within the mapped region; the caller knows of the room at the end.
-        let total = unsafe { run::place(at, region.id, start, source, len, tail.keeps_old) };
+        let total = unsafe { run::place(at, region.id, start, source, len, self.keeps_old()) };
         self.set_word(word + total as u64);
         self.tail().last = (source.addr(), len);
         let counters = &self.slot.counters;
@@ -256,26 +259,24 @@ impl<'t> WriteSet<'t> {
         let room = filled(self.word()) + left;
         let tail = self.tail();
         (tail.room, tail.plain) = (room, false);
-        let marks = &mut self.work().marks;
-        marks.grants += 1;
-        marks.granted = left;
+        let granting = &mut self.work().marks.granting;
+        (granting.asked, granting.granted) = (true, left);
     }
 
     /// What its ranges may amount to at most, for a policy that has limits: bytes of a record, and of memory. `entry` is the
     /// most memory that a range of the smallest size takes.
     pub fn account(&self, entry: u64) -> (u64, u64) {
+        let Granting { asked, granted, account: (body, memory) } = self.work().marks.granting;
         let mut used = 0;
-        if self.work().marks.grants == 0 {
-            self.each(|range| used += range_bytes(range.len) as u64);
+        if asked {
+            used = (granted - self.left()) as u64;
         } else {
-            used = (self.work().marks.granted - self.left()) as u64;
+            self.each(|range| used += range_bytes(range.len) as u64);
         }
-        let marks = &mut self.work().marks;
-        let (body, memory) = marks.account;
-        marks.account = (body + used, memory + used.div_ceil(range_bytes(1) as u64) * entry);
-        (marks.granted, marks.grants) = (0, marks.grants.max(1));
+        let account = (body + used, memory + used.div_ceil(range_bytes(1) as u64) * entry);
+        self.work().marks.granting = Granting { asked: true, granted: 0, account };
         self.tail().room = 0;
-        self.work().marks.account
+        account
     }
 
     /// What is left of the room.
@@ -285,7 +286,7 @@ impl<'t> WriteSet<'t> {
 
     /// Says what they amount to.
     pub fn settle(&self, account: (u64, u64)) {
-        self.work().marks.account = account;
+        self.work().marks.granting.account = account;
     }
 
     /// Goes on in another chunk, whose words other than the one that counts its ranges the policy has written. `true`
@@ -437,12 +438,14 @@ impl<'t> WriteSet<'t> {
 
     /// Whether this set is part of another.
     pub fn is_branch(&self) -> bool {
-        self.work().parent.is_some()
+        // SAFETY: as for `keeps_old`.
+        unsafe { (*self.slot.work_at()).parent.is_some() }
     }
 
     /// Whether this set is part of that one.
     pub fn is_branch_of(&self, parent: &WriteSet<'_>) -> bool {
-        self.work().parent == Some(parent.slot.into())
+        // SAFETY: as for `keeps_old`.
+        unsafe { (*self.slot.work_at()).parent == Some(parent.slot.into()) }
     }
 
     /// Takes over what a branch was let store to, which an abort stores to again.

@@ -145,8 +145,20 @@ impl Slot {
     }
 
     fn grant(&self, most: usize) {
+        // A run that gets its first chunk meanwhile has the lock.
+        let _chunks = self.chunks.lock().expect("no panic under this lock");
         self.most.store(most, Ordering::Relaxed);
         self.regrant();
+    }
+
+    /// What of its run only the transaction that has the slot changes.
+    #[inline(always)]
+    pub(super) fn tail_at(&self) -> *mut Tail {
+        self.tail.get()
+    }
+
+    pub(super) fn work_at(&self) -> *mut Work {
+        self.work.get()
     }
 
     pub(super) fn regrant(&self) {
@@ -324,6 +336,9 @@ impl Slots {
             made.iter().for_each(|slot| slot.settle(self.most.load(Ordering::Relaxed)));
             // Another thread may have been faster.
             let _ = self.tiers[tier].set(made);
+            // Nor must it miss what was granted meanwhile.
+            let made = self.tiers[tier].get().expect("it was made");
+            made.iter().for_each(|slot| slot.grant(self.most.load(Ordering::Relaxed)));
         }
         self.tiers[tier].get().expect("it was made")
     }

@@ -298,8 +298,8 @@ impl UndoChunks {
 
 fn write_back(flush: Flush, table: &RegionTable, cursor: &mut RegionCursor<'_>, range: Saved) {
     // SAFETY: a region with declared bytes stays mapped until the transaction ends.
-    if let Some(region) = unsafe { cursor.find(table, range.segment, range.offset) } {
-        // SAFETY: the range lies within the region.
-        unsafe { flush.lines(region.at((range.offset - region.start) as usize), range.len) };
-    }
+    let region =
+        unsafe { cursor.find(table, range.segment, range.offset) }.expect("declared bytes are mapped");
+    // SAFETY: the range lies within the region.
+    unsafe { flush.lines(region.at((range.offset - region.start) as usize), range.len) };
 }
