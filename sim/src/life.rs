@@ -428,7 +428,8 @@ impl Life {
             End::Async => _ = tx.commit_async().map_err(failure)?,
             _ => tx.commit(Class::Process).map_err(failure)?,
         }
-        let forced = end == End::Power || self.flavour == Flavour::Persistent;
+        // Who has changed nothing waits for nothing.
+        let forced = end == End::Power && !changes.is_empty() || self.flavour == Flavour::Persistent;
         self.machine.mark(if forced { Mark::Forced(state) } else { Mark::Committed(state) });
         self.apply_live(&changes);
         Ok(())
