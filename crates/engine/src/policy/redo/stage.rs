@@ -590,6 +590,27 @@ mod tests {
         assert!(error.contains("another store"), "{error}");
     }
 
+    #[test]
+    fn a_chunk_is_freed_when_all_of_it_was_collected_and_not_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+        (0..50).for_each(|value| _ = put(&stage, value).unwrap());
+        let horizon = stage.horizon();
+        stage.collect(horizon, &mut Vec::new());
+        // The chunk is left before the flusher comes back, with records that it has not seen.
+        let mut value = 50;
+        while stage.full_chunks() == 0 {
+            put(&stage, value).unwrap();
+            value += 1;
+        }
+        stage.advance(Some(horizon), Lsn(640));
+        stage.fold();
+        let mut found = Vec::new();
+        stage.collect(stage.horizon(), &mut found);
+        let found: Vec<_> = found.iter().map(|staged| (staged.stamp, staged.body.to_vec())).collect();
+        assert_eq!(values(&found), (50..value).collect::<Vec<_>>());
+    }
+
     proptest! {
         /// Whatever two lanes append and the flusher takes away, what is left over is what was not taken, in
         /// the order in which it was appended.
