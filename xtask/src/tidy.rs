@@ -11,7 +11,7 @@ const FUNCTION_LINES: usize = 90;
 const LONGER: [(&str, usize, &str); 3] = [
     (
         "crates/engine/src/policy/redo/stage.rs",
-        700,
+        740,
         "lanes, chunks and stamps are one protocol; a quarter is tests",
     ),
     ("crates/heap/src/heap.rs", 700, "to be split when the heap moves"),

@@ -591,6 +591,21 @@ mod tests {
     }
 
     #[test]
+    fn whoever_commits_after_another_lane_is_stamped_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+        for round in 0..20 {
+            // Enough of them for the bias.
+            (0..2 * u64::from(BIAS_AFTER)).for_each(|value| _ = put(&stage, value).unwrap());
+            let other = std::thread::scope(|scope| scope.spawn(|| put(&stage, 1)).join().unwrap()).unwrap();
+            let own = put(&stage, 2).unwrap();
+            assert!(own > other, "round {round}: {own} after {other}");
+            // The bias can be had again.
+            stage.horizon();
+        }
+    }
+
+    #[test]
     fn a_chunk_is_freed_when_all_of_it_was_collected_and_not_before() {
         let dir = tempfile::tempdir().unwrap();
         let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
