@@ -22,7 +22,7 @@ usage: cargo xtask TASK
 
   test    everything: formatting, lints, tests, documentation tests, demonstrations, small benchmarks; installs what it
           needs where it may, else says what was not run
-  test --quick   what a contributor runs: some five minutes, no root, no packages
+  test --quick   what a contributor runs: a part of it, no root, no packages
   soak    the crash tests at sizes that take hours
   tidy    only the style rules that no other tool checks
   torture --images N --seed S   long random workloads on simulated machines, crashed everywhere

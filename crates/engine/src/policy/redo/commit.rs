@@ -43,7 +43,7 @@ impl Shared {
         2 * self.page_size as u64 + range_bytes(1) as u64
     }
 
-    /// Bytes of ranges that no transaction can declare too many of: see [`crate::write_set::Terms`].
+    /// Bytes of ranges that no transaction can declare too many of: see `Slots::grant`.
     pub fn redo_room(&self) -> usize {
         let memory = self.memory_budget() / self.entry_memory() * range_bytes(1) as u64;
         memory.min(self.body_max) as usize
