@@ -1,9 +1,9 @@
 //! Crashes while a store takes over a file as it is, and again after the program has made it longer: the program forces
 //! nothing, so that what was acknowledged rests upon what the store forced of the file's name and length.
 
-use crate::creation::Making;
 use crate::disk::Disk;
 use crate::life::{ADOPTED, Flavour, LifeMachine, SEGMENT, STORE, options};
+use crate::making::Making;
 use crate::media::{Machine, MachineMedia};
 use caliburn::{Class, Mode, Store};
 use caliburn_os::medium::Media;

@@ -5,18 +5,11 @@ use crate::adoption;
 use crate::disk::{Disk, Loss};
 use crate::explore::Failure;
 use crate::life::{Flavour, LOST, LifeMachine, SEGMENT, STORE, UNFORCED, options};
+use crate::making::Making;
 use crate::media::{Entry, Fault, Machine};
 use crate::random::Random;
 use caliburn::Mode;
 use std::sync::Arc;
-
-/// Something that is made on a machine, and what must be there of it after a crash.
-pub struct Making {
-    /// Makes it; every step that was acknowledged is marked by its number.
-    pub make: fn(&Arc<Machine<usize>>, Flavour) -> Result<(), String>,
-    /// Opens, in that boot, what is left on a disk when so many steps were acknowledged.
-    pub take_up: fn(Disk, u8, usize, Flavour) -> Result<(), String>,
-}
 
 const OWN: Making = Making { make, take_up };
 

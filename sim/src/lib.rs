@@ -22,6 +22,7 @@ pub mod disk;
 pub mod explore;
 pub mod heap;
 pub mod life;
+mod making;
 pub mod media;
 pub mod model;
 pub mod random;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod c;
+mod floors;
 mod fuzz;
 mod install;
 mod instructions;

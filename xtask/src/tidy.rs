@@ -1,6 +1,7 @@
 //! Style that no other tool checks: sizes of files and functions, names to avoid, unfinished work, and
 //! where `unsafe` may stand.
 
+use crate::floors;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -21,17 +22,17 @@ const LONGER: [(&str, usize, &str); 3] = [
 const UNSAFE_MAY: [&str; 28] = [
     "crates/os/src/",
     "crates/engine/src/api/mapping.rs",
+    "crates/engine/src/api/prepared.rs",
+    "crates/engine/src/api/region.rs",
     "crates/engine/src/api/transaction.rs",
     "crates/engine/src/policy/redo/commit.rs",
     "crates/engine/src/policy/redo/memory.rs",
-    "crates/engine/src/policy/redo/prepared.rs",
     "crates/engine/src/policy/redo/stage.rs",
     "crates/engine/src/policy/redo/truncation.rs",
     "crates/engine/src/policy/undo/chunks.rs",
     "crates/engine/src/policy/undo/runs.rs",
     "crates/engine/src/storage/region.rs",
     "crates/engine/src/storage/region_table.rs",
-    "crates/engine/src/storage/segment.rs",
     "crates/engine/src/tracking/guard.rs",
     "crates/engine/src/tracking/verify.rs",
     "crates/engine/src/write_set/ranges.rs",
@@ -48,11 +49,6 @@ const UNSAFE_MAY: [&str; 28] = [
     "sim/src/life.rs",
     "sim/src/media.rs",
 ];
-/// The engine's folders by floors: a file may use what is on its own floor in its own folder, and what is below.
-const FLOORS: [(&str, u32); 6] =
-    [("storage", 1), ("write_set", 2), ("tracking", 3), ("policy", 3), ("api", 4), ("inspect", 4)];
-/// Uses of a higher floor that are left: it may only become less.
-const UPWARD: usize = 21;
 const BAD_NAMES: [&str; 4] = ["utils", "common", "helpers", "misc"];
 
 /// Checks every Rust file of the workspace.
@@ -69,56 +65,8 @@ pub fn run() -> Result<(), String> {
         let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         check(&path.to_string_lossy(), &text, &mut problems);
     }
-    arrows(&files, &mut problems)?;
+    floors::check(&files, &mut problems)?;
     if problems.is_empty() { Ok(()) } else { Err(format!("tidy:\n  {}", problems.join("\n  "))) }
-}
-
-/// Which way the engine's folders depend on each other.
-fn arrows(files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), String> {
-    let mut upward = Vec::new();
-    for path in files {
-        let Ok(inside) = path.strip_prefix("crates/engine/src") else { continue };
-        let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        for (number, line) in text.lines().enumerate() {
-            match arrow(&inside.to_string_lossy(), line) {
-                Some(Arrow::Up) => upward.push(format!("{}:{}: {}", path.display(), number + 1, line.trim())),
-                Some(Arrow::Across) => problems.push(format!(
-                    "{}:{}: {}: policies, and tracking, do not know each other",
-                    path.display(),
-                    number + 1,
-                    line.trim()
-                )),
-                None => {}
-            }
-        }
-    }
-    if upward.len() != UPWARD {
-        let text = format!("{} uses of a higher floor, {UPWARD} are written down:", upward.len());
-        problems.push(format!("{text}\n    {}", upward.join("\n    ")));
-    }
-    Ok(())
-}
-
-/// An arrow that should not be there.
-#[derive(Debug, PartialEq, Eq)]
-enum Arrow {
-    Up,
-    Across,
-}
-
-/// What a line of a file of the engine uses that it should not.
-fn arrow(file: &str, line: &str) -> Option<Arrow> {
-    let used = line.trim_start().strip_prefix("use crate::")?;
-    let floor = |folder: &str| FLOORS.iter().find(|(name, _)| *name == folder).map(|(_, floor)| *floor);
-    let (from, below) = file.split_once('/')?;
-    let (to, rest) = used.split_once("::")?;
-    let (here, there) = (floor(from)?, floor(to)?);
-    let part = |path: &str| path.split(['/', ':']).next().unwrap_or_default().to_owned();
-    let policies = from == "policy" && to == "policy" && below.contains('/') && part(rest) != part(below);
-    if policies || (here == there && from != to && here == 3) {
-        return Some(Arrow::Across);
-    }
-    (there > here).then_some(Arrow::Up)
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
@@ -190,19 +138,6 @@ mod tests {
         let mut found = Vec::new();
         check(path, text, &mut found);
         found.len()
-    }
-
-    #[test]
-    fn arrows_point_down() {
-        assert_eq!(arrow("storage/segment.rs", "use crate::api::shared::Shared;"), Some(Arrow::Up));
-        assert_eq!(arrow("api/store.rs", "use crate::storage::segment::SegmentState;"), None);
-        assert_eq!(
-            arrow("policy/undo/runs.rs", "use crate::policy::redo::stage::Stage;"),
-            Some(Arrow::Across)
-        );
-        assert_eq!(arrow("policy/redo/commit.rs", "use crate::policy::redo::stage::Stage;"), None);
-        assert_eq!(arrow("tracking/guard.rs", "use crate::policy::dispatch::x;"), Some(Arrow::Across));
-        assert_eq!(arrow("policy/dispatch.rs", "use crate::write_set::WriteSet;"), None);
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use crate::error::{CALIBURN_BUSY, CALIBURN_NOT_FOUND, Done, Fault, call};
 use crate::handle::Table;
-use crate::store::{Open, caliburn_store, open};
+use crate::store::{caliburn_store, open};
 use crate::text;
-use crate::transaction::{Work, begin_of_heap, caliburn_tx, work};
+use crate::transaction::{HeapInUse, OpenTransaction, begin_of_heap, caliburn_tx, open_transaction};
 use caliburn::heap::{Heap, HeapTransaction, Place};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
@@ -16,18 +16,10 @@ pub struct caliburn_heap;
 /// No place: what removes a root.
 pub const CALIBURN_NOWHERE: u64 = u64::MAX;
 
-/// A heap and what of it is out.
-pub struct Entry {
-    heap: Heap<'static>,
-    store: &'static Open,
-    /// Open transactions, which refer to the heap.
-    pub transactions: AtomicUsize,
-}
-
-static HEAPS: Table<Box<Entry>> = Table::new(5);
+static HEAPS: Table<Box<HeapInUse>> = Table::new(5);
 
 #[inline]
-fn entry(handle: *const caliburn_heap) -> Done<&'static Entry> {
+fn entry(handle: *const caliburn_heap) -> Done<&'static HeapInUse> {
     HEAPS.get(handle).map(|entry| &**entry).ok_or_else(none)
 }
 
@@ -38,9 +30,9 @@ fn none() -> Fault {
 
 #[inline]
 fn heap_work<'a>(tx: *mut caliburn_tx) -> Done<&'a mut HeapTransaction<'static>> {
-    match work(tx)? {
-        Work::Heap(tx) => Ok(tx),
-        Work::Plain(_) => {
+    match open_transaction(tx)? {
+        OpenTransaction::Heap(tx) => Ok(tx),
+        OpenTransaction::Plain(_) => {
             Err(Fault::invalid("not a transaction of a heap: begin it with caliburn_heap_begin()"))
         }
     }
@@ -58,7 +50,7 @@ pub extern "C" fn caliburn_heap_open(
         let store = open(store)?;
         let opened = Heap::open(&store.store, text::name("name", name)?)?;
         store.dependents.fetch_add(1, Ordering::AcqRel);
-        let entry = Entry { heap: opened, store, transactions: AtomicUsize::new(0) };
+        let entry = HeapInUse { heap: opened, store, transactions: AtomicUsize::new(0) };
         text::put("heap", heap, HEAPS.insert(Box::new(entry)))
     })
 }
@@ -73,7 +65,7 @@ pub extern "C" fn caliburn_heap_close(heap: *mut caliburn_heap) -> c_int {
             return Err(Fault::new(CALIBURN_BUSY, text));
         }
         let entry = HEAPS.take(heap).ok_or_else(none)?;
-        let Entry { heap, store, .. } = *entry;
+        let HeapInUse { heap, store, .. } = *entry;
         drop(heap);
         store.dependents.fetch_sub(1, Ordering::AcqRel);
         Ok(())

@@ -2,15 +2,14 @@
 
 use crate::error::{Done, Fault, call};
 use crate::handle::Table;
-use crate::heap;
 use crate::store::{Open, caliburn_store, class_of, open};
 use crate::text;
-use caliburn::heap::HeapTransaction;
+use caliburn::heap::{Heap, HeapTransaction};
 use caliburn::{Branch, Mode, Savepoint, Ticket, Transaction};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A transaction. Its memory is the caller's, initialised with CALIBURN_TX_INITIALIZER or zeros, and stays where it is until
 /// the transaction ends; then another can be begun in it.
@@ -30,10 +29,18 @@ pub struct caliburn_ticket;
 
 static TICKETS: Table<(Ticket<'static>, &'static Open)> = Table::new(6);
 
+/// A heap of an open store, and what of it is out.
+pub struct HeapInUse {
+    pub heap: Heap<'static>,
+    pub store: &'static Open,
+    /// Open transactions, which refer to the heap.
+    pub transactions: AtomicUsize,
+}
+
 /// A transaction, and the store.
 type OfStore = (Transaction<'static>, &'static Open);
 /// A transaction of a heap, and the heap.
-pub type OfHeap = (HeapTransaction<'static>, &'static heap::Entry);
+pub type OfHeap = (HeapTransaction<'static>, &'static HeapInUse);
 
 /// A branch, and the store.
 type OfBranch = (Branch<'static>, &'static Open);
@@ -64,7 +71,7 @@ const _: () = {
 };
 
 /// An open transaction, to be used.
-pub enum Work<'a> {
+pub enum OpenTransaction<'a> {
     Plain(&'a mut Transaction<'static>),
     Heap(&'a mut HeapTransaction<'static>),
 }
@@ -144,7 +151,7 @@ impl Place {
 }
 
 /// Counts a heap's transaction as ended.
-struct Ended(&'static heap::Entry);
+struct Ended(&'static HeapInUse);
 
 impl Drop for Ended {
     fn drop(&mut self) {
@@ -154,17 +161,17 @@ impl Drop for Ended {
 
 /// The open transaction.
 #[inline]
-pub fn work<'a>(tx: *mut caliburn_tx) -> Done<Work<'a>> {
+pub fn open_transaction<'a>(tx: *mut caliburn_tx) -> Done<OpenTransaction<'a>> {
     let place = memory(tx)?;
     if place.is(PLAIN) {
         // SAFETY: the mark says that it is there.
-        Ok(Work::Plain(unsafe { &mut (&mut place.body.plain).0 }))
+        Ok(OpenTransaction::Plain(unsafe { &mut (&mut place.body.plain).0 }))
     } else if place.is(HEAP) {
         // SAFETY: as above.
-        Ok(Work::Heap(unsafe { &mut (&mut place.body.heap).0 }))
+        Ok(OpenTransaction::Heap(unsafe { &mut (&mut place.body.heap).0 }))
     } else if place.is(BRANCH) {
         // SAFETY: as above.
-        Ok(Work::Plain(unsafe { &mut (&mut place.body.branch).0 }))
+        Ok(OpenTransaction::Plain(unsafe { &mut (&mut place.body.branch).0 }))
     } else {
         Err(none())
     }
@@ -186,8 +193,8 @@ fn check_end(tx: *mut caliburn_tx, aborts: bool) -> Done {
     if !aborts && memory(tx)?.is(BRANCH) {
         return Err(Fault::invalid("it is a branch: caliburn_adopt() or caliburn_abort() ends it"));
     }
-    match work(tx)? {
-        Work::Plain(tx) if tx.has_branches() => {
+    match open_transaction(tx)? {
+        OpenTransaction::Plain(tx) if tx.has_branches() => {
             Err(Fault::invalid("the transaction has open branches: adopt or abort them first"))
         }
         _ => Ok(()),
@@ -197,18 +204,18 @@ fn check_end(tx: *mut caliburn_tx, aborts: bool) -> Done {
 /// The open transaction, to be ended in a way that those of heaps do not have; one with old values, if it takes these.
 fn take_plain(tx: *mut caliburn_tx, restores: bool) -> Done<OfStore> {
     check_end(tx, false)?;
-    match work(tx)? {
-        Work::Heap(_) => {
+    match open_transaction(tx)? {
+        OpenTransaction::Heap(_) => {
             return Err(Fault::invalid(
                 "a transaction of a heap ends by caliburn_commit() or caliburn_abort()",
             ));
         }
-        Work::Plain(tx) if restores && tx.mode() == Mode::NoRestore => {
+        OpenTransaction::Plain(tx) if restores && tx.mode() == Mode::NoRestore => {
             return Err(Fault::invalid(
                 "it was begun with CALIBURN_NO_RESTORE and has no old values: commit it",
             ));
         }
-        Work::Plain(_) => {}
+        OpenTransaction::Plain(_) => {}
     }
     memory(tx)?.take_plain().ok_or_else(none)
 }
@@ -221,9 +228,9 @@ fn take_plain(tx: *mut caliburn_tx, restores: bool) -> Done<OfStore> {
 unsafe fn declare(tx: *mut caliburn_tx, address: *const u8, len: usize) -> Done {
     // SAFETY: passed on from the caller.
     unsafe {
-        match work(tx)? {
-            Work::Plain(tx) => tx.set_range_at(address, len)?,
-            Work::Heap(tx) => tx.transaction().set_range_at(address, len)?,
+        match open_transaction(tx)? {
+            OpenTransaction::Plain(tx) => tx.set_range_at(address, len)?,
+            OpenTransaction::Heap(tx) => tx.transaction().set_range_at(address, len)?,
         }
     }
     Ok(())
@@ -259,7 +266,7 @@ pub unsafe extern "C" fn caliburn_set_range(
 ) -> c_int {
     call(|| {
         if len == 0 {
-            return work(tx).map(drop);
+            return open_transaction(tx).map(drop);
         }
         // SAFETY: no region is unmapped while a transaction has ranges in it: caliburn_unmap() refuses.
         unsafe { declare(tx, address.cast(), len) }
@@ -275,7 +282,7 @@ pub unsafe extern "C" fn caliburn_write(
     len: usize,
 ) -> c_int {
     call(|| {
-        work(tx)?;
+        open_transaction(tx)?;
         let source = text::bytes("source", source.cast(), len)?;
         if len == 0 {
             return Ok(());
@@ -309,7 +316,7 @@ pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
     call(|| {
-        if matches!(work(tx)?, Work::Plain(tx) if !tx.can_abort()) {
+        if matches!(open_transaction(tx)?, OpenTransaction::Plain(tx) if !tx.can_abort()) {
             return Err(Fault::invalid(
                 "it was begun with CALIBURN_NO_RESTORE and has no old values: commit it",
             ));
@@ -343,9 +350,11 @@ pub struct caliburn_savepoint_t {
 
 /// The open transaction, if it is not of a heap.
 fn not_of_heap<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Transaction<'static>> {
-    match work(tx)? {
-        Work::Plain(tx) => Ok(tx),
-        Work::Heap(_) => Err(Fault::invalid("a transaction of a heap has no savepoints and no branches")),
+    match open_transaction(tx)? {
+        OpenTransaction::Plain(tx) => Ok(tx),
+        OpenTransaction::Heap(_) => {
+            Err(Fault::invalid("a transaction of a heap has no savepoints and no branches"))
+        }
     }
 }
 

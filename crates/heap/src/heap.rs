@@ -3,7 +3,6 @@
 use crate::class::{self, CLASSES, SIZES, SPAN};
 use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
 use crate::span::{self, At, Cache, SPANS_MAX, Spans};
-use crate::transaction::HeapTransaction;
 use caliburn_engine::{
     BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
 };
@@ -192,15 +191,6 @@ impl<'s> Heap<'s> {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Begins a transaction that can allocate and free.
-    ///
-    /// # Errors
-    /// As [`Store::begin`].
-    #[inline]
-    pub fn begin(&self) -> Result<HeapTransaction<'_>, BeginError> {
-        Ok(HeapTransaction::new(self, self.store.begin(Mode::Restore)?))
     }
 
     /// The region of the objects: [`Place`]s are offsets in it.

@@ -12,7 +12,7 @@ use crate::heap::{Heap, HeapError, Place, Root};
 use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
-use caliburn_engine::{Class, Policy, RangeError, Region, Ticket, Transaction};
+use caliburn_engine::{BeginError, Class, Mode, RangeError, Region, Ticket, Transaction};
 use caliburn_os::simulated::planted;
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -258,7 +258,7 @@ impl<'h> HeapTransaction<'h> {
         // What was taken and given up again nobody else ever saw.
         let passing = |of: &[Change]| !of[0].freed() && of[of.len() - 1].freed();
         let ticket = if self.roots.is_empty() && of_objects(&self.changes).all(passing) {
-            commit_inner(heap, self.tx.take().expect("not spent"), class)?
+            commit_inner(self.tx.take().expect("not spent"), class)?
         } else {
             self.commit_changes(class, passing)?
         };
@@ -294,7 +294,7 @@ impl<'h> HeapTransaction<'h> {
             None => None,
         };
         // 3
-        let ticket = commit_inner(heap, tx, class)?;
+        let ticket = commit_inner(tx, class)?;
         // Before anybody can reach them by a root.
         for change in of_objects(&lasting).map(|of| of[of.len() - 1]).filter(|change| !change.freed()) {
             heap.spans.get(change.span()).settle(change.object());
@@ -309,6 +309,17 @@ impl<'h> HeapTransaction<'h> {
     /// Undoes everything.
     pub fn abort(self) {
         drop(self);
+    }
+}
+
+impl Heap<'_> {
+    /// Begins a transaction that can allocate and free.
+    ///
+    /// # Errors
+    /// As [`Store::begin`].
+    #[inline]
+    pub fn begin(&self) -> Result<HeapTransaction<'_>, BeginError> {
+        Ok(HeapTransaction::new(self, self.store.begin(Mode::Restore)?))
     }
 }
 
@@ -340,16 +351,10 @@ impl HeapTransaction<'_> {
 }
 
 /// Commits; another class than the least is waited for later, without locks.
-fn commit_inner<'h>(
-    heap: &Heap<'_>,
-    tx: Transaction<'h>,
-    class: Class,
-) -> Result<Option<Ticket<'h>>, HeapError> {
+fn commit_inner(tx: Transaction<'_>, class: Class) -> Result<Option<Ticket<'_>>, HeapError> {
     Ok(match class {
-        // With the undo policy there is nothing to wait for.
-        _ if heap.store.policy() == Policy::Undo => tx.commit(class).map(|()| None),
         Class::Process => tx.commit(class).map(|()| None),
-        _ => tx.commit_async().map(Some),
+        _ => tx.commit_ticket(class).map(Some),
     }?)
 }
 

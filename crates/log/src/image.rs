@@ -2,7 +2,7 @@
 //! holds no valid record, which is the tail - or damage, if anything beyond it proves that it was forced.
 
 use crate::format::{ALIGN, LOG_DATA, Lsn, Status, Trailer};
-use crate::log::MediaError;
+use crate::media_error::MediaError;
 use crate::record::{Decoded, FRAME, Record, decode};
 use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;

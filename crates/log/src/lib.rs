@@ -6,6 +6,7 @@
 //! | [`mod@format`] | every byte that reaches a medium: structures, offsets, magics, checksums |
 //! | [`record`] | one log record: encoded, decoded, read in either direction |
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
+//! | [`media_error`] | media that fail, and forces that fail for good |
 //! | [`image`] | the live part of a log, read back and verified |
 //! | [`staged_tail`] | what a killed process left in its stage |
 //! | [`status_pages`] | a small structure that changes durably |
@@ -19,6 +20,7 @@
 pub mod format;
 pub mod image;
 pub mod log;
+pub mod media_error;
 pub mod merge;
 pub mod pagemap;
 pub mod record;

@@ -13,66 +13,16 @@
 
 use crate::format::{BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, Status};
 use crate::image::Image;
+use crate::media_error::{Forcing, MediaError};
 use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
-
-/// A medium refused or failed.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{action} {} at offset {offset}: {source}", path.display())]
-pub struct MediaError {
-    /// What was being done.
-    pub action: &'static str,
-    /// To which file or device.
-    pub path: PathBuf,
-    /// Where.
-    pub offset: u64,
-    /// Why not.
-    pub source: Arc<io::Error>,
-}
-
-impl MediaError {
-    /// Wraps an error of `medium`.
-    pub fn new(action: &'static str, medium: &dyn Medium, offset: u64, source: io::Error) -> MediaError {
-        MediaError { action, path: medium.path().to_owned(), offset, source: Arc::new(source) }
-    }
-}
-
-/// One force of a medium at a time; after one that failed, what the kernel has dropped is unknown, and no
-/// later force counts as a success, though the system would report one.
-#[derive(Debug, Default)]
-pub struct Forcing {
-    failed: Mutex<Option<MediaError>>,
-}
-
-impl Forcing {
-    /// The failure, if there was one.
-    pub fn sound(&self) -> Result<(), MediaError> {
-        self.failed.lock().expect("no thread panics while it forces").clone().map_or(Ok(()), Err)
-    }
-
-    /// Forces everything written to the medium so far.
-    pub fn sync(&self, medium: &dyn Medium, action: &'static str, offset: u64) -> Result<(), MediaError> {
-        let mut failed = self.failed.lock().expect("no thread panics while it forces");
-        if let Some(error) = &*failed {
-            return Err(error.clone());
-        }
-        medium.sync().map_err(|e| {
-            let error = MediaError::new(action, medium, offset, e);
-            if !planted("force-tried-again") {
-                *failed = Some(error.clone());
-            }
-            error
-        })
-    }
-}
 
 /// Why a log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -328,6 +278,7 @@ mod tests {
     use crate::format::{self, STATUS_AT};
     use crate::record::{self, Kind, Place};
     use caliburn_os::medium::{Files, Media};
+    use std::io;
     use std::os::fd::BorrowedFd;
     use std::path::Path;
     use std::sync::atomic::AtomicBool;

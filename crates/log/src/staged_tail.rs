@@ -5,7 +5,7 @@ use crate::format::{
     self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CACHES, STAGE_CHECKPOINT, STAGE_CURRENT,
     STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, StageHeader, StagedHeader,
 };
-use crate::log::MediaError;
+use crate::media_error::MediaError;
 use crate::record::well_formed;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;

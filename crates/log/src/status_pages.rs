@@ -8,7 +8,7 @@ use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use std::io;
 
-use crate::log::MediaError;
+use crate::media_error::MediaError;
 
 /// Offset of the generation: behind the preamble.
 const GENERATION: usize = size_of::<format::Preamble>();

@@ -6,7 +6,7 @@
 use crate::format::{
     Defect, UNDO_COUNT, UNDO_DATA, UNDO_FIRST, UNDO_FURTHER, UNDO_HEAD, UNDO_MAGIC, UNDO_OWNER, UndoStatus,
 };
-use crate::log::MediaError;
+use crate::media_error::MediaError;
 use crate::record::{Range, Ranges, push_range, well_formed};
 use crate::sealed::Seal;
 use crate::status_pages;

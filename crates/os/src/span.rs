@@ -9,6 +9,7 @@
 use crate::sync::{SCHEDULED, choice};
 
 /// Longest copy done in 16-byte steps; beyond it the string instruction of the machine is faster.
+#[cfg(target_arch = "x86_64")]
 const STEPS_MAX: usize = 2048;
 
 #[inline(always)]
@@ -82,18 +83,13 @@ unsafe fn move16(source: *const u8, target: *mut u8) {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn bulk(source: *const u8, target: *mut u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller vouches for `len` readable and writable bytes; the direction flag is clear by the ABI.
     unsafe {
         std::arch::asm!("rep movsb", inout("rcx") len => _, inout("rsi") source => _,
             inout("rdi") target => _, options(nostack, preserves_flags));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: passed on from the caller.
-    unsafe {
-        steps(source, target, len)
     }
 }
 
@@ -103,26 +99,29 @@ unsafe fn bulk(source: *const u8, target: *mut u8, len: usize) {
 unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: every access below lies within `len` bytes of both pointers, which the caller vouches for.
     unsafe {
-        if len < 8 {
-            (0..len).for_each(|i| move1(source.add(i), target.add(i)));
-            return;
-        }
-        if len < 16 {
-            move8::<0>(source, target);
-            if len > 8 {
-                move8::<0>(source.add(len - 8), target.add(len - 8));
-            }
-            return;
-        }
+        // The short ones first, which are most.
         if len <= 32 {
-            move8x2(source, target);
-            match len {
-                16 => {}
-                24 => move8::<16>(source, target),
-                17..24 => move8::<0>(source.add(len - 8), target.add(len - 8)),
-                _ => move8x2(source.add(len - 16), target.add(len - 16)),
+            if len >= 16 {
+                move8x2(source, target);
+                match len {
+                    16 => {}
+                    24 => move8::<16>(source, target),
+                    17..24 => move8::<0>(source.add(len - 8), target.add(len - 8)),
+                    _ => move8x2(source.add(len - 16), target.add(len - 16)),
+                }
+            } else if len >= 8 {
+                move8::<0>(source, target);
+                if len > 8 {
+                    move8::<0>(source.add(len - 8), target.add(len - 8));
+                }
+            } else {
+                (0..len).for_each(|i| move1(source.add(i), target.add(i)));
             }
             return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if len > STEPS_MAX {
+            return bulk(source, target, len);
         }
         let mut at = 0;
         if len <= 64 {
@@ -170,7 +169,7 @@ pub unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
         return;
     }
     // SAFETY: passed on from the caller.
-    unsafe { if len <= STEPS_MAX { steps(source, target, len) } else { bulk(source, target, len) } }
+    unsafe { steps(source, target, len) }
 }
 
 /// Whether `len` bytes at `source`, possibly in use by other threads, equal `bytes` at the moment of reading.

@@ -1,9 +1,16 @@
-//! What a program holds: a store and its options, segments, regions, transactions, tickets.
+//! What a program holds: a store and its options, segments, regions, transactions, tickets. It puts storage, policy and
+//! tracking together, and decides nothing that is theirs.
 
-pub(crate) mod mapping;
+mod ending;
+mod mapping;
+mod open;
 pub mod options;
-pub(crate) mod recovery;
-pub(crate) mod shared;
+mod prepared;
+pub(crate) mod query;
+pub(crate) mod region;
+pub(crate) mod segment;
+mod shared;
 pub(crate) mod store;
 pub(crate) mod ticket;
 pub(crate) mod transaction;
+mod undeclared;

@@ -1,16 +1,18 @@
 //! How a store is created and opened (RVM's options and `set_options`).
 
 use crate::api::store::Store;
-use crate::inspect::check::Report;
+use crate::policy::kind::Policy;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
-use crate::storage::kind::Policy;
+use crate::storage::report::Report;
+use crate::storage::settings::Settings;
 use crate::storage::tuning::Tuning;
+use crate::tracking::Wanted;
 use crate::tracking::guard::Guard;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
 use caliburn_log::staged_tail::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
-use caliburn_os::medium::{Files, Media, Medium, Memory};
-use std::path::{Path, PathBuf};
+use caliburn_os::medium::Media;
+use std::path::Path;
 use std::sync::Arc;
 
 /// How a store is created and opened. Like [`std::fs::OpenOptions`]: set, then [`Options::open`].
@@ -18,44 +20,15 @@ use std::sync::Arc;
 pub struct Options {
     pub(crate) create: bool,
     pub(crate) create_new: bool,
-    pub(crate) read_only: bool,
-    pub(crate) salvage: bool,
     pub(crate) policy: Policy,
-    pub(crate) log_bytes: u64,
-    pub(crate) log_path: Option<PathBuf>,
-    pub(crate) stage_bytes: u64,
-    pub(crate) reserve_bytes: u64,
-    pub(crate) media: Arc<dyn Media>,
-    pub(crate) background: bool,
-    pub(crate) memory_survives: Option<Class>,
-    pub(crate) require: Class,
-    pub(crate) guard: Guard,
-    pub(crate) verify: bool,
-    pub(crate) declared_only: bool,
-    pub(crate) tuning: Tuning,
+    pub(crate) settings: Settings,
+    wanted: Wanted,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options {
-            create: false,
-            create_new: false,
-            read_only: false,
-            salvage: false,
-            policy: Policy::Redo,
-            log_bytes: 64 << 20,
-            log_path: None,
-            stage_bytes: 32 << 20,
-            reserve_bytes: 64 << 30,
-            media: Arc::new(Files),
-            background: true,
-            memory_survives: None,
-            require: Class::Process,
-            guard: Guard::default(),
-            verify: false,
-            declared_only: false,
-            tuning: Tuning::default(),
-        }
+        let (settings, wanted) = (Settings::default(), Wanted::default());
+        Options { create: false, create_new: false, policy: Policy::Redo, settings, wanted }
     }
 }
 
@@ -79,15 +52,15 @@ impl Options {
 
     /// Opens for reading: nothing is written, regions cannot be stored to, several readers may share.
     pub fn read_only(&mut self, yes: bool) -> &mut Options {
-        self.read_only = yes;
+        self.settings.read_only = yes;
         self
     }
 
     /// With a damaged log or stage, opens read-only and shows what precedes the damage;
     /// [`Store::damage`] tells what is missing.
     pub fn salvage(&mut self, yes: bool) -> &mut Options {
-        self.salvage = yes;
-        self.read_only |= yes;
+        self.settings.salvage = yes;
+        self.settings.read_only |= yes;
         self
     }
 
@@ -99,26 +72,26 @@ impl Options {
 
     /// Bytes of a new store's log, a multiple of 4096. Default 64 MiB. The log bounds a transaction's size.
     pub fn log_bytes(&mut self, bytes: u64) -> &mut Options {
-        self.log_bytes = bytes;
+        self.settings.log_bytes = bytes;
         self
     }
 
     /// File or block device for a new store's log. Default: `log` in the store.
     pub fn log_path(&mut self, path: impl AsRef<Path>) -> &mut Options {
-        self.log_path = Some(path.as_ref().to_owned());
+        self.settings.log_path = Some(path.as_ref().to_owned());
         self
     }
 
     /// Bytes of the stage, which holds commits until they are in the log. Default 32 MiB; never more than an
     /// eighth of the memory budget.
     pub fn stage_bytes(&mut self, bytes: u64) -> &mut Options {
-        self.stage_bytes = bytes;
+        self.settings.stage_bytes = bytes;
         self
     }
 
     /// Address space kept free behind each region that reaches its segment's end, for growth. Default 64 GiB.
     pub fn reserve_bytes(&mut self, bytes: u64) -> &mut Options {
-        self.reserve_bytes = bytes;
+        self.settings.reserve_bytes = bytes;
         self
     }
 
@@ -127,26 +100,26 @@ impl Options {
     /// write cache lines back as for persistent memory. If it is not true, or what the store forces stays in the page
     /// cache of a file system that is lost, the store is lost when the system goes down, and nobody notices.
     pub fn memory_survives(&mut self, class: Class) -> &mut Options {
-        self.memory_survives = Some(class);
+        self.settings.memory_survives = Some(class);
         self
     }
 
     /// Refuses to open a store whose media cannot give this class: see [`Store::reach`].
     pub fn require(&mut self, class: Class) -> &mut Options {
-        self.require = class;
+        self.settings.require = class;
         self
     }
 
     /// Whether regions are protected from stores outside of transactions. Default: by pages in debug builds, else not.
     pub fn guard(&mut self, guard: Guard) -> &mut Options {
-        self.guard = guard;
+        self.wanted.guard = guard;
         self
     }
 
     /// Looks at every commit for bytes that were changed without being declared, and panics if there are any. For
     /// tests and debugging: it takes as much memory again as the regions, and time in proportion to them.
     pub fn verify(&mut self, yes: bool) -> &mut Options {
-        self.verify = yes;
+        self.wanted.verify = yes;
         self
     }
 
@@ -154,13 +127,13 @@ impl Options {
     /// stores to the same pages: truncation goes by the log alone, in epochs, and never writes pages of memory. It
     /// reads the log back and so takes longer. Programs for RVM rely on it.
     pub fn declared_only(&mut self, yes: bool) -> &mut Options {
-        self.declared_only = yes;
+        self.settings.declared_only = yes;
         self
     }
 
     /// Where files come from; for simulated media.
     pub fn media(&mut self, media: Arc<dyn Media>) -> &mut Options {
-        self.media = media;
+        self.settings.media = media;
         self
     }
 
@@ -168,13 +141,13 @@ impl Options {
     /// another is, by [`Store::flush`], or by [`Store::tend_flush`], which a program may call now and then, and whoever
     /// needs room in the log makes it: for programs that have no threads, or fork.
     pub fn background(&mut self, yes: bool) -> &mut Options {
-        self.background = yes;
+        self.settings.background = yes;
         self
     }
 
     /// What can also be changed later.
     pub fn tuning(&mut self, tuning: Tuning) -> &mut Options {
-        self.tuning = tuning;
+        self.settings.tuning = tuning;
         self
     }
 
@@ -193,49 +166,44 @@ impl Options {
     /// # Errors
     /// As [`check()`](crate::check()).
     pub fn check(&self, path: impl AsRef<Path>) -> Result<Report, OpenError> {
-        crate::inspect::check::check_on(&*self.media, path.as_ref())
+        crate::inspect::check::check_on(&*self.settings.media, path.as_ref())
     }
 
-    /// The memory that a medium maps, as far as the system knows or the program says.
-    pub(crate) fn memory(&self, medium: &dyn Medium) -> Memory {
-        let known = medium.memory();
-        self.memory_survives.map_or(known, |class| known.surviving(class.into()))
-    }
-
-    /// Refuses a store of which the weakest file survives less than is required.
-    pub(crate) fn suffices(&self, dir: &Path, (weakest, reach): (PathBuf, Class)) -> Result<(), OpenError> {
-        match self.require > reach {
-            true => Err(OpenError::Class { path: dir.to_owned(), weakest, wanted: self.require, reach }),
-            false => Ok(()),
+    /// What is to track changes. Nothing does where there are none.
+    pub(crate) fn tracking(&self) -> Wanted {
+        if self.settings.read_only {
+            Wanted { guard: Guard::Off, verify: false }
+        } else {
+            self.wanted.clone()
         }
     }
 
     fn validate(&self) -> Result<(), OpenError> {
         let bad = |name, value, why: String| Err(OpenError::Option { name, value, why });
-        if self.log_bytes < LOG_BYTES_MIN || !self.log_bytes.is_multiple_of(BLOCK as u64) {
+        if self.settings.log_bytes < LOG_BYTES_MIN || !self.settings.log_bytes.is_multiple_of(BLOCK as u64) {
             return bad(
                 "log_bytes",
-                self.log_bytes,
+                self.settings.log_bytes,
                 format!("must be a multiple of {BLOCK}, at least {LOG_BYTES_MIN}"),
             );
         }
-        if self.stage_bytes < STAGE_BYTES_MIN || self.stage_bytes > STAGE_BYTES_MAX {
+        if self.settings.stage_bytes < STAGE_BYTES_MIN || self.settings.stage_bytes > STAGE_BYTES_MAX {
             return bad(
                 "stage_bytes",
-                self.stage_bytes,
+                self.settings.stage_bytes,
                 format!("must be {STAGE_BYTES_MIN} to {}", STAGE_BYTES_MAX),
             );
         }
-        if self.salvage && !self.read_only {
+        if self.settings.salvage && !self.settings.read_only {
             return bad("read_only", 0, "a damaged store is opened for salvage read-only".into());
         }
-        if self.guard == Guard::Keys && caliburn_os::guard::key().is_none() {
+        if self.wanted.guard == Guard::Keys && caliburn_os::guard::key().is_none() {
             let why = "this processor or kernel has no memory protection keys; use Guard::Pages";
             return bad("guard", 2, why.into());
         }
-        if self.create_new && self.read_only {
+        if self.create_new && self.settings.read_only {
             return bad("read_only", 1, "a store is not created read-only".into());
         }
-        self.tuning.check()
+        self.settings.tuning.check()
     }
 }

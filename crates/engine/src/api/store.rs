@@ -8,23 +8,24 @@
 //!
 //! The hot path (begin, set_range, commit in the `Process` class) takes none of them.
 
+use crate::api::open;
 use crate::api::options::Options;
-use crate::api::recovery;
-use crate::api::shared::{Shared, entry_of, gate};
+use crate::api::segment::Segment;
+use crate::api::shared::Shared;
 use crate::api::transaction::{Mode, Transaction};
-use crate::policy::undo::UndoChunks;
+use crate::policy::kind::Policy;
+use crate::policy::table;
 use crate::storage::catalog::Entry;
 use crate::storage::class::Class;
 use crate::storage::error::{CloseError, CommitError, Failure, OpenError, SegmentError};
-use crate::storage::kind::Policy;
-use crate::storage::segment::{self, Segment, SegmentState};
+use crate::storage::segment::{self, SegmentState};
 use crate::storage::tuning::Tuning;
+use crate::storage::{entry_of, gate};
 use caliburn_log::SegmentId;
 use caliburn_log::format::SEGMENT_DATA;
-use caliburn_log::log::MediaError;
+use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::Ordering;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -50,7 +51,7 @@ pub struct Store {
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store").field("path", &self.shared.dir).finish()
+        f.debug_struct("Store").field("path", &self.shared.storage.dir).finish()
     }
 }
 
@@ -69,34 +70,20 @@ impl Store {
     }
 
     pub(crate) fn open_with(path: &Path, options: &Options) -> Result<Store, OpenError> {
-        let parts = recovery::open(path, options)?;
-        let shared = Arc::new(Shared::new(path, options, parts));
+        let shared = Arc::new(open::open(path, options)?);
         let mut threads = Vec::new();
-        if shared.live.is_some() && options.background {
-            let start = |name: &str, life: fn(&Shared)| {
+        let wanted = if options.settings.background { shared.policy.threads() } else { &[] };
+        for (number, name) in wanted.iter().enumerate() {
+            let life = {
                 let shared = shared.clone();
-                let guarded = move || {
-                    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| life(&shared)));
-                    if ended.is_err() {
-                        // Nobody must wait for a thread that is gone.
-                        let error = io::Error::other("a background thread panicked");
-                        let log = &shared.live().log;
-                        shared.fail(MediaError::new("keep up with", &**log.medium(), 0, error));
-                    }
-                };
-                std::thread::Builder::new().name(name.into()).spawn(guarded)
+                move || shared.policy.run(number)
             };
-            let fail = OpenError::io("start a thread for", path);
-            match (
-                start("caliburn-flush", Shared::run_flusher),
-                start("caliburn-trunc", Shared::run_truncation),
-            ) {
-                (Ok(a), Ok(b)) => threads.extend([a, b]),
-                (a, b) => {
-                    shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
-                    shared.wake_flush_waiters();
-                    shared.truncation.wake_all();
-                    return Err(fail(a.err().or(b.err()).unwrap_or_else(|| io::ErrorKind::Other.into())));
+            match std::thread::Builder::new().name((*name).into()).spawn(life) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+                    shared.policy.wake();
+                    return Err(OpenError::io("start a thread for", path)(error));
                 }
             }
         }
@@ -129,24 +116,30 @@ impl Store {
     }
 
     fn create_segment_on(&self, name: &str, len: u64, path: &Path) -> Result<Segment, SegmentError> {
-        let shared = &self.shared;
-        shared.writable()?;
+        let (shared, storage) = (&self.shared, &self.shared.storage);
+        storage.writable()?;
         let len = segment::round_len(name, len)?;
-        let mut catalog = shared.catalog.lock().expect("no panic under this lock");
-        shared.writable()?;
+        let mut catalog = storage.catalog.lock().expect("no panic under this lock");
+        storage.writable()?;
         if catalog.segments.iter().any(|e| e.name == name) {
             return Err(SegmentError::Exists { name: name.to_owned() });
         }
         let id = SegmentId(catalog.next);
         let (name, path) = (name.to_owned(), path.to_owned());
         let entry = Entry { id, name, path, len, address: 0, data: SEGMENT_DATA };
-        let state = Arc::new(SegmentState::create(shared, &entry)?);
-        shared.change_catalog(&mut catalog, |catalog| {
+        let sums = table::kind(shared.kind).sums();
+        let state = Arc::new(SegmentState::create(storage, &entry, sums, &|medium| self.admit(medium))?);
+        storage.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
             catalog.segments.push(entry);
         })?;
-        shared.segments.write().expect("no panic under this lock").push(state.clone());
+        storage.segments.write().expect("no panic under this lock").push(state.clone());
         Ok(Segment { state, store: shared.clone() })
+    }
+
+    /// Refuses a medium that would make commits survive less than they do.
+    fn admit(&self, medium: &dyn Medium) -> Result<(), SegmentError> {
+        self.shared.storage.admit(medium, self.shared.policy.survives(medium))
     }
 
     /// Takes over a file or block device that is nothing but data, as it is: an external data segment in the sense of
@@ -161,17 +154,17 @@ impl Store {
     /// When the file cannot be opened for reading and writing, is shorter than a sector, is part of a store, is a segment
     /// under another name, or survives less than commits of this store do; with the undo policy, which has no log to bring it up to date.
     pub fn adopt_segment(&self, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
-        let (shared, path) = (&self.shared, path.as_ref());
-        shared.writable()?;
+        let (shared, storage, path) = (&self.shared, &self.shared.storage, path.as_ref());
+        storage.writable()?;
         let fail = |source| SegmentError::Io { action: "resolve", path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(fail)?;
-        if shared.policy == Policy::Undo {
+        if !shared.terms.private {
             return Err(SegmentError::Undo { path });
         }
-        let mut catalog = shared.catalog.lock().expect("no panic under this lock");
-        shared.writable()?;
+        let mut catalog = storage.catalog.lock().expect("no panic under this lock");
+        storage.writable()?;
         let known = catalog.segments.iter().find(|e| e.is_external() && e.path == path).cloned();
-        let open = known.as_ref().and_then(|entry| shared.segment_state(entry.id));
+        let open = known.as_ref().and_then(|entry| storage.segment_state(entry.id));
         if let Some(state) = open {
             let len = state.external_len()?;
             if len > state.len() {
@@ -179,7 +172,7 @@ impl Store {
                 if !planted("adopted-growth-not-forced") {
                     state.sync()?;
                 }
-                shared.change_catalog(&mut catalog, |catalog| entry_of(catalog, state.id).len = len)?;
+                storage.change_catalog(&mut catalog, |catalog| entry_of(catalog, state.id).len = len)?;
                 state.len.store(len, Ordering::Release);
             }
             return Ok(Segment { state, store: shared.clone() });
@@ -188,7 +181,7 @@ impl Store {
         while catalog.segments.iter().any(|e| e.name == entry.name && e.id != entry.id) {
             entry.name.push('_');
         }
-        let state = Arc::new(SegmentState::adopt(shared, &mut entry)?);
+        let state = Arc::new(SegmentState::adopt(storage, &mut entry, &|medium| self.admit(medium))?);
         // Under another name it would be another segment, whose pages go over those of the first.
         let identity = state.medium.identity();
         let twin =
@@ -196,12 +189,12 @@ impl Store {
         if let Some(twin) = twin {
             return Err(SegmentError::Exists { name: twin.name().to_owned() });
         }
-        shared.change_catalog(&mut catalog, |catalog| {
+        storage.change_catalog(&mut catalog, |catalog| {
             catalog.segments.retain(|e| e.id != entry.id);
             catalog.next = catalog.next.max(entry.id.0 + 1);
             catalog.segments.push(entry);
         })?;
-        shared.segments.write().expect("no panic under this lock").push(state.clone());
+        storage.segments.write().expect("no panic under this lock").push(state.clone());
         Ok(Segment { state, store: shared.clone() })
     }
 
@@ -227,7 +220,7 @@ impl Store {
 
     /// All segments.
     pub fn segments(&self) -> Vec<Segment> {
-        let states = self.shared.segments.read().expect("no panic under this lock");
+        let states = self.shared.storage.segments.read().expect("no panic under this lock");
         states.iter().map(|state| Segment { state: state.clone(), store: self.shared.clone() }).collect()
     }
 
@@ -239,7 +232,7 @@ impl Store {
     /// When the store has failed or was opened read-only.
     #[inline]
     pub fn begin(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
-        if self.shared.gate.load(Ordering::Relaxed) != 0 {
+        if self.shared.storage.gate.load(Ordering::Relaxed) != 0 {
             self.pass_gate()?;
         }
         Ok(Transaction::new(&self.shared, mode))
@@ -248,11 +241,11 @@ impl Store {
     #[cold]
     fn pass_gate(&self) -> Result<(), BeginError> {
         let shared = &self.shared;
-        if shared.gate.load(Ordering::SeqCst) & gate::READ_ONLY != 0 {
+        if shared.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY != 0 {
             return Err(BeginError::ReadOnly);
         }
-        shared.wait_memory();
-        Ok(shared.failure()?)
+        shared.policy.wait_memory();
+        Ok(shared.storage.failure()?)
     }
 
     /// Waits until every commit so far survives a power cut.
@@ -262,11 +255,7 @@ impl Store {
     pub fn flush(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
         self.shared.reaches(Class::Power)?;
-        match &self.shared.undo {
-            // Every commit was written back before it returned.
-            Some(_) => Ok(self.shared.failure()?),
-            None => Ok(self.shared.flush_all()?),
-        }
+        Ok(self.shared.policy.flush()?)
     }
 
     /// Does once what the flusher does again and again, in a store opened without it
@@ -276,10 +265,7 @@ impl Store {
     /// When the store has failed.
     pub fn tend_flush(&self, force: bool) -> Result<(), CommitError> {
         self.takes_changes()?;
-        if self.shared.undo.is_some() {
-            return Ok(());
-        }
-        Ok(self.shared.tend_flush(force)?)
+        Ok(self.shared.policy.tend_flush(force)?)
     }
 
     /// Does once what the truncation thread does again and again, in a store opened without it.
@@ -288,10 +274,7 @@ impl Store {
     /// When the store has failed.
     pub fn tend_truncation(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
-        if self.shared.undo.is_some() {
-            return Ok(());
-        }
-        Ok(self.shared.truncate_as_needed()?)
+        Ok(self.shared.policy.tend_truncation()?)
     }
 
     /// Waits until every committed change is in its segment, and the log empty but for what undecided
@@ -301,16 +284,13 @@ impl Store {
     /// When the store has failed.
     pub fn truncate(&self) -> Result<(), CommitError> {
         self.takes_changes()?;
-        if self.shared.undo.is_some() {
-            return Ok(());
-        }
-        Ok(self.shared.truncate_all()?)
+        Ok(self.shared.policy.truncate()?)
     }
 
     fn takes_changes(&self) -> Result<(), CommitError> {
-        match self.shared.live.is_some() || self.shared.undo.is_some() {
-            true => Ok(()),
-            false => Err(CommitError::ReadOnly),
+        match self.shared.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY {
+            0 => Ok(()),
+            _ => Err(CommitError::ReadOnly),
         }
     }
 
@@ -321,34 +301,30 @@ impl Store {
     pub fn set_options(&self, tuning: Tuning) -> Result<(), OpenError> {
         tuning.check()?;
         self.shared.set_tuning(tuning);
-        if self.shared.live.is_some() {
-            self.shared.nudge_flusher();
-            self.shared.wake_truncation();
-        }
         Ok(())
     }
 
     /// The present options.
     pub fn tuning(&self) -> Tuning {
-        self.shared.tuning()
+        self.shared.storage.tuning()
     }
 
     /// How its changes are undone and redone.
     #[inline]
     pub fn policy(&self) -> Policy {
-        self.shared.policy
+        self.shared.kind
     }
 
     /// The most that a commit can survive on the media that the store is on. With the undo policy that is what
     /// the memory survives, and more is refused; with the redo policy a power cut, but on a file system in
     /// memory, where forces succeed and mean nothing.
     pub fn reach(&self) -> Class {
-        self.shared.reach
+        self.shared.storage.reach
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
-        &self.shared.dir
+        &self.shared.storage.dir
     }
 
     /// Why only a part of the store is shown, when it was opened for salvage: what opening would have refused it
@@ -369,61 +345,47 @@ impl Store {
 
     fn shut(&mut self) -> Result<(), CloseError> {
         let shared = self.shared.clone();
-        if shared.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
+        if shared.storage.is_closed() {
             return Ok(());
         }
-        let done = match &shared.undo {
-            Some(undo) => shut_undo(&shared, undo),
-            None if shared.live.is_some() => self.shut_live(&shared),
-            None => Ok(()),
-        };
+        let done = self.settle(&shared);
         {
             // Whoever is changing the catalog or mapping a region ends first; whoever comes later finds it closed.
-            let _mapping = shared.lock_mapping();
-            let _catalog = shared.catalog.lock().expect("no panic under this lock");
-            shared.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
+            let _mapping = shared.storage.lock_mapping();
+            let _catalog = shared.storage.catalog.lock().expect("no panic under this lock");
+            shared.storage.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
         }
-        shared.unlock_if_done();
+        shared.storage.unlock_if_done();
         done
     }
 
-    fn shut_live(&mut self, shared: &Shared) -> Result<(), CloseError> {
-        let done = shared.failure().and_then(|()| shared.truncate_all());
-        shared.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
-        shared.wake_flush_waiters();
-        shared.truncation.wake_all();
+    /// Brings everything to its place, ends the threads, and says that all is in order.
+    fn settle(&mut self, shared: &Shared) -> Result<(), CloseError> {
+        if self.takes_changes().is_err() {
+            return Ok(());
+        }
+        let done = shared.storage.failure().and_then(|()| shared.policy.truncate());
+        shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        shared.policy.wake();
         for thread in self.threads.drain(..) {
             // A panic there was printed; the store was not marked clean.
             let _ = thread.join();
         }
         if !planted("failed-store-closed-clean") {
             done?;
-            shared.failure()?;
+            shared.storage.failure()?;
         }
-        let open = shared.slots.open();
-        if open > 0 {
-            return Err(CloseError::Uncommitted(open));
+        match shared.sets.slots.open() {
+            0 => Ok(shared.policy.close()?),
+            open => Err(CloseError::Uncommitted(open)),
         }
-        let log = &shared.live().log;
-        if log.head() == log.appended() && shared.live().stage.is_empty() {
-            log.mark_clean().map_err(|e| shared.fail(e))?;
-        }
-        Ok(())
-    }
-}
-
-fn shut_undo(shared: &Shared, undo: &UndoChunks) -> Result<(), CloseError> {
-    shared.failure()?;
-    match shared.slots.open() {
-        0 => Ok(shared.close_undo(undo)?),
-        open => Err(CloseError::Uncommitted(open)),
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
         if let Err(error) = self.shut() {
-            tracing::error!(%error, store = %self.shared.dir.display(), "the store did not close in good order");
+            tracing::error!(%error, store = %self.shared.storage.dir.display(), "the store did not close in good order");
         }
     }
 }

@@ -20,7 +20,7 @@ impl std::fmt::Debug for Ticket<'_> {
 impl Ticket<'_> {
     /// Whether the commit survives a power cut now.
     pub fn is_durable(&self) -> bool {
-        self.stamp.is_none_or(|stamp| self.store.is_durable(stamp))
+        self.stamp.is_none_or(|stamp| self.store.policy.is_durable(stamp))
     }
 
     /// Waits until it does.
@@ -28,6 +28,6 @@ impl Ticket<'_> {
     /// # Errors
     /// When the store fails before that.
     pub fn wait(self) -> Result<(), Failure> {
-        self.stamp.map_or(Ok(()), |stamp| self.store.wait_durable(stamp))
+        self.stamp.map_or(Ok(()), |stamp| self.store.policy.wait_durable(stamp))
     }
 }

@@ -12,16 +12,17 @@
 //!
 //! A transaction is spent by `commit` and `abort`: using it afterwards does not compile.
 
+use crate::api::region::Region;
 use crate::api::shared::Shared;
 use crate::api::ticket::Ticket;
-use crate::policy::dispatch::{declare_cold, undo_all};
 use crate::storage::class::Class;
 use crate::storage::error::{BranchError, CommitError, RangeError, SavepointError};
-use crate::storage::region::{Region, RegionState};
+use crate::storage::region::RegionState;
 use crate::write_set::{Position, WriteSet};
 use caliburn_log::SegmentId;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
+use caliburn_os::sync::atomic::Ordering;
 use std::ops::Range;
 use std::ptr;
 use zerocopy::{Immutable, IntoBytes};
@@ -91,7 +92,7 @@ impl<'t> Transaction<'t> {
     #[inline(always)]
     pub(crate) fn new(store: &'t Shared, mode: Mode) -> Transaction<'t> {
         let keeps_old = store.terms.keeps_old || mode == Mode::Restore;
-        Transaction { store, set: store.slots.begin(keeps_old), mode }
+        Transaction { store, set: store.sets.slots.begin(keeps_old), mode }
     }
 
     /// Its write set, to be ended by the caller.
@@ -146,7 +147,7 @@ impl<'t> Transaction<'t> {
     pub unsafe fn set_range_at(&mut self, address: *const u8, len: usize) -> Result<(), RangeError> {
         let address = address.addr();
         // SAFETY: the caller's word.
-        let region = unsafe { self.store.table.at(address) };
+        let region = unsafe { self.store.storage.table.at(address) };
         let region = region.ok_or(RangeError::NotMapped { address, len })?;
         let offset = address - region.base;
         if len > region.len() - offset {
@@ -164,7 +165,7 @@ impl<'t> Transaction<'t> {
         let end =
             offset.checked_add(bytes.len()).ok_or_else(|| region.state.out_of_bounds(offset, bytes.len()))?;
         self.set_range(region, offset..end)?;
-        let _permit = self.store.permit();
+        let _permit = self.store.storage.permit();
         // SAFETY: `set_range` found the range within the mapped region, which outlives 't.
         unsafe {
             let target = region.as_ptr().add(offset);
@@ -191,17 +192,18 @@ impl<'t> Transaction<'t> {
     /// Declares `len` bytes at `offset` of the region, which are there.
     #[inline(always)]
     fn declare(&mut self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
-        if len == 0 {
+        if len == 0 || self.set.declare_again(region, offset, len) {
             return Ok(());
         }
-        let done = self.set.declare(region, offset, len, self.store.reserve.watch());
-        if planted("undo-committed-early") && self.store.undo.is_some() {
+        let done = self.set.declare(region, offset, len);
+        if planted("undo-committed-early") && self.store.terms.clears > 0 {
             self.set.clear();
         }
-        if done {
+        // Not before: whoever reserves pages looks at what is declared afterwards.
+        if done && self.store.sets.reserve.watch().load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        declare_cold(self.store, &self.set.passed(), region, offset, len)
+        self.store.declare_cold(&self.set.passed(), region, offset, len)
     }
 
     /// Commits in a failure class. When this returns, the changes survive what the class names.
@@ -222,7 +224,7 @@ impl<'t> Transaction<'t> {
                 self.set.clear();
                 true
             } else {
-                class == Class::Process && store.commit_short(&self.set.passed())
+                class == Class::Process && store.policy.commit_short(&self.set.passed())
             };
         if !done {
             return self.commit_slowly(class);
@@ -235,7 +237,7 @@ impl<'t> Transaction<'t> {
     fn commit_slowly(self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
         match self.make_lasting(class)? {
-            Some(stamp) if class > Class::Process => Ok(store.wait_durable(stamp)?),
+            Some(stamp) if class > Class::Process => Ok(store.policy.wait_durable(stamp)?),
             _ => Ok(()),
         }
     }
@@ -244,16 +246,13 @@ impl<'t> Transaction<'t> {
     fn make_lasting(self, class: Class) -> Result<Option<u64>, CommitError> {
         let store = self.store;
         self.set.check_branches();
-        if store.undo.is_some() {
+        if !store.terms.forces {
             store.reaches(class)?;
         }
         if !planted("verified-too-late") {
-            store.verify();
+            store.tracked.all(|way| way.committing(&self.set));
         }
-        let stamp = match &store.undo {
-            Some(_) => None,
-            None => store.commit_redo(&self.set)?,
-        };
+        let stamp = store.policy.commit(&self.set)?;
         store.end(self.into_set());
         Ok(stamp)
     }
@@ -265,11 +264,20 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// As [`Transaction::commit`].
     pub fn commit_async(self) -> Result<Ticket<'t>, CommitError> {
+        self.commit_ticket(Class::Power)
+    }
+
+    /// Commits in class `Process`, visibly at once; in `class` when the ticket was waited for. What needs no force, since
+    /// the store's memory survives as much or nothing more was asked for, is durable from the start.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`].
+    pub fn commit_ticket(self, class: Class) -> Result<Ticket<'t>, CommitError> {
         let store = self.store;
-        store.reaches(Class::Power)?;
-        let stamp = self.make_lasting(Class::Process)?;
+        store.reaches(class)?;
+        let stamp = self.make_lasting(class)?.filter(|_| class > Class::Process);
         if stamp.is_some() {
-            store.want_force();
+            store.policy.want_force();
         }
         Ok(Ticket { store, stamp })
     }
@@ -309,7 +317,7 @@ impl<'t> Transaction<'t> {
 
     /// Whether [`Transaction::abort`] can be called.
     pub fn can_abort(&self) -> bool {
-        self.set.keeps_old() || self.store.declared_only
+        self.set.keeps_old() || self.store.terms.declared_only
     }
 
     /// Makes the transaction durable but undecided, under an identifier that the program's coordinator
@@ -324,14 +332,12 @@ impl<'t> Transaction<'t> {
     pub fn prepare(self, global_id: &[u8]) -> Result<(), CommitError> {
         assert!(self.restores(), "a no-restore transaction cannot be prepared: it kept no old values");
         self.set.check_branches();
-        if self.store.undo.is_some() {
-            return Err(CommitError::NoPrepare);
-        }
-        self.store.verify();
-        self.store.check_global_id(global_id)?;
-        let body = self.store.body(&self.set);
-        let (store, mut this) = (self.store, Some(self));
-        store.prepare(&body, global_id, || this.take().expect("called once").into_set().suspend())
+        let store = self.store;
+        let undecided = store.policy.undecided().ok_or(CommitError::NoPrepare)?;
+        store.tracked.all(|way| way.committing(&self.set));
+        undecided.check(global_id)?;
+        let (set, mut this) = (self.set.passed(), Some(self));
+        undecided.prepare(&set, global_id, &mut || this.take().expect("called once").into_set().suspend())
     }
 
     /// Marks a place that the transaction can be rolled back to. Any number of them, at any depth.
@@ -443,6 +449,6 @@ impl Drop for Transaction<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: what is dropped is not used again.
-        undo_all(self.store, unsafe { ptr::read(&self.set) });
+        self.store.undo_all(unsafe { ptr::read(&self.set) });
     }
 }

@@ -1,13 +1,13 @@
 //! `info`: what a store consists of, read from its files without opening it, also while it is in use.
 
-use crate::api::recovery;
+use crate::policy::kind::{Closed, Kind, Policy};
+use crate::policy::query::LogInfo;
+use crate::policy::table;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::class::Class;
+use crate::storage::directory;
 use crate::storage::error::OpenError;
-use crate::storage::kind::Policy;
 use caliburn_log::format::{self, VERSION};
-use caliburn_log::log;
-use caliburn_log::uncommitted;
 use caliburn_os::medium::{Files, Media};
 use std::path::{Path, PathBuf};
 
@@ -32,21 +32,6 @@ pub struct Info {
     pub segments: Vec<SegmentInfo>,
 }
 
-/// A store's log, as its status page describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogInfo {
-    /// File or device.
-    pub path: PathBuf,
-    /// Bytes of the ring.
-    pub capacity: u64,
-    /// Oldest record needed.
-    pub head: u64,
-    /// The log was forced up to here when the status was last written.
-    pub forced: u64,
-    /// Openings for writing so far.
-    pub incarnation: u32,
-}
-
 /// A segment, as the catalog describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentInfo {
@@ -68,20 +53,14 @@ pub struct SegmentInfo {
 /// When there is none, or its catalog or log status cannot be read.
 pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
     let dir = dir.as_ref();
-    let catalog = recovery::read_catalog(&Files, dir)?;
-    let (log, clean) = match catalog.policy {
-        Policy::Redo => log_info(dir, &catalog).map(|(log, clean)| (Some(log), clean))?,
-        Policy::Undo => {
-            let path = dir.join(recovery::UNDO);
-            let medium = Files.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
-            (None, uncommitted::read_status(&*medium, &catalog.store)?.clean.get() == 1)
-        }
-    };
-    let in_use_by = match recovery::lock(&Files, dir, true) {
+    let catalog = directory::read_catalog(&Files, dir)?;
+    let kind = table::kind_of(dir, &catalog)?;
+    let (log, clean) = kind.info(&Closed { media: &Files, dir, catalog: &catalog })?;
+    let in_use_by = match directory::lock(&Files, dir, true) {
         Err(OpenError::InUse { holder, .. }) => Some(holder),
         _ => None,
     };
-    let segment = |entry: crate::storage::catalog::Entry| SegmentInfo {
+    let segment = |entry: Entry| SegmentInfo {
         id: entry.id.0,
         path: Catalog::resolve(dir, &entry.path),
         name: entry.name,
@@ -91,8 +70,8 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
     Ok(Info {
         id: format::hex(&catalog.store),
         format: VERSION,
-        policy: catalog.policy,
-        reach: reach(dir, &catalog)?,
+        policy: kind.policy(),
+        reach: reach(dir, &catalog, kind)?,
         clean,
         in_use_by,
         log,
@@ -101,32 +80,15 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
 }
 
 /// What survives of the weakest file.
-fn reach(dir: &Path, catalog: &Catalog) -> Result<Class, OpenError> {
-    let log = if catalog.policy == Policy::Undo { Path::new(recovery::UNDO) } else { &catalog.log_path };
+fn reach(dir: &Path, catalog: &Catalog, kind: &dyn Kind) -> Result<Class, OpenError> {
     // A file that was adopted may be gone: it weighs when it is there.
     let there = |entry: &&Entry| !entry.is_external() || entry.path.exists();
-    let paths = catalog.segments.iter().filter(there).map(|entry| &*entry.path).chain([log]);
+    let segments = catalog.segments.iter().filter(there).map(|entry| &*entry.path);
     let of = |path: &Path| -> Result<Class, OpenError> {
         let path = Catalog::resolve(dir, path);
         let medium = Files.open(&path, false).map_err(OpenError::io("open", &path))?;
-        Ok(match catalog.policy {
-            Policy::Redo => recovery::forced(&*medium),
-            Policy::Undo => medium.memory().survives.into(),
-        })
+        Ok(kind.survives(&*medium))
     };
-    paths.map(of).try_fold(Class::Power, |least, class| Ok(least.min(class?)))
-}
-
-fn log_info(dir: &Path, catalog: &Catalog) -> Result<(LogInfo, bool), OpenError> {
-    let path = Catalog::resolve(dir, &catalog.log_path);
-    let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
-    let status = log::read_status(&*medium, Some(&catalog.store))?;
-    let log = LogInfo {
-        path,
-        capacity: status.capacity.get(),
-        head: status.head.get(),
-        forced: status.forced.get(),
-        incarnation: status.incarnation.get(),
-    };
-    Ok((log, status.clean.get() == 1))
+    let all = segments.chain([kind.keeper(catalog)]);
+    all.map(of).try_fold(Class::Power, |least, class| Ok(least.min(class?)))
 }

@@ -1,5 +1,4 @@
-//! Looking at a store: checking it, and telling what it holds and does.
+//! Looking at a store that is not open: checking it, and telling what it consists of.
 
 pub(crate) mod check;
 pub(crate) mod info;
-pub(crate) mod query;

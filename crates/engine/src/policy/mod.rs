@@ -1,5 +1,161 @@
-//! How changes are undone and redone: a folder for each policy.
+//! How changes are undone and redone: a folder for each policy, and a line in [`table::KINDS`].
+//!
+//! A policy knows storage and write sets, and nothing above; no policy knows another, nor how changes are tracked.
+//! Nothing outside of this folder asks which policy a store has.
 
-pub(crate) mod dispatch;
+pub(crate) mod kind;
+pub(crate) mod query;
+pub(crate) mod read_only;
 pub(crate) mod redo;
+pub(crate) mod table;
 pub(crate) mod undo;
+
+use crate::storage::class::Class;
+use crate::storage::error::{CommitError, Failure, RangeError, SegmentError};
+use crate::storage::region::RegionState;
+use crate::write_set::{Position, Terms, WriteSet};
+use caliburn_log::media_error::MediaError;
+use caliburn_os::medium::Medium;
+use query::{Prepared, Query, Statistics};
+use std::any::Any;
+use std::io;
+use std::ops::Range;
+
+/// A recovery policy at work in an open store: all that a store asks of it.
+///
+/// What has a body here is for policies that need nothing of the kind.
+pub(crate) trait Recovery: Any + Send + Sync {
+    // Memory.
+
+    /// Maps part of a region, to its end, as transactions are to see it. The part was never mapped.
+    fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()>;
+    /// A region is about to be unmapped: its segment is up to date when this returns.
+    fn unmapping(&self, _region: &RegionState) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// A region is off the books. `left`: its memory is the program's when this returns.
+    fn unmapped(&self, _region: &RegionState, _left: bool) {}
+    /// Runs `grow`, which makes a segment longer and forces it.
+    fn growing(&self, grow: &mut dyn FnMut() -> Result<(), SegmentError>) -> Result<(), SegmentError> {
+        grow()
+    }
+    /// What commits to a segment on this medium survive.
+    fn survives(&self, medium: &dyn Medium) -> Class;
+
+    // Write sets.
+
+    /// What it asks of write sets; asked once.
+    fn terms(&self) -> Terms;
+    /// Declares a range for which a write set had no room, or that must be seen: makes room, or refuses.
+    fn save(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError>;
+    /// Puts the old bytes behind a position back into memory, as far as they are kept.
+    fn restore(&self, set: &WriteSet<'_>, from: Position);
+    /// Shortens a set to a position behind which the old bytes are back.
+    fn roll_back(&self, set: &WriteSet<'_>, to: Position);
+    /// A set is about to become a branch of another.
+    fn begin_branch(&self, _parent: &WriteSet<'_>, _branch: &WriteSet<'_>) -> Result<(), MediaError> {
+        Ok(())
+    }
+    /// Takes over what a branch has declared, at the end of the parent's run.
+    fn adopt(&self, parent: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError>;
+    /// Clears a set of which nothing is to be undone any more.
+    fn clear(&self, set: &WriteSet<'_>);
+
+    // Commit.
+
+    /// Commits and clears a set in which nothing but plain declarations was done, in class `Process`, if that needs nothing
+    /// else.
+    fn commit_short(&self, _set: &WriteSet<'_>) -> bool {
+        false
+    }
+    /// Commits what is declared, in class `Process` at least; the set is cleared afterwards. Returns a stamp if a force
+    /// makes it survive more.
+    fn commit(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError>;
+    /// Whether a commit stamped so survives a power cut.
+    fn is_durable(&self, _stamp: u64) -> bool {
+        true
+    }
+    /// Waits until it does.
+    fn wait_durable(&self, _stamp: u64) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// Somebody was given a stamp and will wait for it later.
+    fn want_force(&self) {}
+    /// Waits until every commit so far survives what the store does.
+    fn flush(&self) -> Result<(), Failure>;
+    /// Brings every committed change to its segment.
+    fn truncate(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// Undecided transactions, where there can be some.
+    fn undecided(&self) -> Option<&dyn Undecided> {
+        None
+    }
+
+    // Life.
+
+    /// Names of the threads that it wants.
+    fn threads(&self) -> &'static [&'static str] {
+        &[]
+    }
+    /// The life of one of them, until the store is closed or fails.
+    fn run(&self, _thread: usize) {}
+    /// What those threads do again and again, once: for stores opened without them.
+    fn tend_flush(&self, _force: bool) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn tend_truncation(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+    /// Holds a transaction up while memory is short.
+    fn wait_memory(&self) {}
+    /// Says how much write sets may take, by the present tuning.
+    fn tuned(&self) {}
+    /// Wakes everybody who waits for the policy, to look again: the tuning was changed, or the store is being closed.
+    fn wake(&self) {}
+    /// Says durably that all is in order; no thread runs any more, and no transaction is open.
+    fn close(&self) -> Result<(), Failure>;
+
+    // Looking.
+
+    fn query(&self, _query: &mut Query) {}
+    fn count(&self, _statistics: &mut Statistics) {}
+    /// Pages of a region with committed changes that its segment lacks.
+    fn dirty_pages(&self, _region: &RegionState) -> u64 {
+        0
+    }
+}
+
+/// An undecided transaction that one thread decides.
+pub(crate) struct Claimed {
+    /// The new values, as ranges of a record.
+    pub body: Vec<u8>,
+    /// The slot of its write set, if this process prepared it.
+    pub slot: Option<usize>,
+}
+
+/// Transactions that are durable and not decided: what a coordinator of distributed commitment needs.
+pub(crate) trait Undecided {
+    fn list(&self) -> Vec<Prepared>;
+    /// Refuses an identifier that cannot be used.
+    fn check(&self, global_id: &[u8]) -> Result<(), CommitError>;
+    /// Makes a write set durable and undecided; `suspend` leaves it in its slot, whose number it returns.
+    fn prepare(
+        &self,
+        set: &WriteSet<'_>,
+        global_id: &[u8],
+        suspend: &mut dyn FnMut() -> usize,
+    ) -> Result<(), CommitError>;
+    /// Claims an undecided transaction for the one thread that decides it.
+    fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError>;
+    /// Gives it back, undecided.
+    fn unclaim(&self, global_id: &[u8]);
+    /// Makes the decision durable: to commit it if there are new values, else to abort it. After a failure it is undecided.
+    fn decide(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<(), Failure>;
+}

@@ -1,7 +1,6 @@
 //! The catalog: which segments a store has, where they are, how long, and at which address the segment
 //! loader maps them. One small file, replaced atomically and durably at every change.
 
-use crate::storage::kind::Policy;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect};
 use caliburn_os::host::Id;
@@ -14,7 +13,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Catalog {
     pub store: Id,
-    pub policy: Policy,
+    /// The number of its recovery policy.
+    pub policy: u16,
     pub log_path: PathBuf,
     pub next: u32,
     pub segments: Vec<Entry>,
@@ -72,7 +72,7 @@ impl Catalog {
             count: (self.segments.len() as u32).into(),
             next: self.next.into(),
             log_path: (log_path.len() as u16).into(),
-            policy: (self.policy as u16).into(),
+            policy: self.policy.into(),
             ..CatalogHeader::new_zeroed()
         };
         out[..size_of::<CatalogHeader>()].copy_from_slice(header.as_bytes());
@@ -89,16 +89,6 @@ impl Catalog {
             Err(Defect::Checksum) if header.len.get() != bytes.len() as u64 => Err(short(0)),
             other => other.map_err(|defect| (0, defect)),
         }?;
-        let policy = match header.policy.get() {
-            0 => Policy::Redo,
-            1 => Policy::Undo,
-            other => {
-                return Err((
-                    0,
-                    Defect::Value(format!("it names recovery policy {other}, which is unknown")),
-                ));
-            }
-        };
         let mut at = size_of::<CatalogHeader>();
         let mut take = |len: usize| {
             let part = bytes.get(at..at + len).ok_or_else(|| short(at));
@@ -121,7 +111,8 @@ impl Catalog {
                 data: fixed.data.get(),
             });
         }
-        Ok(Catalog { store: preamble.store, policy, log_path, next: header.next.get(), segments })
+        let (policy, next) = (header.policy.get(), header.next.get());
+        Ok(Catalog { store: preamble.store, policy, log_path, next, segments })
     }
 
     /// Where a path of the catalog is.
@@ -145,7 +136,7 @@ mod tests {
         };
         Catalog {
             store: [3; 16],
-            policy: Policy::Undo,
+            policy: 1,
             log_path: "/dev/x".into(),
             next: 9,
             segments: vec![entry(1, "a"), entry(8, "b.c")],

@@ -3,7 +3,8 @@
 use crate::storage::class::Class;
 use caliburn_log::format::Defect;
 use caliburn_log::image::Damage;
-use caliburn_log::log::{LogError, MediaError};
+use caliburn_log::log::LogError;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::staged_tail::StageError;
 use caliburn_log::uncommitted::UndoError;
 use std::io;

@@ -2,11 +2,235 @@
 
 pub(crate) mod catalog;
 pub(crate) mod class;
+pub(crate) mod directory;
 pub(crate) mod error;
-pub(crate) mod kind;
 pub(crate) mod redo_ranges;
 pub(crate) mod region;
 pub(crate) mod region_table;
+pub(crate) mod report;
 pub(crate) mod segment;
+pub(crate) mod settings;
 pub(crate) mod sums;
 pub(crate) mod tuning;
+
+use caliburn_log::SegmentId;
+use caliburn_log::media_error::MediaError;
+use caliburn_os::guard::Permit;
+use caliburn_os::host::{Id, Lock};
+use caliburn_os::medium::{Media, Medium};
+use caliburn_os::memory::Limits;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
+use catalog::{Catalog, Entry};
+use class::Class;
+use error::{Failure, SegmentError};
+use region::RegionState;
+use region_table::RegionTable;
+use segment::SegmentState;
+use settings::Settings;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use tuning::Tuning;
+
+/// Bits of [`Storage::gate`]: why a transaction must not begin without a look.
+pub(crate) mod gate {
+    pub const FAILED: u32 = 1;
+    pub const PRESSED: u32 = 2;
+    pub const CLOSED: u32 = 4;
+    pub const READ_ONLY: u32 = 8;
+    /// Closing has written the last it had to write.
+    pub const DONE: u32 = 16;
+}
+
+/// The files and mapped memory of an open store, and whether they can be relied on.
+pub(crate) struct Storage {
+    pub dir: PathBuf,
+    pub id: Id,
+    pub media: Arc<dyn Media>,
+    pub page_size: usize,
+    pub page_shift: u32,
+    pub reserve_bytes: u64,
+    /// The most that a commit can survive.
+    pub reach: Class,
+    /// Regions have a protection key: the engine's own stores need a permit.
+    pub keys: bool,
+    pub gate: AtomicU32,
+    pub limits: Limits,
+    /// Held by whoever maps, so that no mapping misses what is to be laid over it meanwhile.
+    mapping: Mutex<()>,
+    pub regions: RwLock<Vec<Arc<RegionState>>>,
+    /// The same regions, for those who must not wait.
+    pub table: RegionTable,
+    pub segments: RwLock<Vec<Arc<SegmentState>>>,
+    pub catalog: Mutex<Catalog>,
+    failure: OnceLock<Failure>,
+    tuning: RwLock<Tuning>,
+    budget: AtomicU64,
+    /// Given up when the store is closed and no region of it is mapped any more.
+    lock: Mutex<Option<Lock>>,
+}
+
+/// What opening has found of a store before its policy has.
+pub(crate) struct Found {
+    pub dir: PathBuf,
+    pub catalog: Catalog,
+    pub segments: Vec<Arc<SegmentState>>,
+    pub lock: Lock,
+    /// See [`Storage::keys`].
+    pub keys: bool,
+}
+
+impl Storage {
+    pub fn new(found: Found, settings: &Settings, reach: Class) -> Storage {
+        let page_size = caliburn_os::page_size();
+        let limits = settings.media.limits();
+        Storage {
+            dir: found.dir,
+            id: found.catalog.store,
+            media: settings.media.clone(),
+            page_size,
+            page_shift: page_size.trailing_zeros(),
+            reserve_bytes: settings.reserve_bytes.min(1 << 46),
+            reach,
+            keys: found.keys,
+            gate: AtomicU32::new(if settings.read_only { gate::READ_ONLY } else { 0 }),
+            mapping: Mutex::default(),
+            regions: RwLock::default(),
+            table: RegionTable::default(),
+            segments: RwLock::new(found.segments),
+            catalog: Mutex::new(found.catalog),
+            failure: OnceLock::new(),
+            budget: AtomicU64::new(settings.tuning.budget(&limits)),
+            limits,
+            tuning: RwLock::new(settings.tuning.clone()),
+            lock: Mutex::new(Some(found.lock)),
+        }
+    }
+
+    /// What the calling thread needs for stores of the engine's own.
+    #[inline(always)]
+    pub fn permit(&self) -> Option<Permit> {
+        if self.keys { Some(Permit::new()) } else { None }
+    }
+
+    pub fn tuning(&self) -> Tuning {
+        self.tuning.read().expect("no panic under this lock").clone()
+    }
+
+    pub fn set_tuning(&self, tuning: Tuning) {
+        self.budget.store(tuning.budget(&self.limits), Ordering::Relaxed);
+        *self.tuning.write().expect("no panic under this lock") = tuning;
+    }
+
+    /// Bytes of private pages that may be kept.
+    #[inline(always)]
+    pub fn memory_budget(&self) -> u64 {
+        self.budget.load(Ordering::Relaxed)
+    }
+
+    /// Fails the store for good. The first failure is the one reported. Those who wait are not woken.
+    pub fn fail(&self, cause: MediaError) -> Failure {
+        tracing::error!(%cause, "the store has failed");
+        let failure = self.failure.get_or_init(|| Failure { cause: Arc::new(cause) }).clone();
+        self.gate.fetch_or(gate::FAILED, Ordering::SeqCst);
+        failure
+    }
+
+    /// The failure, if the store has failed.
+    pub fn failure(&self) -> Result<(), Failure> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// Whether the store has failed or is closed: nobody tends it any more.
+    pub fn is_over(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0
+    }
+
+    pub fn writable(&self) -> Result<(), SegmentError> {
+        match self.gate.load(Ordering::SeqCst) {
+            g if g & (gate::READ_ONLY | gate::CLOSED) != 0 => Err(SegmentError::ReadOnly),
+            _ => Ok(self.failure()?),
+        }
+    }
+
+    /// Gives up the directory if nothing needs it any more.
+    pub fn unlock_if_done(&self) {
+        let done = self.gate.load(Ordering::SeqCst) & gate::DONE != 0;
+        if done && self.regions.read().expect("no panic under this lock").is_empty() {
+            self.lock.lock().expect("no panic under this lock").take();
+        }
+    }
+
+    pub fn lock_mapping(&self) -> MutexGuard<'_, ()> {
+        self.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn segment_state(&self, id: SegmentId) -> Option<Arc<SegmentState>> {
+        self.segments.read().expect("no panic under this lock").iter().find(|s| s.id == id).cloned()
+    }
+
+    /// The segment of a record, which must be one of the store's.
+    pub fn segment_of(&self, id: SegmentId) -> Result<Arc<SegmentState>, SegmentError> {
+        self.segment_state(id).ok_or_else(|| SegmentError::Unknown { name: format!("number {}", id.0) })
+    }
+
+    /// The region that maps a byte of a segment.
+    pub fn region_of(&self, segment: SegmentId, offset: u64) -> Option<Arc<RegionState>> {
+        let regions = self.regions.read().expect("no panic under this lock");
+        regions.iter().find(|r| r.segment.id == segment && r.start <= offset && offset < r.end()).cloned()
+    }
+
+    /// Makes a segment's file longer, durably, then says so.
+    pub fn grow_file(&self, state: &SegmentState, len: u64) -> Result<(), SegmentError> {
+        let mut catalog = self.catalog.lock().expect("no panic under this lock");
+        self.writable()?;
+        if len <= state.len() {
+            return Ok(());
+        }
+        let early = planted("catalog-before-growth");
+        if !early {
+            state.extend(len)?;
+        }
+        self.change_catalog(&mut catalog, |catalog| {
+            entry_of(catalog, state.id).len = len;
+        })?;
+        if early {
+            state.extend(len)?;
+        }
+        state.len.store(len, Ordering::Release);
+        Ok(())
+    }
+
+    /// Changes the catalog on disk, then in memory.
+    pub fn change_catalog(
+        &self,
+        catalog: &mut Catalog,
+        change: impl FnOnce(&mut Catalog),
+    ) -> Result<(), SegmentError> {
+        let mut next = catalog.clone();
+        change(&mut next);
+        let path = self.dir.join(directory::CATALOG);
+        let fail = |source| SegmentError::Io { action: "replace catalog", path: path.clone(), source };
+        self.media.replace(&path, &next.encode()).map_err(fail)?;
+        *catalog = next;
+        Ok(())
+    }
+
+    /// Refuses a medium that would make commits survive less than the store promised when it was opened.
+    pub fn admit(&self, medium: &dyn Medium, survives: Class) -> Result<(), SegmentError> {
+        if survives < self.reach {
+            let (path, store) = (medium.path().to_owned(), self.reach);
+            return Err(SegmentError::Weaker { path, store, segment: survives });
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn entry_of(catalog: &mut Catalog, id: SegmentId) -> &mut Entry {
+    catalog.segments.iter_mut().find(|e| e.id == id).expect("an open segment is in the catalog")
+}

@@ -3,7 +3,7 @@
 
 use crate::storage::segment::SegmentState;
 use caliburn_log::image::Image;
-use caliburn_log::log::MediaError;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{self, Kind, Range, Ranges};
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::map::Buffer;

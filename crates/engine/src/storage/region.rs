@@ -1,24 +1,24 @@
-//! Regions: page-aligned parts of segments, mapped copy-on-write.
+//! What the engine keeps of a mapped region: a page-aligned part of a segment.
 //!
 //! ```text
-//!   reservation:  | mapped: len bytes of the segment, private | kept free for growth |
+//!   reservation:  | mapped: len bytes of the segment | kept free for growth |
 //! ```
 //!
-//! A page nobody has stored to shows the page cache of the segment's file and can be evicted; a page that
-//! was stored to is a private copy. Invariant: nothing but truncation writes to the segment.
+//! Mapped privately, a page that nobody has stored to shows the page cache of the segment's file and can be evicted; a page
+//! that was stored to is a private copy. Mapped shared, it is the segment.
 
-use crate::api::shared::Shared;
-use crate::storage::error::{MapError, RangeError};
+use crate::storage::Storage;
+use crate::storage::error::RangeError;
+use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::SegmentState;
-use crate::tracking::guard::RegionGuard;
 use caliburn_log::SegmentId;
-use caliburn_os::map::Reservation;
-use caliburn_os::span;
+use caliburn_os::map::{self, Reservation};
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
-use std::fmt;
+use caliburn_os::{simulated, span};
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use zerocopy::FromBytes;
 
 /// What the engine keeps of a mapped region.
 #[derive(Debug)]
@@ -33,7 +33,6 @@ pub(crate) struct RegionState {
     pub reservation: Reservation,
     /// Its memory was not read from the segment, and does not show it when private copies are dropped.
     pub unread: bool,
-    pub guard: Option<RegionGuard>,
 }
 
 impl RegionState {
@@ -46,7 +45,7 @@ impl RegionState {
         self.start + self.len() as u64
     }
 
-    /// Numbers of its pages in the segment; the last may be cut off by the end of a bare one.
+    /// Numbers of its pages in the segment; the last may be cut off by the end of an external segment.
     pub fn pages(&self, page_size: u64) -> Range<u64> {
         self.start / page_size..self.end().div_ceil(page_size)
     }
@@ -64,6 +63,67 @@ impl RegionState {
         self.reservation.base().as_ptr().wrapping_add(offset)
     }
 
+    /// Maps part of the region copy-on-write, which was never mapped before, and lays over it what the segment lacks. It
+    /// can be stored to if `write`.
+    pub fn map_private(
+        &self,
+        storage: &Storage,
+        part: Range<usize>,
+        lacking: Option<&RedoRanges>,
+        write: bool,
+    ) -> io::Result<()> {
+        let lacking = lacking.filter(|l| !l.is_empty() && !planted("pending-not-laid-over"));
+        let (medium, at) = (&self.segment.medium, self.segment.data + self.start + part.start as u64);
+        let (start, len) = (self.at(part.start), part.len());
+        let writable = write || lacking.is_some();
+        // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never shrink, and the store's
+        // lock keeps other programs of ours away from the file.
+        unsafe { self.reservation.map_private(part.start, len, medium.descriptor(), at, writable) }?;
+        self.advise(storage, &part)?;
+        let Some(lacking) = lacking else { return Ok(()) };
+        let (low, high) = (self.start + part.start as u64, self.start + part.end as u64);
+        for range in lacking.ranges().filter(|r| r.segment == self.id) {
+            let first = range.offset.max(low);
+            let end = (range.offset + range.bytes.len() as u64).min(high);
+            if first < end {
+                let source = &range.bytes[(first - range.offset) as usize..(end - range.offset) as usize];
+                // SAFETY: `[first, end)` lies in the part mapped above, which nobody else knows yet.
+                unsafe {
+                    span::copy(source.as_ptr(), self.at((first - self.start) as usize), source.len());
+                }
+            }
+        }
+        if !write {
+            // SAFETY: the part was mapped above and is whole pages.
+            unsafe { map::protect_read_only(start, len) }?;
+        }
+        Ok(())
+    }
+
+    /// Maps part of the region so that it is the segment, which was never mapped before. `sync`: as persistent memory.
+    pub fn map_shared(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
+        let (medium, at) = (&self.segment.medium, self.segment.data + self.start + part.start as u64);
+        let (start, len) = (self.at(part.start), part.len());
+        // SAFETY: as in `map_private`.
+        unsafe { self.reservation.map_shared(part.start, len, medium.descriptor(), at, sync) }?;
+        if medium.volatile() {
+            // Huge pages only on a file system in memory: on a device each fault would read two megabytes.
+            // SAFETY: the part was just mapped and is whole pages.
+            unsafe { map::advise_huge(start, len) };
+        }
+        simulated::mapped(medium.descriptor(), start, len, at);
+        self.advise(storage, &part)
+    }
+
+    /// Of much memory, reading ahead would push out pages that are in use; a device may read megabytes at a touch.
+    fn advise(&self, storage: &Storage, part: &Range<usize>) -> io::Result<()> {
+        if part.end as u64 <= storage.limits.bytes() / 2 {
+            return Ok(());
+        }
+        // SAFETY: the part was mapped by the caller and is whole pages.
+        unsafe { map::advise_random(self.at(part.start), part.len()) }
+    }
+
     #[cold]
     pub fn out_of_bounds(&self, at: usize, len: usize) -> RangeError {
         RangeError::OutOfBounds {
@@ -72,169 +132,6 @@ impl RegionState {
             len: len as u64,
             region_start: self.start,
             region_end: self.end(),
-        }
-    }
-}
-
-/// A mapped region: ordinary memory that shows the committed image of part of a segment.
-///
-/// Reads need nothing but the memory; changes go through a [`Transaction`](crate::Transaction). The safe
-/// methods here and there may be used from any number of threads; readers and writers of the same bytes
-/// see old or new bytes, in words of eight, unless the program keeps them apart (serializability is the
-/// program's or a layer's). Dropping a region unmaps it, after its changes were written to the segment.
-pub struct Region {
-    pub(crate) state: Arc<RegionState>,
-    pub(crate) store: Arc<Shared>,
-    pub(crate) mapped: bool,
-}
-
-impl fmt::Debug for Region {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region")
-            .field("segment", &self.state.segment.name)
-            .field("range", &(self.state.start..self.state.end()))
-            .field("address", &(self.state.base as *const u8))
-            .finish()
-    }
-}
-
-/// A region could not be unmapped; it comes back with the reason.
-#[derive(Debug, thiserror::Error)]
-#[error("{cause}")]
-pub struct UnmapError {
-    /// The region, still mapped.
-    pub region: Region,
-    /// Why.
-    #[source]
-    pub cause: MapError,
-}
-
-impl Region {
-    /// Bytes mapped.
-    pub fn len(&self) -> usize {
-        self.state.len()
-    }
-
-    /// Which bytes of the segment are mapped.
-    pub fn range(&self) -> Range<u64> {
-        self.state.start..self.state.end()
-    }
-
-    /// Name of the segment.
-    pub fn segment(&self) -> &str {
-        &self.state.segment.name
-    }
-
-    /// The first byte. Stays where it is while the region is mapped, also when it grows.
-    ///
-    /// Storing through the pointer is for `unsafe` code, which must (1) declare the range in a
-    /// transaction first, (2) not store after the transaction ended, and (3) not let stores race with
-    /// other accesses to the same bytes, `set_range`, `commit` and `abort` of their transactions included.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.state.reservation.base().as_ptr()
-    }
-
-    /// Copies bytes out.
-    ///
-    /// # Panics
-    /// If the range leaves the region.
-    #[inline]
-    pub fn read(&self, offset: usize, target: &mut [u8]) {
-        self.check(offset, target.len());
-        // SAFETY: checked above; the mapping lives as long as `self`, and `target` is not in it.
-        unsafe { span::copy(self.as_ptr().add(offset), target.as_mut_ptr(), target.len()) }
-    }
-
-    /// Copies a value out.
-    ///
-    /// # Panics
-    /// If the range leaves the region.
-    #[inline]
-    pub fn load<T: FromBytes>(&self, offset: usize) -> T {
-        self.check(offset, size_of::<T>());
-        let mut value = std::mem::MaybeUninit::<T>::uninit();
-        // SAFETY: checked above; any bytes make a `T: FromBytes`, and all of them are written.
-        unsafe {
-            span::copy(self.as_ptr().add(offset), value.as_mut_ptr().cast(), size_of::<T>());
-            value.assume_init()
-        }
-    }
-
-    #[inline(always)]
-    fn check(&self, offset: usize, len: usize) {
-        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        assert!(fits, "{}", self.state.out_of_bounds(offset, len));
-    }
-
-    /// Extends the mapping over a segment that has grown, in place. `len` is the new length in bytes. A region that
-    /// ends within a page, as that of an adopted file may, is unmapped and mapped again instead.
-    ///
-    /// # Errors
-    /// When the segment is shorter, or the address space kept free is used up.
-    pub fn grow(&self, len: usize) -> Result<(), MapError> {
-        self.store.grow_region(&self.state, len)
-    }
-
-    /// Unmaps the region after its committed changes were written to the segment.
-    ///
-    /// # Errors
-    /// While an uncommitted transaction has ranges in it, or when the store has failed: the region
-    /// comes back in the error.
-    pub fn unmap(mut self) -> Result<(), UnmapError> {
-        match self.store.unmap(&self.state) {
-            Ok(()) => {
-                self.mapped = false;
-                Ok(())
-            }
-            Err(cause) => Err(UnmapError { region: self, cause }),
-        }
-    }
-
-    /// Unmaps the region as [`Region::unmap`] does, and leaves its memory to the caller: private to the process,
-    /// writable, with the bytes that it showed; those never stored to follow the segment's file. What was
-    /// mapped stays until the caller unmaps it or maps something over it.
-    ///
-    /// # Errors
-    /// As [`Region::unmap`]; [`MapError::Shared`] with the undo policy, where the memory is the segment.
-    pub fn leave(mut self) -> Result<*mut u8, UnmapError> {
-        if !self.can_leave() {
-            let cause = MapError::Shared { segment: self.segment().to_owned() };
-            return Err(UnmapError { region: self, cause });
-        }
-        let done = self.store.unmap(&self.state).or_else(|error| match self.store.failure() {
-            // The log has what the segment lacks.
-            Err(_) => self.store.forget_failed(&self.state),
-            Ok(()) => Err(error),
-        });
-        match done {
-            Ok(()) => {
-                self.mapped = false;
-                self.store.detach(&self.state);
-                Ok(self.as_ptr())
-            }
-            Err(cause) => Err(UnmapError { region: self, cause }),
-        }
-    }
-
-    /// Whether [`Region::leave`] can be called: the memory is not the segment itself.
-    pub fn can_leave(&self) -> bool {
-        self.store.undo.is_none()
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        if !self.mapped {
-            return;
-        }
-        let done = self.store.unmap(&self.state).or_else(|error| match self.store.failure() {
-            Err(_) => self.store.forget_failed(&self.state),
-            Ok(()) => Err(error),
-        });
-        if let Err(error) = done {
-            // Whoever still refers to the memory keeps it: the mapping stays until the process ends.
-            tracing::error!(%error, "a region could not be unmapped and stays");
-            std::mem::forget(self.state.clone());
         }
     }
 }

@@ -164,6 +164,7 @@ impl RegionTable {
 #[derive(Clone, Copy)]
 pub(crate) struct RegionCursor<'r> {
     region: Option<&'r RegionState>,
+    base: *mut u8,
     start: u64,
     len: u64,
     segment: SegmentId,
@@ -172,7 +173,7 @@ pub(crate) struct RegionCursor<'r> {
 impl<'r> RegionCursor<'r> {
     #[inline(always)]
     pub fn new() -> RegionCursor<'r> {
-        RegionCursor { region: None, start: 0, len: 0, segment: SegmentId(0) }
+        RegionCursor { region: None, base: ptr::null_mut(), start: 0, len: 0, segment: SegmentId(0) }
     }
 
     /// The region that maps a byte of a segment.
@@ -186,18 +187,41 @@ impl<'r> RegionCursor<'r> {
         segment: SegmentId,
         offset: u64,
     ) -> Option<&'r RegionState> {
-        if segment != self.segment || offset.wrapping_sub(self.start) >= self.len {
+        if !self.holds(segment, offset) {
             // SAFETY: passed on from the caller.
             let region = unsafe { table.of(segment, offset) }?;
-            *self =
-                RegionCursor { region: Some(region), start: region.start, len: region.len() as u64, segment };
+            self.go_to(region);
         }
         self.region
     }
 
-    /// Where in its segment the region begins that was found last.
+    /// The memory of a byte of a segment, which must be declared.
+    ///
+    /// # Safety
+    /// As for [`RegionCursor::find`].
     #[inline(always)]
-    pub fn start(&self) -> u64 {
-        self.start
+    pub unsafe fn bytes(&mut self, table: &RegionTable, segment: SegmentId, offset: u64) -> *mut u8 {
+        if !self.holds(segment, offset) {
+            // SAFETY: passed on from the caller.
+            let region = unsafe { table.of(segment, offset) };
+            self.go_to(region.expect("declared bytes are mapped"));
+        }
+        self.base.wrapping_add((offset - self.start) as usize)
+    }
+
+    #[inline(always)]
+    fn holds(&self, segment: SegmentId, offset: u64) -> bool {
+        segment == self.segment && offset.wrapping_sub(self.start) < self.len
+    }
+
+    #[inline(always)]
+    fn go_to(&mut self, region: &'r RegionState) {
+        *self = RegionCursor {
+            region: Some(region),
+            base: region.at(0),
+            start: region.start,
+            len: region.len() as u64,
+            segment: region.id,
+        };
     }
 }

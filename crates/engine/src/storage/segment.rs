@@ -1,31 +1,26 @@
-//! Segments: named backing storage of recoverable data.
+//! Backing storage of recoverable data: what the engine keeps of an open segment.
 
-use crate::api::mapping::Placement;
-use crate::api::shared::Shared;
+use crate::storage::Storage;
 use crate::storage::catalog::{Catalog, Entry};
-use crate::storage::error::{MapError, SegmentError};
-use crate::storage::kind::Policy;
-use crate::storage::region::Region;
+use crate::storage::error::SegmentError;
 use crate::storage::sums::Sums;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM_UNIT, SegmentHeader};
-use caliburn_log::log::{Forcing, MediaError};
+use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
-use caliburn_os::page_size;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Granularity of a segment's length, so that a store moves between machines of all page sizes.
 pub(crate) const LEN_UNIT: u64 = 64 * 1024;
-/// Granularity of a bare one's.
+/// Granularity of an external one's.
 const SECTOR: u64 = 512;
 /// Longest segment: the address space is the limit long before the format is.
 const LEN_MAX: u64 = i64::MAX as u64 - SEGMENT_DATA - LEN_UNIT;
@@ -37,12 +32,15 @@ pub(crate) struct SegmentState {
     pub name: String,
     pub medium: Arc<dyn Medium>,
     pub len: AtomicU64,
-    /// Where its data begin in the medium; 0 if there is nothing else, not even sums: it is bare.
+    /// Where its data begin in the medium; 0 if there is nothing else, not even sums: it is external.
     pub data: u64,
-    /// Not with the undo policy, whose stores nobody sees.
+    /// `None` where stores to mapped memory reach the segment unseen: no checksum can follow them.
     pub sums: Option<Mutex<Sums>>,
     forcing: Forcing,
 }
+
+/// Refuses a medium that survives too little for the store.
+pub(crate) type Admit<'a> = &'a dyn Fn(&dyn Medium) -> Result<(), SegmentError>;
 
 pub(crate) fn check_name(name: &str) -> Result<(), SegmentError> {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -59,7 +57,7 @@ pub(crate) fn round_len(name: &str, len: u64) -> Result<u64, SegmentError> {
     }
 }
 
-/// Whole sectors of a file that is a bare segment.
+/// Whole sectors of a file that is a external segment.
 fn external_len(medium: &dyn Medium, name: &str) -> Result<u64, SegmentError> {
     let held = medium.len().map_err(|e| MediaError::new("measure segment", medium, 0, e))?;
     match held / SECTOR * SECTOR {
@@ -123,9 +121,15 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Segm
 }
 
 impl SegmentState {
-    /// Makes the segment's medium and sums durable; the catalog entry comes after.
-    pub fn create(shared: &Shared, entry: &Entry) -> Result<SegmentState, SegmentError> {
-        let (media, dir) = (&*shared.media, &*shared.dir);
+    /// Makes the segment's medium durable, and its sums if it has them; the catalog entry comes after. A medium that `admit`
+    /// refuses is left as it is.
+    pub fn create(
+        storage: &Storage,
+        entry: &Entry,
+        sums: bool,
+        admit: Admit<'_>,
+    ) -> Result<SegmentState, SegmentError> {
+        let (media, dir) = (&*storage.media, &*storage.dir);
         let path = Catalog::resolve(dir, &entry.path);
         let sums_path = sums_path(dir, &entry.name);
         // Left by a creation that never reached the catalog.
@@ -133,7 +137,7 @@ impl SegmentState {
         if !entry.path.is_absolute() {
             let _ = media.remove(&path);
         }
-        let made = Self::create_files(shared, entry, &path, &sums_path);
+        let made = Self::create_files(storage, entry, (&path, sums.then_some(&sums_path)), admit);
         if made.is_err() {
             let _ = media.remove(&sums_path);
             if !entry.path.is_absolute() {
@@ -144,12 +148,12 @@ impl SegmentState {
     }
 
     fn create_files(
-        shared: &Shared,
+        storage: &Storage,
         entry: &Entry,
-        path: &Path,
-        sums_path: &Path,
+        (path, sums_path): (&Path, Option<&PathBuf>),
+        admit: Admit<'_>,
     ) -> Result<SegmentState, SegmentError> {
-        let (media, dir, store) = (&*shared.media, &*shared.dir, &shared.id);
+        let (media, dir, store) = (&*storage.media, &*storage.dir, &storage.id);
         let (medium, made) = match media.create(path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(path, true), false),
             other => (other, true),
@@ -160,7 +164,7 @@ impl SegmentState {
             move |e| MediaError::new(action, &*medium, offset, e)
         };
         refuse_foreign(&*medium)?;
-        shared.suits(&*medium)?;
+        admit(&*medium)?;
         medium
             .set_len(SEGMENT_DATA + entry.len)
             .map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;
@@ -172,12 +176,12 @@ impl SegmentState {
         zero_device(&*medium, entry).map_err(fail("clear segment", SEGMENT_DATA))?;
         medium.write_at(&block, 0).map_err(fail("write segment header", 0))?;
         medium.sync().map_err(fail("force segment", 0))?;
-        let sums = match shared.policy {
-            Policy::Redo => {
-                let sums = media.create(sums_path).map_err(io_error("create sums", sums_path))?;
+        let sums = match sums_path {
+            Some(path) => {
+                let sums = media.create(path).map_err(io_error("create sums", path))?;
                 Some(Sums::create(sums, *store, entry.id, entry.len)?)
             }
-            Policy::Undo => None,
+            None => None,
         };
         if let (true, Some(above)) = (made && entry.path.is_absolute(), path.parent()) {
             media.sync_directory(above).map_err(io_error("force directory", above))?;
@@ -190,11 +194,15 @@ impl SegmentState {
 
     /// Takes over a file or device as it is; the catalog entry, whose length is set, comes after. Its name and
     /// length are durable when this returns.
-    pub fn adopt(shared: &Shared, entry: &mut Entry) -> Result<SegmentState, SegmentError> {
-        let (media, path) = (&*shared.media, &*entry.path);
+    pub fn adopt(
+        storage: &Storage,
+        entry: &mut Entry,
+        admit: Admit<'_>,
+    ) -> Result<SegmentState, SegmentError> {
+        let (media, path) = (&*storage.media, &*entry.path);
         let medium = media.open(path, true).map_err(io_error("open segment", path))?;
         refuse_foreign(&*medium)?;
-        shared.suits(&*medium)?;
+        admit(&*medium)?;
         entry.len = external_len(&*medium, &entry.name)?;
         if !planted("adopted-length-not-forced") {
             medium.sync().map_err(|e| MediaError::new("force segment", &*medium, 0, e))?;
@@ -205,7 +213,7 @@ impl SegmentState {
         Ok(SegmentState::of(entry, medium, None))
     }
 
-    /// The length that a bare segment's file has now.
+    /// The length that a external segment's file has now.
     pub fn external_len(&self) -> Result<u64, SegmentError> {
         external_len(&*self.medium, &self.name)
     }
@@ -216,7 +224,7 @@ impl SegmentState {
         dir: &Path,
         catalog: &Catalog,
         entry: &Entry,
-        write: bool,
+        (sums, write): (bool, bool),
     ) -> Result<SegmentState, SegmentError> {
         let path = Catalog::resolve(dir, &entry.path);
         let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
@@ -233,11 +241,9 @@ impl SegmentState {
             let text = format!("the file is {held} bytes long and must be {wanted}: it was cut off");
             return Err(bad(held, Defect::Value(text)));
         }
-        let sums = match catalog.policy {
-            Policy::Redo if !entry.is_external() => {
-                Some(open_sums(media, dir, &catalog.store, entry, write)?)
-            }
-            _ => None,
+        let sums = match sums && !entry.is_external() {
+            true => Some(open_sums(media, dir, &catalog.store, entry, write)?),
+            false => None,
         };
         Ok(SegmentState::of(entry, medium, sums))
     }
@@ -258,7 +264,7 @@ impl SegmentState {
         self.len.load(Ordering::Acquire)
     }
 
-    /// How much of `len` bytes at an offset the segment has: a bare one may end within a page.
+    /// How much of `len` bytes at an offset the segment has: an external one may end within a page.
     fn within(&self, offset: u64, len: usize) -> usize {
         len.min(self.len().saturating_sub(offset) as usize)
     }
@@ -397,106 +403,4 @@ fn zero_device(medium: &dyn Medium, entry: &Entry) -> io::Result<()> {
         at += len;
     }
     Ok(())
-}
-
-/// A segment of an open store.
-#[derive(Clone)]
-pub struct Segment {
-    pub(crate) state: Arc<SegmentState>,
-    pub(crate) store: Arc<Shared>,
-}
-
-impl std::fmt::Debug for Segment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Segment").field("name", &self.state.name).field("len", &self.len()).finish()
-    }
-}
-
-impl Segment {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.state.name
-    }
-
-    /// Its number in the store.
-    pub fn id(&self) -> SegmentId {
-        self.state.id
-    }
-
-    /// Bytes of data.
-    pub fn len(&self) -> u64 {
-        self.state.len()
-    }
-
-    /// Makes the segment at least `len` bytes long, durably, whatever is mapped of it. The new bytes are
-    /// zero. [`Region::grow`] extends a mapping over them.
-    ///
-    /// # Errors
-    /// A full disk leaves the segment as it was. A file that was adopted grows by being made longer and adopted again.
-    pub fn grow(&self, len: u64) -> Result<(), SegmentError> {
-        if self.state.data == 0 {
-            let why = "its file was taken over as it was: make the file longer and adopt it again";
-            return Err(SegmentError::Length { name: self.name().to_owned(), len, why });
-        }
-        let len = round_len(self.name(), len)?;
-        self.store.grow_segment(&self.state, len)
-    }
-
-    /// Maps bytes `range`, whole pages, copy-on-write, wherever the system likes. Reads nothing: pages
-    /// are read when they are touched.
-    pub fn map(&self, range: Range<u64>) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, Placement::Anywhere)
-    }
-
-    /// Maps the whole segment.
-    pub fn map_all(&self) -> Result<Region, MapError> {
-        self.map(0..self.len())
-    }
-
-    /// Maps bytes `range` at exactly `address`, or fails.
-    pub fn map_at(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, Placement::Free(address))
-    }
-
-    /// Maps bytes `range` at `address`, in place of memory that the program has there. The address is a whole
-    /// page's; [`Region::leave`] gives the memory back.
-    ///
-    /// # Errors
-    /// As [`Segment::map`]; [`MapError::AddressTaken`] when a region is there.
-    ///
-    /// # Safety
-    /// As many bytes at `address`, up to a whole page, must be mapped memory of the caller's that nothing refers to.
-    pub unsafe fn map_over(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
-        self.store.map(&self.state, range, Placement::Over(address))
-    }
-
-    /// Makes memory that the program has at `address` a region for bytes `range`, as it is: nothing is read from
-    /// the segment. What transactions declare and store is then the segment's (RVM's `no_copy`). The rest of what the
-    /// memory shows never reaches the segment, with [`Options::declared_only`](crate::Options::declared_only).
-    ///
-    /// # Errors
-    /// As [`Segment::map_over`]; [`MapError::Unread`] without that option.
-    ///
-    /// # Safety
-    /// As for [`Segment::map_over`]; and the memory must be readable and writable.
-    pub unsafe fn map_unread(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
-        if !self.store.declared_only {
-            return Err(MapError::Unread { segment: self.name().to_owned() });
-        }
-        self.store.map(&self.state, range, Placement::Unread(address))
-    }
-
-    /// The segment loader (RVM, section 4.1): maps the whole segment at the address it had when it was
-    /// first loaded, so that native pointers inside it stay valid.
-    ///
-    /// # Errors
-    /// [`MapError::AddressTaken`] when something else is there in this process; the segment is never moved.
-    pub fn load(&self) -> Result<Region, MapError> {
-        self.store.load(&self.state)
-    }
-
-    /// Smallest unit of mapping: the system's page size in bytes.
-    pub fn page_size() -> usize {
-        page_size()
-    }
 }

@@ -4,7 +4,7 @@
 
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, Defect, SUM_UNIT, SUMS_DATA, SUMS_MAGIC, SumsHeader};
-use caliburn_log::log::{Forcing, MediaError};
+use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;

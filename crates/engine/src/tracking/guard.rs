@@ -4,13 +4,14 @@
 //! A page is opened by the first range that a transaction declares in it, and closed when the last such transaction
 //! has ended. With keys, a region is, and that is each thread's own affair.
 
-use crate::api::shared::Shared;
+use super::{Tracking, Wanted};
+use crate::storage::Storage;
 use crate::storage::error::{MapError, RangeError};
 use crate::storage::region::RegionState;
-use crate::write_set::WriteSet;
+use crate::write_set::{Sets, WriteSet};
 use caliburn_os::guard::{self, Kind, Named, Permit};
 use caliburn_os::page_size;
-use caliburn_os::sync::atomic::Ordering;
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
@@ -49,15 +50,31 @@ impl Guard {
     }
 }
 
+/// Guards the regions of a store.
+#[derive(Debug)]
+pub(super) struct Guards {
+    kind: Kind,
+    /// By the addresses of the regions.
+    regions: Mutex<BTreeMap<usize, Arc<RegionGuard>>>,
+}
+
+pub(super) fn begin(wanted: &Wanted, _: &Arc<Storage>, _: &Arc<Sets>) -> Option<Box<dyn Tracking>> {
+    let kind = wanted.guard.kind()?;
+    Some(Box::new(Guards { kind, regions: Mutex::default() }))
+}
+
 /// What guards one region.
 #[derive(Debug)]
-pub(crate) struct RegionGuard {
+struct RegionGuard {
+    region: Arc<RegionState>,
     kind: Kind,
     state: Mutex<GuardState>,
 }
 
 #[derive(Debug, Default)]
 struct GuardState {
+    /// Bytes that are guarded: all that is mapped, and what is about to be.
+    len: usize,
     /// Pages that can be stored to, and by how many transactions.
     open: BTreeMap<usize, usize>,
     /// Transactions for which all can.
@@ -71,133 +88,162 @@ const STRETCHES: usize = 64;
 
 /// What a transaction opened of a region; closed when dropped.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    region: Arc<RegionState>,
+struct Opened {
+    guard: Arc<RegionGuard>,
     pages: Vec<Range<usize>>,
     whole: bool,
     permit: Option<Permit>,
 }
 
-impl RegionGuard {
-    pub fn new(kind: Kind) -> RegionGuard {
-        RegionGuard { kind, state: Mutex::default() }
-    }
+/// What a transaction opened of all regions.
+type AllOpened = Vec<Opened>;
 
-    fn lock(&self) -> MutexGuard<'_, GuardState> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Protects bytes `[from, to)` of the region, which were just mapped to its end, and makes them part of it.
-    pub fn protect(&self, region: &RegionState, from: usize, to: usize) -> Result<(), MapError> {
-        let mut state = self.lock();
-        let start = region.pointer(region.base + from);
-        // SAFETY: the part was just mapped, and nobody may store to it before it was declared; while a transaction has
-        // opened the region, it stays open.
-        let done = unsafe {
-            match self.kind {
-                Kind::Key => guard::carry_key(start, to - from),
-                Kind::Pages if state.whole == 0 => guard::protect(start, to - from, false),
-                Kind::Pages => Ok(()),
-            }
-        };
-        let fail =
-            |source: io::Error| MapError::Io { segment: region.segment.name.clone(), len: to as u64, source };
-        done.map_err(fail)?;
-        state.named = None;
-        state.named = Some(Named::new(region.base, to, region.start, &region.segment.name));
-        // Under the lock, so that whoever opens or closes all of the region means this part, too.
-        region.len.store(to, Ordering::Release);
-        Ok(())
-    }
-
-    /// Gives up what protects a region that nobody has declared anything in any more.
-    pub fn lift(&self, region: &RegionState) {
-        let mut state = self.lock();
-        state.named = None;
-        // SAFETY: the pages are mapped, and are to be the program's.
-        let done = unsafe {
-            match self.kind {
-                Kind::Key => guard::drop_key(region.pointer(region.base), region.len()),
-                Kind::Pages => guard::protect(region.pointer(region.base), region.len(), true),
-            }
-        };
-        if let Err(error) = done {
-            tracing::warn!(%error, segment = region.segment.name, "a region that was left stays protected");
-        }
+impl Guards {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Arc<RegionGuard>>> {
+        self.regions.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Shared {
-    /// Lets a transaction store to bytes that it is about to declare. First of all: what was declared is stored to by an
-    /// abort. Who declares keeps the region mapped.
-    pub fn open_pages(
+impl Tracking for Guards {
+    fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError> {
+        let make = || {
+            let state = Mutex::default();
+            Arc::new(RegionGuard { region: region.clone(), kind: self.kind, state })
+        };
+        let guard = self.lock().entry(region.base).or_insert_with(make).clone();
+        let done = guard.protect(part.clone());
+        done.map_err(|source| MapError::Io {
+            segment: region.segment.name.clone(),
+            len: part.end as u64,
+            source,
+        })
+    }
+
+    /// First of all: what was declared is stored to by an abort.
+    fn declaring(
         &self,
         set: &WriteSet<'_>,
         region: &RegionState,
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        if self.guard.is_none() {
-            return Ok(());
-        }
-        let regions = self.regions.read().expect("no panic under this lock");
-        let held =
-            regions.iter().find(|r| std::ptr::eq(&***r, region)).expect("whoever declares keeps it mapped");
-        let done = set.open(held, region.base + offset, len);
+        let opened = set.kept::<AllOpened>();
+        let at = opened.iter().position(|opened| opened.guard.region.base == region.base);
+        let at = at.unwrap_or_else(|| {
+            let guard = self.lock().get(&region.base).expect("whoever declares keeps it mapped").clone();
+            opened.push(Opened::new(guard));
+            opened.len() - 1
+        });
+        let done = opened[at].open(offset, len);
         done.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })
+    }
+
+    /// What a branch was let store to, an abort stores to again.
+    fn adopted(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) {
+        if planted("guard-not-taken-over") {
+            return;
+        }
+        let opened = std::mem::take(branch.kept::<AllOpened>());
+        // A thread's permit is the thread's, whoever else has the transaction.
+        set.kept::<AllOpened>().extend(opened.into_iter().filter(|opened| opened.permit.is_none()));
+    }
+
+    fn unmapped(&self, region: &RegionState, left: bool) {
+        let guard = self.lock().remove(&region.base);
+        if let Some(guard) = guard.filter(|_| left) {
+            guard.lift();
+        }
     }
 }
 
-fn set(region: &RegionState, pages: Range<usize>, write: bool) -> io::Result<()> {
-    let page = page_size();
-    let (start, end) = (pages.start * page, (pages.end * page).min(region.len()));
-    if start >= end {
-        return Ok(());
+impl RegionGuard {
+    fn lock(&self) -> MutexGuard<'_, GuardState> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
-    // SAFETY: the pages are mapped; they are protected when no transaction has declared bytes in them.
-    unsafe { guard::protect(region.pointer(region.base + start), end - start, write) }
+
+    /// Protects part of the region, to its end, which was just mapped.
+    fn protect(&self, part: Range<usize>) -> io::Result<()> {
+        let mut state = self.lock();
+        let (region, len) = (&*self.region, part.len());
+        let start = region.at(part.start);
+        // SAFETY: the part was just mapped, and nobody may store to it before it was declared; while a transaction has
+        // opened the region, it stays open.
+        unsafe {
+            match self.kind {
+                Kind::Key => guard::carry_key(start, len),
+                Kind::Pages if state.whole == 0 => guard::protect(start, len, false),
+                Kind::Pages => Ok(()),
+            }?;
+        }
+        state.named = None;
+        state.named = Some(Named::new(region.base, part.end, region.start, &region.segment.name));
+        // Under the lock, so that whoever opens or closes all of the region means this part, too.
+        state.len = part.end;
+        Ok(())
+    }
+
+    /// Gives up what protects a region that nobody has declared anything in any more.
+    fn lift(&self) {
+        let mut state = self.lock();
+        state.named = None;
+        let start = self.region.at(0);
+        // SAFETY: the pages are mapped, and are to be the program's.
+        let done = unsafe {
+            match self.kind {
+                Kind::Key => guard::drop_key(start, state.len),
+                Kind::Pages => guard::protect(start, state.len, true),
+            }
+        };
+        if let Err(error) = done {
+            let segment = &self.region.segment.name;
+            tracing::warn!(%error, segment, "a region that was left stays protected");
+        }
+    }
+
+    /// Lets pages be stored to, or not.
+    fn set(&self, state: &GuardState, pages: Range<usize>, write: bool) -> io::Result<()> {
+        let page = page_size();
+        let (start, end) = (pages.start * page, (pages.end * page).min(state.len));
+        if start >= end {
+            return Ok(());
+        }
+        // SAFETY: the pages are mapped; they are protected when no transaction has declared bytes in them.
+        unsafe { guard::protect(self.region.at(start), end - start, write) }
+    }
 }
 
 impl Opened {
-    /// Lets a transaction store to a region that it announces ranges in, which keeps the region mapped.
-    pub fn new(region: &Arc<RegionState>) -> Opened {
-        let key = region.guard.as_ref().is_some_and(|guard| guard.kind == Kind::Key);
-        Opened { region: region.clone(), pages: Vec::new(), whole: false, permit: key.then(Permit::new) }
+    /// Lets a transaction store to a region that it declares ranges in, which keeps the region mapped.
+    fn new(guard: Arc<RegionGuard>) -> Opened {
+        let key = guard.kind == Kind::Key;
+        Opened { guard, pages: Vec::new(), whole: false, permit: key.then(Permit::new) }
     }
 
-    /// Whether it lets one thread store, whoever else has the transaction.
-    pub fn is_of_a_thread(&self) -> bool {
-        self.permit.is_some()
-    }
-
-    pub fn is(&self, region: &RegionState) -> bool {
-        std::ptr::eq(&*self.region, region)
-    }
-
-    /// Lets it store to bytes of the region that it has declared.
-    pub fn open(&mut self, region: &RegionState, start: usize, len: usize) -> io::Result<()> {
-        let Some(guard) = region.guard.as_ref().filter(|guard| guard.kind == Kind::Pages) else {
+    /// Lets it store to bytes of the region.
+    fn open(&mut self, offset: usize, len: usize) -> io::Result<()> {
+        let guard = &*self.guard;
+        if guard.kind != Kind::Pages {
             return Ok(());
-        };
+        }
         let page = page_size();
-        let pages = (start - region.base) / page..(start - region.base + len).div_ceil(page);
+        let pages = offset / page..(offset + len).div_ceil(page);
         let inside = |open: &Range<usize>| open.start <= pages.start && pages.end <= open.end;
         if self.whole || self.pages.iter().any(inside) {
             return Ok(());
         }
         let mut state = guard.lock();
         if self.pages.len() == STRETCHES {
-            set(region, 0..region.len().div_ceil(page), true)?;
+            guard.set(&state, 0..state.len.div_ceil(page), true)?;
             (self.whole, state.whole) = (true, state.whole + 1);
             return Ok(());
         }
-        set(region, pages.clone(), true)?;
+        guard.set(&state, pages.clone(), true)?;
         pages.clone().for_each(|page| *state.open.entry(page).or_default() += 1);
         self.pages.push(pages);
         Ok(())
     }
 
-    fn close(&self, region: &RegionState, state: &mut GuardState) -> io::Result<()> {
+    fn close(&self, state: &mut GuardState) -> io::Result<()> {
         for page in self.pages.iter().cloned().flatten() {
             let count = state.open.get_mut(&page).expect("counted when it was opened");
             *count -= 1;
@@ -210,13 +256,13 @@ impl Opened {
             return Ok(());
         }
         // What lies between the pages that others have open.
-        let all = 0..region.len().div_ceil(page_size());
+        let all = 0..state.len.div_ceil(page_size());
         let stretches = if self.whole { std::slice::from_ref(&all) } else { &self.pages };
         for stretch in stretches {
             let mut from = stretch.start;
             for open in state.open.range(stretch.clone()).map(|(page, _)| *page).chain([stretch.end]) {
                 if from < open {
-                    set(region, from..open, false)?;
+                    self.guard.set(state, from..open, false)?;
                 }
                 from = open + 1;
             }
@@ -227,11 +273,11 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        let region = &*self.region;
-        if let Some(guard) = region.guard.as_ref().filter(|guard| guard.kind == Kind::Pages)
-            && let Err(error) = self.close(region, &mut guard.lock())
+        if self.guard.kind == Kind::Pages
+            && let Err(error) = self.close(&mut self.guard.lock())
         {
-            tracing::warn!(%error, segment = region.segment.name, "a region could not be protected again");
+            let segment = &self.guard.region.segment.name;
+            tracing::warn!(%error, segment, "a region could not be protected again");
         }
     }
 }

@@ -5,15 +5,18 @@
 //! It keeps a shadow of every region, what its memory must be but for open transactions, and compares at every
 //! commit. For tests and debugging: it doubles the memory, and a commit reads every region.
 
-use crate::api::shared::Shared;
-use crate::api::store::Store;
+use super::{Tracking, Wanted};
+use crate::storage::Storage;
+use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
 use crate::storage::region_table::RegionCursor;
-use crate::write_set::WriteSet;
+use crate::write_set::{Sets, WriteSet};
 use caliburn_os::span;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes of recoverable memory that were changed without being declared.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,42 +39,77 @@ impl fmt::Display for Undeclared {
     }
 }
 
-/// The shadows of the regions that are mapped, by their addresses.
-#[derive(Debug, Default)]
-pub(crate) struct Verifier {
+/// Compares the regions of a store with shadows of them.
+pub(super) struct Verifier {
+    storage: Arc<Storage>,
+    sets: Arc<Sets>,
+    /// By the addresses of the regions.
     shadows: Mutex<Shadows>,
 }
 
-pub(crate) type Shadows = BTreeMap<usize, Vec<u8>>;
+type Shadows = BTreeMap<usize, Vec<u8>>;
 
 /// How much is compared at a time.
 const STEP: usize = 64 << 10;
 
-impl Verifier {
-    /// Holds up every commit and abort of the store.
-    pub fn lock(&self) -> MutexGuard<'_, Shadows> {
-        self.shadows.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
+pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -> Option<Box<dyn Tracking>> {
+    let (storage, sets) = (storage.clone(), sets.clone());
+    wanted
+        .verify
+        .then(|| Box::new(Verifier { storage, sets, shadows: Mutex::default() }) as Box<dyn Tracking>)
+}
 
-    /// Takes bytes `[from, to)` of a region, to its end, for what they must be. They are mapped.
-    pub fn shadow(&self, region: &RegionState, from: usize, to: usize) {
+impl Tracking for Verifier {
+    /// Takes the part for what it must be, before anybody can declare bytes there.
+    fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError> {
         let mut shadows = self.lock();
         let shadow = shadows.entry(region.base).or_default();
-        shadow.resize(to, 0);
-        copy(region, from, &mut shadow[from..]);
+        shadow.resize(part.end, 0);
+        copy(region, part.start, &mut shadow[part.start..]);
+        Ok(())
     }
 
-    /// Forgets a region.
-    pub fn forget(&self, region: &RegionState) {
+    /// # Panics
+    /// When something was stored that nobody declared.
+    fn committing(&self, _: &WriteSet<'_>) {
+        let found = self.undeclared();
+        if let Some(first) = found.first() {
+            let more = found.len() - 1;
+            panic!("{first}{}", if more > 0 { format!("; and {more} more like it") } else { String::new() });
+        }
+    }
+
+    /// Takes what the transaction declared for what it must be: it is committed, or undone. Until it has ended nobody must
+    /// compare.
+    fn ending(&self, set: &WriteSet<'_>, end: &mut dyn FnMut()) {
+        let mut shadows = self.lock();
+        let mut cursor = RegionCursor::new();
+        set.each(|range| {
+            // SAFETY: a region with declared bytes stays mapped.
+            let found = unsafe { cursor.find(&self.storage.table, range.segment, range.offset) };
+            let Some(region) = found else { return };
+            if let Some(shadow) = shadows.get_mut(&region.base) {
+                let at = (range.offset - region.start) as usize;
+                copy(region, at, &mut shadow[at..at + range.len]);
+            }
+        });
+        end();
+    }
+
+    fn unmapped(&self, region: &RegionState, _: bool) {
         self.lock().remove(&region.base);
     }
 
+    fn verifies(&self) -> bool {
+        true
+    }
+
     /// Compares every region with its shadow.
-    pub fn compare(&self, store: &Shared) -> Vec<Undeclared> {
+    fn undeclared(&self) -> Vec<Undeclared> {
         let mut found: Vec<Undeclared> = Vec::new();
         let mut buffer = vec![0; STEP];
         // Whoever maps has the list locked when it takes the shadows.
-        let regions = store.regions.read().expect("no panic under this lock").clone();
+        let regions = self.storage.regions.read().expect("no panic under this lock").clone();
         let shadows = self.lock();
         for region in &regions {
             let Some(shadow) = shadows.get(&region.base) else { continue };
@@ -84,7 +122,7 @@ impl Verifier {
                 for at in (0..expected.len()).filter(|at| there[*at] != expected[*at]) {
                     let offset = region.start + (i * STEP + at) as u64;
                     // Whoever declared it before it was copied has not ended since: that takes the lock.
-                    if !store.slots.touching(region.id, offset..offset + 1).is_empty() {
+                    if !self.sets.slots.touching(region.id, offset..offset + 1).is_empty() {
                         continue;
                     }
                     match found.last_mut() {
@@ -102,55 +140,14 @@ impl Verifier {
     }
 }
 
+impl Verifier {
+    /// Holds up every commit and abort of the store.
+    fn lock(&self) -> MutexGuard<'_, Shadows> {
+        self.shadows.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
 fn copy(region: &RegionState, from: usize, target: &mut [u8]) {
     // SAFETY: the shadow is as long as the region was when it was made, and regions never shrink.
     unsafe { span::copy(region.pointer(region.base + from), target.as_mut_ptr(), target.len()) };
-}
-
-impl Store {
-    /// What was stored to the mapped regions without being declared by a transaction that is open or has
-    /// committed. Always empty without [`Options::verify`](crate::Options::verify), with which every commit
-    /// looks for itself.
-    pub fn undeclared(&self) -> Vec<Undeclared> {
-        let verifier = self.shared.verifier.as_ref();
-        verifier.map_or_else(Vec::new, |verifier| verifier.compare(&self.shared))
-    }
-
-    /// Whether it was opened with [`Options::verify`](crate::Options::verify).
-    #[inline]
-    pub fn verifies(&self) -> bool {
-        self.shared.verifier.is_some()
-    }
-}
-
-impl Shared {
-    /// Takes what a transaction declared for what it must be: it is committed, or undone. It must end before the lock
-    /// is given up.
-    pub fn accept(&self, shadows: &mut Shadows, set: &WriteSet<'_>) {
-        let mut cursor = RegionCursor::new();
-        set.each(|range| {
-            // SAFETY: a region with declared bytes stays mapped.
-            let Some(region) = (unsafe { cursor.find(&self.table, range.segment, range.offset) }) else {
-                return;
-            };
-            if let Some(shadow) = shadows.get_mut(&region.base) {
-                let at = (range.offset - region.start) as usize;
-                copy(region, at, &mut shadow[at..at + range.len]);
-            }
-        });
-    }
-
-    /// Looks for stores that nobody declared.
-    ///
-    /// # Panics
-    /// When there are any.
-    #[cold]
-    pub fn verify(&self) {
-        let Some(verifier) = &self.verifier else { return };
-        let found = verifier.compare(self);
-        if let Some(first) = found.first() {
-            let more = found.len() - 1;
-            panic!("{first}{}", if more > 0 { format!("; and {more} more like it") } else { String::new() });
-        }
-    }
 }

@@ -25,3 +25,23 @@ pub(crate) use reserve::{RESERVED, Reserve};
 pub(crate) use run::{Chunk, HEAD, Layout, Saved, set_word};
 pub(crate) use set::{Position, Terms, WriteSet, Written};
 pub(crate) use slots::Slots;
+
+/// The write sets of an open store.
+pub(crate) struct Sets {
+    pub slots: Slots,
+    pub reserve: Reserve,
+    /// Something tracks changes, and must see each declaration.
+    pub tracked: bool,
+}
+
+impl Sets {
+    pub fn new(layout: Layout, tracked: bool) -> Sets {
+        Sets { slots: Slots::new(layout), reserve: Reserve::default(), tracked }
+    }
+
+    /// Says how much a transaction may declare before the policy must think, from the next ones on: nothing where each
+    /// declaration is to be seen.
+    pub fn grant(&self, most: usize) {
+        self.slots.grant(if self.tracked { 0 } else { most });
+    }
+}

@@ -4,14 +4,12 @@ use super::run::{self, Chunk, HEAD, Saved, clear_word, filled, get_word, set_wor
 use super::savepoint::Granting;
 use super::slots::{self, Chunks, Counters, Slot, Work};
 use crate::storage::region::RegionState;
-use crate::tracking::guard::Opened;
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::MutexGuard;
-use caliburn_os::sync::atomic::{AtomicU32, Ordering, compiler_fence};
-use std::io;
-use std::sync::Arc;
+use caliburn_os::sync::atomic::{Ordering, compiler_fence};
+use std::any::Any;
 
 /// What a store's policy asks of write sets.
 #[derive(Debug)]
@@ -20,6 +18,12 @@ pub(crate) struct Terms {
     pub clears: u8,
     /// Old bytes are kept in both modes.
     pub keeps_old: bool,
+    /// A force can make a commit survive more than it does when it returns.
+    pub forces: bool,
+    /// Memory is the process's own, not the segment.
+    pub private: bool,
+    /// Of memory nothing but what was declared reaches the segments.
+    pub declared_only: bool,
 }
 
 /// A place in a run: what was declared up to there.
@@ -154,23 +158,31 @@ impl<'t> WriteSet<'t> {
         unsafe { set_word((*self.slot.tail_at()).word, word) };
     }
 
-    /// Declares `len` bytes, at least one, at `offset` of the region, which are there, if that needs nothing else: else
-    /// false. `watch` is not 0 while pages may be reserved.
+    /// Whether these bytes lie in the range that was declared last, and are so declared again.
+    #[inline(always)]
+    pub fn declare_again(&self, region: &RegionState, offset: usize, len: usize) -> bool {
+        let (start, last) = (region.at(offset).addr(), self.tail().last);
+        let covered = last.0 <= start && start + len <= last.0 + last.1;
+        if covered {
+            self.slot.counters.declared_again(len);
+        }
+        covered
+    }
+
+    /// Declares `len` bytes, at least one, at `offset` of the region, which are there, if there is room: else false. Pages
+    /// may be reserved: the caller looks at [`Reserve::watch`](super::Reserve::watch) afterwards.
     /// Invariant: a range is published whole before any of its bytes is changed.
     #[inline(always)]
-    pub fn declare(&self, region: &RegionState, offset: usize, len: usize, watch: &AtomicU32) -> bool {
+    pub fn declare(&self, region: &RegionState, offset: usize, len: usize) -> bool {
         let source = region.at(offset);
-        let (start, last) = (source.addr(), self.tail().last);
-        if last.0 <= start && start + len <= last.0 + last.1 {
-            self.slot.counters.declared_again(len);
-            return true;
-        }
-        let word = self.word();
+        let at = self.tail().word;
+        // SAFETY: the chunk in use is this run's.
+        let word = unsafe { get_word(at) };
         if filled(word) + range_bytes(len) > self.tail().room {
             return false;
         }
-        self.put_from(source, region, offset, len, word);
-        watch.load(Ordering::Acquire) == 0
+        self.put_from(source, region, offset, len, (at, word));
+        true
     }
 
     /// Whether a range that [`WriteSet::declare`] did not accept is declared all the same, while pages are reserved.
@@ -181,12 +193,19 @@ impl<'t> WriteSet<'t> {
     /// Writes a range with its old bytes and publishes it. There must be room: see [`WriteSet::free`].
     pub fn put(&self, region: &RegionState, offset: usize, len: usize) {
         debug_assert!(self.stride(len) <= self.free() && len <= u32::MAX as usize);
-        self.put_from(region.at(offset), region, offset, len, self.word());
+        self.put_from(region.at(offset), region, offset, len, (self.tail().word, self.word()));
     }
 
-    /// The same, where it is known already what bytes of memory these are, and what the word says.
+    /// The same, where it is known already what bytes of memory these are, where the word is and what it says.
     #[inline(always)]
-    fn put_from(&self, source: *const u8, region: &RegionState, offset: usize, len: usize, word: u64) {
+    fn put_from(
+        &self,
+        source: *const u8,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+        (word_at, word): (*mut u8, u64),
+    ) {
         if planted("undo-not-saved") {
             return;
         }
@@ -196,7 +215,8 @@ impl<'t> WriteSet<'t> {
         let (at, start) = (self.tail().ranges.wrapping_add(filled(word)), region.start + offset as u64);
         // SAFETY: the range lies within the mapped region; the caller knows of the room at the end.
         let total = unsafe { run::place(at, region.id, start, source, len, self.keeps_old()) };
-        self.set_word(word + total as u64);
+        // SAFETY: the word is that of the chunk in use.
+        unsafe { set_word(word_at, word + total as u64) };
         self.tail().last = (source.addr(), len);
         let counters = &self.slot.counters;
         counters.ranges.add(1);
@@ -208,7 +228,9 @@ impl<'t> WriteSet<'t> {
     /// Nothing is declared any more: the last store of a transaction.
     #[inline(always)]
     pub fn clear(&self) {
-        self.set_word(clear_word(self.word()));
+        let at = self.tail().word;
+        // SAFETY: the chunk in use is this run's.
+        unsafe { set_word(at, clear_word(get_word(at))) };
     }
 }
 
@@ -448,12 +470,6 @@ impl<'t> WriteSet<'t> {
         unsafe { (*self.slot.work_at()).parent == Some(parent.slot.into()) }
     }
 
-    /// Takes over what a branch was let store to, which an abort stores to again.
-    pub fn take_opened(&self, branch: &WriteSet<'_>) {
-        let opened = std::mem::take(&mut branch.work().opened);
-        self.work().opened.extend(opened.into_iter().filter(|opened| !opened.is_of_a_thread()));
-    }
-
     /// A branch has ended.
     pub fn end_branch(&self) {
         if let Some(parent) = self.work().parent.take() {
@@ -537,7 +553,7 @@ impl<'t> WriteSet<'t> {
             }
         }
         let work = self.work();
-        work.opened.clear();
+        work.kept.clear();
         work.marks.clear();
         work.note = None;
         self.tail().plain = true;
@@ -563,15 +579,17 @@ impl<'t> WriteSet<'t> {
         }
     }
 
-    /// Lets the transaction store to bytes of a region that it is about to declare.
-    pub fn open(&self, region: &Arc<RegionState>, start: usize, len: usize) -> io::Result<()> {
+    /// What one way of tracking keeps of the transaction, made when it is asked for first and dropped when the transaction
+    /// ends.
+    #[allow(clippy::mut_from_ref, reason = "as for `tail`")]
+    pub fn kept<T: Any + Send + Default>(&self) -> &mut T {
         self.tail().plain = false;
-        let opened = &mut self.work().opened;
-        let at = opened.iter().position(|opened| opened.is(region)).unwrap_or_else(|| {
-            opened.push(Opened::new(region));
-            opened.len() - 1
+        let kept = &mut self.work().kept;
+        let at = kept.iter().position(|kept| kept.is::<T>()).unwrap_or_else(|| {
+            kept.push(Box::<T>::default());
+            kept.len() - 1
         });
-        opened[at].open(region, start, len)
+        kept[at].downcast_mut().expect("it was found by its type")
     }
 }
 

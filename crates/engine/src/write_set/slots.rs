@@ -4,12 +4,12 @@
 use super::run::{Chunk, HEAD, Layout, Ranges, Saved, filled, get_word, word_at};
 use super::savepoint::Marks;
 use super::set::{Tail, WriteSet};
-use crate::tracking::guard::Opened;
 use caliburn_log::SegmentId;
 use caliburn_os::ordinal;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
@@ -61,8 +61,8 @@ pub(super) struct Chunks {
 /// What only the transaction that has the slot touches.
 #[derive(Default)]
 pub(super) struct Work {
-    /// Regions that the transaction may store to, where regions are guarded.
-    pub opened: Vec<Opened>,
+    /// What ways of tracking keep of the transaction, until it ends: [`WriteSet::kept`](super::WriteSet::kept).
+    pub kept: Vec<Box<dyn Any + Send>>,
     pub marks: Marks,
     /// What the policy keeps of the chunk in use: [`WriteSet::note`](super::WriteSet::note).
     pub note: Option<u64>,
@@ -276,11 +276,6 @@ impl Slots {
     pub fn grant(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
         self.iter().for_each(|(_, slot)| slot.grant(most));
-    }
-
-    /// Whether the policy must see each range.
-    pub fn sees_each(&self) -> bool {
-        self.most.load(Ordering::Relaxed) == 0
     }
 
     /// An empty write set in a slot: the thread's own, if its number has one and it is free.

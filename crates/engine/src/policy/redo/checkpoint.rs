@@ -5,8 +5,8 @@
 //! The stage says up to where they do. While segments are being forced nothing is vouched for: of a page that was lost
 //! on its way to the medium the system tells whoever forces, once.
 
+use super::Redo;
 use super::truncation::Unforced;
-use crate::api::shared::Shared;
 use crate::storage::error::Failure;
 use crate::storage::segment;
 use caliburn_log::format::Lsn;
@@ -14,7 +14,7 @@ use caliburn_log::staged_tail::Checkpoint;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::Ordering;
 
-impl Shared {
+impl Redo {
     /// Shows all of the log: nothing was appended for a while.
     pub(super) fn checkpoint_rest(&self) -> Result<(), Failure> {
         self.checkpoint_beyond(&mut self.lock_truncation(), 0)
@@ -25,7 +25,7 @@ impl Shared {
         if self.bytes_since_checkpoint() <= most {
             return Ok(());
         }
-        let appended = self.live().log.appended();
+        let appended = self.log.appended();
         self.truncation.checkpoint.store(appended.0, Ordering::Relaxed);
         if self.caches().is_some() {
             self.write_pages(unforced, appended, &|_| true)?;
@@ -34,20 +34,24 @@ impl Shared {
         Ok(())
     }
 
+    /// Bytes of log that the segments do not show at which a checkpoint is made.
+    pub(super) fn checkpoint_every_bytes(&self) -> u64 {
+        self.log.capacity() / 16
+    }
+
     /// How much of the log the segments may not show yet, for all that the page queue says.
-    pub(crate) fn bytes_since_checkpoint(&self) -> u64 {
+    pub(super) fn bytes_since_checkpoint(&self) -> u64 {
         if self.declared_only {
             return 0;
         }
-        self.live().log.appended().0.saturating_sub(self.truncation.checkpoint.load(Ordering::Relaxed))
+        self.log.appended().0.saturating_sub(self.truncation.checkpoint.load(Ordering::Relaxed))
     }
 
     /// Forces a segment outside of truncation.
-    pub(crate) fn force_aside<E>(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let Some(live) = &self.live else { return force() };
+    pub(super) fn force_aside<E>(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let _truncation = self.lock_truncation();
         if !planted("shown-while-growing") {
-            live.stage.set_checkpoint(None);
+            self.stage.set_checkpoint(None);
         }
         force()?;
         self.set_checkpoint();
@@ -56,12 +60,12 @@ impl Shared {
 
     /// The first record that the segments may not show: the log found at opening not at all.
     pub(super) fn redo_lsn(&self) -> Option<Lsn> {
-        if self.unapplied.read().expect("no panic under this lock").is_some() {
+        if self.is_unapplied() {
             return None;
         }
         // In this order: a transaction that prepares is in the table before its record is marked, and its record is
         // marked before it is forced; one that is decided leaves the table when its changes are marked.
-        let forced = self.live().log.forced();
+        let forced = self.log.forced();
         let oldest = self.lock_pages().oldest();
         let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
         Some(forced.min(oldest).min(prepared))
@@ -70,17 +74,17 @@ impl Shared {
     /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue
     /// and not written.
     pub(super) fn set_checkpoint(&self) {
-        if self.failure().is_err() {
+        if self.storage.failure().is_err() {
             return;
         }
         let Some(before) = self.redo_lsn() else { return };
-        let before = if planted("all-shown") { self.live().log.forced() } else { before };
-        self.live().stage.set_checkpoint(self.caches().map(|caches| Checkpoint { before, caches }));
+        let before = if planted("all-shown") { self.log.forced() } else { before };
+        self.stage.set_checkpoint(self.caches().map(|caches| Checkpoint { before, caches }));
     }
 
     /// A digest of the page caches that the segments lie in, which are watched from now on.
     pub(super) fn caches(&self) -> Option<u64> {
-        let segments = self.segments.read().expect("no panic under this lock");
+        let segments = self.storage.segments.read().expect("no panic under this lock");
         segments.iter().for_each(|segment| segment.medium.watch());
         segment::caches(&segments)
     }
@@ -92,12 +96,18 @@ mod tests {
     use crate::{Class, Mode, Store};
     use caliburn_log::staged_tail::StagedTail;
     use caliburn_os::medium::{Files, Media};
+    use std::any::Any;
     use std::time::Duration;
+
+    fn redo(store: &Store) -> &Redo {
+        let policy: &dyn Any = &*store.shared.policy;
+        policy.downcast_ref().expect("it is a store with the redo policy")
+    }
 
     /// What a process that finds the store now would be told of what the segments show.
     fn told(store: &Store) -> Option<Checkpoint> {
         let stage = Files.open(&store.path().join("stage"), false).unwrap();
-        StagedTail::read(&*stage, &store.shared.id, &Files.boot_id().unwrap()).unwrap().checkpoint
+        StagedTail::read(&*stage, &store.shared.storage.id, &Files.boot_id().unwrap()).unwrap().checkpoint
     }
 
     #[test]
@@ -125,11 +135,11 @@ mod tests {
         let mut open = store.begin(Mode::Restore).unwrap();
         open.write(&region, 0, &[8; 8]).unwrap();
         store.tend_flush(false).unwrap();
-        let first = store.shared.live().log.appended();
+        let first = redo(&store).log.appended();
         (1..40).for_each(|page| commit(page * 8192));
         store.tend_flush(false).unwrap();
         store.tend_truncation().unwrap();
-        let log = &store.shared.live().log;
+        let log = &redo(&store).log;
         assert!(log.used() > 100_000 && log.head() < first, "the head has moved");
         let checkpoint = told(&store).expect("more than a sixteenth of the log was not shown");
         assert!(checkpoint.before < first, "a declared page is said to be shown");
@@ -155,8 +165,8 @@ mod tests {
         let mut tx = store.begin(Mode::Restore).unwrap();
         tx.write(&region, 0, &[7; 3000]).unwrap();
         tx.commit(Class::Power).unwrap();
-        let log = &store.shared.live().log;
-        assert!(log.used() < store.shared.checkpoint_every_bytes(), "it would be shown anyway");
+        let log = &redo(&store).log;
+        assert!(log.used() < redo(&store).checkpoint_every_bytes(), "it would be shown anyway");
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while told(&store).is_none_or(|checkpoint| checkpoint.before < log.appended()) {
             assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.appended());

@@ -1,8 +1,9 @@
 //! What the redo policy does with a write set: limits what it may become, and makes a record of it.
 
+use super::Redo;
 use super::stage::Body;
-use crate::api::shared::{Shared, gate};
 use crate::storage::error::{CommitError, RangeError};
+use crate::storage::gate;
 use crate::storage::region::RegionState;
 use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, Written};
@@ -37,20 +38,20 @@ struct Part<'t> {
     len: usize,
 }
 
-impl Shared {
+impl Redo {
     /// Most memory that a range of the smallest size takes: private copies of two pages, and its old bytes.
     fn entry_memory(&self) -> u64 {
-        2 * self.page_size as u64 + range_bytes(1) as u64
+        2 * self.storage.page_size as u64 + range_bytes(1) as u64
     }
 
     /// Bytes of ranges that no transaction can declare too many of: see `Slots::grant`.
-    pub fn redo_room(&self) -> usize {
-        let memory = self.memory_budget() / self.entry_memory() * range_bytes(1) as u64;
+    pub(super) fn room(&self) -> usize {
+        let memory = self.storage.memory_budget() / self.entry_memory() * range_bytes(1) as u64;
         memory.min(self.body_max) as usize
     }
 
     /// Declares a range that a write set had no room for: makes room, or refuses.
-    pub fn save_redo(
+    pub(super) fn declare(
         &self,
         set: &WriteSet<'_>,
         region: &RegionState,
@@ -62,28 +63,25 @@ impl Shared {
         let (body, memory) = self.limit(set, region, offset, len)?;
         let (mut at, mut parts, from) = (offset, 0, set.position());
         for piece in pieces(len) {
-            let room = if set.free() < set.stride(piece) {
-                self.extend_redo(set, set.stride(piece))
-            } else {
-                Ok(())
-            };
+            let room =
+                if set.free() < set.stride(piece) { self.extend(set, set.stride(piece)) } else { Ok(()) };
             if room.is_err() {
                 // Nothing is declared.
                 set.shorten(from);
                 return room;
             }
             set.put(region, at, piece);
-            if self.reserve.watch().load(Ordering::Acquire) != 0 {
-                self.reserve.step_aside(set, region, at, piece, self.page_size);
+            if self.sets.reserve.watch().load(Ordering::Acquire) != 0 {
+                self.sets.reserve.step_aside(set, region, at, piece, self.storage.page_size);
             }
             (at, parts) = (at + piece, parts + 1);
         }
         set.declared(region, offset, len, parts);
         set.settle((body, memory));
         let memory =
-            self.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
+            self.storage.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
         let most = memory.min(self.body_max.saturating_sub(body)) as usize;
-        set.grant(if self.watched() { 0 } else { most.min(set.free()) });
+        set.grant(if self.sets.tracked { 0 } else { most.min(set.free()) });
         Ok(())
     }
 
@@ -95,14 +93,14 @@ impl Shared {
         offset: usize,
         len: usize,
     ) -> Result<(u64, u64), RangeError> {
-        let page = self.page_size;
+        let page = self.storage.page_size;
         let (start, end) = (region.base + offset, region.base + offset + len);
         let own_body: u64 = pieces(len).map(|piece| range_bytes(piece) as u64).sum();
         let pages = ((end - 1) / page - start / page + 1) * page;
         let own_memory = (pages + if set.keeps_old() { len } else { 0 }) as u64;
         let (body, memory) = set.account(self.entry_memory());
         let (body, memory) = (body + own_body, memory + own_memory);
-        if body <= self.body_max && memory <= self.memory_budget() {
+        if body <= self.body_max && memory <= self.storage.memory_budget() {
             return Ok((body, memory));
         }
         // The bounds count overlapping ranges and pages twice: count exactly before refusing.
@@ -120,17 +118,17 @@ impl Shared {
     /// Refuses what would be too much for a record or for the memory budget.
     fn refuse_beyond(&self, (body, memory): (u64, u64)) -> Result<(u64, u64), RangeError> {
         if body > self.body_max {
-            let capacity = self.live().log.capacity();
+            let capacity = self.log.capacity();
             let needed = ((body + FRAME as u64) * 2).next_multiple_of(1 << 20);
             return Err(RangeError::LogTooSmall { needed, capacity });
         }
-        let (needed, budget) = (memory, self.memory_budget());
+        let (needed, budget) = (memory, self.storage.memory_budget());
         if needed > budget { Err(RangeError::MemoryTooSmall { needed, budget }) } else { Ok((body, memory)) }
     }
 
     /// Bytes of a record with these spans, which are sorted, and of memory for their pages and old values.
     fn amount(&self, set: &WriteSet<'_>, spans: &[Written]) -> (u64, u64) {
-        let page = self.page_size as u64;
+        let page = self.storage.page_size as u64;
         let (mut body, mut memory, mut last) = (0, 0, (SegmentId(u32::MAX), 0));
         for span in spans {
             let len = span.end - span.start;
@@ -145,7 +143,7 @@ impl Shared {
     }
 
     /// Copies what a branch has declared to the end of its parent's run.
-    pub fn adopt_redo(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
+    pub(super) fn take_over(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
         let mut spans = set.exactly();
         branch.each(|range| {
             let (start, end) = (range.offset, range.offset + range.len as u64);
@@ -156,7 +154,7 @@ impl Shared {
         let (from, mut done) = (set.position(), Ok(()));
         branch.each(|range| {
             if done.is_ok() && set.free() < set.stride(range.len) {
-                done = self.extend_redo(set, set.stride(range.len));
+                done = self.extend(set, set.stride(range.len));
             }
             if done.is_ok() && !(planted("adopted-in-part") && set.position() == from) {
                 set.copy(&range);
@@ -166,13 +164,13 @@ impl Shared {
             set.shorten(from);
         }
         // Whoever looked at this run before the copies were there must not find the branch empty afterwards.
-        self.reserve.let_pass();
+        self.sets.reserve.let_pass();
         set.grant(0);
         set.settle(account);
         done
     }
 
-    fn extend_redo(&self, set: &WriteSet<'_>, needed: usize) -> Result<(), RangeError> {
+    fn extend(&self, set: &WriteSet<'_>, needed: usize) -> Result<(), RangeError> {
         let first = set.first_number().is_none();
         let grown = (RUN_BYTES << (set.position().chunk() + 1).min(16)).min(CHUNK_BYTES_MAX);
         let bytes = if first { RUN_BYTES } else { grown }.max(HEAD + needed).next_multiple_of(8);
@@ -186,13 +184,15 @@ impl Shared {
     /// Commits what is declared in one chunk, where nothing overlaps, in the `Process` class. False if there is
     /// something else, or something else must be done.
     #[inline(never)]
-    pub fn commit_short(&self, set: &WriteSet<'_>) -> bool {
-        let Some(live) = &self.live else { return false };
+    pub(super) fn stage_short(&self, set: &WriteSet<'_>) -> bool {
         let len = set.filled();
-        if len == 0 || len > live.stage.body_max() || self.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
+        if len == 0
+            || len > self.stage.body_max()
+            || self.storage.gate.load(Ordering::Relaxed) & gate::FAILED != 0
+        {
             return false;
         }
-        let staged = live.stage.append(len, |body| self.fill(set, body));
+        let staged = self.stage.append(len, |body| self.fill(set, body));
         let Some((_, opened)) = staged else { return false };
         self.staged(opened);
         set.counters().body_bytes.add(len as u64);
@@ -202,45 +202,44 @@ impl Shared {
 
     /// Writes a record's body, as long as no range meets another.
     #[inline(always)]
-    fn fill(&self, set: &WriteSet<'_>, body: &mut Body) -> bool {
-        let (mut cursor, mut met) = (RegionCursor::new(), Met::default());
+    fn fill(&self, set: &WriteSet<'_>, mut body: Body) -> Option<Body> {
+        let (mut cursor, mut met, mut looked) = (RegionCursor::new(), Met::default(), 0);
+        let table = &self.storage.table;
         for range in set.plain_ranges() {
-            if met.may_meet(&range) && !met.apart(set, &range) {
-                return false;
+            if met.may_meet(&range) && !apart(set, (range.offset, range.len), range.old, &mut looked) {
+                return None;
             }
-            // SAFETY: a region with declared bytes stays mapped.
-            let region = unsafe { cursor.find(&self.table, range.segment, range.offset) };
-            let source =
-                region.expect("declared bytes are mapped").at((range.offset - cursor.start()) as usize);
-            // SAFETY: the range lies within the region.
-            unsafe { body.range(range.segment, range.offset, source, range.len) };
+            // SAFETY: a region with declared bytes stays mapped. The body is as long as the run, and so are their ranges.
+            unsafe {
+                let source = cursor.bytes(table, range.segment, range.offset);
+                body.range(range.segment, range.offset, source, range.len);
+            }
         }
-        true
+        Some(body)
     }
 
     /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
     /// `None` if there was nothing to commit.
-    pub fn commit_redo(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+    pub(super) fn stage_or_append(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
         let parts = self.parts(&set.disjoint());
         let len: usize = parts.iter().map(|part| range_bytes(part.len)).sum();
         if len == 0 {
             return Ok(None);
         }
         set.counters().body_bytes.add(len as u64);
-        if self.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
-            self.failure()?;
+        if self.storage.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
+            self.storage.failure()?;
         }
-        let live = self.live();
         loop {
-            if len > live.stage.body_max() {
+            if len > self.stage.body_max() {
                 return Ok(Some(self.append_large(body_of(&parts))?));
             }
-            let staged = live.stage.append(len, |body| {
+            let staged = self.stage.append(len, |mut body| {
                 for Part { region, offset, len } in &parts {
-                    // SAFETY: the part lies in a region with declared bytes, which stays mapped.
+                    // SAFETY: the part lies in a region with declared bytes, which stays mapped; `len` counted all parts.
                     unsafe { body.range(region.id, region.start + *offset as u64, region.at(*offset), *len) };
                 }
-                true
+                Some(body)
             });
             match staged {
                 Some((stamp, opened)) => {
@@ -260,7 +259,7 @@ impl Shared {
             let mut at = span.start;
             while at < span.end {
                 // SAFETY: a region with declared bytes stays mapped.
-                let region = unsafe { cursor.find(&self.table, span.segment, at) };
+                let region = unsafe { cursor.find(&self.storage.table, span.segment, at) };
                 let region = region.expect("declared bytes are mapped");
                 let len = (span.end.min(region.end()) - at).min(PIECE as u64);
                 parts.push(Part { region, offset: (at - region.start) as usize, len: len as usize });
@@ -271,26 +270,20 @@ impl Shared {
     }
 
     /// The record's body, copied from memory.
-    pub fn body(&self, set: &WriteSet<'_>) -> Vec<u8> {
+    pub(super) fn body(&self, set: &WriteSet<'_>) -> Vec<u8> {
         body_of(&self.parts(&set.disjoint()))
     }
 
     /// Writes the old bytes behind a position back into memory.
-    pub fn restore_redo(&self, set: &WriteSet<'_>, from: Position) {
+    pub(super) fn put_back(&self, set: &WriteSet<'_>, from: Position) {
         let mut cursor = RegionCursor::new();
         set.newest_first(from, |segment, offset, bytes| {
             // SAFETY: a region with declared bytes stays mapped.
-            let region =
-                unsafe { cursor.find(&self.table, segment, offset) }.expect("declared bytes are mapped");
+            let region = unsafe { cursor.find(&self.storage.table, segment, offset) }
+                .expect("declared bytes are mapped");
             // SAFETY: the range was within the region when it was declared, and regions never shrink.
             unsafe { span::copy(bytes.as_ptr(), region.at((offset - region.start) as usize), bytes.len()) };
         });
-    }
-
-    /// Ends a set of which nothing is to be undone any more.
-    pub fn clear_redo(&self, set: &WriteSet<'_>) {
-        let given_back = set.clear_all();
-        set.keep_spare(given_back);
     }
 }
 
@@ -308,10 +301,7 @@ fn body_of(parts: &[Part<'_>]) -> Vec<u8> {
 /// The lines of 64 bytes that a record's ranges lie in, folded into a word: what meets nothing there overlaps and
 /// adjoins nothing.
 #[derive(Default)]
-struct Met {
-    lines: u64,
-    looked: u32,
-}
+struct Met(u64);
 
 /// How often it is worth looking whether ranges in the same lines overlap.
 const LOOKS: u32 = 8;
@@ -322,20 +312,22 @@ impl Met {
     fn may_meet(&mut self, range: &Saved) -> bool {
         // The byte behind a range counts, since what adjoins is joined.
         let (first, last) = (range.offset >> 6, (range.offset + range.len as u64) >> 6);
-        let lines = (u64::MAX >> 63u64.saturating_sub(last - first)).rotate_left(first as u32 % 64);
-        let before = self.lines;
-        self.lines |= lines;
+        let mut lines = 1 << (first % 64) | 1 << (last % 64);
+        if last - first > 1 {
+            lines = (u64::MAX >> 63u64.saturating_sub(last - first)).rotate_left(first as u32 % 64);
+        }
+        let before = self.0;
+        self.0 |= lines;
         before & lines != 0
     }
+}
 
-    /// Whether a range overlaps and adjoins none of those before it.
-    #[cold]
-    #[inline(never)]
-    fn apart(&mut self, set: &WriteSet<'_>, range: &Saved) -> bool {
-        let (start, end) = (range.offset, range.offset + range.len as u64);
-        let mut before = set.plain_ranges().take_while(|other| other.old != range.old);
-        self.looked += 1;
-        self.looked <= LOOKS
-            && before.all(|other| start > other.offset + other.len as u64 || end < other.offset)
-    }
+/// Whether a range of the set, whose old bytes are at `old`, overlaps and adjoins none of those before it.
+#[cold]
+#[inline(never)]
+fn apart(set: &WriteSet<'_>, (start, len): (u64, usize), old: *const u8, looked: &mut u32) -> bool {
+    let end = start + len as u64;
+    *looked += 1;
+    let mut before = set.plain_ranges().take_while(|other| other.old != old);
+    *looked <= LOOKS && before.all(|other| start > other.offset + other.len as u64 || end < other.offset)
 }

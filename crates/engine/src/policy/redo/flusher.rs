@@ -15,12 +15,12 @@
 //!   7 force the log, durable := H     survives a power cut
 //! ```
 
-use crate::api::shared::{Shared, gate};
-use crate::policy::redo::cohort::Cohort;
-use crate::policy::redo::pages::Pages;
+use super::Redo;
+use super::cohort::Cohort;
+use super::pages::Pages;
 use crate::storage::error::{CommitError, Failure};
 use caliburn_log::format::Lsn;
-use caliburn_log::log::MediaError;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::merge::Merger;
 use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
 use caliburn_log::staged_tail::{CHUNKS, Staged};
@@ -35,23 +35,14 @@ use std::time::{Duration, Instant};
 
 /// What flushing needs besides the stage and the log.
 #[derive(Default)]
-pub(crate) struct Flush {
+pub(super) struct Flush {
     lock: Mutex<FlushBuffers>,
-    /// Every commit stamped before it survives a power cut.
-    durable: AtomicU64,
-    /// The number of the force that will cover whoever comes now: moves on just before its horizon is taken.
-    round: AtomicU64,
-    /// For those who wait for a round with an even and with an odd number. Everybody is woken when the round is over
-    /// or the store fails, and one to lead it when the one before is over.
-    moved: [Event; 2],
     /// Wakes the background flusher.
     nudge: Event,
     /// The background flusher sleeps until something is staged.
     idle: AtomicBool,
     /// What the background flusher was asked for: [`SPACE`] in the stage, a [`FORCE`].
     wanted: AtomicU32,
-    /// Counts the threads that came to wait for a force.
-    arrivals: AtomicU64,
     /// Bytes that somebody holding the flush lock waits for.
     pub starved: AtomicU64,
     pub forces: AtomicU64,
@@ -67,40 +58,29 @@ const SPACE: u32 = 1;
 /// Somebody holds a ticket: force the log.
 const FORCE: u32 = 2;
 
-/// Wakes everybody if whoever has it panics: the others must not sleep for its sake.
-struct WakesInPanic<'a>(&'a [Event; 2]);
-
-impl Drop for WakesInPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.iter().for_each(Event::signal);
-        }
-    }
-}
-
 /// Bytes that the smallest record takes in the stage.
 const RECORD_MIN: usize = 40;
 
 /// Buffers of the flush lock's holder.
 #[derive(Default)]
-pub(crate) struct FlushBuffers {
+pub(super) struct FlushBuffers {
     merger: Merger,
     buffer: Vec<u8>,
-    cohort: Cohort,
+    pub cohort: Cohort,
 }
 
 impl FlushBuffers {
-    pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
+    pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
 }
 
-impl Shared {
-    pub(crate) fn lock_flush(&self) -> MutexGuard<'_, FlushBuffers> {
+impl Redo {
+    pub(super) fn lock_flush(&self) -> MutexGuard<'_, FlushBuffers> {
         self.flush.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn try_lock_flush(&self) -> Option<MutexGuard<'_, FlushBuffers>> {
+    pub(super) fn try_lock_flush(&self) -> Option<MutexGuard<'_, FlushBuffers>> {
         match self.flush.lock.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -109,33 +89,27 @@ impl Shared {
     }
 
     /// Lets the flush lock go and wakes those who wait for it or for what was done under it.
-    pub(crate) fn unlock_flush(&self, work: MutexGuard<'_, FlushBuffers>) {
+    pub(super) fn unlock_flush(&self, work: MutexGuard<'_, FlushBuffers>) {
         drop(work);
-        self.flush.moved.iter().for_each(Event::signal);
-    }
-
-    pub(crate) fn is_durable(&self, stamp: u64) -> bool {
-        self.flush.durable.load(Ordering::Acquire) > stamp
+        self.rounds.wake_all();
     }
 
     /// Steps 1 to 6. Returns the horizon: everything stamped before it is in the log.
-    pub(crate) fn flush_staged(&self, work: &mut FlushBuffers, merge: bool) -> Result<u64, Failure> {
-        let live = self.live();
-        let horizon = live.stage.horizon();
+    pub(super) fn flush_staged(&self, work: &mut FlushBuffers, merge: bool) -> Result<u64, Failure> {
+        let horizon = self.stage.horizon();
         let mut found = Vec::new();
-        live.stage.collect(horizon, &mut found);
+        self.stage.collect(horizon, &mut found);
         self.flush_found(work, &found, horizon, merge)
     }
 
     /// The same for truncation, which must not wait for log space, since it is the one to make it: `None`
     /// if what is staged might not fit.
-    pub(crate) fn flush_if_room(&self, work: &mut FlushBuffers) -> Result<Option<u64>, Failure> {
-        let live = self.live();
-        let horizon = live.stage.horizon();
+    pub(super) fn flush_if_room(&self, work: &mut FlushBuffers) -> Result<Option<u64>, Failure> {
+        let horizon = self.stage.horizon();
         let mut found = Vec::new();
-        live.stage.collect(horizon, &mut found);
+        self.stage.collect(horizon, &mut found);
         let bytes: usize = found.iter().map(|s| s.body.len() + FRAME).sum();
-        if live.log.free() < bytes as u64 + self.prepared_bytes() {
+        if self.log.free() < bytes as u64 + self.prepared_bytes() {
             return Ok(None);
         }
         self.flush_found(work, &found, horizon, false).map(Some)
@@ -148,12 +122,11 @@ impl Shared {
         horizon: u64,
         merge: bool,
     ) -> Result<u64, Failure> {
-        self.failure()?;
-        let live = self.live();
+        self.storage.failure()?;
         let mut rest = found;
         while !rest.is_empty() {
             // A merged record must fit the free part of the log whole.
-            let most = live.log.capacity() / 4;
+            let most = self.log.capacity() / 4;
             let mut bytes = 0;
             let piece = rest.iter().take_while(|s| {
                 bytes += (s.body.len() + FRAME) as u64;
@@ -167,7 +140,7 @@ impl Shared {
             self.append_batch(work, batch.iter().map(|s| s.body), merge && batch.len() > 1, folded)?;
             rest = later;
         }
-        live.stage.fold();
+        self.stage.fold();
         self.flush.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(horizon)
     }
@@ -205,20 +178,20 @@ impl Shared {
 
     /// The place of the next record. Only for the holder of the flush lock.
     fn place(&self) -> Place {
-        let log = &self.live().log;
+        let log = &self.log;
         Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: wall_ns() }
     }
 
     /// Steps 4 to 6, for records encoded for the end of the log, where there is room for them. `folded`: what
     /// was staged before that stamp is among them, or earlier in the log.
     fn append_encoded(&self, records: &[u8], count: u64, folded: Option<u64>) -> Result<(), Failure> {
-        let log = &self.live().log;
+        let log = &self.log;
         let mut lsn = log.appended();
         if planted("frontier-before-the-log") {
-            self.live().stage.advance(folded, Lsn(lsn.0 + records.len() as u64));
+            self.stage.advance(folded, Lsn(lsn.0 + records.len() as u64));
         }
         let end = log.append(records).map_err(|e| self.fail(e))?;
-        self.live().stage.advance(folded, end);
+        self.stage.advance(folded, end);
         log.publish(end);
         self.flush.records.fetch_add(count, Ordering::Relaxed);
         self.flush.log_bytes.fetch_add(records.len() as u64, Ordering::Relaxed);
@@ -246,7 +219,7 @@ impl Shared {
         drop(pages);
         self.check_budget(private);
         let first = before == 0 && private > 0 && !planted("truncation-not-woken");
-        let much = self.live().log.used() > self.truncation_threshold()
+        let much = self.log.used() > self.truncation_threshold()
             || self.bytes_since_checkpoint() > self.checkpoint_every_bytes();
         if first || much {
             self.wake_truncation();
@@ -255,28 +228,27 @@ impl Shared {
 
     /// Waits until `bytes` can be appended. Truncation makes the room; only a failure ends the wait.
     /// Only for the holder of the flush lock.
-    pub(crate) fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
-        let live = self.live();
+    pub(super) fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
         let needed = bytes + self.prepared_bytes();
         loop {
             // Before the look at what is free: it may move in between.
-            let head = live.log.head();
-            if live.log.free() >= needed {
+            let head = self.log.head();
+            if self.log.free() >= needed {
                 break;
             }
             let seen = self.space.count();
             self.flush.starved.store(needed, Ordering::SeqCst);
             self.relocate_prepared(buffer)?;
-            if live.log.free() >= needed {
+            if self.log.free() >= needed {
                 break;
             }
-            self.failure()?;
+            self.storage.failure()?;
             if self.alone() {
                 // It never waits for the flush lock, which we hold.
                 self.truncate_as_needed()?;
-                if live.log.head() == head && live.log.free() < needed {
+                if self.log.head() == head && self.log.free() < needed {
                     let error = std::io::Error::other("the log is full and nothing makes room");
-                    return Err(self.fail(MediaError::new("append to", &**live.log.medium(), 0, error)));
+                    return Err(self.fail(MediaError::new("append to", &**self.log.medium(), 0, error)));
                 }
                 continue;
             }
@@ -287,88 +259,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Step 7 after the others, by whoever holds the flush lock. Forces even if nothing was staged, since
-    /// an earlier flush may not have forced.
-    pub(crate) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
-        if let Err(error) = self.live().log.force()
-            && !planted("failed-force-ignored")
-        {
-            return Err(self.fail(error));
-        }
-        self.failure()?;
-        self.flush.forces.fetch_add(1, Ordering::Relaxed);
-        self.flush.durable.fetch_max(horizon, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// Waits until everything stamped up to `stamp` survives a power cut, forcing it if nobody else does.
-    pub(crate) fn wait_durable(&self, stamp: u64) -> Result<(), Failure> {
-        self.wait_forced(stamp, false)
-    }
-
-    /// Forces all that was committed before the call, merging what is lazy.
-    pub(crate) fn flush_all(&self) -> Result<(), Failure> {
-        self.wait_forced(self.live().stage.now(), self.tuning().merge_lazy)
-    }
-
-    /// Group commit. Whoever comes first leads the round: it forces for all who came before its horizon, while those
-    /// who come later gather for the next. When it is over it wakes one of those to lead, so that the disk has work
-    /// again, then the others that it forced for.
-    ///
-    /// Invariant: while somebody sleeps here and the flush lock is free, somebody else is awake who takes the
-    /// lock or passes the call to lead on.
-    fn wait_forced(&self, stamp: u64, merge: bool) -> Result<(), Failure> {
-        self.flush.arrivals.fetch_add(1, Ordering::SeqCst);
-        let round = self.flush.round.load(Ordering::SeqCst);
-        let moved = &self.flush.moved[round as usize % 2];
-        loop {
-            let seen = moved.count();
-            if self.is_durable(stamp) || planted("force-not-waited-for") {
-                if self.flush.round.load(Ordering::SeqCst) == round && !planted("call-to-lead-kept") {
-                    // Covered by the round before, having come while its horizon was taken.
-                    moved.signal_one();
-                }
-                return Ok(());
-            }
-            self.failure()?;
-            // Let go after the lock.
-            let _wakes = WakesInPanic(&self.flush.moved);
-            let Some(mut work) = self.try_lock_flush() else {
-                moved.wait(seen, None);
-                continue;
-            };
-            if self.is_durable(stamp) {
-                self.unlock_flush(work);
-                return Ok(());
-            }
-            let done = self.lead(&mut work, round, merge);
-            drop(work);
-            if !planted("nobody-called-to-lead") {
-                self.flush.moved[(round + 1) as usize % 2].signal_one();
-            }
-            moved.signal();
-            done?;
-        }
-    }
-
-    /// Forces for all who wait for this round.
-    fn lead(&self, work: &mut FlushBuffers, round: u64, merge: bool) -> Result<(), Failure> {
-        let arrivals = || self.flush.arrivals.load(Ordering::SeqCst);
-        work.cohort.gather(arrivals);
-        work.cohort.closed(arrivals());
-        let led = self.flush.round.fetch_add(1, Ordering::SeqCst);
-        // Whoever came for an earlier round is durable, or the store has failed.
-        debug_assert!(led == round || self.failure().is_err());
-        let horizon = self.flush_staged(work, merge)?;
-        let start = Instant::now();
-        self.force_flushed(horizon)?;
-        work.cohort.forced(start.elapsed(), arrivals());
-        Ok(())
-    }
-
     /// A commit was staged: the flusher must know, for the bound on its laziness and for the stage's space.
     #[inline(always)]
-    pub(crate) fn staged(&self, opened: bool) {
+    pub(super) fn staged(&self, opened: bool) {
         barrier::light();
         if self.flush.idle.load(Ordering::Relaxed) {
             self.nudge_flusher();
@@ -382,13 +275,13 @@ impl Shared {
     /// [`RECORD_MIN`] bytes, would take more than half of the memory budget.
     #[cold]
     fn throttle_on_stage(&self) {
-        let stage = &self.live().stage;
-        let pages = (stage.chunk_bytes() / RECORD_MIN * self.page_size) as u64;
-        let allowed = (self.memory_budget() / 2 / pages).clamp(2, CHUNKS as u64) as usize;
+        let stage = &self.stage;
+        let pages = (stage.chunk_bytes() / RECORD_MIN * self.storage.page_size) as u64;
+        let allowed = (self.storage.memory_budget() / 2 / pages).clamp(2, CHUNKS as u64) as usize;
         if stage.full_chunks() >= allowed / 2 || stage.free_chunks() <= CHUNKS / 2 {
             self.want(SPACE);
         }
-        while allowed < CHUNKS && stage.full_chunks() > allowed && self.failure().is_ok() {
+        while allowed < CHUNKS && stage.full_chunks() > allowed && self.storage.failure().is_ok() {
             let seen = stage.freed().count();
             self.want(SPACE);
             if self.alone() {
@@ -406,45 +299,45 @@ impl Shared {
     }
 
     #[cold]
-    pub(crate) fn nudge_flusher(&self) {
+    pub(super) fn nudge_flusher(&self) {
         self.flush.idle.store(false, Ordering::SeqCst);
         self.flush.nudge.signal();
     }
 
     /// Whether nobody flushes and truncates but whoever needs it done.
-    pub(crate) fn alone(&self) -> bool {
+    pub(super) fn alone(&self) -> bool {
         !self.background && !SCHEDULED
     }
 
     /// A ticket was given out.
-    pub(crate) fn want_force(&self) {
+    pub(super) fn ask_for_force(&self) {
         self.want(FORCE);
     }
 
     /// Waits for room in the stage.
     #[cold]
-    pub(crate) fn wait_stage(&self) -> Result<(), Failure> {
-        let seen = self.live().stage.freed().count();
-        self.failure()?;
+    pub(super) fn wait_stage(&self) -> Result<(), Failure> {
+        let seen = self.stage.freed().count();
+        self.storage.failure()?;
         self.want(SPACE);
         if self.alone() {
             return self.flush_lazily();
         }
-        if self.live().stage.free_chunks() == 0 {
-            self.live().stage.freed().wait(seen, Some(Duration::from_millis(100)));
+        if self.stage.free_chunks() == 0 {
+            self.stage.freed().wait(seen, Some(Duration::from_millis(100)));
         }
         Ok(())
     }
 
     /// The background flusher's life.
-    pub(crate) fn run_flusher(&self) {
+    pub(super) fn run_flusher(&self) {
         let mut deadline = None;
         loop {
             let seen = self.flush.nudge.count();
-            if self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0 {
+            if self.storage.is_over() {
                 return;
             }
-            let interval = self.tuning().flush_interval;
+            let interval = self.storage.tuning().flush_interval;
             let wanted = self.flush.wanted.swap(0, Ordering::SeqCst);
             let due = deadline.is_some_and(|at| at <= Instant::now());
             // Failures below are remembered by the store; whoever waits is told.
@@ -468,8 +361,8 @@ impl Shared {
                     // interval. What was staged before is seen by the horizon taken after the barrier.
                     self.flush.idle.store(true, Ordering::SeqCst);
                     barrier::heavy();
-                    let log = &self.live().log;
-                    if !self.live().stage.is_empty() || log.forced() < log.appended() {
+                    let log = &self.log;
+                    if !self.stage.is_empty() || log.forced() < log.appended() {
                         self.flush.idle.store(false, Ordering::SeqCst);
                     } else if self.flush.idle.load(Ordering::SeqCst)
                         && self.flush.wanted.load(Ordering::SeqCst) == 0
@@ -486,32 +379,30 @@ impl Shared {
     /// Moves what is staged to the log, without forcing it.
     fn flush_lazily(&self) -> Result<(), Failure> {
         let mut work = self.lock_flush();
-        let done = self.flush_staged(&mut work, self.tuning().merge_lazy);
+        let done = self.flush_staged(&mut work, self.storage.tuning().merge_lazy);
         self.unlock_flush(work);
         done.map(drop)
     }
 
     /// One round of the background flusher.
-    pub(crate) fn tend_flush(&self, force: bool) -> Result<(), Failure> {
+    pub(super) fn tend_stage(&self, force: bool) -> Result<(), Failure> {
         let wanted = self.flush.wanted.swap(0, Ordering::SeqCst);
         if force || wanted & FORCE != 0 { self.flush_all() } else { self.flush_lazily() }
     }
 
     /// Wakes everybody who waits for a flush, a force or log space, after a failure or at closing.
-    pub(crate) fn wake_flush_waiters(&self) {
-        self.flush.moved.iter().for_each(Event::signal);
+    pub(super) fn wake_flush_waiters(&self) {
+        self.rounds.wake_all();
         self.flush.nudge.signal();
         self.space.signal();
-        if let Some(live) = self.live.as_ref() {
-            live.stage.freed().signal();
-        }
+        self.stage.freed().signal();
     }
 
     /// Commits a record that is too large for the stage: straight into the log, body first, header last,
     /// so that it is valid only when it is whole. Returns its stamp.
     #[cold]
-    pub(crate) fn append_large(&self, body: Vec<u8>) -> Result<u64, CommitError> {
-        let (live, len) = (self.live(), body.len());
+    pub(super) fn append_large(&self, body: Vec<u8>) -> Result<u64, CommitError> {
+        let len = body.len();
         let mut work = self.lock_flush();
         let done = self.flush_staged(&mut work, false).and_then(|_| {
             self.wait_log(&mut work.buffer, (len + FRAME) as u64)?;
@@ -521,12 +412,12 @@ impl Shared {
             let end = at(len + FRAME);
             let writes = [(header.len(), &body[..]), (header.len() + len, &trailer[..]), (0, &header[..])];
             for (offset, bytes) in writes {
-                live.log.write(at(offset), bytes).map_err(|e| self.fail(e))?;
+                self.log.write(at(offset), bytes).map_err(|e| self.fail(e))?;
             }
             if !planted("large-commit-beyond-the-frontier") {
-                live.stage.advance(None, end);
+                self.stage.advance(None, end);
             }
-            live.log.publish(end);
+            self.log.publish(end);
             self.flush.records.fetch_add(1, Ordering::Relaxed);
             self.flush.log_bytes.fetch_add((len + FRAME) as u64, Ordering::Relaxed);
             let mut pages = self.lock_pages();
@@ -535,7 +426,7 @@ impl Shared {
                 pages.mark(range.segment, range.offset, range.bytes.len() as u64, place.lsn);
             }
             self.after_append(pages, private, end);
-            Ok(live.stage.now())
+            Ok(self.stage.now())
         });
         self.unlock_flush(work);
         let stamp = done?;
@@ -544,7 +435,7 @@ impl Shared {
     }
 
     /// Appends one record of a prepared transaction and forces the log. Returns its position.
-    pub(crate) fn append_forced(
+    pub(super) fn append_forced(
         &self,
         work: &mut FlushBuffers,
         kind: Kind,
@@ -560,7 +451,7 @@ impl Shared {
     }
 
     /// Appends one record without waiting for room: the caller knows that there is some.
-    pub(crate) fn append_one(
+    pub(super) fn append_one(
         &self,
         buffer: &mut Vec<u8>,
         kind: Kind,

@@ -3,13 +3,14 @@
 //! Reads a store without locking it, also while a program is using it, and sees what is in the log. What
 //! was truncated is gone until it is overwritten: [`History::all`] finds it too.
 
-use crate::api::recovery;
+use crate::policy::kind::Policy;
 use crate::storage::catalog::Catalog;
+use crate::storage::directory;
 use crate::storage::error::OpenError;
-use crate::storage::kind::Policy;
 use caliburn_log::format::{ALIGN, LOG_DATA, Lsn, SegmentId};
 use caliburn_log::image::Image;
-use caliburn_log::log::{self, MediaError};
+use caliburn_log::log;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{Decoded, Kind, decode};
 use caliburn_log::staged_tail;
 use caliburn_os::medium::{Files, Media, Medium};
@@ -94,14 +95,14 @@ impl History {
     /// When there is no store or its log cannot be read.
     pub fn open(dir: impl AsRef<Path>) -> Result<History, OpenError> {
         let dir = dir.as_ref();
-        let catalog = recovery::read_catalog(&Files, dir)?;
-        if catalog.policy == Policy::Undo {
-            let why = "with the undo policy there is no log whose history could be told";
+        let catalog = directory::read_catalog(&Files, dir)?;
+        if catalog.policy != Policy::Redo as u16 {
+            let why = "only with the redo policy is there a log whose history can be told";
             return Err(OpenError::Policy { path: dir.to_owned(), why });
         }
         let path = Catalog::resolve(dir, &catalog.log_path);
         let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
-        Ok(History { medium, stage: dir.join(recovery::STAGE), catalog })
+        Ok(History { medium, stage: dir.join(directory::STAGE), catalog })
     }
 
     /// Where the log ends, if a stage of this boot says so: what stands beyond was not committed there.

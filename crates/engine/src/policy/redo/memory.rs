@@ -3,10 +3,11 @@
 //! A page whose segment has the same bytes, and that nobody has declared, can be dropped: the next access shows the
 //! segment again.
 
+use super::Redo;
 use super::pages::PageId;
 use super::truncation::{Outcome, Unforced};
-use crate::api::shared::{Shared, gate};
 use crate::storage::error::Failure;
+use crate::storage::gate;
 use crate::storage::region::RegionState;
 use crate::write_set::RESERVED;
 use caliburn_os::simulated::planted;
@@ -15,13 +16,13 @@ use caliburn_os::{map, span};
 use std::sync::Arc;
 use std::time::Duration;
 
-impl Shared {
+impl Redo {
     /// Called with the number of private pages whenever it may have grown.
-    pub(crate) fn check_budget(&self, private: u64) {
-        let bytes = private * self.page_size as u64;
-        let budget = self.memory_budget();
+    pub(super) fn check_budget(&self, private: u64) {
+        let bytes = private * self.storage.page_size as u64;
+        let budget = self.storage.memory_budget();
         if bytes > budget {
-            self.gate.fetch_or(gate::PRESSED, Ordering::SeqCst);
+            self.storage.gate.fetch_or(gate::PRESSED, Ordering::SeqCst);
         }
         if bytes > budget / 4 * 3 {
             self.wake_truncation();
@@ -29,10 +30,10 @@ impl Shared {
     }
 
     /// Waits while truncation gives pages back.
-    pub(crate) fn wait_memory(&self) {
+    pub(super) fn wait_relief(&self) {
         loop {
             let seen = self.truncation.relief.count();
-            let gate = self.gate.load(Ordering::SeqCst);
+            let gate = self.storage.gate.load(Ordering::SeqCst);
             if gate & gate::PRESSED == 0 || gate & (gate::FAILED | gate::CLOSED) != 0 {
                 return;
             }
@@ -48,15 +49,15 @@ impl Shared {
 
     /// Gives private pages back until half of the budget is free, or all if the system is short.
     pub(super) fn relieve(&self, unforced: &mut Unforced) -> Result<(), Failure> {
-        let page = self.page_size as u64;
-        let budget = self.memory_budget();
+        let page = self.storage.page_size as u64;
+        let budget = self.storage.memory_budget();
         let private = {
             let mut pages = self.lock_pages();
             self.note_private(&mut pages);
             pages.private() * page
         };
-        let pressed = self.gate.load(Ordering::SeqCst) & gate::PRESSED != 0;
-        let short = private > 0 && self.limits.short();
+        let pressed = self.storage.gate.load(Ordering::SeqCst) & gate::PRESSED != 0;
+        let short = private > 0 && self.storage.limits.short();
         if private > budget / 4 * 3 || pressed || short {
             let target = if short { 0 } else { budget / 2 };
             // What is given back must not be lost on its way to the medium.
@@ -64,14 +65,14 @@ impl Shared {
             self.move_head()?;
             self.drop_clean(target)?;
             if self.lock_pages().private() * page > target {
-                let goal = self.live().log.appended();
+                let goal = self.log.appended();
                 if self.incremental(unforced, goal, &|_| true)? == Outcome::Starved {
                     self.epoch(unforced)?;
                 }
                 self.drop_clean(target)?;
             }
             // Either there is room again, or what is left belongs to transactions that must end first.
-            self.gate.fetch_and(!gate::PRESSED, Ordering::SeqCst);
+            self.storage.gate.fetch_and(!gate::PRESSED, Ordering::SeqCst);
         }
         self.truncation.relief.signal();
         Ok(())
@@ -79,7 +80,7 @@ impl Shared {
 
     /// Drops clean private pages until at most `target` bytes are private, or a whole batch resists.
     pub(super) fn drop_clean(&self, target: u64) -> Result<(), Failure> {
-        let page = self.page_size;
+        let page = self.storage.page_size;
         loop {
             let mut pages = self.lock_pages();
             if pages.private() * page as u64 <= target {
@@ -95,12 +96,12 @@ impl Shared {
 
     /// Gives back those pages of a batch that equal their segment and that nobody has declared.
     pub(super) fn drop_batch(&self, batch: &[PageId]) -> Result<usize, Failure> {
-        let page = self.page_size;
+        let page = self.storage.page_size;
         let mut mapped: Vec<(PageId, Arc<RegionState>, usize, Vec<u8>)> = Vec::with_capacity(batch.len());
         let (mut gone, mut kept) = (Vec::new(), Vec::new());
         for id in batch {
             let offset = id.number * page as u64;
-            let Some(region) = self.region_of(id.segment, offset) else {
+            let Some(region) = self.storage.region_of(id.segment, offset) else {
                 gone.push(*id);
                 continue;
             };
@@ -116,7 +117,7 @@ impl Shared {
         }
         mapped.sort_by_key(|(id, ..)| *id);
         let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
-        self.reserve.reserve(&addresses);
+        self.sets.reserve.reserve(&addresses);
         let (declared, _) = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
         for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
             let at = region.pointer(*address);
@@ -129,7 +130,7 @@ impl Shared {
                 };
             if dropped { gone.push(*id) } else { kept.push(*id) }
         }
-        self.reserve.release();
+        self.sets.reserve.release();
         let mut pages = self.lock_pages();
         for id in &gone {
             pages.dropped(*id);

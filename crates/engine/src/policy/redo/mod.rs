@@ -3,14 +3,338 @@
 //! ```text
 //!   write set --commit--> stage --flusher--> log --truncation--> segments, sums
 //! ```
+//!
+//! Locks, in the order in which they are taken; the hot path (begin, set_range, commit in class `Process`) takes none:
+//!
+//! ```text
+//!   mapping lock  >  truncation lock  >  flush lock  >  prepared, pages, aborted, sums, catalog, regions  (each briefly)
+//! ```
 
+mod check;
 mod checkpoint;
 mod cohort;
 mod commit;
-pub(crate) mod flusher;
+mod create;
+mod flusher;
+mod group;
 pub(crate) mod history;
 mod memory;
-pub(crate) mod pages;
-pub(crate) mod prepared;
-pub(crate) mod stage;
-pub(crate) mod truncation;
+mod pages;
+mod prepared;
+mod recovery;
+mod stage;
+mod truncation;
+
+use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
+use crate::policy::query::{LogInfo, Query, Statistics};
+use crate::policy::{Recovery, Undecided};
+use crate::storage::catalog::Catalog;
+use crate::storage::class::Class;
+use crate::storage::error::{CommitError, Failure, OpenError, RangeError, SegmentError};
+use crate::storage::redo_ranges::RedoRanges;
+use crate::storage::region::RegionState;
+use crate::storage::report::Report;
+use crate::storage::segment::SegmentState;
+use crate::storage::{Storage, directory};
+use crate::write_set::{Position, Sets, Terms, WriteSet};
+use caliburn_log::SegmentId;
+use caliburn_log::log::Log;
+use caliburn_log::media_error::MediaError;
+use caliburn_os::event::Event;
+use caliburn_os::medium::Medium;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::{AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
+use flusher::Flush;
+use group::Rounds;
+use pages::Pages;
+use prepared::PreparedTable;
+use stage::Stage;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use truncation::Truncation;
+
+/// What the redo policy does with stores that are not open.
+pub(super) struct Kind;
+
+impl kind::Kind for Kind {
+    fn policy(&self) -> Policy {
+        Policy::Redo
+    }
+
+    fn sums(&self) -> bool {
+        true
+    }
+
+    fn create(&self, new: New<'_>) -> Result<(), OpenError> {
+        create::create(new)
+    }
+
+    fn open(&self, opening: Opening<'_>) -> Result<Opened, OpenError> {
+        recovery::open(opening)
+    }
+
+    fn check(
+        &self,
+        store: &Closed<'_>,
+        segments: &[Arc<SegmentState>],
+        report: &mut Report,
+    ) -> Result<(), OpenError> {
+        check::check(store, segments, report)
+    }
+
+    fn info(&self, store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
+        check::info(store)
+    }
+
+    fn keeper<'c>(&self, catalog: &'c Catalog) -> &'c Path {
+        &catalog.log_path
+    }
+
+    fn survives(&self, medium: &dyn Medium) -> Class {
+        directory::forced(medium)
+    }
+}
+
+/// An open store with the redo policy.
+pub(crate) struct Redo {
+    storage: Arc<Storage>,
+    sets: Arc<Sets>,
+    stage: Stage,
+    log: Log,
+    /// Longest body of a record that the log can take: half of it, so that undecided transactions, a quarter
+    /// at most, and room to write them anew, never stand in its way.
+    body_max: u64,
+    /// Pages of memory never go to segments.
+    declared_only: bool,
+    /// Whether there are threads that flush and truncate.
+    background: bool,
+    flush: Flush,
+    rounds: Rounds,
+    /// Signalled when the log's head moved.
+    space: Event,
+    truncation: Truncation,
+    prepared: Mutex<PreparedTable>,
+    /// Committed changes of the log found at opening that the segments may lack.
+    unapplied: RwLock<Option<RedoRanges>>,
+    pages: Mutex<Pages>,
+    /// Bytes that aborted transactions touched, not yet noted in `pages`: an abort must not wait for a lock
+    /// that is held while a whole batch is marked.
+    aborted: Mutex<Vec<(SegmentId, u64, u64)>>,
+}
+
+impl Redo {
+    fn lock_pages(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The pages that an aborted transaction has copied are private.
+    fn note_aborted(&self, set: &WriteSet<'_>, from: Position) {
+        let mut aborted = self.aborted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        set.each_from(from, |range| aborted.push((range.segment, range.offset, range.len as u64)));
+        let many = aborted.len() >= 4096;
+        drop(aborted);
+        if many {
+            self.note_private(&mut self.lock_pages());
+        }
+    }
+
+    /// Takes over what aborts have left to be noted.
+    fn note_private(&self, pages: &mut Pages) {
+        let aborted =
+            std::mem::take(&mut *self.aborted.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        for (segment, offset, len) in aborted {
+            pages.note_private(segment, offset, len);
+        }
+    }
+
+    /// Fails the store for good and wakes everybody who waits.
+    fn fail(&self, cause: MediaError) -> Failure {
+        let failure = self.storage.fail(cause);
+        self.wake_all();
+        failure
+    }
+
+    fn wake_all(&self) {
+        self.wake_flush_waiters();
+        self.truncation.wake_all();
+    }
+
+    fn is_unapplied(&self) -> bool {
+        self.unapplied.read().expect("no panic under this lock").is_some()
+    }
+}
+
+/// The background threads.
+const THREADS: [&str; 2] = ["caliburn-flush", "caliburn-trunc"];
+
+impl Recovery for Redo {
+    fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
+        let unapplied = self.unapplied.read().expect("no panic under this lock");
+        region.map_private(&self.storage, part, unapplied.as_ref(), true)
+    }
+
+    fn unmapping(&self, region: &RegionState) -> Result<(), Failure> {
+        self.write_region(region)
+    }
+
+    fn unmapped(&self, region: &RegionState, left: bool) {
+        if left {
+            // Whoever truncates may have found the region before it was taken off.
+            drop(self.lock_truncation());
+        }
+        let page = self.storage.page_size as u64;
+        self.lock_pages().dropped_all(region.segment.id, region.pages(page));
+    }
+
+    fn growing(&self, grow: &mut dyn FnMut() -> Result<(), SegmentError>) -> Result<(), SegmentError> {
+        self.force_aside(grow)
+    }
+
+    fn survives(&self, medium: &dyn Medium) -> Class {
+        directory::forced(medium)
+    }
+
+    fn terms(&self) -> Terms {
+        let declared_only = self.declared_only;
+        Terms { clears: 0, keeps_old: false, forces: true, private: true, declared_only }
+    }
+
+    fn save(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        self.declare(set, region, offset, len)
+    }
+
+    fn restore(&self, set: &WriteSet<'_>, from: Position) {
+        if set.keeps_old() && !planted("abort-without-undo") {
+            self.put_back(set, from);
+        }
+        self.note_aborted(set, from);
+    }
+
+    fn roll_back(&self, set: &WriteSet<'_>, to: Position) {
+        set.shorten(to);
+    }
+
+    fn adopt(&self, parent: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
+        self.take_over(parent, branch)
+    }
+
+    fn clear(&self, set: &WriteSet<'_>) {
+        let given_back = set.clear_all();
+        set.keep_spare(given_back);
+    }
+
+    fn commit_short(&self, set: &WriteSet<'_>) -> bool {
+        self.stage_short(set)
+    }
+
+    fn commit(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+        self.stage_or_append(set)
+    }
+
+    fn is_durable(&self, stamp: u64) -> bool {
+        self.is_forced(stamp)
+    }
+
+    fn wait_durable(&self, stamp: u64) -> Result<(), Failure> {
+        self.wait_forced(stamp, false)
+    }
+
+    fn want_force(&self) {
+        self.ask_for_force();
+    }
+
+    fn flush(&self) -> Result<(), Failure> {
+        self.flush_all()
+    }
+
+    fn truncate(&self) -> Result<(), Failure> {
+        self.truncate_all()
+    }
+
+    fn undecided(&self) -> Option<&dyn Undecided> {
+        Some(self)
+    }
+
+    fn threads(&self) -> &'static [&'static str] {
+        &THREADS
+    }
+
+    fn run(&self, thread: usize) {
+        let life = || match thread {
+            0 => self.run_flusher(),
+            _ => self.run_truncation(),
+        };
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_err() {
+            // Nobody must wait for a thread that is gone.
+            let error = io::Error::other("a background thread panicked");
+            self.fail(MediaError::new("keep up with", &**self.log.medium(), 0, error));
+        }
+    }
+
+    fn tend_flush(&self, force: bool) -> Result<(), Failure> {
+        self.tend_stage(force)
+    }
+
+    fn tend_truncation(&self) -> Result<(), Failure> {
+        self.truncate_as_needed()
+    }
+
+    fn wait_memory(&self) {
+        self.wait_relief();
+    }
+
+    fn tuned(&self) {
+        self.sets.grant(self.room());
+    }
+
+    fn wake(&self) {
+        self.wake_all();
+    }
+
+    fn close(&self) -> Result<(), Failure> {
+        if self.log.head() == self.log.appended() && self.stage.is_empty() {
+            self.log.mark_clean().map_err(|e| self.fail(e))?;
+        }
+        Ok(())
+    }
+
+    fn query(&self, query: &mut Query) {
+        let mut pages = self.lock_pages();
+        self.note_private(&mut pages);
+        (query.dirty_pages, query.private_pages) = (pages.dirty(), pages.private());
+        drop(pages);
+        let log = &self.log;
+        (query.log_bytes, query.log_used) = (log.capacity(), log.used());
+        query.log_unforced = log.appended().0.saturating_sub(log.forced().0);
+    }
+
+    fn count(&self, s: &mut Statistics) {
+        let (flush, truncation) = (&self.flush, &self.truncation);
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        s.merged_transactions = get(&flush.merged_transactions);
+        s.merged_bytes = get(&flush.merged_bytes);
+        s.records = get(&flush.records);
+        s.log_bytes = get(&flush.log_bytes);
+        s.flushes = get(&flush.flushes);
+        s.forces = get(&flush.forces);
+        s.truncations = get(&truncation.incremental);
+        s.epochs = get(&truncation.epochs);
+        s.pages_written = get(&truncation.pages_written);
+        s.pages_dropped = get(&truncation.pages_dropped);
+        s.pages_blocked = get(&truncation.pages_blocked);
+    }
+
+    fn dirty_pages(&self, region: &RegionState) -> u64 {
+        let page = self.storage.page_size as u64;
+        self.lock_pages().dirty_in(region.segment.id, region.pages(page))
+    }
+}

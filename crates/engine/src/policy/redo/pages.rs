@@ -17,21 +17,21 @@ const LISTED: u8 = 4;
 
 /// A page of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PageId {
+pub(super) struct PageId {
     pub segment: SegmentId,
     pub number: u64,
 }
 
 /// A page modification descriptor: the page and the first record that the log must keep for it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Descriptor {
+pub(super) struct Descriptor {
     pub page: PageId,
     pub lsn: Lsn,
 }
 
 /// The page vector and its queues.
 #[derive(Debug, Default)]
-pub(crate) struct Pages {
+pub(super) struct Pages {
     shift: u32,
     vector: PageMap<u8>,
     queue: VecDeque<Descriptor>,

@@ -42,7 +42,7 @@ use caliburn_log::format::{
     self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CACHES, STAGE_CHECKPOINT, STAGE_CURRENT,
     STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, SegmentId, StageHeader, StagedHeader,
 };
-use caliburn_log::log::MediaError;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::staged_tail::{CHUNKS, Checkpoint, Staged, staged_at};
 use caliburn_os::barrier;
 use caliburn_os::clock::Clock;
@@ -114,25 +114,25 @@ struct Chunk {
     retired: AtomicBool,
 }
 
-/// Where a committer writes its ranges: exactly as many bytes as it announced.
-#[derive(Debug)]
-pub struct Body {
+/// The body of a record that is being written into the stage.
+pub(super) struct Body {
     at: *mut u8,
-    left: usize,
+    end: *mut u8,
 }
 
 impl Body {
     /// Appends a range with `len` bytes copied from `source`.
     ///
     /// # Safety
-    /// `source` must be readable for `len` bytes; other threads may be storing there.
+    /// `source` must be readable for `len` bytes; other threads may be storing there. What is appended altogether must not be
+    /// longer than the body was said to be.
     #[inline(always)]
     pub unsafe fn range(&mut self, segment: SegmentId, offset: u64, source: *const u8, len: usize) {
         let total = format::range_bytes(len);
-        assert!(total <= self.left, "a commit writes what it announced");
+        debug_assert!(total <= self.end.addr() - self.at.addr());
         let header =
             RangeHeader { segment: segment.0.into(), len: (len as u32).into(), offset: offset.into() };
-        // SAFETY: `left` bytes at `at` belong to this commit (Stage::append); `source` is the caller's word.
+        // SAFETY: the bytes up to `end` belong to this commit (Stage::append); `source` is the caller's word.
         unsafe {
             self.at.cast::<RangeHeader>().write_unaligned(header);
             if !len.is_multiple_of(format::ALIGN) {
@@ -143,7 +143,6 @@ impl Body {
             simulated::stored(self.at, total);
             self.at = self.at.add(total);
         }
-        self.left -= total;
     }
 }
 
@@ -378,11 +377,11 @@ impl Stage {
         }
     }
 
-    /// Commits one record of `len` body bytes, which `fill` must write in full. Returns the stamp, and
+    /// Commits one record of `len` body bytes, which `fill` must write in full and give back. Returns the stamp, and
     /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]), or `fill` gave up:
     /// nothing was committed then.
     #[inline]
-    pub fn append(&self, len: usize, fill: impl FnOnce(&mut Body) -> bool) -> Option<(u64, bool)> {
+    pub fn append(&self, len: usize, fill: impl FnOnce(Body) -> Option<Body>) -> Option<(u64, bool)> {
         debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
         let (lane, number) = self.enter();
         // SAFETY: `enter` made `turn` odd for us; nobody else touches `work` until `leave` makes it even.
@@ -408,12 +407,12 @@ impl Stage {
             let header = StagedHeader { stamp: stamp.into(), len: (len as u64).into() };
             at.cast::<StagedHeader>().write_unaligned(header);
             simulated::stored(at, size_of::<StagedHeader>());
-            let mut body = Body { at: at.add(size_of::<StagedHeader>()), left: len };
-            if !fill(&mut body) {
+            let at = at.add(size_of::<StagedHeader>());
+            let Some(body) = fill(Body { at, end: at.add(len) }) else {
                 Stage::leave(lane);
                 return None;
-            }
-            assert_eq!(body.left, 0, "a commit writes what it announced");
+            };
+            assert_eq!(body.at, body.end, "a commit writes what it announced");
         }
         work.filled += needed;
         // Publishing: whatever kills this process after the next store, the record is there.
@@ -547,10 +546,10 @@ mod tests {
 
     fn put(stage: &Stage, value: u64) -> Option<u64> {
         let bytes = value.to_ne_bytes();
-        let fill = |body: &mut Body| {
-            // SAFETY: `bytes` lives through the call.
+        let fill = |mut body: Body| {
+            // SAFETY: `bytes` lives through the call, and the body has room for them.
             unsafe { body.range(SegmentId(1), value * 8, bytes.as_ptr(), 8) };
-            true
+            Some(body)
         };
         stage.append(24, fill).map(|(stamp, _)| stamp)
     }

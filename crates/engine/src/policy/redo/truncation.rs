@@ -19,8 +19,8 @@
 //! The same thread makes checkpoints ([`checkpoint`](super::checkpoint)) and keeps the memory budget
 //! ([`memory`](super::memory)).
 
-use crate::api::shared::{Shared, gate};
-use crate::policy::redo::pages::{Descriptor, PageId};
+use super::Redo;
+use super::pages::{Descriptor, PageId};
 use crate::storage::error::Failure;
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::region::RegionState;
@@ -47,7 +47,7 @@ const LOOKED_MOST: usize = 1000;
 
 /// State and counters of truncation.
 #[derive(Default)]
-pub(crate) struct Truncation {
+pub(super) struct Truncation {
     lock: Mutex<Unforced>,
     wake: Event,
     /// End of the log when showing began last.
@@ -70,7 +70,7 @@ impl Truncation {
 
 /// The segments that were written to and not forced since.
 #[derive(Debug, Default)]
-pub(crate) struct Unforced(BTreeMap<u32, Arc<SegmentState>>);
+pub(super) struct Unforced(BTreeMap<u32, Arc<SegmentState>>);
 
 impl Unforced {
     fn add(&mut self, segment: Arc<SegmentState>) {
@@ -110,21 +110,26 @@ pub(super) enum Outcome {
 /// Which pages incremental truncation takes.
 type Filter<'a> = &'a dyn Fn(PageId) -> bool;
 
-impl Shared {
-    pub(crate) fn lock_truncation(&self) -> MutexGuard<'_, Unforced> {
+impl Redo {
+    pub(super) fn lock_truncation(&self) -> MutexGuard<'_, Unforced> {
         self.truncation.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn wake_truncation(&self) {
+    pub(super) fn wake_truncation(&self) {
         self.truncation.wake.signal();
     }
 
+    /// Bytes of log in use at which truncation begins.
+    pub(super) fn truncation_threshold(&self) -> u64 {
+        self.log.capacity() / 100 * u64::from(self.storage.tuning().truncate_percent)
+    }
+
     /// The background thread's life. What recovery has left to it waits, so that the program gets going first.
-    pub(crate) fn run_truncation(&self) {
-        // Whoever called before this thread came has called.
-        let (mut seen, mut appended) = (0, self.live().log.appended());
+    pub(super) fn run_truncation(&self) {
+        // Wake-ups before this thread started count.
+        let (mut seen, mut appended) = (0, self.log.appended());
         loop {
-            let unapplied = self.unapplied.read().expect("no panic under this lock").is_some();
+            let unapplied = self.is_unapplied();
             let private = self.lock_pages().private() > 0;
             let limit = Duration::from_millis(if self.bytes_since_checkpoint() > 0 && !unapplied {
                 100
@@ -133,10 +138,10 @@ impl Shared {
             });
             self.truncation.wake.wait(seen, (unapplied || private).then_some(limit));
             seen = self.truncation.wake.count();
-            if self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0 {
+            if self.storage.is_over() {
                 return;
             }
-            let before = std::mem::replace(&mut appended, self.live().log.appended());
+            let before = std::mem::replace(&mut appended, self.log.appended());
             // A failure is remembered by the store and ends the loop.
             let idle = before == appended && !unapplied;
             let done = if idle { self.checkpoint_rest() } else { Ok(()) };
@@ -145,17 +150,18 @@ impl Shared {
     }
 
     /// Does what is due: an epoch of the log found at opening, showing, truncation, giving back memory.
-    pub(crate) fn truncate_as_needed(&self) -> Result<(), Failure> {
-        let log = &self.live().log;
+    pub(super) fn truncate_as_needed(&self) -> Result<(), Failure> {
+        let log = &self.log;
         let unforced = &mut *self.lock_truncation();
-        if self.unapplied.read().expect("no panic under this lock").is_some() {
+        if self.is_unapplied() {
             self.epoch(unforced)?;
         }
         let starved = || self.flush.starved.load(Ordering::SeqCst) > log.free();
         if log.used() <= self.truncation_threshold() && !starved() {
             self.checkpoint_beyond(unforced, self.checkpoint_every_bytes())?;
         } else {
-            // Which shows as much. Leave the newest quarter, whose pages will change again, unless somebody waits for space.
+            // Truncation also checkpoints. Leave the newest quarter, whose pages will change again, unless somebody waits for
+            // space.
             let spare = if starved() { 0 } else { log.capacity() / 4 };
             let goal = Lsn(log.appended().0.saturating_sub(spare).max(log.head().0));
             let outcome = self.incremental(unforced, goal, &|_| true)?;
@@ -168,13 +174,13 @@ impl Shared {
     }
 
     /// Brings every committed change so far to its segment.
-    pub(crate) fn truncate_all(&self) -> Result<(), Failure> {
+    pub(super) fn truncate_all(&self) -> Result<(), Failure> {
         self.flush_all()?;
         let unforced = &mut *self.lock_truncation();
-        if self.unapplied.read().expect("no panic under this lock").is_some() {
+        if self.is_unapplied() {
             self.epoch(unforced)?;
         }
-        let goal = self.live().log.forced();
+        let goal = self.log.forced();
         if self.incremental(unforced, goal, &|_| true)? != Outcome::Done {
             self.epoch(unforced)?;
         }
@@ -182,15 +188,15 @@ impl Shared {
     }
 
     /// Brings a region's committed changes to its segment, so that it can be mapped anew.
-    pub(crate) fn write_region(&self, region: &RegionState) -> Result<(), Failure> {
+    pub(super) fn write_region(&self, region: &RegionState) -> Result<(), Failure> {
         self.flush_all()?;
         let unforced = &mut *self.lock_truncation();
-        let page = self.page_size as u64;
+        let page = self.storage.page_size as u64;
         let (segment, numbers) = (region.segment.id, region.pages(page));
         let inside = |p: PageId| p.segment == segment && numbers.contains(&p.number);
         let blocked = self.incremental(unforced, Lsn(u64::MAX), &inside)? != Outcome::Done;
         // What recovery laid over the region must not be laid over a later mapping again.
-        if blocked || self.unapplied.read().expect("no panic under this lock").is_some() {
+        if blocked || self.is_unapplied() {
             self.epoch(unforced)?;
         }
         Ok(())
@@ -273,8 +279,8 @@ impl Shared {
         let mut mapped = Vec::with_capacity(batch.len());
         let mut others = Vec::new();
         for descriptor in batch {
-            let offset = descriptor.page.number * self.page_size as u64;
-            match self.region_of(descriptor.page.segment, offset) {
+            let offset = descriptor.page.number * self.storage.page_size as u64;
+            match self.storage.region_of(descriptor.page.segment, offset) {
                 Some(region) => mapped.push(Mapped { descriptor, region }),
                 None => others.push(descriptor),
             }
@@ -290,14 +296,14 @@ impl Shared {
         buffer: &mut Vec<u8>,
         kept: &mut Vec<Descriptor>,
     ) -> Vec<Mapped> {
-        let size = self.page_size;
+        let size = self.storage.page_size;
         let mut copied: Vec<Mapped> = Vec::with_capacity(mapped.len());
         buffer.resize(buffer.len().max(mapped.len() * size), 0);
         let mut mapped = mapped.into_iter().peekable();
         while mapped.peek().is_some() {
             let group: Vec<Mapped> = mapped.by_ref().take(RESERVED).collect();
             let addresses: Vec<usize> = group.iter().map(|page| page.address(size)).collect();
-            self.reserve.reserve(&addresses);
+            self.sets.reserve.reserve(&addresses);
             let pages: Vec<PageId> = group.iter().map(|page| page.descriptor.page).collect();
             // Nobody can declare them now: who did before may be about to end.
             let (mut declared, mut looked) = self.declared(&pages);
@@ -320,7 +326,7 @@ impl Shared {
                 unsafe { span::copy(page.region.pointer(address), copy.as_mut_ptr(), size) };
                 copied.push(page);
             }
-            self.reserve.release();
+            self.sets.reserve.release();
         }
         copied
     }
@@ -329,9 +335,10 @@ impl Shared {
     /// looked at.
     pub(super) fn declared(&self, pages: &[PageId]) -> (Vec<bool>, usize) {
         let (mut declared, mut looked) = (vec![false; pages.len()], 0);
-        self.slots.each_declared(|range| {
+        self.sets.slots.each_declared(|range| {
             looked += 1;
-            let page = |offset: u64| PageId { segment: range.segment, number: offset >> self.page_shift };
+            let page =
+                |offset: u64| PageId { segment: range.segment, number: offset >> self.storage.page_shift };
             let last = page(range.offset.saturating_add(range.len as u64 - 1));
             let from = pages.partition_point(|p| *p < page(range.offset));
             pages[from..]
@@ -345,7 +352,7 @@ impl Shared {
 
     /// Step 5: writes the copies, neighbours at once.
     fn write_copies(&self, unforced: &mut Unforced, copied: &[Mapped], buffer: &[u8]) -> Result<(), Failure> {
-        let size = self.page_size;
+        let size = self.storage.page_size;
         let mut rest = buffer;
         for run in copied.chunk_by(|a, b| a.precedes(b)) {
             let (bytes, after) = rest.split_at(run.len() * size);
@@ -354,7 +361,7 @@ impl Shared {
             let offset = run[0].descriptor.page.number * size as u64;
             // Not what lies beyond the region in its last page, which the segment may have by now.
             let bytes = &bytes[..bytes.len().min((region.end() - offset) as usize)];
-            let segment = self.segment_state(id).expect("a mapped segment is open");
+            let segment = self.storage.segment_state(id).expect("a mapped segment is open");
             segment.write(offset, bytes).map_err(|e| self.fail(e))?;
             unforced.add(segment);
         }
@@ -363,10 +370,10 @@ impl Shared {
 
     /// Forces every commit so far. False if somebody waits for log space, or we would have to.
     fn force_to_now(&self) -> Result<bool, Failure> {
-        let stamp = self.live().stage.now();
+        let stamp = self.stage.now();
         loop {
-            self.failure()?;
-            if self.is_durable(stamp) {
+            self.storage.failure()?;
+            if self.is_forced(stamp) {
                 return Ok(true);
             }
             if self.flush.starved.load(Ordering::SeqCst) != 0 {
@@ -392,7 +399,7 @@ impl Shared {
             self.move_head()?;
         }
         if !unforced.0.is_empty() && !planted("shown-while-forcing") {
-            self.live().stage.set_checkpoint(None);
+            self.stage.set_checkpoint(None);
         }
         for segment in unforced.0.values() {
             segment.sync().map_err(|e| self.fail(e))?;
@@ -405,9 +412,9 @@ impl Shared {
     pub(super) fn move_head(&self) -> Result<(), Failure> {
         if !planted("failure-passed-by") {
             // Pages may have been taken off the queue and not written.
-            self.failure()?;
+            self.storage.failure()?;
         }
-        let log = &self.live().log;
+        let log = &self.log;
         let Some(head) = self.redo_lsn() else { return Ok(()) };
         if head > log.head() {
             log.advance_head(head).map_err(|e| self.fail(e))?;
@@ -419,7 +426,7 @@ impl Shared {
 
     /// Epoch truncation: applies all of the forced log. The shared path of recovery and truncation.
     pub(super) fn epoch(&self, unforced: &mut Unforced) -> Result<(), Failure> {
-        let log = &self.live().log;
+        let log = &self.log;
         // First the queue, then the end of the epoch: all that was queued lies before it.
         let taken = self.lock_pages().take_all();
         if !planted("epoch-of-unforced-log") {
@@ -431,10 +438,11 @@ impl Shared {
             let image = Image::read(&**log.medium(), log.capacity(), head, end).map_err(|e| self.fail(e))?;
             let unapplied = RedoRanges::of(image);
             for id in unapplied.segments() {
-                let segment = self.segment_state(id).expect("opening and commits admit known segments only");
+                let segment =
+                    self.storage.segment_state(id).expect("opening and commits admit known segments only");
                 let mut numbers = Vec::new();
                 unapplied
-                    .apply(&segment, self.page_size, |number| numbers.push(number))
+                    .apply(&segment, self.storage.page_size, |number| numbers.push(number))
                     .map_err(|e| self.fail(e))?;
                 self.truncation.pages_written.fetch_add(numbers.len() as u64, Ordering::Relaxed);
                 self.note_mapped(&segment, &numbers);
@@ -454,9 +462,9 @@ impl Shared {
     /// Pages that an epoch has written and that are mapped are private: their changes, or what recovery
     /// laid over them, are in memory.
     pub(super) fn note_mapped(&self, segment: &SegmentState, numbers: &[u64]) {
-        let page = self.page_size as u64;
+        let page = self.storage.page_size as u64;
         for number in numbers {
-            if self.region_of(segment.id, number * page).is_some() {
+            if self.storage.region_of(segment.id, number * page).is_some() {
                 self.lock_pages().note_private(segment.id, number * page, page);
             }
         }

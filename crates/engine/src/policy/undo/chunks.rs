@@ -10,7 +10,7 @@
 
 use crate::write_set::{Chunk, set_word};
 use caliburn_log::format::{UNDO_COUNT, UNDO_DATA, UNDO_MAGIC, UNDO_OWNER, UndoStatus};
-use caliburn_log::log::{Forcing, MediaError};
+use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_log::status_pages;
 use caliburn_log::uncommitted::{CHUNK_BYTES, CLEAN, DAMAGED, Found};
 use caliburn_os::host::Id;

@@ -8,5 +8,179 @@ mod chunks;
 mod recovery;
 mod runs;
 
-pub(crate) use chunks::UndoChunks;
-pub(crate) use recovery::{check, check_ranges, create, open};
+use crate::policy::Recovery;
+use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
+use crate::policy::query::LogInfo;
+use crate::storage::Storage;
+use crate::storage::catalog::Catalog;
+use crate::storage::class::Class;
+use crate::storage::directory::UNDO;
+use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
+use crate::storage::region::RegionState;
+use crate::storage::report::Report;
+use crate::storage::segment::SegmentState;
+use crate::write_set::{Position, Sets, Terms, WriteSet};
+use caliburn_log::media_error::MediaError;
+use caliburn_os::medium::Medium;
+use caliburn_os::persist::Survives;
+use caliburn_os::simulated::planted;
+use chunks::UndoChunks;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the undo policy does with stores that are not open.
+pub(super) struct Kind;
+
+impl kind::Kind for Kind {
+    fn policy(&self) -> Policy {
+        Policy::Undo
+    }
+
+    /// The segments are mapped shared: nobody sees the stores to them.
+    fn sums(&self) -> bool {
+        false
+    }
+
+    fn create(&self, new: New<'_>) -> Result<(), OpenError> {
+        recovery::create(new)
+    }
+
+    fn open(&self, opening: Opening<'_>) -> Result<Opened, OpenError> {
+        recovery::open(opening)
+    }
+
+    fn check(
+        &self,
+        store: &Closed<'_>,
+        segments: &[Arc<SegmentState>],
+        report: &mut Report,
+    ) -> Result<(), OpenError> {
+        recovery::check(store, segments, report)
+    }
+
+    fn info(&self, store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
+        recovery::info(store)
+    }
+
+    fn keeper<'c>(&self, _: &'c Catalog) -> &'c Path {
+        Path::new(UNDO)
+    }
+
+    fn survives(&self, medium: &dyn Medium) -> Class {
+        medium.memory().survives.into()
+    }
+}
+
+/// An open store with the undo policy.
+pub(crate) struct Undo {
+    storage: Arc<Storage>,
+    sets: Arc<Sets>,
+    chunks: UndoChunks,
+    /// `Options::memory_survives` was given: it is trusted for segments created later as well.
+    assumed: bool,
+}
+
+impl Recovery for Undo {
+    fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
+        region.map_shared(&self.storage, part, self.chunks.memory().sync)
+    }
+
+    fn survives(&self, medium: &dyn Medium) -> Class {
+        if self.assumed {
+            return self.storage.reach;
+        }
+        // Lines that this store leaves in the cache survive the process alone.
+        match medium.memory().flush > self.chunks.memory().flush {
+            true => Class::Process,
+            false => medium.memory().survives.into(),
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        let plain = self.chunks.persistent().is_none() && !self.sets.tracked;
+        Terms {
+            clears: if plain { self.storage.reach as u8 + 1 } else { 0 },
+            keeps_old: true,
+            forces: false,
+            private: false,
+            declared_only: false,
+        }
+    }
+
+    fn save(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        self.chunks.save(set, region, offset, len)?;
+        let sees_each = self.sets.tracked || self.chunks.persistent().is_some();
+        set.grant(if sees_each { 0 } else { set.free() });
+        Ok(())
+    }
+
+    fn restore(&self, set: &WriteSet<'_>, from: Position) {
+        if planted("undo-not-restored") {
+            return;
+        }
+        self.chunks.restore(set, &self.storage.table, from, |segment, offset, bytes| {
+            // Unmapped meanwhile, which whoever declared by address had promised not to do.
+            let state = self.storage.segment_state(segment).expect("a declared range is in a segment");
+            drop(state.write_part(offset, bytes).map_err(|e| self.storage.fail(e)));
+        });
+    }
+
+    fn roll_back(&self, set: &WriteSet<'_>, to: Position) {
+        self.chunks.roll_back(set, to);
+    }
+
+    fn begin_branch(&self, parent: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), MediaError> {
+        self.chunks.begin_branch(parent, branch)
+    }
+
+    fn adopt(&self, parent: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
+        Ok(self.chunks.adopt(parent, branch)?)
+    }
+
+    fn clear(&self, set: &WriteSet<'_>) {
+        self.chunks.empty(set, &self.storage.table);
+    }
+
+    /// The commit is made when the set is cleared.
+    fn commit(&self, _: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+        Ok(None)
+    }
+
+    /// Every commit was written back before it returned.
+    fn flush(&self) -> Result<(), Failure> {
+        self.storage.failure()
+    }
+
+    fn tuned(&self) {
+        self.sets.grant(if self.chunks.persistent().is_some() { 0 } else { usize::MAX });
+    }
+
+    /// Forces every segment, then says that the store is in order. If a process died with it in use, a force or a
+    /// write back may have failed then, and the system shows what the medium lacks: everything is written again.
+    fn close(&self) -> Result<(), Failure> {
+        let undo = &self.chunks;
+        let segments = self.storage.segments.read().expect("no panic under this lock");
+        if undo.suspect && !planted("undo-not-rewritten") {
+            segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.storage.fail(e))?;
+        }
+        if !planted("undo-closed-unforced")
+            && let Err(error) = segments.iter().try_for_each(|segment| segment.sync())
+        {
+            let failure = self.storage.fail(error);
+            // Reopened, it would look sound; as it is in persistent memory, where commits were written back.
+            if undo.memory().survives == Survives::Process {
+                let _ = undo.mark_damaged();
+            }
+            return Err(failure);
+        }
+        undo.mark_clean().map_err(|e| self.storage.fail(e))
+    }
+}

@@ -15,99 +15,125 @@
 //! same steps write cache lines back, in the order that `[`super::runs`] gives, and every commit survives what
 //! the memory does.
 
+use super::Undo;
 use super::chunks::UndoChunks;
-use crate::api::options::Options;
-use crate::api::recovery::{self, UNDO};
-use crate::api::shared::{Parts, Shared};
+use crate::policy::kind::{Closed, New, Opened, Opening, Policy};
+use crate::policy::query::LogInfo;
+use crate::policy::read_only;
+use crate::storage::Storage;
 use crate::storage::catalog::Catalog;
+use crate::storage::directory::{self, UNDO};
 use crate::storage::error::OpenError;
 use crate::storage::redo_ranges::RedoRanges;
+use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
+use crate::write_set::{Layout, Sets};
 use caliburn_log::Lsn;
 use caliburn_log::record::push_range;
+use caliburn_log::sealed::SEAL;
 use caliburn_log::uncommitted::{self, Found, UndoError};
-use caliburn_os::host::Lock;
-use caliburn_os::medium::{Media, Medium};
+use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::planted;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Makes the undo logs of a new store.
-pub(crate) fn create(options: &Options, dir: &Path, catalog: &Catalog) -> Result<(), OpenError> {
-    let (media, path) = (&*options.media, dir.join(UNDO));
-    let _ = media.remove(&path);
-    let medium = media.create(&path).map_err(OpenError::io("create undo logs", &path))?;
-    let reach = options.memory(&*medium).survives.into();
-    options.suffices(dir, (path, reach))?;
-    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    Ok(uncommitted::create(&*medium, catalog.store, boot)?)
+/// Makes the files of a new store: the undo logs, and the catalog last.
+pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
+    let media = &*new.settings.media;
+    let (store, policy) = (new.store, Policy::Undo as u16);
+    let catalog = Catalog { store, policy, log_path: PathBuf::new(), next: 0, segments: Vec::new() };
+    let done = create_logs(&new).and_then(|()| directory::name_files(media, new.dir, &catalog, false));
+    *new.bare = done.is_ok() || directory::uncatalogued(media, new.dir);
+    done
 }
 
-/// Opens a store with the undo policy; its catalog was read.
-pub(crate) fn open(
-    dir: &Path,
-    options: &Options,
-    catalog: Catalog,
-    segments: Vec<Arc<SegmentState>>,
-    lock: Lock,
-) -> Result<Parts, OpenError> {
-    let (media, write) = (&*options.media, !options.read_only);
+fn create_logs(new: &New<'_>) -> Result<(), OpenError> {
+    let (media, dir, path) = (&*new.settings.media, new.dir, new.dir.join(UNDO));
+    let _ = media.remove(&path);
+    let medium = media.create(&path).map_err(OpenError::io("create undo logs", &path))?;
+    let reach = new.settings.memory(&*medium).survives.into();
+    new.settings.suffices(dir, (path, reach))?;
+    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    Ok(uncommitted::create(&*medium, new.store, boot)?)
+}
+
+/// Opens a store; its catalog was read.
+pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
+    let (media, dir, settings) = (opening.media(), opening.dir(), opening.settings);
+    let (catalog, segments) = (&opening.found.catalog, &opening.found.segments);
     let path = dir.join(UNDO);
-    let medium = media.open(&path, write).map_err(OpenError::io("open undo logs", &path))?;
+    let medium = media.open(&path, opening.write()).map_err(OpenError::io("open undo logs", &path))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     let sound = || -> Result<Found, OpenError> {
         let found = Found::read(&*medium, &catalog.store, &boot)?;
-        found.uncommitted.iter().try_for_each(|log| check_ranges(log, &segments, &*medium))?;
+        found.uncommitted.iter().try_for_each(|log| check_ranges(log, segments, &*medium))?;
         Ok(found)
     };
     let (found, damage) = match sound() {
         Ok(found) => (Some(found), None),
         Err(error @ (OpenError::Undo(UndoError::Bad { .. }) | OpenError::Stray { .. }))
-            if options.salvage =>
+            if settings.salvage =>
         {
             (None, Some(error))
         }
         Err(error) => return Err(error),
     };
-    let store = catalog.store;
-    let mut parts = Parts { damage, ..Parts::new(catalog, segments, lock, media.limits()) };
-    let all: Vec<_> = parts.segments.iter().map(|s| s.medium.clone()).chain([medium.clone()]).collect();
-    let known: Vec<_> = all.iter().map(|m| (m.path().to_owned(), options.memory(&**m))).collect();
-    parts.reach(dir, options, known.iter().map(|(path, m)| (path.clone(), m.survives.into())))?;
+    let all = segments.iter().map(|segment| &segment.medium).chain([&medium]);
+    let known: Vec<(PathBuf, Memory)> =
+        all.map(|medium| (medium.path().to_owned(), settings.memory(&**medium))).collect();
+    let weights = known.iter().map(|(path, memory)| (path.clone(), memory.survives.into()));
+    let reach = settings.reach(dir, weights)?;
     let memory =
         known.into_iter().map(|(_, memory)| memory).reduce(Memory::and).expect("the undo logs' is there");
-    let Some(found) = found else { return Ok(parts) };
-    if !write {
-        parts.unapplied = Some(old_values(&found));
-        return Ok(parts);
-    }
+    let found = match found {
+        Some(found) if opening.write() => found,
+        // Salvage, or a store that takes no changes.
+        found => {
+            let lacking = found.as_ref().map(old_values);
+            return Ok(read_only::open(opening, reach, lacking, Vec::new(), damage));
+        }
+    };
+    restore(&found, &*medium, segments, memory)?;
+    // 3 durably in use
+    let chunks = UndoChunks::open(medium, catalog.store, boot, memory, &found)?;
+    let storage = Arc::new(Storage::new(opening.found, settings, reach));
+    let trailer = chunks.persistent().map_or(0, |_| SEAL);
+    let sets = Arc::new(Sets::new(Layout { trailer }, opening.tracked));
+    let assumed = settings.memory_survives.is_some();
+    let policy = Box::new(Undo { storage: storage.clone(), sets: sets.clone(), chunks, assumed });
+    Ok(Opened { storage, sets, policy, damage })
+}
+
+fn restore(
+    found: &Found,
+    medium: &dyn Medium,
+    segments: &[Arc<SegmentState>],
+    memory: Memory,
+) -> Result<(), OpenError> {
     if planted("undo-emptied-first") {
-        found.empty(&*medium)?;
+        found.empty(medium)?;
     }
     // 1 old values back
     for log in &found.uncommitted {
         for range in log.ranges_back() {
-            let segment = parts.segments.iter().find(|s| s.id == range.segment).expect("checked above");
+            let segment = segments.iter().find(|s| s.id == range.segment).expect("checked before");
             segment.write_part(range.offset, range.bytes)?;
         }
     }
     // What is to be relied on after this boot: what was just restored, and what a process left that relied on less.
     let lasting = found.sealed() || memory.survives > Survives::Process;
     if lasting && !planted("undo-restored-unforced") {
-        for segment in &parts.segments {
+        for segment in segments {
             segment.sync()?;
         }
     }
     // 2 the logs are empty, and only then; a second try begins with 1
-    found.empty(&*medium)?;
-    // 3 durably in use
-    parts.undo = Some(UndoChunks::open(medium, store, boot, memory, &found)?);
-    Ok(parts)
+    Ok(found.empty(medium)?)
 }
 
 /// Refuses ranges that lie in no segment.
-pub(crate) fn check_ranges(
+fn check_ranges(
     log: &uncommitted::Uncommitted,
     segments: &[Arc<SegmentState>],
     medium: &dyn Medium,
@@ -135,37 +161,37 @@ fn old_values(found: &Found) -> RedoRanges {
     unapplied
 }
 
-impl Shared {
-    /// Forces every segment, then says that the store is in order. If a process died with it in use, a force or a
-    /// write back may have failed then, and the system shows what the medium lacks: everything is written again.
-    pub fn close_undo(&self, undo: &UndoChunks) -> Result<(), crate::Failure> {
-        let segments = self.segments.read().expect("no panic under this lock");
-        if undo.suspect && !planted("undo-not-rewritten") {
-            segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.fail(e))?;
-        }
-        if !planted("undo-closed-unforced")
-            && let Err(error) = segments.iter().try_for_each(|segment| segment.sync())
-        {
-            let failure = self.fail(error);
-            // Reopened, it would look sound; as it is in persistent memory, where commits were written back.
-            if undo.memory().survives == Survives::Process {
-                let _ = undo.mark_damaged();
-            }
-            return Err(failure);
-        }
-        undo.mark_clean().map_err(|e| self.fail(e))
-    }
+pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
+    let path = store.dir.join(UNDO);
+    let medium = store.media.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
+    Ok((None, uncommitted::read_status(&*medium, &store.catalog.store)?.clean.get() == 1))
 }
 
-/// Verifies the undo logs of a store; how many transactions are to be undone at its next opening.
-pub(crate) fn check(
-    media: &dyn Media,
-    dir: &Path,
-    store: &Catalog,
-) -> Result<(Arc<dyn Medium>, Found), OpenError> {
-    let path = dir.join(recovery::UNDO);
+/// Verifies the undo logs; a segment's data has no checksums with this policy.
+pub(super) fn check(
+    store: &Closed<'_>,
+    segments: &[Arc<SegmentState>],
+    report: &mut Report,
+) -> Result<(), OpenError> {
+    let Closed { media, dir, catalog } = *store;
+    let path = dir.join(UNDO);
     let medium = media.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    let found = Found::read(&*medium, &store.store, &boot)?;
-    Ok((medium, found))
+    let found = match Found::read(&*medium, &catalog.store, &boot) {
+        Err(UndoError::Bad { path, offset, defect }) => {
+            report.problem(&path, offset, defect);
+            return Ok(());
+        }
+        other => other?,
+    };
+    for log in &found.uncommitted {
+        if let Err(error) = check_ranges(log, segments, &*medium) {
+            report.problem(medium.path(), log.offset(), error);
+        }
+    }
+    if !found.uncommitted.is_empty() {
+        let text = "transactions of a killed process await being undone";
+        report.notes.push(format!("{} {text}", found.uncommitted.len()));
+    }
+    Ok(())
 }

@@ -24,7 +24,7 @@ use crate::storage::region::RegionState;
 use crate::storage::region_table::{RegionCursor, RegionTable};
 use crate::write_set::{HEAD, Position, Saved, WriteSet, set_word};
 use caliburn_log::format::{self, RangeHeader, UNDO_FURTHER, UNDO_OWNER};
-use caliburn_log::log::MediaError;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::sealed::{SEAL, Seal};
 use caliburn_os::persist::Flush;
 use caliburn_os::simulated::{self, planted};
@@ -38,7 +38,6 @@ impl UndoChunks {
         region: &RegionState,
         offset: usize,
         len: usize,
-        sees_each: bool,
     ) -> Result<(), RangeError> {
         if planted("undo-not-saved") {
             return Ok(());
@@ -59,8 +58,6 @@ impl UndoChunks {
             }
             (Ok(parts), None) => set.declared(region, offset, len, parts),
         }
-        let room = if sees_each { 0 } else { set.free() };
-        set.grant(room);
         Ok(())
     }
 
@@ -169,7 +166,7 @@ impl UndoChunks {
     }
 
     /// Begins a branch: its run says whose part it is, so that recovery restores what it saved first.
-    pub fn begin_branch<'t>(&self, parent: &WriteSet<'t>, branch: &WriteSet<'t>) -> Result<(), MediaError> {
+    pub fn begin_branch(&self, parent: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), MediaError> {
         for set in [parent, branch] {
             if set.first_number().is_none() {
                 self.extend(set)?;

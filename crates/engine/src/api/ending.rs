@@ -1,0 +1,75 @@
+//! How transactions and their parts end: what the policy, the ways of tracking and the write set each have to do, in order.
+
+use crate::api::shared::Shared;
+use crate::storage::error::{BranchError, RangeError};
+use crate::write_set::{Position, WriteSet};
+use caliburn_os::simulated::planted;
+
+impl Shared {
+    /// Ends a transaction, of which nothing is to be undone any more.
+    pub fn end(&self, set: WriteSet<'_>) {
+        self.tracked.ending(&set, &mut || {
+            self.policy.clear(&set);
+            set.end_branch();
+            set.passed().release();
+        });
+    }
+
+    /// Puts the old values behind a position back into memory.
+    fn restore(&self, set: &WriteSet<'_>, from: Position) {
+        let _permit = self.storage.permit();
+        self.policy.restore(set, from);
+    }
+
+    /// Ends a transaction with nothing changed.
+    #[cold]
+    #[inline(never)]
+    pub fn undo_all(&self, set: WriteSet<'_>) {
+        if std::thread::panicking() && set.has_branches() {
+            // They may still be storing: nobody can tell any more what is to be restored.
+            tracing::error!(
+                "a transaction was dropped in a panic with open branches: it stays as it is until the store is opened again"
+            );
+            set.suspend();
+            return;
+        }
+        set.check_branches();
+        let cannot = !set.keeps_old() && !set.is_empty() && !self.terms.declared_only;
+        if cannot && self.storage.failure().is_ok() {
+            // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
+            // good, so that no truncation writes those pages from memory; reopening the store clears it.
+            tracing::error!(
+                "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
+            );
+            set.suspend();
+            return;
+        }
+        self.restore(&set, Position::default());
+        if set.is_branch() {
+            set.counters().branches.add(1);
+        } else {
+            set.counters().aborted.add(1);
+        }
+        self.end(set);
+    }
+
+    pub fn begin_branch<'t>(&self, set: &WriteSet<'t>, branch: &WriteSet<'t>) -> Result<(), BranchError> {
+        set.begin_branch(branch);
+        Ok(self.policy.begin_branch(set, branch)?)
+    }
+
+    pub fn adopt(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
+        assert!(branch.is_branch_of(set), "it is a branch of another transaction");
+        self.policy.adopt(set, branch)?;
+        self.tracked.all(|way| way.adopted(set, branch));
+        Ok(())
+    }
+
+    pub fn roll_back(&self, set: &WriteSet<'_>, serial: u64, to: Position) {
+        self.restore(set, to);
+        if !planted("rolled-back-unshortened") {
+            self.policy.roll_back(set, to);
+        }
+        set.rolled_back(serial);
+    }
+}

@@ -1,0 +1,84 @@
+//! Opening a store, and creating one: what does not depend on its policy. The rest of recovery is the policy's.
+
+use crate::api::options::Options;
+use crate::api::shared::Shared;
+use crate::policy::kind::{New, Opening};
+use crate::policy::table;
+use crate::storage;
+use crate::storage::directory::{self, CATALOG, LOCK, LOG, STAGE, UNDO};
+use crate::storage::error::OpenError;
+use caliburn_os::host::Lock;
+use caliburn_os::simulated::planted;
+use std::path::Path;
+
+/// Opens or creates the store as the options say.
+pub(super) fn open(dir: &Path, options: &Options) -> Result<Shared, OpenError> {
+    let settings = &options.settings;
+    let may_create = (options.create_new || options.create) && !settings.read_only;
+    let media = &*settings.media;
+    let there = || media.exists(&dir.join(CATALOG));
+    let made_dir = may_create && !media.exists(dir);
+    if made_dir {
+        let missing: Vec<&Path> = dir.ancestors().take_while(|above| !media.exists(above)).collect();
+        media.create_directory(dir).map_err(OpenError::io("create directory", dir))?;
+        // The store's own name is forced when it is complete.
+        for above in missing.iter().skip(1).filter_map(|made| made.parent()) {
+            media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
+        }
+    } else if !may_create && !there() {
+        return Err(OpenError::NotAStore { path: dir.to_owned() });
+    }
+    if may_create && !there() {
+        // Before a lock file is put among files of another kind. Segments of a store that was finished at
+        // this very moment are none.
+        directory::only_ours(media, dir).or_else(|error| if there() { Ok(()) } else { Err(error) })?;
+    }
+    // What is there is looked at under the lock: another process may be creating or removing it.
+    let lock = directory::lock(media, dir, settings.read_only)?;
+    let there = there();
+    if there && options.create_new {
+        return Err(OpenError::Exists { path: dir.to_owned() });
+    }
+    if !there && may_create {
+        create(dir, options, made_dir)?;
+    }
+    recover(dir, options, lock)
+}
+
+/// Makes a store. The catalog comes last: without it the directory holds no store, and the files of an
+/// attempt that failed are made anew.
+fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError> {
+    let media = &*options.settings.media;
+    directory::only_ours(media, dir)?;
+    let store = media.random_id().map_err(OpenError::io("draw a random identity for", dir))?;
+    let mut bare = true;
+    let new = New { dir, settings: &options.settings, store, bare: &mut bare };
+    let done = table::kind(options.policy).create(new);
+    if done.is_err() && bare {
+        let _ = media.remove(&dir.join(LOG));
+        let _ = media.remove(&dir.join(STAGE));
+        let _ = media.remove(&dir.join(UNDO));
+        if made_dir {
+            let _ = media.remove(&dir.join(LOCK));
+            let _ = media.remove_directory(dir);
+        }
+    }
+    done
+}
+
+/// Reads the catalog, opens the segments, and leaves the rest to the policy.
+fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Shared, OpenError> {
+    let settings = &options.settings;
+    let (media, write) = (&*settings.media, !settings.read_only);
+    if write && !planted("catalog-name-not-forced") {
+        // A replacement that failed at its end shows a catalog that a power cut may take back.
+        media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
+    }
+    let catalog = directory::read_catalog(media, dir)?;
+    let kind = table::kind_of(dir, &catalog)?;
+    let segments = directory::open_segments(media, dir, &catalog, kind.sums(), write)?;
+    let wanted = options.tracking();
+    let found = storage::Found { dir: dir.to_owned(), catalog, segments, lock, keys: wanted.keys() };
+    let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
+    Ok(Shared::new(options, kind.policy(), opened))
+}

@@ -1,0 +1,115 @@
+//! Prepared transactions: durable but undecided, for coordinators of distributed commitment (RVM, section 8).
+//!
+//! ```text
+//!   prepare --> undecided --> commit_prepared
+//!                |    ^   \--> abort_prepared
+//!                v    |
+//!           crash, recovery
+//! ```
+//!
+//! While undecided in the process that prepared it, the new values are in memory and the ranges stay declared. After a
+//! crash the old values are in memory; deciding to commit brings the new ones. What makes both durable is the policy's.
+
+use crate::api::shared::Shared;
+use crate::api::store::Store;
+use crate::policy::query::Prepared;
+use crate::policy::{Claimed, Undecided};
+use crate::storage::error::{CommitError, RangeError};
+use crate::write_set::WriteSet;
+use caliburn_log::record::Ranges;
+use caliburn_os::span;
+
+impl Store {
+    /// The undecided prepared transactions: those of this process and those that recovery found.
+    pub fn prepared(&self) -> Vec<Prepared> {
+        self.shared.policy.undecided().map_or_else(Vec::new, |undecided| undecided.list())
+    }
+
+    /// Commits a prepared transaction, in the `Power` class.
+    ///
+    /// # Errors
+    /// [`CommitError::NotPrepared`], or when the store has failed; undecided then.
+    pub fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        let (shared, undecided) = (&*self.shared, self.shared.undecided(global_id)?);
+        let claimed = undecided.claim(global_id)?;
+        let Some(number) = claimed.slot else { return shared.bring(undecided, global_id, &claimed) };
+        undecided.decide(global_id, Some(&claimed))?;
+        shared.end(shared.sets.slots.resume(number));
+        Ok(())
+    }
+
+    /// Aborts a prepared transaction, in the `Power` class: the old values are back.
+    ///
+    /// # Errors
+    /// As [`Store::commit_prepared`].
+    pub fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        let (shared, undecided) = (&*self.shared, self.shared.undecided(global_id)?);
+        let claimed = undecided.claim(global_id)?;
+        undecided.decide(global_id, None)?;
+        if let Some(number) = claimed.slot {
+            shared.undo_all(shared.sets.slots.resume(number));
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn undecided(&self, global_id: &[u8]) -> Result<&dyn Undecided, CommitError> {
+        let name = || String::from_utf8_lossy(global_id).into_owned();
+        self.policy.undecided().ok_or_else(|| CommitError::NotPrepared(name()))
+    }
+
+    /// Commits what recovery found: brings the new values into the regions that are mapped, declared as by any
+    /// transaction. For the rest the policy lays them over later mappings.
+    fn bring(
+        &self,
+        undecided: &dyn Undecided,
+        global_id: &[u8],
+        claimed: &Claimed,
+    ) -> Result<(), CommitError> {
+        let unclaim = |error: CommitError| {
+            undecided.unclaim(global_id);
+            error
+        };
+        for range in Ranges::of(&claimed.body) {
+            self.storage.segment_of(range.segment).map_err(|error| unclaim(error.into()))?;
+        }
+        let _mapping = self.storage.lock_mapping();
+        let set = self.sets.slots.begin(false);
+        if let Err(error) = self.declare_and_store(&set, &claimed.body) {
+            // What was declared is not stored to yet.
+            set.counters().aborted.add(1);
+            self.end(set);
+            return Err(unclaim(error.into()));
+        }
+        let decided = undecided.decide(global_id, Some(claimed));
+        self.end(set);
+        Ok(decided?)
+    }
+
+    /// Stores new values where they are mapped, when all of them are declared.
+    fn declare_and_store(&self, set: &WriteSet<'_>, body: &[u8]) -> Result<(), RangeError> {
+        let mut parts = Vec::new();
+        for range in Ranges::of(body) {
+            let mut done = 0;
+            while done < range.bytes.len() {
+                let offset = range.offset + done as u64;
+                let Some(region) = self.storage.region_of(range.segment, offset) else {
+                    done += 1;
+                    continue;
+                };
+                let len = (range.bytes.len() - done).min((region.end() - offset) as usize);
+                let at = (offset - region.start) as usize;
+                self.declare_cold(set, &region, at, len)?;
+                parts.push((&range.bytes[done..done + len], region.at(at)));
+                done += len;
+            }
+        }
+        let _permit = self.storage.permit();
+        for (bytes, target) in parts {
+            // SAFETY: the part lies in a region, which a declared range keeps mapped.
+            unsafe { span::copy(bytes.as_ptr(), target, bytes.len()) };
+        }
+        Ok(())
+    }
+}

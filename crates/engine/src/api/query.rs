@@ -1,0 +1,62 @@
+//! What a program can ask of an open store (RVM's `query`), and the counters.
+
+use crate::api::region::Region;
+use crate::api::store::Store;
+use crate::api::transaction::TransactionId;
+use crate::policy::query::{Query, Statistics};
+
+/// The state of a region at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegionQuery {
+    /// Uncommitted transactions with ranges in the region.
+    pub uncommitted: Vec<TransactionId>,
+    /// Its pages with committed changes that the segment lacks.
+    pub dirty_pages: u64,
+}
+
+impl Store {
+    /// The state of the store.
+    pub fn query(&self) -> Query {
+        let shared = &self.shared;
+        let mut query = Query {
+            uncommitted: shared.sets.slots.open(),
+            prepared: self.prepared().len(),
+            page_bytes: shared.storage.page_size as u64,
+            memory_budget: shared.storage.memory_budget(),
+            failed: shared.storage.failure().is_err(),
+            ..Query::default()
+        };
+        shared.policy.query(&mut query);
+        query
+    }
+
+    /// The counters.
+    pub fn statistics(&self) -> Statistics {
+        let mut s = Statistics::default();
+        self.shared.policy.count(&mut s);
+        for (_, slot) in self.shared.sets.slots.iter() {
+            let counters = &slot.counters;
+            s.committed += slot.committed();
+            s.aborted += counters.aborted.get();
+            s.ranges += counters.ranges.get();
+            s.declared_bytes += counters.declared_bytes.get();
+            s.duplicate_bytes += counters.duplicate_bytes.get();
+            s.joined_ranges += counters.joined_ranges.get();
+            s.committed_log_bytes += counters.body_bytes.get();
+        }
+        s
+    }
+}
+
+impl Region {
+    /// The state of the region.
+    pub fn query(&self) -> RegionQuery {
+        let state = &self.state;
+        let touching = self.store.sets.slots.touching(state.id, state.start..state.end());
+        RegionQuery {
+            uncommitted: touching.into_iter().map(TransactionId).collect(),
+            dirty_pages: self.store.policy.dirty_pages(state),
+        }
+    }
+}

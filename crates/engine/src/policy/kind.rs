@@ -1,0 +1,102 @@
+//! What a policy is before a store is open.
+
+use super::Recovery;
+use super::query::LogInfo;
+use crate::storage::catalog::Catalog;
+use crate::storage::class::Class;
+use crate::storage::error::OpenError;
+use crate::storage::report::Report;
+use crate::storage::segment::SegmentState;
+use crate::storage::settings::Settings;
+use crate::storage::{self, Storage};
+use crate::write_set::Sets;
+use caliburn_os::host::Id;
+use caliburn_os::medium::{Media, Medium};
+use std::path::Path;
+use std::sync::Arc;
+
+/// How a store's changes are undone and redone. The numbers are those of the catalog.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// New values go to a log, and from there to the segments (RVM): survives what the log's medium does,
+    /// a power cut as well. The default.
+    Redo = 0,
+    /// The segments are the store: they are mapped shared, and old values are kept in memory of the same kind until
+    /// the commit (Vista). No log, no truncation, no copy but one; survives what that memory does. On files
+    /// that is the death of the process; a store in use when the system goes down is lost. On persistent memory, a file
+    /// system mounted with `-o dax`, it is a power cut, and every commit is in [`Class::Power`](crate::Class::Power); on a region that
+    /// `memmap=` reserves, a warm start, [`Class::Os`](crate::Class::Os). [`Store::reach`](crate::Store::reach) tells.
+    Undo = 1,
+}
+
+/// A policy, and what it does with a store that is not open.
+pub(crate) trait Kind: Sync {
+    fn policy(&self) -> Policy;
+    /// Whether segments have checksums beside them: only where all that reaches them is written by the engine.
+    fn sums(&self) -> bool;
+    /// Makes the files of a new store, the catalog last.
+    fn create(&self, new: New<'_>) -> Result<(), OpenError>;
+    /// Recovers a store, and takes it into use.
+    fn open(&self, opening: Opening<'_>) -> Result<Opened, OpenError>;
+    /// Verifies what a store has besides its catalog and the segments' headers.
+    fn check(
+        &self,
+        store: &Closed<'_>,
+        segments: &[Arc<SegmentState>],
+        report: &mut Report,
+    ) -> Result<(), OpenError>;
+    /// The log, if there is one, and whether the store was closed in good order.
+    fn info(&self, store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError>;
+    /// The file besides the segments that its commits depend on.
+    fn keeper<'c>(&self, catalog: &'c Catalog) -> &'c Path;
+    /// What a commit survives of a medium.
+    fn survives(&self, medium: &dyn Medium) -> Class;
+}
+
+/// A store that is to be made.
+pub(crate) struct New<'a> {
+    pub dir: &'a Path,
+    pub settings: &'a Settings,
+    pub store: Id,
+    /// Says, after a failure, whether the directory durably has no catalog, so that its files can be removed.
+    pub bare: &'a mut bool,
+}
+
+/// The files of a store that is not open.
+pub(crate) struct Closed<'a> {
+    pub media: &'a dyn Media,
+    pub dir: &'a Path,
+    pub catalog: &'a Catalog,
+}
+
+/// A store whose catalog and segments were read.
+pub(crate) struct Opening<'a> {
+    pub settings: &'a Settings,
+    pub found: storage::Found,
+    /// Something tracks changes, and must see each declaration.
+    pub tracked: bool,
+}
+
+impl Opening<'_> {
+    pub fn dir(&self) -> &Path {
+        &self.found.dir
+    }
+
+    pub fn media(&self) -> &dyn Media {
+        &*self.settings.media
+    }
+
+    pub fn write(&self) -> bool {
+        !self.settings.read_only
+    }
+}
+
+/// A store that was recovered.
+pub(crate) struct Opened {
+    pub storage: Arc<Storage>,
+    pub sets: Arc<Sets>,
+    pub policy: Box<dyn Recovery>,
+    /// What is missing, in a store opened for salvage.
+    pub damage: Option<OpenError>,
+}

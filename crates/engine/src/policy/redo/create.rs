@@ -1,0 +1,57 @@
+//! Making the files of a new store: log and stage, and the catalog last.
+
+use crate::policy::kind::{New, Policy};
+use crate::storage::catalog::Catalog;
+use crate::storage::directory::{self, LOG, STAGE};
+use crate::storage::error::OpenError;
+use crate::storage::segment;
+use caliburn_log::format::{BLOCK, STATUS_AT};
+use caliburn_log::log;
+use caliburn_log::media_error::MediaError;
+use caliburn_os::medium::Medium;
+use std::io;
+use std::path::PathBuf;
+
+pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
+    let (media, settings) = (&*new.settings.media, new.settings);
+    let log_path = match &settings.log_path {
+        Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
+        None => PathBuf::from(LOG),
+    };
+    let catalog =
+        Catalog { store: new.store, policy: Policy::Redo as u16, log_path, next: 0, segments: Vec::new() };
+    let path = Catalog::resolve(new.dir, &catalog.log_path);
+    if !catalog.log_path.is_absolute() {
+        let _ = media.remove(&path);
+    }
+    let (medium, made) = match media.create(&path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(&path, true), false),
+        other => (other, true),
+    };
+    let medium = medium.map_err(OpenError::io("create log", &path))?;
+    segment::refuse_foreign(&*medium)?;
+    let done = fill(&new, &catalog, &*medium, made);
+    *new.bare = done.is_ok() || directory::uncatalogued(media, new.dir);
+    if done.is_err() && *new.bare {
+        // A second attempt must not take what is left for another store's log.
+        if made {
+            let _ = media.remove(&path);
+        } else {
+            let _ = STATUS_AT.map(|at| medium.write_at(&[0; BLOCK], at));
+        }
+    }
+    done
+}
+
+fn fill(new: &New<'_>, catalog: &Catalog, log_medium: &dyn Medium, made: bool) -> Result<(), OpenError> {
+    let (dir, settings, media) = (new.dir, new.settings, &*new.settings.media);
+    settings.suffices(dir, (log_medium.path().to_owned(), directory::forced(log_medium)))?;
+    log::create(log_medium, catalog.store, settings.log_bytes)?;
+    let _ = media.remove(&dir.join(STAGE));
+    let stage_path = dir.join(STAGE);
+    let stage = media.create(&stage_path).map_err(OpenError::io("create stage", &stage_path))?;
+    stage
+        .set_len(settings.stage_bytes)
+        .map_err(|e| MediaError::new("allocate the stage", &*stage, settings.stage_bytes, e))?;
+    directory::name_files(media, dir, catalog, made && catalog.log_path.is_absolute())
+}

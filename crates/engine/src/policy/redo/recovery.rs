@@ -1,0 +1,361 @@
+//! Recovery of a store with the redo policy (RVM, section 5.1.2). The directory is locked, the catalog is read, and the
+//! segments are open.
+//!
+//! ```text
+//!   1 open_files          the log and the stage
+//!   2 read_stage          what a process of this boot left there, and whether the segments show the log as it vouches
+//!   3 scan_log            every record from there to the tail verified, its ranges noted; damage in the forced part, or a
+//!                         stage that is older than the log: refuse, or for salvage go on read-only without it
+//!   4 begin_incarnation   what may not be durable written again and forced; then, durably, a new incarnation: what lies
+//!                         beyond the tail is never taken up
+//!   5 append_staged       what the stage holds beyond the log goes there, in commit order
+//!   6 serve               the stage is empty, and takes records
+//! ```
+//!
+//! Nothing is written to a segment here: regions are mapped with the noted ranges laid over them, and the
+//! truncation thread applies them as an epoch while the program runs. So recovery can be killed anywhere
+//! and run again: steps 1 to 3 only read; 4 and 5 append to the log, where records that are repeated
+//! change nothing, because the whole suffix is repeated in order.
+
+use super::Redo;
+use super::flusher::Flush;
+use super::group::Rounds;
+use super::pages::Pages;
+use super::prepared::{self, PreparedTable};
+use super::stage::Stage;
+use super::truncation::Truncation;
+use crate::policy::kind::{Opened, Opening};
+use crate::policy::read_only;
+use crate::storage::Storage;
+use crate::storage::catalog::Catalog;
+use crate::storage::class::Class;
+use crate::storage::directory::{STAGE, forced};
+use crate::storage::error::{OpenError, SegmentError};
+use crate::storage::redo_ranges::RedoRanges;
+use crate::storage::segment::{self, SegmentState};
+use crate::write_set::{Layout, Sets};
+use caliburn_log::SegmentId;
+use caliburn_log::format::{Defect, LOG_DATA, Lsn, Status};
+use caliburn_log::image::{Damage, Image};
+use caliburn_log::log::{self, Log};
+use caliburn_log::media_error::MediaError;
+use caliburn_log::record::{self, BODY_MAX, FRAME, Kind, Place, Range, Ranges, Record};
+use caliburn_log::staged_tail::{self, StageError, StagedTail};
+use caliburn_os::clock::wall_ns;
+use caliburn_os::event::Event;
+use caliburn_os::host::Id;
+use caliburn_os::medium::Medium;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::{Mutex, RwLock};
+use std::io;
+use std::sync::Arc;
+
+pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
+    let mut recovery = Recovery::open_files(opening)?;
+    let staged_tail = recovery.read_stage()?;
+    let (image, staged_tail) = recovery.scan_log(staged_tail)?;
+    let reach = recovery.reach()?;
+    if !recovery.opening.write() {
+        return Ok(recovery.show(image, &staged_tail, reach));
+    }
+    let (log, mut unapplied) = recovery.begin_incarnation(image)?;
+    recovery.append_staged(&log, &mut unapplied, &staged_tail)?;
+    recovery.serve(log, unapplied, &staged_tail, reach)
+}
+
+/// A store that is being recovered.
+struct Recovery<'o> {
+    opening: Opening<'o>,
+    log: Arc<dyn Medium>,
+    status: Status,
+    stage: Arc<dyn Medium>,
+    boot: Id,
+    prepared: PreparedTable,
+    /// What salvage goes on without.
+    damage: Option<OpenError>,
+}
+
+/// What the log holds from the head, or from where a stage vouches, to its tail.
+struct Scanned {
+    image: Image,
+    damage: Option<Damage>,
+    prepared: PreparedTable,
+}
+
+impl<'o> Recovery<'o> {
+    /// Step 1.
+    fn open_files(opening: Opening<'o>) -> Result<Recovery<'o>, OpenError> {
+        let (media, dir, write) = (opening.media(), opening.dir(), opening.write());
+        let catalog = &opening.found.catalog;
+        let log_path = Catalog::resolve(dir, &catalog.log_path);
+        let log = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
+        let status = log::read_status(&*log, Some(&catalog.store))?;
+        let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+        let stage_path = dir.join(STAGE);
+        let stage = match media.open(&stage_path, write) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound && write => media.create(&stage_path),
+            other => other,
+        };
+        let stage = stage.map_err(OpenError::io("open stage", &stage_path))?;
+        Ok(Recovery { opening, log, status, stage, boot, prepared: PreparedTable::new(), damage: None })
+    }
+
+    fn store(&self) -> Id {
+        self.opening.found.catalog.store
+    }
+
+    fn segments(&self) -> &[Arc<SegmentState>] {
+        &self.opening.found.segments
+    }
+
+    /// Refuses the store, or goes on without what is damaged.
+    fn salvage(&mut self, error: OpenError) -> Result<(), OpenError> {
+        if !self.opening.settings.salvage {
+            return Err(error);
+        }
+        self.damage.get_or_insert(error);
+        Ok(())
+    }
+
+    /// Why an external segment that the log names is not there, if one is meant.
+    fn missing(&self, id: SegmentId) -> Option<SegmentError> {
+        let (opening, catalog) = (&self.opening, &self.opening.found.catalog);
+        let entry = catalog.segments.iter().find(|entry| entry.id == id && entry.is_external())?;
+        let how = (false, opening.write());
+        SegmentState::open(opening.media(), opening.dir(), catalog, entry, how).err()
+    }
+
+    /// Step 2.
+    fn read_stage(&mut self) -> Result<StagedTail, OpenError> {
+        let read = StagedTail::read(&*self.stage, &self.store(), &self.boot);
+        let mut staged_tail = match read {
+            Err(error @ StageError::Bad { .. }) => {
+                self.salvage(error.into())?;
+                StagedTail::default()
+            }
+            other => other?,
+        };
+        let all = self.segments().len() == self.opening.found.catalog.segments.len();
+        let trusting = all && self.opening.write() && !self.opening.settings.salvage;
+        if !trusting || !self.checkpoint_holds(&staged_tail)? {
+            staged_tail.checkpoint = None;
+        }
+        Ok(staged_tail)
+    }
+
+    /// Whether the segments show what the stage says: they lie in the page caches in which they lay then, and nothing was
+    /// lost on its way from there. What the system says of that it says once; meanwhile the stage says nothing.
+    fn checkpoint_holds(&self, staged_tail: &StagedTail) -> Result<bool, MediaError> {
+        let (Some(checkpoint), Some(end)) = (staged_tail.checkpoint, staged_tail.appended) else {
+            return Ok(false);
+        };
+        let inside = (Lsn(self.status.head.get())..=end).contains(&checkpoint.before);
+        let same = || segment::caches(self.segments()) == Some(checkpoint.caches);
+        if !inside || (!same() && !planted("caches-not-compared")) {
+            return Ok(false);
+        }
+        // The kernel reports a lost write-back once: the checkpoint is withdrawn first, since we may be killed after
+        // hearing of one.
+        if !planted("answer-not-awaited") {
+            staged_tail::forget_checkpoint(&*self.stage)?;
+        }
+        let lost = |segment: &&Arc<SegmentState>| segment.medium.written_back().is_err();
+        // All are asked: what is not told now would be told to a later force.
+        let lost = self.segments().iter().filter(lost).count();
+        Ok(lost == 0 || planted("write-back-not-asked"))
+    }
+
+    /// Step 3. What is left of the stage belongs to the log.
+    fn scan_log(&mut self, mut staged_tail: StagedTail) -> Result<(Image, StagedTail), OpenError> {
+        let mut scanned = self.scan(staged_tail.live())?;
+        if let Err(error) = staged_tail.not_older_than(scanned.image.forced()) {
+            self.salvage(error.into())?;
+            staged_tail = StagedTail::default();
+            scanned = self.scan(None)?;
+        }
+        self.prepared = scanned.prepared;
+        if let Some(lost) = scanned.damage {
+            self.salvage(lost.into())?;
+        }
+        let unknown = |body: &[u8]| first_unknown(Ranges::of(body), self.segments()).map(|r| r.segment);
+        if let Some(id) = staged_tail.records.iter().find_map(|(_, body)| unknown(body)) {
+            let text = "a staged record names bytes that no segment has".into();
+            let path = self.stage.path().to_owned();
+            let bad = StageError::Bad { path, offset: 0, defect: Defect::Value(text) };
+            let error = self.missing(id).map_or(bad.into(), OpenError::Segment);
+            self.salvage(error)?;
+            staged_tail = StagedTail::default();
+        }
+        Ok((scanned.image, staged_tail))
+    }
+
+    fn scan(&self, known: Option<std::ops::Range<Lsn>>) -> Result<Scanned, OpenError> {
+        let mut prepared = PreparedTable::new();
+        let mut stray = None;
+        let (image, damage) = Image::scan(&*self.log, &self.status, known, |record| {
+            stray = stray.take().or_else(|| stray_range(record, self.segments()));
+            prepared::recover(&mut prepared, record);
+        })?;
+        if let Some((lsn, segment, text)) = stray {
+            self.missing(segment).map_or(Ok(()), |why| Err(OpenError::Segment(why)))?;
+            let (path, offset) = (self.log.path().to_owned(), log_offset(lsn, self.status.capacity.get()));
+            return Err(OpenError::Stray { what: "log", path, offset, text });
+        }
+        Ok(Scanned { image, damage, prepared })
+    }
+
+    /// What a commit can survive, refused if it is less than was required.
+    fn reach(&self) -> Result<Class, OpenError> {
+        let media = self.segments().iter().map(|segment| &segment.medium).chain([&self.log]);
+        let known = media.map(|medium| (medium.path().to_owned(), forced(&**medium)));
+        self.opening.settings.reach(self.opening.dir(), known)
+    }
+
+    /// Instead of steps 4 to 6, in a store that takes no changes: what is noted is laid over the segments.
+    fn show(self, image: Image, staged_tail: &StagedTail, reach: Class) -> Opened {
+        let mut lacking = RedoRanges::of(image);
+        // With damage in between, what is later than the damage would be out of order.
+        for (_, body) in staged_tail.records.iter().filter(|_| self.damage.is_none()) {
+            let tail = lacking.tail();
+            lacking.push(body.clone(), tail);
+        }
+        let undecided = prepared::list(&self.prepared);
+        read_only::open(self.opening, reach, Some(lacking), undecided, self.damage)
+    }
+
+    /// Step 4.
+    fn begin_incarnation(&self, image: Image) -> Result<(Log, RedoRanges), OpenError> {
+        let log = Log::open(self.log.clone(), self.store(), self.status, &image)?;
+        Ok((log, RedoRanges::of(image)))
+    }
+
+    /// Step 5.
+    fn append_staged(
+        &mut self,
+        log: &Log,
+        unapplied: &mut RedoRanges,
+        staged_tail: &StagedTail,
+    ) -> Result<(), OpenError> {
+        let records = staged_tail.records.iter();
+        for (stamp, body) in records.skip(usize::from(planted("first-leftover-lost"))) {
+            if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&self.prepared) {
+                self.make_room(log, unapplied, *stamp)?;
+            }
+            append(log, Kind::Commit, &[], body)?;
+            unapplied.push(body.to_vec(), log.appended());
+        }
+        Ok(())
+    }
+
+    /// The log has no room for what the stage left over: truncates it as an epoch before going on. The stage's
+    /// frontier is moved to `stamp` before the head can pass it.
+    fn make_room(&mut self, log: &Log, unapplied: &mut RedoRanges, stamp: u64) -> Result<(), OpenError> {
+        let advance = || match planted("frontier-kept-for-room") {
+            true => Ok(()),
+            false => staged_tail::advance(&*self.stage, stamp, log.appended()),
+        };
+        // A force that fails below may tell nobody else that a write-back was lost.
+        staged_tail::forget_checkpoint(&*self.stage)?;
+        log.force()?;
+        advance()?;
+        // Not what was laid over the segments alone: of what they show besides, the sums may be missing.
+        let all = RedoRanges::of(Image::read(&**log.medium(), log.capacity(), log.head(), log.forced())?);
+        for segment in self.segments() {
+            all.apply(segment, caliburn_os::page_size(), |_| {})?;
+            segment.sync()?;
+        }
+        *unapplied = RedoRanges::none(log.appended());
+        log.advance_head(prepared::oldest(&self.prepared).min(log.appended()))?;
+        if log.free() < prepared::bytes(&self.prepared) {
+            let text =
+                "undecided transactions fill the log, which the reserve for them should have prevented";
+            let error = io::Error::new(io::ErrorKind::StorageFull, text);
+            return Err(MediaError::new("make room in the log", &**log.medium(), 0, error).into());
+        }
+        // So that the head can pass where they stand.
+        for (id, body, lsn) in prepared::entries(&mut self.prepared) {
+            *lsn = append(log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
+        }
+        log.force()?;
+        advance()?;
+        log.advance_head(prepared::oldest(&self.prepared).min(log.appended()))?;
+        Ok(())
+    }
+
+    /// Step 6.
+    fn serve(
+        self,
+        log: Log,
+        unapplied: RedoRanges,
+        staged_tail: &StagedTail,
+        reach: Class,
+    ) -> Result<Opened, OpenError> {
+        let Opening { settings, found, tracked } = self.opening;
+        let checkpoint = staged_tail.checkpoint.filter(|checkpoint| checkpoint.before >= log.head());
+        let storage = Arc::new(Storage::new(found, settings, reach));
+        let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
+        let (last, tail) = (staged_tail.last, log.appended());
+        let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
+        // What the segments show is not forced, and their sums may lack it: the head must not pass it without an epoch.
+        let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head())
+            && !planted("shown-taken-for-forced");
+        let unapplied = (unforced || !unapplied.is_empty()).then_some(unapplied);
+        let sets = Arc::new(Sets::new(Layout { trailer: 0 }, tracked));
+        let policy = Redo {
+            body_max: (log.capacity() / 2 - FRAME as u64).min(BODY_MAX as u64),
+            declared_only: settings.declared_only,
+            background: settings.background,
+            flush: Flush::default(),
+            rounds: Rounds::default(),
+            space: Event::default(),
+            truncation: Truncation::default(),
+            prepared: Mutex::new(self.prepared),
+            unapplied: RwLock::new(unapplied),
+            pages: Mutex::new(Pages::new(storage.page_size, tail)),
+            aborted: Mutex::default(),
+            storage: storage.clone(),
+            sets: sets.clone(),
+            stage,
+            log,
+        };
+        Ok(Opened { storage, sets, policy: Box::new(policy), damage: self.damage })
+    }
+}
+
+fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, MediaError> {
+    let place =
+        Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: wall_ns() };
+    let mut bytes = Vec::new();
+    record::encode(&mut bytes, kind, place, prefix, body);
+    log.publish(log.append(&bytes)?);
+    Ok(place.lsn)
+}
+
+fn first_unknown<'a>(mut ranges: Ranges<'a>, segments: &[Arc<SegmentState>]) -> Option<Range<'a>> {
+    let known = |r: &Range<'_>| {
+        let end = r.offset.checked_add(r.bytes.len() as u64);
+        segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
+    };
+    ranges.find(|r| !known(r))
+}
+
+/// Position and description of a record with a range that lies in no segment.
+pub(super) fn stray_range(
+    record: &Record<'_>,
+    segments: &[Arc<SegmentState>],
+) -> Option<(Lsn, SegmentId, String)> {
+    let range = first_unknown(record.ranges(), segments)?;
+    let (lsn, offset, segment) = (record.lsn, range.offset, range.segment.0);
+    Some((
+        lsn,
+        range.segment,
+        format!(
+            "the record at LSN {lsn} has a range at {offset} of segment {segment}, which has no such bytes"
+        ),
+    ))
+}
+
+/// Where a byte of the ring stands on the medium.
+pub(super) fn log_offset(lsn: Lsn, capacity: u64) -> u64 {
+    LOG_DATA + lsn.0 % capacity
+}

@@ -1,0 +1,72 @@
+//! How a store is to be opened, as far as its storage and its policy are concerned.
+
+use crate::storage::class::Class;
+use crate::storage::error::OpenError;
+use crate::storage::tuning::Tuning;
+use caliburn_os::medium::{Files, Media, Medium, Memory};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// See [`Options`](crate::Options) for what each is.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub read_only: bool,
+    pub salvage: bool,
+    pub log_bytes: u64,
+    pub log_path: Option<PathBuf>,
+    pub stage_bytes: u64,
+    pub reserve_bytes: u64,
+    pub media: Arc<dyn Media>,
+    pub background: bool,
+    pub memory_survives: Option<Class>,
+    pub require: Class,
+    pub declared_only: bool,
+    pub tuning: Tuning,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            read_only: false,
+            salvage: false,
+            log_bytes: 64 << 20,
+            log_path: None,
+            stage_bytes: 32 << 20,
+            reserve_bytes: 64 << 30,
+            media: Arc::new(Files),
+            background: true,
+            memory_survives: None,
+            require: Class::Process,
+            declared_only: false,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+impl Settings {
+    /// The memory that a medium maps, as far as the system knows or the program says.
+    pub fn memory(&self, medium: &dyn Medium) -> Memory {
+        let known = medium.memory();
+        self.memory_survives.map_or(known, |class| known.surviving(class.into()))
+    }
+
+    /// Refuses a store of which the weakest file survives less than is required.
+    pub fn suffices(&self, dir: &Path, (weakest, reach): (PathBuf, Class)) -> Result<(), OpenError> {
+        match self.require > reach {
+            true => Err(OpenError::Class { path: dir.to_owned(), weakest, wanted: self.require, reach }),
+            false => Ok(()),
+        }
+    }
+
+    /// What commits survive: as much as the weakest of the store's media. Refused if that is not enough.
+    pub fn reach(
+        &self,
+        dir: &Path,
+        media: impl IntoIterator<Item = (PathBuf, Class)>,
+    ) -> Result<Class, OpenError> {
+        let weakest = media.into_iter().min_by_key(|(_, class)| *class);
+        let weakest = weakest.expect("a store has a log or undo logs");
+        let reach = weakest.1;
+        self.suffices(dir, weakest).map(|()| reach)
+    }
+}

@@ -1,0 +1,228 @@
+//! Which way code depends: in each tree, every folder or file stands on a floor, and uses only what stands below.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A tree, its floors from the lowest up, and pairs that must not know each other though one stands above the other.
+struct Tree {
+    root: &'static str,
+    floors: &'static [&'static str],
+    apart: &'static [(&'static str, &'static str)],
+}
+
+const TREES: [Tree; 6] = [
+    Tree {
+        root: "crates/engine/src",
+        floors: &[
+            "storage",
+            "write_set",
+            "tracking",
+            "policy",
+            "policy/redo",
+            "policy/undo",
+            "policy/table",
+            "inspect",
+            "api",
+            "lib",
+        ],
+        apart: &[("policy/undo", "policy/redo"), ("policy", "tracking")],
+    },
+    Tree {
+        root: "crates/log/src",
+        floors: &[
+            "format",
+            "media_error",
+            "pagemap",
+            "record",
+            "merge",
+            "status_pages",
+            "image",
+            "log",
+            "sealed",
+            "staged_tail",
+            "uncommitted",
+            "lib",
+        ],
+        apart: &[],
+    },
+    Tree {
+        root: "crates/heap/src",
+        floors: &["class", "meta", "span", "heap", "transaction", "lib"],
+        apart: &[],
+    },
+    Tree {
+        root: "crates/os/src",
+        // The crate's root has what all others stand on.
+        floors: &[
+            "lib",
+            "simulated",
+            "sync",
+            "barrier",
+            "event",
+            "ordinal",
+            "clock",
+            "span",
+            "memory",
+            "host",
+            "map",
+            "persist",
+            "guard",
+            "medium",
+        ],
+        apart: &[],
+    },
+    Tree {
+        root: "sim/src",
+        floors: &[
+            "random", "content", "script", "model", "disk", "media", "life", "making", "explore", "damage",
+            "heap", "adoption", "creation", "threads", "lib", "command", "main", "bin",
+        ],
+        apart: &[],
+    },
+    Tree {
+        root: "bindings/c/src",
+        floors: &[
+            "error",
+            "text",
+            "handle",
+            "options",
+            "store",
+            "segment",
+            "region",
+            "transaction",
+            "prepared",
+            "query",
+            "heap",
+            "lib",
+        ],
+        apart: &[],
+    },
+];
+
+/// Names each use of a higher floor, and each file that stands on none.
+pub fn check(files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), String> {
+    for path in files {
+        for tree in &TREES {
+            let Ok(inside) = path.strip_prefix(tree.root) else { continue };
+            let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let there = |module: &[&str]| tree.is_module(module);
+            for (line, what) in tree.problems(inside, &text, &there) {
+                problems.push(format!("{}:{line}: {what}", path.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Tree {
+    /// The floor of a module, by the longest path that is on the list.
+    fn floor(&self, module: &str) -> Option<usize> {
+        let holds = |floor: &str| {
+            module == floor || module.strip_prefix(floor).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let found = self.floors.iter().enumerate().filter(|(_, floor)| holds(floor));
+        found.max_by_key(|(_, floor)| floor.len()).map(|(number, _)| number)
+    }
+
+    fn is_module(&self, module: &[&str]) -> bool {
+        let path = Path::new(self.root).join(module.join("/"));
+        path.is_dir() || path.with_extension("rs").is_file()
+    }
+
+    fn problems(&self, inside: &Path, text: &str, there: &dyn Fn(&[&str]) -> bool) -> Vec<(usize, String)> {
+        let module = inside.with_extension("").to_string_lossy().into_owned();
+        let module = module.strip_suffix("/mod").unwrap_or(&module).to_owned();
+        let Some(own) = self.floor(&module) else {
+            return vec![(1, "the file stands on no floor: see xtask/src/floors.rs".to_owned())];
+        };
+        let mut found = Vec::new();
+        for (line, path) in uses(&module, text) {
+            // As much of it as is a module; what else is used of the crate's root stands highest.
+            let parts: Vec<&str> = path.iter().map(String::as_str).collect();
+            let known = (1..=parts.len()).rev().find(|n| there(&parts[..*n]));
+            let used = known.map_or("lib".to_owned(), |n| parts[..n].join("/"));
+            let Some(floor) = self.floor(&used) else { continue };
+            let (from, to) = (self.floors[own], self.floors[floor]);
+            let apart = self.apart.iter().any(|pair| *pair == (from, to) || *pair == (to, from));
+            if floor > own || apart {
+                found.push((line, format!("{from} must not use {used}: it stands higher, or apart")));
+            }
+        }
+        found
+    }
+}
+
+/// What a file uses of its own crate, with lines: paths behind `crate::` and `super::`, up to its tests.
+fn uses(module: &str, text: &str) -> Vec<(usize, Vec<String>)> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        if line == "mod tests {" {
+            break;
+        }
+        let code = line.split("//").next().unwrap_or_default();
+        // Of a module of the folder's own.
+        let own = code.strip_prefix("use ").and_then(|path| path.split_once("::"));
+        if let Some((name, _)) = own.filter(|(name, _)| !matches!(*name, "crate" | "super")) {
+            found.push((number + 1, module.split('/').chain([name]).map(str::to_owned).collect()));
+        }
+        for (word, up) in [("crate::", false), ("super::", true)] {
+            for (at, _) in code.match_indices(word) {
+                let whole = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+                if code[..at].ends_with(whole) {
+                    continue;
+                }
+                let rest = &code[at + word.len()..];
+                let path: String = rest.chars().take_while(|c| whole(*c)).collect();
+                let mut parts: Vec<String> = Vec::new();
+                if up {
+                    parts.extend(module.split('/').map(str::to_owned));
+                    parts.pop();
+                }
+                parts.extend(path.split("::").filter(|part| !part.is_empty()).map(str::to_owned));
+                let braced = rest[path.len()..].strip_prefix('{').map(|names| names.split('}').next());
+                match braced.flatten() {
+                    Some(names) => {
+                        for name in names.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+                            let mut whole = parts.clone();
+                            whole.extend(name.split("::").filter(|n| *n != "self").map(str::to_owned));
+                            found.push((number + 1, whole));
+                        }
+                    }
+                    None => found.push((number + 1, parts)),
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(file: &str, text: &str) -> usize {
+        let there = |module: &[&str]| {
+            matches!(module, [_] | ["policy", _] | ["policy", _, "stage"]) && module[0] != "Store"
+        };
+        TREES[0].problems(Path::new(file), text, &there).len()
+    }
+
+    #[test]
+    fn arrows_point_down() {
+        assert_eq!(problems("storage/segment.rs", "use crate::api::shared::Shared;"), 1);
+        assert_eq!(problems("api/store.rs", "use crate::storage::segment::SegmentState;"), 0);
+        assert_eq!(problems("policy/undo/runs.rs", "use crate::policy::redo::stage::Stage;"), 1);
+        assert_eq!(
+            problems("policy/redo/commit.rs", "use super::stage::Stage;\nuse crate::policy::kind::New;"),
+            0
+        );
+        assert_eq!(problems("policy/mod.rs", "use redo::Redo;\nuse crate::policy::redo::Redo;"), 2);
+        assert_eq!(problems("policy/kind.rs", "use super::table;"), 1);
+        assert_eq!(problems("policy/table.rs", "use super::{redo, undo};"), 0);
+        assert_eq!(problems("tracking/guard.rs", "use crate::policy::query::Query;"), 1);
+        assert_eq!(problems("policy/redo/mod.rs", "use crate::tracking::Tracked;"), 1);
+        assert_eq!(problems("storage/error.rs", "fn f() -> crate::Store {}"), 1, "of the crate's root");
+        assert_eq!(problems("storage/error.rs", "/// See [`crate::Store`]."), 0);
+        assert_eq!(problems("elsewhere/x.rs", ""), 1);
+    }
+}
