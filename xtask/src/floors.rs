@@ -117,10 +117,7 @@ pub fn check(files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), String
 impl Tree {
     /// The floor of a module, by the longest path that is on the list.
     fn floor(&self, module: &str) -> Option<usize> {
-        let holds = |floor: &str| {
-            module == floor || module.strip_prefix(floor).is_some_and(|rest| rest.starts_with('/'))
-        };
-        let found = self.floors.iter().enumerate().filter(|(_, floor)| holds(floor));
+        let found = self.floors.iter().enumerate().filter(|(_, floor)| is_in(module, floor));
         found.max_by_key(|(_, floor)| floor.len()).map(|(number, _)| number)
     }
 
@@ -143,13 +140,20 @@ impl Tree {
             let used = known.map_or("lib".to_owned(), |n| parts[..n].join("/"));
             let Some(floor) = self.floor(&used) else { continue };
             let (from, to) = (self.floors[own], self.floors[floor]);
-            let apart = self.apart.iter().any(|pair| *pair == (from, to) || *pair == (to, from));
+            let apart =
+                |(a, b): &(&str, &str)| is_in(from, a) && is_in(to, b) || is_in(from, b) && is_in(to, a);
+            let apart = self.apart.iter().any(apart);
             if floor > own || apart {
                 found.push((line, format!("{from} must not use {used}: it stands higher, or apart")));
             }
         }
         found
     }
+}
+
+/// Whether a module is a folder, or in it.
+fn is_in(module: &str, folder: &str) -> bool {
+    module == folder || module.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// What a file uses of its own crate, with lines: paths behind `crate::` and `super::`, up to its tests.
