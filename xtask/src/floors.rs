@@ -47,7 +47,7 @@ const TREES: [Tree; 6] = [
     },
     Tree {
         root: "crates/heap/src",
-        floors: &["class", "meta", "span", "heap", "transaction", "lib"],
+        floors: &["class", "meta", "span", "heap", "supply", "statistics", "transaction", "lib"],
         apart: &[],
     },
     Tree {

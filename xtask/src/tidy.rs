@@ -9,23 +9,16 @@ use std::path::{Path, PathBuf};
 const FILE_LINES: usize = 600;
 const FUNCTION_LINES: usize = 90;
 /// Files that are longer, each for a reason.
-const LONGER: [(&str, usize, &str); 3] = [
-    (
-        "crates/engine/src/policy/redo/stage.rs",
-        740,
-        "lanes, chunks and stamps are one protocol; a quarter is tests",
-    ),
-    ("crates/heap/src/heap.rs", 700, "to be split when the heap moves"),
-    ("sim/src/life.rs", 700, "one life of one machine"),
-];
+const LONGER: [(&str, usize, &str); 1] = [("sim/src/life.rs", 700, "one life of one machine")];
 /// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
-const UNSAFE_MAY: [&str; 28] = [
+const UNSAFE_MAY: [&str; 30] = [
     "crates/os/src/",
     "crates/engine/src/api/mapping.rs",
     "crates/engine/src/api/prepared.rs",
     "crates/engine/src/api/region.rs",
     "crates/engine/src/api/transaction.rs",
     "crates/engine/src/policy/redo/commit.rs",
+    "crates/engine/src/policy/redo/lanes.rs",
     "crates/engine/src/policy/redo/memory.rs",
     "crates/engine/src/policy/redo/stage.rs",
     "crates/engine/src/policy/redo/truncation.rs",
@@ -35,6 +28,7 @@ const UNSAFE_MAY: [&str; 28] = [
     "crates/engine/src/storage/region_table.rs",
     "crates/engine/src/tracking/guard.rs",
     "crates/engine/src/tracking/verify.rs",
+    "crates/engine/src/write_set/growth.rs",
     "crates/engine/src/write_set/ranges.rs",
     "crates/engine/src/write_set/run.rs",
     "crates/engine/src/write_set/set.rs",

@@ -10,7 +10,7 @@ use caliburn_os::ordinal;
 use caliburn_os::sync::atomic::{AtomicU32, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::fmt;
-use std::sync::{PoisonError, TryLockError};
+use std::sync::PoisonError;
 
 /// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and openings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,43 +78,6 @@ pub enum HeapError {
     },
 }
 
-/// Objects of one size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClassStatistics {
-    /// Bytes of an object.
-    pub size: u32,
-    /// Spans of 64 KiB.
-    pub spans: u32,
-    /// Objects that are allocated.
-    pub objects: u64,
-    /// Objects that could be allocated in these spans.
-    pub free: u64,
-}
-
-/// What a heap holds, open transactions' objects included.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Statistics {
-    /// The sizes that have spans.
-    pub classes: Vec<ClassStatistics>,
-    /// Objects that take whole spans.
-    pub large_objects: u64,
-    /// Bytes of their spans.
-    pub large_bytes: u64,
-    /// Bytes of spans that hold nothing.
-    pub free_bytes: u64,
-    /// Bytes of the segment of objects.
-    pub bytes: u64,
-}
-
-impl Statistics {
-    /// Share of the bytes in spans in use that no object takes, 0 to 1.
-    pub fn fragmentation(&self) -> f64 {
-        let used: u64 = self.classes.iter().map(|c| c.objects * u64::from(c.size)).sum();
-        let held = self.bytes - self.free_bytes;
-        if held == 0 { 0.0 } else { 1.0 - (used + self.large_bytes) as f64 / held as f64 }
-    }
-}
-
 /// A root: a name for an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Root {
@@ -125,17 +88,17 @@ pub(crate) struct Root {
 /// A heap in a store. Any number of threads may use it, each in transactions of its own.
 pub struct Heap<'s> {
     pub(crate) store: &'s Store,
-    name: String,
+    pub(crate) name: String,
     pub(crate) data: Region,
     pub(crate) meta: Region,
     pub(crate) spans: Spans,
     /// Spans that exist.
-    count: AtomicU32,
+    pub(crate) count: AtomicU32,
     /// For each span that exists whether nothing is in it. Locked before the lists.
-    free: Mutex<Vec<bool>>,
+    pub(crate) free: Mutex<Vec<bool>>,
     /// Spans of a class with free objects that are in no cache. Locked by whoever puts a span there, or takes it away.
-    partial: [Mutex<Vec<u32>>; CLASSES],
-    caches: Box<[Cache]>,
+    pub(crate) partial: [Mutex<Vec<u32>>; CLASSES],
+    pub(crate) caches: Box<[Cache]>,
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
 }
 
@@ -145,9 +108,9 @@ impl fmt::Debug for Heap<'_> {
     }
 }
 
-const CACHES: usize = 32;
+pub(crate) const CACHES: usize = 32;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -280,7 +243,7 @@ impl<'s> Heap<'s> {
 
     /// Which object of which span could begin at a place.
     #[inline]
-    fn place_in_span(&self, place: Place) -> Result<(u32, u32, Kind), HeapError> {
+    pub(crate) fn place_in_span(&self, place: Place) -> Result<(u32, u32, Kind), HeapError> {
         let number = place.0 / SPAN;
         if number >= u64::from(self.count.load(Ordering::Acquire)) {
             return Err(self.not_allocated(place));
@@ -306,7 +269,7 @@ impl<'s> Heap<'s> {
             .ok_or_else(|| self.damaged(offset, "a word was overwritten: its check does not match"))
     }
 
-    fn read_header(&self, make: bool) -> Result<(), HeapError> {
+    pub(crate) fn read_header(&self, make: bool) -> Result<(), HeapError> {
         let header: [u64; 3] = self.meta.load(0);
         if header == [0; 3] && make {
             // New, or its making was cut short.
@@ -411,188 +374,6 @@ impl<'s> Heap<'s> {
         self.refill(cached, class)
     }
 
-    /// Takes an object of a class when the cache has none.
-    #[cold]
-    fn refill(&self, cached: &AtomicU32, class: u8) -> Result<(u32, u32), HeapError> {
-        loop {
-            let now = cached.load(Ordering::Acquire);
-            if let Some(number) = now.checked_sub(1) {
-                if let Some(object) = self.spans.get(number).take(class) {
-                    return Ok((number, object));
-                }
-                match cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed) {
-                    Ok(_) => self.leave(number, class),
-                    // Somebody took it from the cache meanwhile, and may have missed what we tried to take.
-                    Err(_) => self.list_if_loose(number),
-                }
-                continue;
-            }
-            let number = match self.unlist(class) {
-                Some(number) => number,
-                None => match self.take_spans(1) {
-                    Ok(number) => {
-                        let span = self.spans.get(number);
-                        span.set_at(At::Cache);
-                        span.make(Kind::Small(class), |_| false);
-                        number
-                    }
-                    // There may be room in what another thread's cache has.
-                    Err(error) => self.steal(class).ok_or(error)?,
-                },
-            };
-            if cached.compare_exchange(0, number + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                // A thread that shares the cache was faster.
-                self.leave(number, class);
-            }
-        }
-    }
-
-    /// A span comes out of a cache. Whoever puts an object back meanwhile sees it loose, or its object is seen here.
-    fn leave(&self, number: u32, class: u8) {
-        self.spans.get(number).set_at(At::Loose);
-        self.list(number, class);
-    }
-
-    fn list_if_loose(&self, number: u32) {
-        let span = self.spans.get(number);
-        if let (At::Loose, Kind::Small(class)) = (span.at(), span.kind()) {
-            self.list(number, class);
-        }
-    }
-
-    /// Puts a loose span with free objects on the list of its class.
-    fn list(&self, number: u32, class: u8) {
-        let span = self.spans.get(number);
-        let mut list = lock(&self.partial[usize::from(class)]);
-        // In this order: whoever makes it a span of the class says first that it is for a cache, and it is of the class
-        // as long as the list is locked.
-        if span.kind() == Kind::Small(class) && span.at() == At::Loose && span.has_free(class) {
-            span.set_at(At::List);
-            list.push(number);
-        }
-    }
-
-    /// Takes a span from the list of its class, for a cache.
-    fn unlist(&self, class: u8) -> Option<u32> {
-        let mut list = lock(&self.partial[usize::from(class)]);
-        let number = list.pop()?;
-        self.spans.get(number).set_at(At::Cache);
-        Some(number)
-    }
-
-    /// Takes a span with free objects from another cache.
-    fn steal(&self, class: u8) -> Option<u32> {
-        self.caches.iter().find_map(|cache| {
-            let cached = &cache.0[usize::from(class)];
-            let now = cached.load(Ordering::Acquire);
-            let number = now.checked_sub(1).filter(|number| self.spans.get(*number).has_free(class))?;
-            cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| number)
-        })
-    }
-
-    /// Takes free spans for one object, for a transaction.
-    pub(crate) fn take_large(&self, spans: u32) -> Result<u32, HeapError> {
-        let number = self.take_spans(spans)?;
-        self.spans.get(number).make_large(spans);
-        Ok(number)
-    }
-
-    /// The first of so many free spans in a row; grows the heap if there are none.
-    fn take_spans(&self, wanted: u32) -> Result<u32, HeapError> {
-        let mut free = lock(&self.free);
-        loop {
-            let mut run = 0;
-            for at in 0..free.len() {
-                run = if free[at] { run + 1 } else { 0 };
-                if run == wanted as usize {
-                    let first = at + 1 - run;
-                    free[first..=at].fill(false);
-                    return Ok(first as u32);
-                }
-            }
-            if !self.reclaim(&mut free) {
-                let grown = self.grow(&mut free, wanted);
-                if grown.is_err() && !self.evict() {
-                    return grown.map(|()| 0);
-                }
-            }
-        }
-    }
-
-    /// Takes empty spans out of the caches. Whether there were any.
-    fn evict(&self) -> bool {
-        let mut any = false;
-        for (class, cached) in self.caches.iter().flat_map(|cache| cache.0.iter().enumerate()) {
-            let now = cached.load(Ordering::Acquire);
-            let Some(number) = now.checked_sub(1).filter(|number| self.spans.get(*number).taken() == 0)
-            else {
-                continue;
-            };
-            if cached.compare_exchange(now, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                self.leave(number, class as u8);
-                any = true;
-            }
-        }
-        any
-    }
-
-    /// Gives back spans of small objects that have become empty. Whether there were any.
-    fn reclaim(&self, free: &mut [bool]) -> bool {
-        let mut any = false;
-        for (number, free) in free.iter_mut().enumerate().filter(|(_, free)| !**free) {
-            let span = self.spans.get(number as u32);
-            let _commit = match span.commit.try_lock() {
-                Ok(guard) => guard,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => continue,
-            };
-            let Kind::Small(class) = span.kind() else { continue };
-            let mut list = lock(&self.partial[usize::from(class)]);
-            if span.kind() == Kind::Small(class) && span.at() != At::Cache && span.empty(class) {
-                list.retain(|listed| *listed != number as u32);
-                span.set_at(At::Loose);
-                *free = true;
-                any = true;
-            }
-        }
-        any
-    }
-
-    fn grow(&self, free: &mut Vec<bool>, wanted: u32) -> Result<(), HeapError> {
-        let now = free.len() as u32;
-        let least = now.saturating_add(wanted);
-        if least > SPANS_MAX {
-            let why = "no heap is that large";
-            let len = u64::from(wanted) * SPAN;
-            return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
-        }
-        // Half as much again, if the disk has it.
-        let wish = least.max(now + now / 2).min(SPANS_MAX);
-        let grown = self
-            .grow_to(wish)
-            .or_else(|error| if wish == least { Err(error) } else { self.grow_to(least).map_err(|_| error) });
-        grown?;
-        // As many as both segments have: anybody may have made the other longer.
-        let rows = (self.meta.len() as u64).saturating_sub(meta::ROWS) / (meta::ROW_WORDS * 8);
-        let spans = (self.data.len() as u64 / SPAN).min(rows) as u32;
-        free.resize(spans as usize, true);
-        self.count.store(spans, Ordering::Release);
-        Ok(())
-    }
-
-    fn grow_to(&self, spans: u32) -> Result<(), HeapError> {
-        self.grow_meta(spans)?;
-        let segment = self.store.segment(&self.name)?;
-        segment.grow(u64::from(spans) * SPAN)?;
-        Ok(self.data.grow((u64::from(spans) * SPAN) as usize)?)
-    }
-
-    fn grow_meta(&self, spans: u32) -> Result<(), HeapError> {
-        let segment = self.store.segment(&format!("{}.heap", self.name))?;
-        segment.grow(meta::bytes_for(spans))?;
-        Ok(self.meta.grow(segment.len() as usize)?)
-    }
-
     /// Gives back what no transaction has any more.
     #[inline]
     pub(crate) fn put(&self, number: u32, object: u32) {
@@ -611,71 +392,5 @@ impl<'s> Heap<'s> {
             }
             Kind::Free => unreachable!("an object is in a span that is in use"),
         }
-    }
-
-    /// What the heap holds.
-    pub fn statistics(&self) -> Statistics {
-        let free = lock(&self.free).clone();
-        let mut classes: Vec<ClassStatistics> =
-            SIZES.iter().map(|size| ClassStatistics { size: *size, spans: 0, objects: 0, free: 0 }).collect();
-        let (mut large_objects, mut large_bytes) = (0, 0);
-        for number in (0..free.len()).filter(|number| !free[*number]) {
-            let span = self.spans.get(number as u32);
-            let kind = span.kind();
-            match kind {
-                Kind::Small(class) => {
-                    let (class, taken) = (&mut classes[usize::from(class)], span.taken());
-                    class.spans += 1;
-                    // It may become another kind at this moment.
-                    class.free += u64::from(span::count(kind).saturating_sub(taken));
-                    class.objects += u64::from(taken);
-                }
-                Kind::Large(spans) => {
-                    large_objects += 1;
-                    large_bytes += u64::from(spans) * SPAN;
-                }
-                // What follows the first span of a large object, or is being taken.
-                Kind::Free => {}
-            }
-        }
-        classes.retain(|class| class.spans > 0);
-        let free_bytes = free.iter().filter(|free| **free).count() as u64 * SPAN;
-        Statistics { classes, large_objects, large_bytes, free_bytes, bytes: free.len() as u64 * SPAN }
-    }
-
-    /// Verifies the heap's own data: every word's check, that every root names an object. Nobody must be
-    /// committing meanwhile.
-    ///
-    /// # Errors
-    /// The first thing that is wrong.
-    pub fn check(&self) -> Result<(), HeapError> {
-        self.read_header(false)?;
-        let spans = self.count.load(Ordering::Acquire);
-        let mut skip = 0;
-        for number in 0..spans {
-            let offset = meta::word_at(number, 0);
-            let kind =
-                Kind::decode(self.word(offset)?).ok_or_else(|| self.damaged(offset, "a span of no kind"))?;
-            if skip > 0 && kind != Kind::Free {
-                return Err(self.damaged(offset, "a span that belongs to the object before it"));
-            }
-            skip = if let Kind::Large(spans) = kind { spans - 1 } else { u32::saturating_sub(skip, 1) };
-            let words = if let Kind::Small(class) = kind { crate::class::objects(class) } else { 0 };
-            for word in 0..words.div_ceil(PER_WORD) {
-                self.word(meta::word_at(number, 1 + word))?;
-            }
-        }
-        for (number, root) in lock(&self.roots).iter().enumerate() {
-            // Given up by a transaction that is open, it is still there.
-            let there = |place| {
-                let (number, object, _) = self.place_in_span(place).ok()?;
-                Some(!self.spans.get(number).is_free(object))
-            };
-            if root.as_ref().is_some_and(|root| there(root.place) != Some(true)) {
-                let offset = ROOTS + number as u64 * ROOT_BYTES;
-                return Err(self.damaged(offset, "a root names a place where no object is"));
-            }
-        }
-        Ok(())
     }
 }

@@ -4,7 +4,9 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `heap` | a heap: two segments of a store, its roots, its statistics |
+//! | `heap` | a heap: two segments of a store, its spans, its roots |
+//! | `supply` | where objects come from when a cache is empty |
+//! | `statistics` | what it holds, counted and verified |
 //! | `transaction` | a transaction with allocations |
 //! | `span` | 64 KiB of objects of one size, as the process sees them |
 //! | `meta` | what is in recoverable memory: self-checking words, apart from the objects |
@@ -20,7 +22,10 @@ mod class;
 mod heap;
 mod meta;
 mod span;
+mod statistics;
+mod supply;
 mod transaction;
 
-pub use heap::{ClassStatistics, Heap, HeapError, Place, Statistics};
+pub use heap::{Heap, HeapError, Place};
+pub use statistics::{ClassStatistics, Statistics};
 pub use transaction::HeapTransaction;

@@ -14,6 +14,7 @@
 //! word publishes it to truncation, which must not write a page that an uncommitted transaction has declared
 //! ([`reserve`] tells how the two find each other).
 
+mod growth;
 mod ranges;
 mod reserve;
 mod run;

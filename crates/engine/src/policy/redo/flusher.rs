@@ -96,7 +96,7 @@ impl Redo {
 
     /// Steps 1 to 6. Returns the horizon: everything stamped before it is in the log.
     pub(super) fn flush_staged(&self, work: &mut FlushBuffers, merge: bool) -> Result<u64, Failure> {
-        let horizon = self.stage.horizon();
+        let horizon = self.stage.lanes().horizon();
         let mut found = Vec::new();
         self.stage.collect(horizon, &mut found);
         self.flush_found(work, &found, horizon, merge)
@@ -105,7 +105,7 @@ impl Redo {
     /// The same for truncation, which must not wait for log space, since it is the one to make it: `None`
     /// if what is staged might not fit.
     pub(super) fn flush_if_room(&self, work: &mut FlushBuffers) -> Result<Option<u64>, Failure> {
-        let horizon = self.stage.horizon();
+        let horizon = self.stage.lanes().horizon();
         let mut found = Vec::new();
         self.stage.collect(horizon, &mut found);
         let bytes: usize = found.iter().map(|s| s.body.len() + FRAME).sum();
@@ -426,7 +426,7 @@ impl Redo {
                 pages.mark(range.segment, range.offset, range.bytes.len() as u64, place.lsn);
             }
             self.after_append(pages, private, end);
-            Ok(self.stage.now())
+            Ok(self.stage.lanes().now())
         });
         self.unlock_flush(work);
         let stamp = done?;

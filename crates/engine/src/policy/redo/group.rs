@@ -64,7 +64,7 @@ impl Redo {
 
     /// Forces all that was committed before the call, merging what is lazy.
     pub(super) fn flush_all(&self) -> Result<(), Failure> {
-        self.wait_forced(self.stage.now(), self.storage.tuning().merge_lazy)
+        self.wait_forced(self.stage.lanes().now(), self.storage.tuning().merge_lazy)
     }
 
     /// Waits until everything stamped up to `stamp` survives a power cut.

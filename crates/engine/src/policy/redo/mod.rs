@@ -18,6 +18,7 @@ mod create;
 mod flusher;
 mod group;
 pub(crate) mod history;
+mod lanes;
 mod memory;
 mod pages;
 mod prepared;

@@ -18,92 +18,38 @@
 //! some found in both, recovery would append old values behind newer ones, and a power cut in the midst
 //! of that would leave the two mixed.
 //!
-//! **Stamps without a locked instruction.** Reading the time-stamp counter in order costs 28 ns and, like any
-//! serialising instruction, keeps the processor from overlapping cache misses of successive commits. So
-//! a lane can hold the *bias*: while it does, its stamps are its last one plus one. That is right as long
-//! as (1) a biased stamp is never greater than the clock, which advances faster than commits, so whoever
-//! commits later by the clock is later, and (2) whoever commits while another lane has the bias ends
-//! it first, so that the former holder goes by the clock again.
-//!
-//! ```text
-//!            takes it, barrier, waits for all lanes, stamps by the clock
-//!     FREE ------------------------------------------------------------> lane number
-//!       ^                                                                    |
-//!       | flusher, after its horizon                another lane commits, or | the flusher wants a horizon
-//!       +----------------------------- SHARED <------------------------------+
-//! ```
-//!
 //! Invariant: a record is published only when it is whole; a committer killed before that leaves nothing,
 //! and other lanes do not depend on it. Invariant: the records stamped before the frontier are in the log, and
 //! the others are not.
 //! Invariant: a stage of another boot is not read; what was forced is in the log.
 
+use super::lanes::{LaneState, Lanes};
 use caliburn_log::format::{
     self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CACHES, STAGE_CHECKPOINT, STAGE_CURRENT,
     STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, SegmentId, StageHeader, StagedHeader,
 };
 use caliburn_log::media_error::MediaError;
 use caliburn_log::staged_tail::{CHUNKS, Checkpoint, Staged, staged_at};
-use caliburn_os::barrier;
-use caliburn_os::clock::Clock;
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
-use caliburn_os::ordinal;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
-use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
-use caliburn_os::sync::{Mutex, SCHEDULED};
-use std::cell::UnsafeCell;
+use caliburn_os::sync::Mutex;
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Number of lanes.
-const LANES: usize = 24;
-/// Lanes that belong each to the thread with that ordinal; the others are shared by all other threads.
-const OWNED: usize = 16;
-/// Nobody has the bias.
-const FREE: u32 = u32::MAX;
-/// Nobody may have the bias: everybody stamps by the clock.
-const SHARED: u32 = u32::MAX - 1;
-/// Commits of a lane after which it asks for a bias that is free.
-const BIAS_AFTER: u32 = if SCHEDULED { 1 } else { 8 };
 /// The stage of an open store.
 #[derive(Debug)]
 pub struct Stage {
     map: Reservation,
     chunk_bytes: usize,
-    clock: Clock,
-    bias: AtomicU32,
-    /// No stamp may be smaller any more.
-    last_horizon: AtomicU64,
-    lanes: Box<[Lane; LANES]>,
-    /// Whoever looks for lanes runs a barrier on all processors.
-    asymmetric: bool,
+    lanes: Lanes,
     chunks: Box<[Chunk]>,
     free: Mutex<Vec<u32>>,
     freed: Event,
 }
-
-/// A committer's place. `turn` is odd while a thread is in it.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Lane {
-    turn: AtomicU64,
-    work: UnsafeCell<LaneState>,
-}
-
-#[derive(Debug, Default)]
-struct LaneState {
-    chunk: Option<u32>,
-    filled: usize,
-    last: u64,
-    unbiased: u32,
-}
-
-// SAFETY: `work` is only touched by the thread that made `turn` odd: the owner of the lane, or whoever won
-// it (see `Stage::enter`).
-unsafe impl Sync for Lane {}
 
 /// What the flusher knows of a chunk: how far it was collected, and how far that is in the log. Both
 /// belong to the holder of the flush lock.
@@ -188,7 +134,6 @@ impl Stage {
         medium.write_at(&boot, STAGE_BOOT as u64).map_err(fail("write the stage"))?;
         medium.write_at(&block, 0).map_err(fail("write the stage"))?;
 
-        barrier::prepare();
         let map = Reservation::new(total, None).map_err(fail("reserve memory for the stage"))?;
         // SAFETY: the reservation is new, nobody refers into it; the file was just made long enough and
         // belongs to this store, whose lock this process holds.
@@ -197,19 +142,12 @@ impl Stage {
         let stage = Stage {
             map,
             chunk_bytes,
-            clock: Clock::after(floor),
-            bias: AtomicU32::new(SHARED),
-            last_horizon: AtomicU64::new(floor),
-            lanes: Box::new(std::array::from_fn(|_| Lane::default())),
-            asymmetric: barrier::is_asymmetric(),
+            lanes: Lanes::after(floor),
             chunks: (0..CHUNKS).map(|_| Chunk::default()).collect(),
             free: Mutex::new((0..CHUNKS as u32).rev().collect()),
             freed: Event::default(),
         };
-        stage.bias.store(stage.bias_rest(), Ordering::SeqCst);
-        let now = stage.clock.now();
-        stage.last_horizon.store(now, Ordering::Relaxed);
-        stage.advance(Some(now), appended);
+        stage.advance(Some(stage.lanes.begin()), appended);
         Ok(stage)
     }
 
@@ -223,9 +161,9 @@ impl Stage {
         self.chunk_bytes
     }
 
-    /// A stamp of now.
-    pub fn now(&self) -> u64 {
-        self.clock.now_after(self.last_horizon.load(Ordering::Relaxed))
+    /// Who commits, and in which order.
+    pub fn lanes(&self) -> &Lanes {
+        &self.lanes
     }
 
     /// A word of the header.
@@ -274,129 +212,26 @@ impl Stage {
         unsafe { &*self.chunk(chunk).cast::<AtomicU64>() }
     }
 
-    /// What the bias is when nobody has it: never to be had on a clock that counts commits.
-    fn bias_rest(&self) -> u32 {
-        if self.clock.advances() { FREE } else { SHARED }
-    }
-
-    /// Enters the thread's own lane, or one of those for threads without.
-    #[inline(always)]
-    fn enter(&self) -> (&Lane, u32) {
-        let Some(number) = ordinal::below(OWNED) else { return self.enter_shared() };
-        let lane = &self.lanes[number];
-        lane.turn.store(lane.turn.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        self.light();
-        (lane, number as u32)
-    }
-
-    /// The committer's side of the barrier that the flusher's horizon runs on all processors.
-    #[inline(always)]
-    fn light(&self) {
-        if self.asymmetric { compiler_fence(Ordering::SeqCst) } else { fence(Ordering::SeqCst) }
-    }
-
-    #[cold]
-    fn enter_shared(&self) -> (&Lane, u32) {
-        let number = ordinal::current().number();
-        if number < OWNED {
-            // It has one from now on.
-            return self.enter();
-        }
-        for attempt in 0usize.. {
-            let number = OWNED + number.wrapping_add(attempt) % (LANES - OWNED);
-            let lane = &self.lanes[number];
-            let turn = lane.turn.load(Ordering::Relaxed);
-            let free = turn.is_multiple_of(2);
-            if free && lane.turn.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-            {
-                fence(Ordering::SeqCst);
-                return (lane, number as u32);
-            }
-            if attempt % (LANES - OWNED) == LANES - OWNED - 1 {
-                caliburn_os::sync::yield_now();
-            }
-        }
-        unreachable!("the loop ends by returning")
-    }
-
-    #[inline(always)]
-    fn leave(lane: &Lane) {
-        lane.turn.store(lane.turn.load(Ordering::Relaxed) + 1, Ordering::Release);
-    }
-
-    /// The stamp of a commit by the thread in lane `number`.
-    #[inline(always)]
-    fn stamp(&self, number: u32, work: &mut LaneState) -> u64 {
-        work.last = if self.bias.load(Ordering::Relaxed) == number {
-            work.last + 1
-        } else {
-            self.stamp_by_clock(number, work)
-        };
-        work.last
-    }
-
-    #[cold]
-    fn stamp_by_clock(&self, number: u32, work: &mut LaneState) -> u64 {
-        work.unbiased += 1;
-        let bias = self.bias.load(Ordering::SeqCst);
-        if bias == FREE && self.clock.advances() {
-            let wanted = work.unbiased >= BIAS_AFTER;
-            if wanted && self.bias.compare_exchange(FREE, number, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-            {
-                work.unbiased = 0;
-                // Whoever entered before the barrier and stamps by the clock is waited for; whoever
-                // enters later sees the bias and ends it.
-                barrier::heavy();
-                self.wait_lanes(Some(number));
-            }
-        } else if bias != SHARED && bias != FREE && !planted("bias-not-ended") {
-            // The holder's later commits see this, if they are later than this one in any order.
-            self.bias.swap(SHARED, Ordering::SeqCst);
-        }
-        let stamp = self.clock.now_after(self.last_horizon.load(Ordering::Relaxed).max(work.last));
-        if !self.clock.advances() {
-            // The hardware has gone back and a counter took its place: nobody may count beside it.
-            self.bias.swap(SHARED, Ordering::SeqCst);
-        }
-        stamp
-    }
-
-    /// Waits until every lane that is entered has been left once.
-    fn wait_lanes(&self, except: Option<u32>) {
-        for (number, lane) in self.lanes.iter().enumerate() {
-            if except == Some(number as u32) {
-                continue;
-            }
-            let turn = lane.turn.load(Ordering::SeqCst);
-            let mut spins = 0u32;
-            // Nobody waits for anything in a lane, but for lanes entered before the bias was taken.
-            while turn % 2 == 1 && lane.turn.load(Ordering::SeqCst) == turn {
-                spins += 1;
-                if spins > 200 || SCHEDULED { caliburn_os::sync::yield_now() } else { std::hint::spin_loop() }
-            }
-        }
-    }
-
     /// Commits one record of `len` body bytes, which `fill` must write in full and give back. Returns the stamp, and
     /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]), or `fill` gave up:
     /// nothing was committed then.
     #[inline]
     pub fn append(&self, len: usize, fill: impl FnOnce(Body) -> Option<Body>) -> Option<(u64, bool)> {
         debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
-        let (lane, number) = self.enter();
+        let (lane, number) = self.lanes.enter();
         // SAFETY: `enter` made `turn` odd for us; nobody else touches `work` until `leave` makes it even.
-        let work = unsafe { &mut *lane.work.get() };
+        let work = unsafe { lane.state() };
         let needed = size_of::<StagedHeader>() + len;
         let mut opened = false;
         if work.chunk.is_none() || CHUNK_HEAD + work.filled + needed > self.chunk_bytes {
             if !self.rotate(work) {
-                Stage::leave(lane);
+                lane.leave();
                 return None;
             }
             opened = true;
         }
         let chunk = work.chunk.expect("rotate left a chunk");
-        let stamp = self.stamp(number, work);
+        let stamp = self.lanes.stamp(number, work);
         let published = self.published(chunk);
         if planted("published-before-written") {
             set(published, (work.filled + needed) as u64);
@@ -409,7 +244,7 @@ impl Stage {
             simulated::stored(at, size_of::<StagedHeader>());
             let at = at.add(size_of::<StagedHeader>());
             let Some(body) = fill(Body { at, end: at.add(len) }) else {
-                Stage::leave(lane);
+                lane.leave();
                 return None;
             };
             assert_eq!(body.at, body.end, "a commit writes what it announced");
@@ -417,7 +252,7 @@ impl Stage {
         work.filled += needed;
         // Publishing: whatever kills this process after the next store, the record is there.
         set(published, work.filled as u64);
-        Stage::leave(lane);
+        lane.leave();
         Some((stamp, opened))
     }
 
@@ -451,22 +286,6 @@ impl Stage {
     /// What to wait on when no chunk is free: signalled at each fold.
     pub fn freed(&self) -> &Event {
         &self.freed
-    }
-
-    /// A stamp H such that every record stamped before H is published when this returns, and every later
-    /// one is stamped after H. Only for the holder of the flush lock.
-    pub fn horizon(&self) -> u64 {
-        // From here on nobody stamps behind the clock, but for those in a lane; they are waited for.
-        self.bias.swap(SHARED, Ordering::SeqCst);
-        let horizon = self.clock.now_after(self.last_horizon.load(Ordering::Relaxed));
-        self.last_horizon.store(horizon, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        barrier::heavy();
-        if !planted("horizon-does-not-wait") {
-            self.wait_lanes(None);
-        }
-        self.bias.store(self.bias_rest(), Ordering::SeqCst);
-        horizon
     }
 
     /// The records stamped before `horizon` that were not folded yet, in stamp order. Only for the
@@ -568,7 +387,7 @@ mod tests {
         for value in 0..10 {
             put(&stage, value).unwrap();
         }
-        let horizon = stage.horizon();
+        let horizon = stage.lanes().horizon();
         stage.collect(horizon, &mut Vec::new());
         stage.advance(Some(horizon), Lsn(640));
         stage.fold();
@@ -595,12 +414,13 @@ mod tests {
         let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         for round in 0..20 {
             // Enough of them for the bias.
-            (0..2 * u64::from(BIAS_AFTER)).for_each(|value| _ = put(&stage, value).unwrap());
+            (0..2 * u64::from(super::super::lanes::BIAS_AFTER))
+                .for_each(|value| _ = put(&stage, value).unwrap());
             let other = std::thread::scope(|scope| scope.spawn(|| put(&stage, 1)).join().unwrap()).unwrap();
             let own = put(&stage, 2).unwrap();
             assert!(own > other, "round {round}: {own} after {other}");
             // The bias can be had again.
-            stage.horizon();
+            stage.lanes().horizon();
         }
     }
 
@@ -609,7 +429,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         (0..50).for_each(|value| _ = put(&stage, value).unwrap());
-        let horizon = stage.horizon();
+        let horizon = stage.lanes().horizon();
         stage.collect(horizon, &mut Vec::new());
         // The chunk is left before the flusher comes back, with records that it has not seen.
         let mut value = 50;
@@ -620,7 +440,7 @@ mod tests {
         stage.advance(Some(horizon), Lsn(640));
         stage.fold();
         let mut found = Vec::new();
-        stage.collect(stage.horizon(), &mut found);
+        stage.collect(stage.lanes().horizon(), &mut found);
         let found: Vec<_> = found.iter().map(|staged| (staged.stamp, staged.body.to_vec())).collect();
         assert_eq!(values(&found), (50..value).collect::<Vec<_>>());
     }
@@ -645,7 +465,7 @@ mod tests {
                     0..=4 => put_some(),
                     5..=7 => std::thread::scope(|scope| scope.spawn(put_some).join().unwrap()),
                     _ => {
-                        let (horizon, mut found) = (stage.horizon(), Vec::new());
+                        let (horizon, mut found) = (stage.lanes().horizon(), Vec::new());
                         stage.collect(horizon, &mut found);
                         let found: Vec<_> = found.iter().map(|s| (s.stamp, s.body.to_vec())).collect();
                         prop_assert_eq!(&values(&found), &waiting);
@@ -687,7 +507,7 @@ mod tests {
         }
         assert!(count as usize * 40 > CHUNKS * stage.chunk_bytes() / 16 * 15, "only {count} records fitted");
         for _ in 0..3 {
-            let (horizon, mut found) = (stage.horizon(), Vec::new());
+            let (horizon, mut found) = (stage.lanes().horizon(), Vec::new());
             stage.collect(horizon, &mut found);
             assert!(!found.is_empty() && found.is_sorted_by_key(|s| s.stamp));
             drop(found);
@@ -716,7 +536,7 @@ mod tests {
             }
             let mut last = 0;
             let late = (0..250).find_map(|_| {
-                let (horizon, mut found) = (stage.horizon(), Vec::new());
+                let (horizon, mut found) = (stage.lanes().horizon(), Vec::new());
                 stage.collect(horizon, &mut found);
                 let late = found.iter().any(|staged| !(last..horizon).contains(&staged.stamp));
                 last = horizon;

@@ -370,7 +370,7 @@ impl Redo {
 
     /// Forces every commit so far. False if somebody waits for log space, or we would have to.
     fn force_to_now(&self) -> Result<bool, Failure> {
-        let stamp = self.stage.now();
+        let stamp = self.stage.lanes().now();
         loop {
             self.storage.failure()?;
             if self.is_forced(stamp) {
