@@ -1,5 +1,5 @@
-//! `calls`: what the C interface costs over Rust's, per call: a transaction of one range of eight bytes that begins,
-//! declares at an address and commits, three calls, in either language's way.
+//! `calls`: what the C interface costs over Rust's, per call: a transaction of one range of eight bytes that
+//! begins, declares at an address and commits, three calls, in either language's way.
 
 use crate::Arguments;
 use crate::report::{self, Line, Random};

@@ -1,10 +1,10 @@
-//! `coda` (RVM, section 7.3; Table 2): what the two optimisations keep out of the log, for transactions like those of
-//! Coda's file servers and of its clients.
+//! `coda` (RVM, section 7.3; Table 2): what the two optimisations keep out of the log, for transactions like
+//! those of Coda's file servers and of its clients.
 //!
-//! The traces of 1993 are gone; these are generated after what sections 5.2 and 7.3 say of them. Modular code declares
-//! what it changes in each procedure, though its caller has done so (duplicates within a transaction). Servers force
-//! every commit. Clients commit lazily and flush now and then, and `cp d1/* d2` changes the same directory with every
-//! file (what a later transaction supersedes). Sizes of structures are ours.
+//! The traces of 1993 are gone; these are generated after what sections 5.2 and 7.3 say of them. Modular code
+//! declares what it changes in each procedure, though its caller has done so (duplicates within a transaction).
+//! Servers force every commit. Clients commit lazily and flush now and then, and `cp d1/* d2` changes the same
+//! directory with every file (what a later transaction supersedes). Sizes of structures are ours.
 
 use crate::Arguments;
 use crate::report::{Random, rounded};
@@ -92,8 +92,8 @@ impl<'s> FileSystem<'s> {
         self.journal(tx);
     }
 
-    /// The same on a client, in two transactions: the cached directory changes with every file, the cached file's status
-    /// with each of its own.
+    /// The same on a client, in two transactions: the cached directory changes with every file, the cached
+    /// file's status with each of its own.
     fn cache(&mut self, tx: &mut Transaction<'s>, directory: usize, file: usize, made: bool) {
         let (parent, child) = (Self::vnode(directory, None), Self::vnode(directory, Some(file)));
         if made {

@@ -5,7 +5,7 @@ use crate::Arguments;
 use crate::floor::ForcedWrite;
 use crate::report::{self, Line, Random};
 use crate::target::{Declare, Failure, Redo, Target, options};
-use crate::work::{Work, side_by_side};
+use crate::work::{Workload, side_by_side};
 use caliburn::Class;
 use serde_json::json;
 
@@ -84,7 +84,7 @@ impl Stream {
     }
 }
 
-impl Work for Stream {
+impl Workload for Stream {
     const BATCH: u64 = 64;
 
     #[inline]

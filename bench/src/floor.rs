@@ -132,8 +132,8 @@ impl Target for HandWritten {
     }
 }
 
-/// [`HandWritten`] for persistent memory: each range is checksummed and fenced before the store, what was changed before
-/// the commit, and the commit before it returns.
+/// [`HandWritten`] for persistent memory: each range is checksummed and fenced before the store, what was
+/// changed before the commit, and the commit before it returns.
 pub struct WrittenBack {
     data: Mapped,
     log: Mapped,
@@ -207,8 +207,8 @@ impl Target for WrittenBack {
     }
 }
 
-/// A hand-written redo log: plain memory, and one `pwrite` per transaction of what it changed, which is forced or not. What many
-/// a server does.
+/// A hand-written redo log: plain memory, and one `pwrite` per transaction of what it changed, which is forced
+/// or not. What many a server does.
 pub struct WriteAhead {
     data: Mapped,
     log: File,

@@ -1,5 +1,5 @@
-//! `heap`: objects of 64 bytes, allocated and freed in transactions, `Process` class: one pair in a transaction, and 32.
-//! The floor is the system's allocator, which survives nothing.
+//! `heap`: objects of 64 bytes, allocated and freed in transactions, `Process` class: one pair in a
+//! transaction, and 32. The floor is the system's allocator, which survives nothing.
 
 use crate::Arguments;
 use crate::report::{self, Line};

@@ -1,11 +1,11 @@
-//! `latency`: debit-credit at a fixed rate, however long each takes: a transaction's time counts from when it was due, so that
-//! a pause is counted with everybody who had to wait for its end (no coordinated omission).
+//! `latency`: debit-credit at a fixed rate, however long each takes: a transaction's time counts from when it
+//! was due, so that a pause is counted with everybody who had to wait for its end (no coordinated omission).
 
 use crate::Arguments;
 use crate::debit_credit::{Layout, SEED, Stream};
 use crate::report::rounded;
 use crate::target::{Caliburn, Failure, Redo, Target, Undo, options};
-use crate::work::Work;
+use crate::work::Workload;
 use caliburn::Class;
 use hdrhistogram::Histogram;
 use serde_json::json;

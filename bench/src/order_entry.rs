@@ -1,10 +1,10 @@
-//! `order-entry` (Vista, Figure 5c; TPC-C): a wholesale supplier's new orders, payments and deliveries, in the shares
-//! of TPC-C without the two transactions that change nothing, one after the other as fast as can be.
+//! `order-entry` (Vista, Figure 5c; TPC-C): a wholesale supplier's new orders, payments and deliveries, in the
+//! shares of TPC-C without the two transactions that change nothing, one after the other as fast as can be.
 
 use crate::Arguments;
 use crate::report::Random;
 use crate::target::{Declare, Failure, Target};
-use crate::work::{Work, side_by_side};
+use crate::work::{Workload, side_by_side};
 use serde_json::json;
 
 const DISTRICTS: usize = 10;
@@ -163,7 +163,7 @@ impl Stream {
     }
 }
 
-impl Work for Stream {
+impl Workload for Stream {
     const BATCH: u64 = 16;
 
     fn step<T: Target>(&mut self, target: &mut T) {

@@ -1,6 +1,6 @@
-//! `persistent`: debit-credit and one range of each size in memory that is taken for persistent, `Power` class: cache lines are
-//! written back and fenced, on ordinary memory here. The floor does the same by hand, with a checksum in place of a
-//! published count, as the engine does.
+//! `persistent`: debit-credit and one range of each size in memory that is taken for persistent, `Power` class:
+//! cache lines are written back and fenced, on ordinary memory here. The floor does the same by hand, with a
+//! checksum in place of a published count, as the engine does.
 
 use crate::Arguments;
 use crate::debit_credit::{Layout, SEED, Stream};
@@ -8,7 +8,7 @@ use crate::floor::{Mapped, WrittenBack};
 use crate::report::{self, Line};
 use crate::synthetic::Ranges;
 use crate::target::{Failure, Target, Undo, options};
-use crate::work::{Work, drive};
+use crate::work::{Workload, drive};
 use caliburn::Class;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// The same work on both.
-fn both<W: Work>(
+fn both<W: Workload>(
     arguments: &Arguments,
     params: Value,
     bytes: usize,

@@ -99,7 +99,8 @@ impl Line {
     }
 }
 
-/// Measures each line once a round. The first round warms up and is not kept: pages are touched for the first time.
+/// Measures each line once a round. The first round warms up and is not kept: pages are touched for the first
+/// time.
 pub fn interleave(rounds: usize, lines: &mut [Line], mut measure: impl FnMut() -> Vec<Sample>) {
     for round in 0..=rounds {
         let samples = measure();

@@ -5,7 +5,7 @@ use crate::Arguments;
 use crate::debit_credit::{Layout, Stream};
 use crate::report::{median, rounded};
 use crate::target::{Failure, Redo, options};
-use crate::work::Work;
+use crate::work::Workload;
 use caliburn::{Class, Mode, Options, Tuning};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;

@@ -1,11 +1,11 @@
-//! `sustained`: lazy debit-credit commits while the log is truncated all the time, beside the same into a log that nobody
-//! truncates meanwhile.
+//! `sustained`: lazy debit-credit commits while the log is truncated all the time, beside the same into a log
+//! that nobody truncates meanwhile.
 
 use crate::Arguments;
 use crate::debit_credit::{Layout, SEED, Stream};
 use crate::report::{self, Line};
 use crate::target::{Failure, Redo, Target, options};
-use crate::work::{Work, drive};
+use crate::work::{Workload, drive};
 use caliburn::{Class, Tuning};
 use serde_json::json;
 use std::time::{Duration, Instant};

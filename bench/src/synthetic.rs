@@ -3,7 +3,7 @@
 use crate::Arguments;
 use crate::report::Random;
 use crate::target::{Declare, Failure, Target};
-use crate::work::{Work, side_by_side};
+use crate::work::{Workload, side_by_side};
 use serde_json::json;
 
 /// A stream of transactions: the first fills its range with ones, the next with twos, and so on.
@@ -25,7 +25,7 @@ impl Ranges {
     }
 }
 
-impl Work for Ranges {
+impl Workload for Ranges {
     const BATCH: u64 = 64;
 
     #[inline]

@@ -18,16 +18,17 @@ pub trait Target {
         Self: 'a;
     /// Runs one transaction: `change` declares each range before it stores to it.
     fn transaction(&mut self, change: impl FnOnce(&mut Self::Tx<'_>));
-    /// What is left when it was closed and opened again: what it holds, not what the work left in memory. Itself, where there
-    /// is nothing to be opened.
+    /// What is left when it was closed and opened again: what it holds, not what the work left in memory.
+    /// Itself, where there is nothing to be opened.
     fn reopened(self) -> Result<Self, Failure>
     where
         Self: Sized,
     {
         Ok(self)
     }
-    /// Finishes what was left to threads in the background, which would take the processor from whoever is measured next.
-    fn settle(&mut self) {}
+    /// Finishes what was left to threads in the background, which would take the processor from whoever is
+    /// measured next.
+    fn drain(&mut self) {}
     /// Copies bytes out, for checking the result.
     fn read(&self, offset: usize, target: &mut [u8]);
 }
@@ -56,7 +57,7 @@ pub fn options(log_mb: u64, stage_mb: u64) -> Options {
 }
 
 /// Moves all that was committed to the segments. With the undo policy it is there already.
-pub fn settle(store: &Store) {
+pub fn drain(store: &Store) {
     if store.policy() == Policy::Redo {
         store.truncate().expect("the store is sound");
     }
@@ -126,8 +127,8 @@ impl<const UNDO: bool> Target for Caliburn<UNDO> {
         Caliburn::new(&dir, &options, bytes, class)
     }
 
-    fn settle(&mut self) {
-        settle(&self.store);
+    fn drain(&mut self) {
+        drain(&self.store);
     }
 
     fn read(&self, offset: usize, target: &mut [u8]) {

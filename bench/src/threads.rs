@@ -4,8 +4,8 @@ use crate::Arguments;
 use crate::debit_credit::{Layout, Stream};
 use crate::floor::{HandWritten, Mapped};
 use crate::report::{self, Line};
-use crate::target::{Failure, Part, Target, options, settle};
-use crate::work::{Work, together};
+use crate::target::{Failure, Part, Target, drain, options};
+use crate::work::{Workload, together};
 use caliburn::{Policy, Region, Store};
 use serde_json::json;
 
@@ -43,7 +43,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             let [of_floor, of_redo, of_undo] = &mut streams;
             samples.push(together(arguments.seconds, Stream::BATCH, &mut floors[..n], of_floor));
             samples.push(together(arguments.seconds, Stream::BATCH, &mut parts[0], of_redo));
-            settle(&redo.0);
+            drain(&redo.0);
             samples.push(together(arguments.seconds, Stream::BATCH, &mut parts[1], of_undo));
         }
         samples

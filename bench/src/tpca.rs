@@ -1,6 +1,6 @@
-//! `tpca` (RVM, section 7.1; Table 1, Figures 8 and 9): accounts of 128 bytes and an audit trail of 64-byte records, each
-//! about half of recoverable memory, whose ratio to the memory of a control group goes from 12.5 to 175 percent.
-//! Throughput, and processor time per transaction of all threads.
+//! `tpca` (RVM, section 7.1; Table 1, Figures 8 and 9): accounts of 128 bytes and an audit trail of 64-byte
+//! records, each about half of recoverable memory, whose ratio to the memory of a control group goes from 12.5
+//! to 175 percent. Throughput, and processor time per transaction of all threads.
 
 use crate::Arguments;
 use crate::floor::ForcedWrite;

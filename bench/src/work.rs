@@ -10,7 +10,7 @@ use std::sync::{Barrier, OnceLock};
 use std::time::Instant;
 
 /// Transactions one after the other, and what they must add up to.
-pub trait Work {
+pub trait Workload {
     /// Of so many transactions the first is timed by itself.
     const BATCH: u64;
     /// Runs the next transaction.
@@ -20,21 +20,21 @@ pub trait Work {
 }
 
 /// Runs transactions for so many seconds.
-pub fn drive<W: Work, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> Sample {
+pub fn drive<W: Workload, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> Sample {
     report::measure(seconds, W::BATCH, || work.step(target))
 }
 
 /// The same, when others come next.
-pub fn turn<W: Work, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> Sample {
+pub fn turn<W: Workload, T: Target>(work: &mut W, target: &mut T, seconds: f64) -> Sample {
     let sample = drive(work, target, seconds);
-    target.settle();
+    target.drain();
     sample
 }
 
-/// Runs works at the same time, each on its target, the first of every `batch` transactions timed by itself; the time for a
-/// transaction of them all, from the start of the first to the end of the last: with more threads than processors some begin
-/// when others have nearly done.
-pub fn together<W: Work + Send, T: Target + Send>(
+/// Runs works at the same time, each on its target, the first of every `batch` transactions timed by itself;
+/// the time for a transaction of them all, from the start of the first to the end of the last: with more
+/// threads than processors some begin when others have nearly done.
+pub fn together<W: Workload + Send, T: Target + Send>(
     seconds: f64,
     batch: u64,
     targets: &mut [T],
@@ -59,7 +59,7 @@ pub fn together<W: Work + Send, T: Target + Send>(
 }
 
 /// Runs the same work on plain memory, with a hand-written undo log, and with either policy, `Process` class.
-pub fn side_by_side<W: Work>(
+pub fn side_by_side<W: Workload>(
     name: &str,
     arguments: &Arguments,
     bytes: usize,

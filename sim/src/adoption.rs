@@ -1,5 +1,6 @@
-//! Crashes while a store takes over a file as it is, and again after the program has made it longer: the program forces
-//! nothing, so that what was acknowledged rests upon what the store forced of the file's name and length.
+//! Crashes while a store takes over a file as it is, and again after the program has made it longer: the
+//! program forces nothing, so that what was acknowledged rests upon what the store forced of the file's name
+//! and length.
 
 use crate::disk::Disk;
 use crate::life::{ADOPTED, Flavour, LifeMachine, SEGMENT, STORE, options};

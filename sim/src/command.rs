@@ -1,7 +1,7 @@
 //! `exhaustive`, `torture`, `faults`, `replay`.
 
-use caliburn_sim::explore::{self, Care, Explorer, Failure};
-use caliburn_sim::life::{Birth, Flavour, nursery};
+use caliburn_sim::explore::{self, Effort, Explorer, Failure};
+use caliburn_sim::life::{Flavour, Start, default_start};
 use caliburn_sim::random::Random;
 use caliburn_sim::script;
 use caliburn_sim::{creation, damage, heap};
@@ -167,9 +167,9 @@ pub fn main() -> ExitCode {
     let totals = Totals { flags, ..Totals::default() };
     let start = Instant::now();
     if let Kind::Replay { path, short, truncate_percent } = &command.kind {
-        let birth =
-            Birth { short: *short, truncate_percent: *truncate_percent, ..nursery(command.flavour()) };
-        return match explore::replay(&birth, path, true) {
+        let start =
+            Start { short: *short, truncate_percent: *truncate_percent, ..default_start(command.flavour()) };
+        return match explore::replay(&start, path, true) {
             Ok(()) => {
                 println!("nothing is wrong");
                 ExitCode::SUCCESS
@@ -237,12 +237,12 @@ fn threads(_schedules: u64, _seed: u64, _heap: bool, _group: bool) -> ExitCode {
 }
 
 fn work(command: &Command, thread: u64, totals: &Totals) {
-    let birth = nursery(command.flavour());
+    let start = default_start(command.flavour());
     let mine = |number: u64| number % command.threads == thread;
     let stopped = || totals.stop.load(Ordering::Relaxed);
     match command.kind {
         Kind::Exhaustive { transactions, later } => {
-            exhaustive(&birth, transactions, later, (thread, command.threads), totals);
+            exhaustive(&start, transactions, later, (thread, command.threads), totals);
         }
         Kind::Torture { images, seed } => {
             for number in (0..).filter(|n| mine(*n)) {
@@ -252,14 +252,14 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
                 let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
                 let steps = 20 + Random::new(seed).below(150) as usize;
                 let script = script::random(seed, steps);
-                let mut birth = birth.clone();
-                birth.short = number.is_multiple_of(3);
-                birth.truncate_percent = [50, 1, 10, 90][number as usize / 3 % 4];
-                let care = Care { losses: 1, first: 3, later: 1, lives: 3 };
+                let mut start = start.clone();
+                start.short = number.is_multiple_of(3);
+                start.truncate_percent = [50, 1, 10, 90][number as usize / 3 % 4];
+                let effort = Effort { losses: 1, first: 3, later: 1, lives: 3 };
                 let mut explorer = totals.first.sharing();
-                if let Err(failure) = explorer.explore(&birth, &script, care, seed) {
-                    let short = if birth.short { "--short " } else { "" };
-                    let flags = format!("{short}--truncate-percent {}", birth.truncate_percent);
+                if let Err(failure) = explorer.explore(&start, &script, effort, seed) {
+                    let short = if start.short { "--short " } else { "" };
+                    let flags = format!("{short}--truncate-percent {}", start.truncate_percent);
                     totals.fail(&format!("torture, seed {seed}, replay with {flags}"), &failure);
                 }
                 totals.add(&explorer);
@@ -271,14 +271,14 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             // More than a log of this size takes.
             let directed = script::OF_FAULTS
                 .iter()
-                .filter(|_| !matches!(birth.flavour, Flavour::Redo | Flavour::Adopted));
+                .filter(|_| !matches!(start.flavour, Flavour::Redo | Flavour::Adopted));
             let directed = directed.map(|text| text.parse().expect("these scripts are right"));
             for (number, script) in small.chain(directed).chain(random).enumerate() {
                 if stopped() {
                     return;
                 }
                 if mine(number as u64) {
-                    match explore::faults(&birth, &script, &mut Random::new(seed + number as u64)) {
+                    match explore::faults(&start, &script, &mut Random::new(seed + number as u64)) {
                         Ok(injected) => drop(totals.faults.fetch_add(injected, Ordering::Relaxed)),
                         Err(failure) => totals.fail("faults", &failure),
                     }
@@ -305,7 +305,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             for number in (0..workloads).filter(|n| mine(*n) && !stopped()) {
                 let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
                 let script = script::random(seed, 40);
-                match damage::flips(&birth, &script, 50, &mut Random::new(seed)) {
+                match damage::flips(&start, &script, 50, &mut Random::new(seed)) {
                     Ok(flips) => {
                         totals.noticed.fetch_add(flips.noticed, Ordering::Relaxed);
                         totals.flips.fetch_add(flips.noticed + flips.harmless, Ordering::Relaxed);
@@ -320,12 +320,12 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
 }
 
 /// Every small workload, and those that lead to places of interest; this thread's `part` of them.
-fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), totals: &Totals) {
+fn exhaustive(start: &Start, transactions: u32, later: u64, part: (u64, u64), totals: &Totals) {
     let mine = |number: u64| number % part.1 == part.0;
     let stopped = || totals.stop.load(Ordering::Relaxed);
-    let care = Care { losses: 1, first: 64, later, lives: 2 };
-    for path in explore::FOUND.iter().filter(|_| part.0 == 0 && birth.flavour == Flavour::Redo) {
-        if let Err(why) = explore::replay(birth, path, false) {
+    let effort = Effort { losses: 1, first: 64, later, lives: 2 };
+    for path in explore::FOUND.iter().filter(|_| part.0 == 0 && start.flavour == Flavour::Redo) {
+        if let Err(why) = explore::replay(start, path, false) {
             totals.fail("found before", &Failure { path: (*path).into(), why });
         }
     }
@@ -336,7 +336,7 @@ fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), to
             }
             if mine(number as u64) {
                 let mut explorer = totals.first.sharing();
-                if let Err(failure) = explorer.explore(birth, &script, care, number as u64) {
+                if let Err(failure) = explorer.explore(start, &script, effort, number as u64) {
                     totals.fail("exhaustive", &failure);
                 }
                 totals.add(&explorer);
@@ -344,10 +344,10 @@ fn exhaustive(birth: &Birth, transactions: u32, later: u64, part: (u64, u64), to
         }
     }
     for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
-        let care = Care { losses: 8, first: 20, later: 14, lives: 3 };
+        let effort = Effort { losses: 8, first: 20, later: 14, lives: 3 };
         let script = script.parse().expect("these scripts are right");
         let mut explorer = totals.first.sharing();
-        if let Err(failure) = explorer.explore(birth, &script, care, number as u64) {
+        if let Err(failure) = explorer.explore(start, &script, effort, number as u64) {
             totals.fail("directed", &failure);
         }
         totals.add(&explorer);

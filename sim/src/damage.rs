@@ -3,7 +3,7 @@
 
 use crate::disk::Loss;
 use crate::explore::{Cut, Failure, How, begin};
-use crate::life::{Birth, STORE};
+use crate::life::{STORE, Start};
 use crate::random::Random;
 use crate::script::{End, Script, Step};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub struct Flips {
 }
 
 /// Lives a script, and flips single bits of what crashes leave of it.
-pub fn flips(birth: &Birth, script: &Script, count: u64, random: &mut Random) -> Result<Flips, Failure> {
+pub fn flips(start: &Start, script: &Script, count: u64, random: &mut Random) -> Result<Flips, Failure> {
     // While truncation is half done, a damaged log may leave a mixture that nothing can tell from a torn tail.
     let keeps_log =
         |step: &&Step| matches!(step, Step::Transaction { .. } | Step::Flush | Step::Resolve | Step::Forget);
@@ -28,7 +28,7 @@ pub fn flips(birth: &Birth, script: &Script, count: u64, random: &mut Random) ->
     let closes = !script.0.iter().any(|step| matches!(step, Step::Transaction { end: End::Prepare, .. }));
     let mut flips = Flips::default();
     let closed = closes && random.chance(1, 3);
-    let (journal, end) = match begin(birth, script, closed, None) {
+    let (journal, end) = match begin(start, script, closed, None) {
         Err(why) if why.contains("nobody makes room") => return Ok(flips),
         begun => begun.map_err(fail)?,
     };

@@ -2,7 +2,7 @@
 //! power is cut, in several ways; a new life begins from what is left, and is cut short itself.
 
 use crate::disk::{Act, Disk, Loss};
-use crate::life::{Birth, Flavour, live, machine};
+use crate::life::{Flavour, Start, live, machine};
 use crate::media::{Entry, Fault};
 use crate::model::{Bounds, History, Mark};
 use crate::random::Random;
@@ -23,8 +23,8 @@ pub enum How {
     Interrupted(usize),
     /// The power fails.
     Power(Loss),
-    /// It is killed, and some of what was written to segments, not forced, was lost on its way to the medium: which,
-    /// says the seed.
+    /// It is killed, and some of what was written to segments, not forced, was lost on its way to the medium:
+    /// which, says the seed.
     Lost(u64),
     /// The process is killed; the segments' medium was pulled and mounted again.
     Pulled,
@@ -96,7 +96,7 @@ impl fmt::Display for Failure {
 
 /// How thoroughly to look.
 #[derive(Debug, Clone, Copy)]
-pub struct Care {
+pub struct Effort {
     /// Random losses at each moment of the first life.
     pub losses: u64,
     /// Of 64 moments of the first life, how many are cut.
@@ -138,10 +138,16 @@ impl Explorer {
         Explorer { seen: self.seen.clone(), ..Explorer::default() }
     }
 
-    /// Lives the script from `birth` and looks at every crash.
-    pub fn explore(&mut self, birth: &Birth, script: &Script, care: Care, seed: u64) -> Result<(), Failure> {
+    /// Lives the script from `start` and looks at every crash.
+    pub fn explore(
+        &mut self,
+        start: &Start,
+        script: &Script,
+        effort: Effort,
+        seed: u64,
+    ) -> Result<(), Failure> {
         let mut random = Random::new(seed);
-        self.life(birth, script, care, 0, &mut random).map_err(|mut failure| {
+        self.life(start, script, effort, 0, &mut random).map_err(|mut failure| {
             failure.path = format!("{script}{}", failure.path);
             failure
         })
@@ -149,14 +155,14 @@ impl Explorer {
 
     fn life(
         &mut self,
-        birth: &Birth,
+        start: &Start,
         script: &Script,
-        care: Care,
+        effort: Effort,
         depth: usize,
         random: &mut Random,
     ) -> Result<(), Failure> {
         let here = |why| Failure { path: String::new(), why };
-        let (lived, mut end) = match begin(birth, script, depth == 0, None) {
+        let (lived, mut end) = match begin(start, script, depth == 0, None) {
             Ok(begun) => begun,
             // A workload that fills the log before a round of truncation was its turn.
             Err(why) if why.contains("nobody makes room") => {
@@ -169,21 +175,21 @@ impl Explorer {
         if depth > 0 {
             self.images += 1;
         }
-        if depth == care.lives {
+        if depth == effort.lives {
             return Ok(());
         }
         for (after, entry) in lived.iter().enumerate() {
             let before = end.disk.clone();
             let Some(act) = end.pass(entry) else { continue };
-            if !random.chance(if depth == 0 { care.first } else { care.later }, 64) {
+            if !random.chance(if depth == 0 { effort.first } else { effort.later }, 64) {
                 continue;
             }
-            let losing = birth.flavour == Flavour::Redo && end.disk.unforced(SEGMENT);
-            for how in hows(act, care, depth, losing, random) {
+            let losing = start.flavour == Flavour::Redo && end.disk.unforced(SEGMENT);
+            for how in hows(act, effort, depth, losing, random) {
                 let cut = Cut { after: after + 1, how };
-                let child = end.birth(cut, &before, act, depth);
+                let child = end.start(cut, &before, act, depth);
                 let mut hasher = DefaultHasher::new();
-                let Birth { bounds, .. } = &child;
+                let Start { bounds, .. } = &child;
                 (child.disk.digest(), child.durable, depth).hash(&mut hasher);
                 child.history.digest(bounds.process, bounds.highest).hash(&mut hasher);
                 if !self.seen.lock().expect("no panic under this lock").insert(hasher.finish()) {
@@ -191,7 +197,7 @@ impl Explorer {
                     continue;
                 }
                 let script: Script = random.pick(&LATER).parse().expect("these scripts are right");
-                self.life(&child, &script, care, depth + 1, random).map_err(|mut failure| {
+                self.life(&child, &script, effort, depth + 1, random).map_err(|mut failure| {
                     failure.path = format!(" | {cut} | {script}{}", failure.path);
                     failure
                 })?;
@@ -205,7 +211,7 @@ impl Explorer {
 #[derive(Clone)]
 pub(crate) struct End {
     disk: Disk,
-    birth: Birth,
+    start: Start,
     /// All states, the life's own too.
     lived: History,
     /// What the life found when it opened the store; while it does, a second try must find the same.
@@ -215,31 +221,31 @@ pub(crate) struct End {
 
 /// Lives a life; its journal, and the walk through it.
 pub(crate) fn begin(
-    birth: &Birth,
+    start: &Start,
     script: &Script,
     close: bool,
     fault: Option<Fault>,
 ) -> Result<(Vec<Entry<Mark>>, End), String> {
-    let machine = machine(birth, fault);
-    let lived = catch_unwind(AssertUnwindSafe(|| live(birth, script, close, &machine)));
+    let machine = machine(start, fault);
+    let lived = catch_unwind(AssertUnwindSafe(|| live(start, script, close, &machine)));
     let lived = lived.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
         Err(format!("panicked: {text}"))
     })?;
-    let mut walked = birth.clone();
+    let mut walked = start.clone();
     if let Some(found) = lived.found
-        && birth.durable
+        && start.durable
     {
         // Opening it again, at whatever moment, must show the same.
         walked.bounds =
-            Bounds { process: found, power: found, proven: found, highest: found, ..birth.bounds };
+            Bounds { process: found, power: found, proven: found, highest: found, ..start.bounds };
     }
     Ok((
         lived.journal,
         End {
-            disk: birth.disk.clone(),
-            birth: walked,
+            disk: start.disk.clone(),
+            start: walked,
             lived: lived.history,
             found: lived.found,
             time: lived.time,
@@ -249,14 +255,14 @@ pub(crate) fn begin(
 
 impl End {
     /// What is left after a cut of a life whose journal this is; nothing, if nothing was done before.
-    pub fn at(&self, journal: &[Entry<Mark>], cut: Cut, depth: usize) -> Option<Birth> {
+    pub fn at(&self, journal: &[Entry<Mark>], cut: Cut, depth: usize) -> Option<Start> {
         let mut end = self.clone();
         let mut last = None;
         for entry in &journal[..cut.after.min(journal.len())] {
             let before = end.disk.clone();
             last = end.pass(entry).map(|act| (act, before)).or(last);
         }
-        last.map(|(act, before)| end.birth(cut, &before, act, depth))
+        last.map(|(act, before)| end.start(cut, &before, act, depth))
     }
 
     /// The life's states between two.
@@ -270,9 +276,9 @@ impl End {
             Entry::Mark(mark) => {
                 if let Mark::Opened(_) = mark {
                     self.found = None;
-                    self.birth.history = self.lived.clone();
+                    self.start.history = self.lived.clone();
                 }
-                self.birth.bounds.note(*mark);
+                self.start.bounds.note(*mark);
                 None
             }
             Entry::Act(act) => {
@@ -283,8 +289,8 @@ impl End {
     }
 
     /// The life that begins after a cut here. `before` is the disk before the last act.
-    fn birth(&self, cut: Cut, before: &Disk, act: &Act, depth: usize) -> Birth {
-        let mut bounds = self.birth.bounds;
+    fn start(&self, cut: Cut, before: &Disk, act: &Act, depth: usize) -> Start {
+        let mut bounds = self.start.bounds;
         let (disk, durable) = match (cut.how, act) {
             (How::Power(loss), _) => {
                 bounds.process = bounds.power;
@@ -299,15 +305,15 @@ impl End {
         };
         bounds.exact = self.found.filter(|_| !durable);
         // A new boot begins, or the old one goes on.
-        let boot = if durable { [depth as u8 + 3; 16] } else { self.birth.boot };
+        let boot = if durable { [depth as u8 + 3; 16] } else { self.start.boot };
         let time = if durable { (depth as u64 + 3) << 41 } else { self.time };
-        let history = self.birth.history.until(bounds.power, bounds.highest);
-        Birth { disk, boot, time, bounds, history, durable, ..self.birth }
+        let history = self.start.history.until(bounds.power, bounds.highest);
+        Start { disk, boot, time, bounds, history, durable, ..self.start }
     }
 }
 
 /// The ways in which a life is cut after an act. `losing`: segments have what can be lost on its way.
-fn hows(act: &Act, care: Care, depth: usize, losing: bool, random: &mut Random) -> Vec<How> {
+fn hows(act: &Act, effort: Effort, depth: usize, losing: bool, random: &mut Random) -> Vec<How> {
     let mut hows = vec![How::Killed];
     if losing {
         hows.extend([How::Lost(random.bits()), How::Pulled]);
@@ -321,7 +327,7 @@ fn hows(act: &Act, care: Care, depth: usize, losing: bool, random: &mut Random) 
     if !matches!(act, Act::Store(..)) {
         hows.push(How::Power(Loss::All));
         hows.push(How::Power(Loss::Nothing));
-        hows.extend((0..care.losses).map(|_| How::Power(Loss::Some(random.bits()))));
+        hows.extend((0..effort.losses).map(|_| How::Power(Loss::Some(random.bits()))));
     }
     if depth > 0 {
         return vec![if random.chance(1, 2) { How::Killed } else { *random.pick(&hows) }];
@@ -329,8 +335,8 @@ fn hows(act: &Act, care: Care, depth: usize, losing: bool, random: &mut Random) 
     hows
 }
 
-/// What was wrong once. The cuts count what a life does: when that changes they must be found anew, which the planted
-/// bugs `opened-before-forced` and `answer-not-awaited` tell.
+/// What was wrong once. The cuts count what a life does: when that changes they must be found anew, which the
+/// planted bugs `opened-before-forced` and `answer-not-awaited` tell.
 pub const FOUND: [&str; 2] = [
     // The second opening's record overwrote the beginning of one that a killed process had not finished. The third
     // opening said in the status that it began behind it, and the power failed with that written, and the
@@ -339,19 +345,19 @@ pub const FOUND: [&str; 2] = [
      tx:restore:power:36000+9000 hold truncate tx:restore:lazy:100+9000 tx:restore:lazy:9100+9000 \
      tx:restore:lazy:18100+9000 tx:restore:lazy:100+8 | 105k | tx:restore:power:80+100 | 55k | \
      tx:norestore:lazy:90+200,4090+12 tend | 6s7 | tx:restore:power:80+100",
-    // What the segment showed was lost on its way to the medium. The second opening was told so, and killed before it
-    // had noted that; the third relied on what the segment showed.
+    // What the segment showed was lost on its way to the medium. The second opening was told so, and killed
+    // before it had noted that; the third relied on what the segment showed.
     "tx:restore:lazy:200+4100 tx:restore:power:8176+16,8192+25,8168+8 tx:restore:async:123+9 tend | \
      80l4175525706487714554 | tx:norestore:lazy:90+200,4090+12 tend | 3k | resolve tx:restore:lazy:4000+200 flush",
 ];
 
 /// Repeats what a failure prints: `script | cut | script | cut | script`.
-pub fn replay(birth: &Birth, path: &str, talk: bool) -> Result<(), String> {
-    let mut birth = birth.clone();
+pub fn replay(start: &Start, path: &str, talk: bool) -> Result<(), String> {
+    let mut start = start.clone();
     let parts: Vec<&str> = path.split('|').collect();
     for (depth, part) in parts.chunks(2).enumerate() {
         let script: Script = part[0].parse()?;
-        let (journal, end) = begin(&birth, &script, depth == 0, None)?;
+        let (journal, end) = begin(&start, &script, depth == 0, None)?;
         let Some(cut) = part.get(1) else { return Ok(()) };
         let cut: Cut = cut.parse()?;
         if talk {
@@ -361,7 +367,7 @@ pub fn replay(birth: &Birth, path: &str, talk: bool) -> Result<(), String> {
                 println!("  {i:4} {}", brief(entry));
             }
         }
-        birth = end.at(&journal, cut, depth).ok_or("nothing was done before the cut")?;
+        start = end.at(&journal, cut, depth).ok_or("nothing was done before the cut")?;
     }
     Ok(())
 }
@@ -385,13 +391,13 @@ fn brief(entry: &Entry<Mark>) -> String {
 
 /// Lives the script once for each of its operations, with a fault there; whatever the store says, what it
 /// acknowledged is there when the machine is repaired.
-pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64, Failure> {
-    let sound = machine(birth, None);
+pub fn faults(start: &Start, script: &Script, random: &mut Random) -> Result<u64, Failure> {
+    let sound = machine(start, None);
     let why = |why: String, fault: Option<Fault>| Failure {
         path: format!("{script}"),
         why: format!("{fault:?}: {why}"),
     };
-    live(birth, script, true, &sound).map_err(|e| why(e, None))?;
+    live(start, script, true, &sound).map_err(|e| why(e, None))?;
     let mut injected = 0;
     for at in 0..sound.operations() {
         let fault = Fault {
@@ -401,10 +407,10 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
             part: *random.pick(&[0, 1, 2, 32, 63, 64]),
         };
         let fail = |text| why(text, Some(fault));
-        let (journal, end) = begin(birth, script, true, Some(fault)).map_err(fail)?;
+        let (journal, end) = begin(start, script, true, Some(fault)).map_err(fail)?;
         injected += 1;
         // In persistent memory what failed half way counts before the life is over.
-        if birth.flavour == Flavour::Persistent {
+        if start.flavour == Flavour::Persistent {
             for after in 1..journal.len() {
                 let cut = Cut { after, how: How::Power(Loss::Some(random.bits())) };
                 if random.below(journal.len() as u64) < 24
@@ -416,7 +422,7 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
             }
         }
         // What failed may go from the page cache, too.
-        let lost = (birth.flavour == Flavour::Redo).then_some(How::Lost(random.bits()));
+        let lost = (start.flavour == Flavour::Redo).then_some(How::Lost(random.bits()));
         let power = [Loss::All, Loss::Some(random.bits())].map(How::Power);
         for how in [How::Killed].into_iter().chain(lost).chain(power) {
             let cut = Cut { after: journal.len(), how };
@@ -426,7 +432,7 @@ pub fn faults(birth: &Birth, script: &Script, random: &mut Random) -> Result<u64
             let after: Script = "tx:restore:power:80+100,65600+100".parse().expect("this script is right");
             // With the undo policy that takes a close.
             let (journal, repaired) =
-                begin(&child, &after, birth.flavour == Flavour::Undo, None).map_err(why)?;
+                begin(&child, &after, start.flavour == Flavour::Undo, None).map_err(why)?;
             if journal.is_empty() {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Heaps on simulated machines: after everything that a workload does to its disk, the process is killed and the power
-//! cut; what is left must be the heap as some commit left it, none acknowledged missing.
+//! Heaps on simulated machines: after everything that a workload does to its disk, the process is killed and
+//! the power cut; what is left must be the heap as some commit left it, none acknowledged missing.
 
 use crate::disk::{Act, Disk, Loss};
 use crate::explore::Failure;

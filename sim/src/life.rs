@@ -28,7 +28,7 @@ pub type LifeMachine = Machine<Mark>;
 
 /// Where a life begins.
 #[derive(Debug, Clone)]
-pub struct Birth {
+pub struct Start {
     /// The disk that the last life left.
     pub disk: Disk,
     /// The boot it begins in.
@@ -89,7 +89,7 @@ pub const UNFORCED: &str = "could not be forced when the store was closed";
 
 /// How a life went.
 #[derive(Debug)]
-pub struct Lived {
+pub struct Outcome {
     /// What was found at its beginning, if it came so far.
     pub found: Option<usize>,
     /// All states, the new ones too.
@@ -118,7 +118,8 @@ struct Life {
     flavour: Flavour,
 }
 
-/// What a transaction, or a branch of it, has done so far: its changes, and the savepoints with how many there were.
+/// What a transaction, or a branch of it, has done so far: its changes, and the savepoints with how many there
+/// were.
 #[derive(Default)]
 struct Level {
     changes: Changes,
@@ -171,18 +172,18 @@ fn pattern(number: u64, range: usize, len: usize) -> Arc<[u8]> {
 
 /// Lives a life on a machine: opening, script, and closing if `close`. Stops at the first wrong thing.
 pub fn live(
-    birth: &Birth,
+    start: &Start,
     script: &Script,
     close: bool,
     machine: &Arc<LifeMachine>,
-) -> Result<Lived, String> {
+) -> Result<Outcome, String> {
     machine.run(|| {
-        let mut life = match Life::begin(birth, machine) {
+        let mut life = match Life::begin(start, machine) {
             Ok((life, found)) => (life, found),
-            Err(Ended::Failed(why)) if machine.failed() || birth.may_be_lost(&why) => {
+            Err(Ended::Failed(why)) if machine.failed() || start.may_be_lost(&why) => {
                 let (history, journal, time) =
-                    (birth.history.clone(), machine.take_journal(), machine.time());
-                return Ok(Lived { found: None, history, journal, time, failed: Some(why) });
+                    (start.history.clone(), machine.take_journal(), machine.time());
+                return Ok(Outcome { found: None, history, journal, time, failed: Some(why) });
             }
             Err(Ended::Failed(why)) => return Err(format!("not opened: {why}")),
             Err(Ended::Wrong(why)) => return Err(why),
@@ -199,11 +200,11 @@ pub fn live(
         let found = Some(life.1);
         // What the end writes is not part of the life.
         let (journal, time) = (machine.take_journal(), machine.time());
-        Ok(Lived { found, history: life.0.end(), journal, time, failed })
+        Ok(Outcome { found, history: life.0.end(), journal, time, failed })
     })
 }
 
-impl Birth {
+impl Start {
     /// Whether a store may be refused for that reason: memory that was lost, of a store that was not closed.
     fn may_be_lost(&self, why: &str) -> bool {
         let open = self.flavour == Flavour::Undo && !self.bounds.closed;
@@ -212,19 +213,19 @@ impl Birth {
 }
 
 /// The machine of a life that begins thus.
-pub fn machine(birth: &Birth, fault: Option<Fault>) -> Arc<LifeMachine> {
-    let hardware = Hardware { short: birth.short, ..birth.flavour.hardware() };
-    Machine::new(birth.disk.clone(), birth.boot, birth.time, hardware, fault)
+pub fn machine(start: &Start, fault: Option<Fault>) -> Arc<LifeMachine> {
+    let hardware = Hardware { short: start.short, ..start.flavour.hardware() };
+    Machine::new(start.disk.clone(), start.boot, start.time, hardware, fault)
 }
 
 impl Life {
-    fn begin(birth: &Birth, machine: &Arc<LifeMachine>) -> Result<(Life, usize), Ended> {
-        let options = options(machine, birth.truncate_percent, birth.flavour);
+    fn begin(start: &Start, machine: &Arc<LifeMachine>) -> Result<(Life, usize), Ended> {
+        let options = options(machine, start.truncate_percent, start.flavour);
         let failed = |what: &str, error: &dyn std::fmt::Display| Ended::Failed(format!("{what}: {error}"));
         let report = options.check(STORE).map_err(|e| failed("check", &e))?;
         if !report.is_clean() {
             let text = format!("check found damage: {:?}", report.problems);
-            return if machine.failed() || birth.may_be_lost(&text) {
+            return if machine.failed() || start.may_be_lost(&text) {
                 Err(Ended::Failed(text))
             } else {
                 wrong(text)
@@ -232,18 +233,18 @@ impl Life {
         }
         machine.mark(Mark::Reopening);
         let store = options.open(STORE).map_err(|e| failed("open", &e))?;
-        let segment = segment(&store, birth.flavour).map_err(|e| failed("segment", &e))?;
+        let segment = segment(&store, start.flavour).map_err(|e| failed("segment", &e))?;
         let len = segment.len();
-        if !(birth.bounds.len.0..=birth.bounds.len.1).contains(&len) {
-            return wrong(format!("the segment is {len} bytes long and not {:?}", birth.bounds.len));
+        if !(start.bounds.len.0..=start.bounds.len.1).contains(&len) {
+            return wrong(format!("the segment is {len} bytes long and not {:?}", start.bounds.len));
         }
         let region = segment.map_all().map_err(|e| failed("map", &e))?;
         let prepared = store.prepared();
         let ids = prepared.iter().map(|p| &p.global_id[..]);
-        let Bounds { process, highest, power, exact, .. } = birth.bounds;
+        let Bounds { process, highest, power, exact, .. } = start.bounds;
         let (process, highest) = exact.map_or((process, highest), |exact| (exact, exact));
-        let Some(found) = birth.history.find(process, highest, bytes(&region), &ids) else {
-            let newest = birth.history.get(highest);
+        let Some(found) = start.history.find(process, highest, bytes(&region), &ids) else {
+            let newest = start.history.get(highest);
             let at = newest.memory.differs(bytes(&region));
             return wrong(format!(
                 "the memory is that of no commit from {process} to {highest}; it differs from the newest at {at:?}; undecided: {:?}, there: {:?}",
@@ -252,7 +253,7 @@ impl Life {
             ));
         };
         machine.mark(Mark::Opened(found));
-        let history = birth.history.until(power.min(found), found);
+        let history = start.history.until(power.min(found), found);
         let state = history.get(found).clone();
         let undecided = state.prepared.iter().map(|(id, changes)| Undecided {
             id: id.clone(),
@@ -265,8 +266,8 @@ impl Life {
             region: Some(region),
             live: state.memory.clone(),
             undecided: undecided.collect(),
-            truncate_percent: birth.truncate_percent,
-            flavour: birth.flavour,
+            truncate_percent: start.truncate_percent,
+            flavour: start.flavour,
             steps: 0,
             hold: false,
             number: found as u64 * 7919 + machine.operations(),
@@ -550,7 +551,7 @@ fn bytes(region: &Region) -> &[u8] {
 }
 
 /// A store with an empty segment, closed in good order, on a machine that was then switched off.
-pub fn nursery(flavour: Flavour) -> Birth {
+pub fn default_start(flavour: Flavour) -> Start {
     let machine: Arc<LifeMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
     machine.run(|| {
         let store = options(&machine, 50, flavour).open(STORE).expect("a sound machine makes a store");
@@ -565,7 +566,7 @@ pub fn nursery(flavour: Flavour) -> Birth {
         }
         store.close().expect("a sound machine closes a store");
     });
-    Birth {
+    Start {
         disk: machine.disk().after_power_cut(Loss::Nothing),
         boot: [2; 16],
         durable: true,
@@ -653,8 +654,8 @@ mod tests {
 
     #[test]
     fn a_commit_in_persistent_memory_takes_two_fences_and_one_for_each_range() {
-        let birth = nursery(Flavour::Persistent);
-        let machine = machine(&birth, None);
+        let start = default_start(Flavour::Persistent);
+        let machine = machine(&start, None);
         machine.run(|| {
             let store = options(&machine, 50, Flavour::Persistent).open(STORE).unwrap();
             let region = store.segment("data").unwrap().map_all().unwrap();

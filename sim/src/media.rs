@@ -10,9 +10,9 @@
 //! 4. Everything else survives: nothing synced changes, not in a sector that is half written either, and
 //!    `replace` is atomic.
 //!
-//! When a **process is killed** ([`Disk::after_lost_writes`]), in the same boot: some of what was written to segments and
-//! not synced is lost on its way to the medium, gone from the page cache, and told of once; or all of it is, because
-//! the medium was pulled and mounted again.
+//! When a **process is killed** ([`Disk::after_lost_writes`]), in the same boot: some of what was written to
+//! segments and not synced is lost on its way to the medium, gone from the page cache, and told of once; or all
+//! of it is, because the medium was pulled and mounted again.
 //!
 //! At the **death of the process** ([`Disk::interrupted`]):
 //! 5. Every write and every store to mapped memory that was begun is there, in program order; the last

@@ -223,7 +223,8 @@ pub const ALPHABET: [fn(usize) -> Vec<Step>; 15] = [
     |i| vec![tx(true, End::Lazy, &[(200, 4100 + 8 * i)])],
 ];
 
-/// Workloads for machines that fail: ranges that take many chunks of an undo log, between others of the transaction.
+/// Workloads for machines that fail: ranges that take many chunks of an undo log, between others of the
+/// transaction.
 pub const OF_FAULTS: [&str; 2] = [
     "tx:restore:lazy:0+100,100+40000,50000+200 tx:restore:lazy:300+8 tx:restore:power:20000+9000",
     "tx:restore:lazy:0+8,100+30000,8+8,31000+30000,61000+8 tx:restore:lazy:100+30000 tx:restore:abort:40000+8 reopen",

@@ -88,9 +88,9 @@ fn found(disk: Disk, boot: u8, time: u64) -> Result<Newest, String> {
     })
 }
 
-fn schedule(nursery: &Disk, seed: u64, cuts: &AtomicU64) {
+fn schedule(default_start: &Disk, seed: u64, cuts: &AtomicU64) {
     let machine: Arc<Machine<Said>> = Machine::new(
-        nursery.clone(),
+        default_start.clone(),
         [2; 16],
         1 << 41,
         Hardware { short: seed.is_multiple_of(3), persistent: false },
@@ -131,7 +131,7 @@ fn schedule(nursery: &Disk, seed: u64, cuts: &AtomicU64) {
         // Half of the crashes come just after an acknowledgement, a write or a force.
         let end = if i % 2 == 0 { anywhere } else { *random.pick(&ends) };
         let power = random.chance(1, 2);
-        let said = walk(nursery, &journal[..=end]);
+        let said = walk(default_start, &journal[..=end]);
         let (disk, boot, time) = match power {
             true => (said.disk.after_power_cut(Loss::Some(random.bits())), 9, 1 << 43),
             false => (said.disk, 2, time),
@@ -169,8 +169,8 @@ struct Moment {
     before: HashMap<(usize, u64), Newest>,
 }
 
-fn walk(nursery: &Disk, journal: &[Entry<Said>]) -> Moment {
-    let mut moment = Moment { disk: nursery.clone(), ..Moment::default() };
+fn walk(default_start: &Disk, journal: &[Entry<Said>]) -> Moment {
+    let mut moment = Moment { disk: default_start.clone(), ..Moment::default() };
     for entry in journal {
         match entry {
             Entry::Act(act) => moment.disk.apply(act),
@@ -193,7 +193,7 @@ fn walk(nursery: &Disk, journal: &[Entry<Said>]) -> Moment {
 }
 
 /// An empty store, made under the scheduler's locks.
-fn nursery() -> Disk {
+fn default_start() -> Disk {
     let made = Arc::new(Mutex::new(Disk::default()));
     let result = made.clone();
     run(RandomScheduler::new_from_seed(0, 1), move || {
@@ -237,10 +237,10 @@ fn turns(count: u64, seed: u64, work: impl Fn(u64) + Send + Sync + 'static) {
 
 /// Tries so many schedules of committers and a truncator. The number of crashes.
 pub fn schedules(count: u64, seed: u64) -> u64 {
-    let nursery = nursery();
+    let default_start = default_start();
     let cuts = Arc::new(AtomicU64::new(0));
     let crashes = cuts.clone();
-    turns(count, seed, move |number| schedule(&nursery, number, &cuts));
+    turns(count, seed, move |number| schedule(&default_start, number, &cuts));
     crashes.load(Ordering::Relaxed)
 }
 
@@ -248,9 +248,9 @@ pub fn schedules(count: u64, seed: u64) -> u64 {
 const GROUP: usize = 4;
 
 /// Group commit with nobody else to wake anybody: all come to an end, and survive a power cut.
-fn group_schedule(nursery: &Disk, seed: u64) {
+fn group_schedule(default_start: &Disk, seed: u64) {
     let machine: Arc<LifeMachine> =
-        Machine::new(nursery.clone(), [2; 16], 1 << 41, Hardware::default(), None);
+        Machine::new(default_start.clone(), [2; 16], 1 << 41, Hardware::default(), None);
     let commits = |thread: u64| 1 + (seed + thread) % 3 / 2;
     let disk = machine.run(|| {
         let store = options(&machine, 50, Flavour::Redo).open(STORE).expect("sound");
@@ -285,8 +285,8 @@ fn group_schedule(nursery: &Disk, seed: u64) {
 
 /// Tries so many schedules of threads that force their commits.
 pub fn group_schedules(count: u64, seed: u64) {
-    let nursery = nursery();
-    turns(count, seed, move |number| group_schedule(&nursery, number));
+    let default_start = default_start();
+    turns(count, seed, move |number| group_schedule(&default_start, number));
 }
 
 /// What the threads of a heap's schedule own: places with lengths, and whether that is committed.
@@ -342,11 +342,12 @@ fn objects(heap: &Heap<'_>, owned: &Owned, thread: usize, seed: u64) {
     }
 }
 
-/// A heap in the hands of three threads: no object is given out twice, and in the end, and after the death of the process, there
-/// is what was committed.
-fn heap_schedule(nursery: &Disk, seed: u64) {
+/// A heap in the hands of three threads: no object is given out twice, and in the end, and after the death of
+/// the process, there is what was committed.
+fn heap_schedule(default_start: &Disk, seed: u64) {
     let flavour = Flavour::Undo;
-    let machine: Arc<LifeMachine> = Machine::new(nursery.clone(), [2; 16], 1 << 41, flavour.hardware(), None);
+    let machine: Arc<LifeMachine> =
+        Machine::new(default_start.clone(), [2; 16], 1 << 41, flavour.hardware(), None);
     let owned = Owned::default();
     let disk = machine.run(|| {
         let store = options(&machine, 50, flavour).open(STORE).expect("sound");
@@ -391,6 +392,6 @@ pub fn heap_schedules(count: u64, seed: u64) {
         });
         *made.lock().expect("one thread") = machine.disk().after_power_cut(Loss::Nothing);
     });
-    let nursery = result.lock().expect("one thread").clone();
-    turns(count, seed, move |number| heap_schedule(&nursery, number));
+    let default_start = result.lock().expect("one thread").clone();
+    turns(count, seed, move |number| heap_schedule(&default_start, number));
 }

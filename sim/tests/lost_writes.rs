@@ -1,11 +1,11 @@
-//! A force of a segment fails because something written to it before was lost on its way to the medium: as it grows, and
-//! the program goes on; or in truncation. The program is killed, and what was lost is not in the page cache any
-//! more. Whoever opens the store then must not rely on what the segment showed.
+//! A force of a segment fails because something written to it before was lost on its way to the medium: as it
+//! grows, and the program goes on; or in truncation. The program is killed, and what was lost is not in the
+//! page cache any more. Whoever opens the store then must not rely on what the segment showed.
 #![cfg(caliburn_sim)]
 
 use caliburn::{Class, Mode, Region, Store};
 use caliburn_sim::disk::{Act, Disk, Loss};
-use caliburn_sim::life::{Birth, Flavour, STORE, machine, nursery, options};
+use caliburn_sim::life::{Flavour, STORE, Start, default_start, machine, options};
 use caliburn_sim::media::{Entry, Fault};
 
 const BYTES: usize = 3000;
@@ -13,7 +13,7 @@ const BYTES: usize = 3000;
 /// Where a transaction has written which byte.
 type Written = (usize, u8);
 
-struct Lived {
+struct Outcome {
     disk: Disk,
     committed: Vec<Written>,
     /// Operations before the force.
@@ -34,8 +34,8 @@ fn put(store: &Store, region: &Region, (at, byte): Written) -> Written {
 
 /// More than a sixteenth of the log is committed, so that the segment is made to show it; then it is forced.
 /// `later`: if that failed, as much again follows.
-fn live(birth: &Birth, fault: Option<Fault>, forces: Forces, later: bool) -> Lived {
-    let machine = machine(birth, fault);
+fn live(start: &Start, fault: Option<Fault>, forces: Forces, later: bool) -> Outcome {
+    let machine = machine(start, fault);
     machine.run(|| {
         let store = options(&machine, 90, Flavour::Redo).open(STORE).unwrap();
         let region = store.segment("data").unwrap().map_all().unwrap();
@@ -51,22 +51,22 @@ fn live(birth: &Birth, fault: Option<Fault>, forces: Forces, later: bool) -> Liv
         }
         let disk = machine.disk();
         std::mem::forget((store, region));
-        Lived { disk, committed, before, unforced: !forced && dropped }
+        Outcome { disk, committed, before, unforced: !forced && dropped }
     })
 }
 
 /// Each of the first operations of what forces fails once.
 fn is_replayed(forces: Forces, later: bool) {
-    let birth = nursery(Flavour::Redo);
-    let first = live(&birth, None, forces, false).before;
+    let start = default_start(Flavour::Redo);
+    let first = live(&start, None, forces, false).before;
     let faults = (first..first + 8).map(|at| Fault { at, lasting: false, full: false, part: 0 });
-    let failed: Vec<Lived> =
-        faults.map(|fault| live(&birth, Some(fault), forces, later)).filter(|lived| lived.unforced).collect();
+    let failed: Vec<Outcome> =
+        faults.map(|fault| live(&start, Some(fault), forces, later)).filter(|lived| lived.unforced).collect();
     assert!(!failed.is_empty(), "no force failed");
     // What was written later may all be there.
-    for (Lived { disk, committed, .. }, seed) in failed.iter().flat_map(|l| (0..16).map(move |s| (l, s))) {
+    for (Outcome { disk, committed, .. }, seed) in failed.iter().flat_map(|l| (0..16).map(move |s| (l, s))) {
         let disk = disk.after_lost_writes(".segment", Some(seed));
-        let machine = machine(&Birth { disk, ..birth.clone() }, None);
+        let machine = machine(&Start { disk, ..start.clone() }, None);
         machine.run(|| {
             let store = options(&machine, 90, Flavour::Redo).open(STORE).unwrap();
             let region = store.segment("data").unwrap().map_all().unwrap();
@@ -86,15 +86,15 @@ fn what_a_failed_growth_has_lost_is_replayed() {
     is_replayed(grow, true);
 }
 
-/// A page that was taken to be written and could not be is in the log for good: whoever truncates next hears of the
-/// failure.
+/// A page that was taken to be written and could not be is in the log for good: whoever truncates next hears of
+/// the failure.
 #[test]
 fn the_head_never_passes_a_page_that_could_not_be_written() {
-    let birth = nursery(Flavour::Redo);
+    let start = default_start(Flavour::Redo);
     let all = |region: &Region| (0..8).all(|page| region.load::<[u8; BYTES]>(page * 4096) == [1; BYTES]);
     let mut failed = 0;
     for at in 0..200 {
-        let machine = machine(&birth, Some(Fault { at, lasting: false, full: false, part: 0 }));
+        let machine = machine(&start, Some(Fault { at, lasting: false, full: false, part: 0 }));
         let committed = machine.run(|| {
             // Truncation begins at once.
             let store = options(&machine, 1, Flavour::Redo).open(STORE).ok()?;
@@ -117,7 +117,7 @@ fn the_head_never_passes_a_page_that_could_not_be_written() {
             Some(())
         });
         let disk = machine.disk().after_power_cut(Loss::All);
-        let machine = self::machine(&Birth { disk, boot: [9; 16], ..birth.clone() }, None);
+        let machine = self::machine(&Start { disk, boot: [9; 16], ..start.clone() }, None);
         machine.run(|| {
             let store = options(&machine, 90, Flavour::Redo).open(STORE).unwrap();
             let region = store.segment("data").unwrap().map_all().unwrap();

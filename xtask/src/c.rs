@@ -1,6 +1,6 @@
-//! `cargo xtask c`: the C libraries are installed into a folder of the build's, and the tests that are written in C and
-//! C++ are compiled against that, as anybody's programs would be, and run: plainly, under valgrind, with the
-//! compiler's sanitizers, linked to the static library.
+//! `cargo xtask c`: the C libraries are installed into a folder of the build's, and the tests that are written
+//! in C and C++ are compiled against that, as anybody's programs would be, and run: plainly, under valgrind,
+//! with the compiler's sanitizers, linked to the static library.
 
 use crate::install::{self, SYSTEM};
 use crate::succeed;

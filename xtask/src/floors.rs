@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A tree, its floors from the lowest up, and pairs that must not know each other though one stands above the other.
+/// A tree, its floors from the lowest up, and pairs that must not know each other though one stands above the
+/// other.
 struct Tree {
     root: &'static str,
     floors: &'static [&'static str],

@@ -88,7 +88,8 @@ pub fn tool(program: &str, line: &str, paths: &[&Path]) -> Result<(), String> {
     if done.success() { Ok(()) } else { Err(format!("{program} {line}: {done}")) }
 }
 
-/// One object, without what only a compiler reads, in which only Caliburn's own names are visible: a program may link other libraries made with Rust.
+/// One object, without what only a compiler reads, in which only Caliburn's own names are visible: a program
+/// may link other libraries made with Rust.
 fn static_library(lib: &Path) -> Result<(), String> {
     let object = lib.join("caliburn.o");
     let library = lib.join("libcaliburn.a");

@@ -1,5 +1,5 @@
-//! Counts the instructions of the hot paths, which do not depend on how busy the machine is, and compares them with
-//! `bench/instructions.txt`.
+//! Counts the instructions of the hot paths, which do not depend on how busy the machine is, and compares them
+//! with `bench/instructions.txt`.
 
 use crate::run;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! What the tests need beside a Rust toolchain: found out before anything runs, installed where that may be done, and
-//! named where not.
+//! What the tests need beside a Rust toolchain: found out before anything runs, installed where that may be
+//! done, and named where not.
 
 use crate::run;
 use std::path::Path;
@@ -20,7 +20,8 @@ pub enum Part {
     FileSystems,
 }
 
-/// A Debian package, by what shows that it is there: a command, or a file if it begins with `/`, with `*` for any name.
+/// A Debian package, by what shows that it is there: a command, or a file if it begins with `/`, with `*` for
+/// any name.
 const WANTED: [(&str, &str, Part); 22] = [
     ("c++", "g++", Part::C),
     ("ld", "binutils", Part::C),

@@ -10,6 +10,8 @@ const FILE_LINES: usize = 600;
 const FUNCTION_LINES: usize = 90;
 /// Files that are longer, each for a reason.
 const LONGER: [(&str, usize, &str); 1] = [("sim/src/life.rs", 700, "one life of one machine")];
+/// Widest line of a comment that is no table.
+const COMMENT_COLUMNS: usize = 117;
 /// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
 const UNSAFE_MAY: [&str; 30] = [
     "crates/os/src/",
@@ -99,6 +101,14 @@ fn check(path: &str, text: &str, problems: &mut Vec<String>) {
         if line.ends_with(' ') || line.contains('\t') {
             problem(number, "spaces at the end, or a tab");
         }
+        let comment = line.trim_start().starts_with("//");
+        if comment
+            && line.chars().count() > COMMENT_COLUMNS
+            && !line.contains("// |")
+            && !line.contains("//! |")
+        {
+            problem(number, "the comment is too wide");
+        }
         if unfinished.iter().any(|word| line.contains(word.as_str())) {
             problem(number, "unfinished work or a test that is not run");
         }
@@ -140,6 +150,7 @@ mod tests {
         assert_eq!(problems("crates/x/src/utils.rs", ""), 1);
         assert_eq!(problems("a.rs", &format!("// {}{}\n", "TO", "DO")), 1);
         assert_eq!(problems("a.rs", "let x = 1; \n"), 1);
+        assert_eq!(problems("a.rs", &format!("// {}\n", "x".repeat(120))), 1);
         assert_eq!(problems("a.rs", "x\n".repeat(601).as_str()), 1);
         assert_eq!(problems("a.rs", &format!("fn f() {{\n{}}}\n", "    x;\n".repeat(95))), 1);
         assert_eq!(problems("a.rs", &format!("{} {{ x }}\n", "unsafe")), 1);

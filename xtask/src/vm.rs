@@ -1,9 +1,10 @@
 //! Virtual machines that crash: QEMU under software emulation with Debian's cloud kernel and an initramfs of
 //! busybox and our own static program. The kernel panics, is reset, or loses its power (the emulator is
-//! killed) while commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. Redo stores
-//! are on a virtio disk with ext4, some with their log on an emulated NVDIMM; undo stores on ext4 that is mapped
-//! directly (`-o dax`) from such an NVDIMM, or from memory that the parameter `memmap=` reserves, which outlives
-//! a warm start only. One more machine logs what it writes to its disk (dm-log-writes), see `writes.rs`.
+//! killed) while commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. Redo
+//! stores are on a virtio disk with ext4, some with their log on an emulated NVDIMM; undo stores on ext4 that
+//! is mapped directly (`-o dax`) from such an NVDIMM, or from memory that the parameter `memmap=` reserves,
+//! which outlives a warm start only. One more machine logs what it writes to its disk (dm-log-writes), see
+//! `writes.rs`.
 
 use crate::writes;
 use std::fs;
@@ -175,8 +176,8 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
         table(&format!("flakey /dev/vda 0 {SOUND} 1000 1 error_writes")),
         table("log-writes /dev/vda /dev/vdb")
     );
-    // An NVDIMM can be mapped directly when a header on it says where its pages are described; that header and the file
-    // system are made when the memory is new.
+    // An NVDIMM can be mapped directly when a header on it says where its pages are described; that header and
+    // the file system are made when the memory is new.
     init += "mount() { $b mount -t ext4 $how $disk /mnt; }\n\
              case $words in power,*|os,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
              if [ $($b cat /sys/block/pmem0/queue/dax) = 0 ]; then cd /sys/bus/nd/devices\n\

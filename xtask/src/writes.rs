@@ -1,6 +1,6 @@
-//! What a disk would have held: a virtual machine logs every write to its disk (dm-log-writes), and here the log is
-//! played back. At each flush, the image of the disk is mounted and the store on it verified: it must hold what
-//! was acknowledged before.
+//! What a disk would have held: a virtual machine logs every write to its disk (dm-log-writes), and here the
+//! log is played back. At each flush, the image of the disk is mounted and the store on it verified: it must
+//! hold what was acknowledged before.
 
 use crate::vm;
 use std::fs::{self, File};

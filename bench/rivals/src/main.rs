@@ -1,7 +1,8 @@
-//! What a user would pick instead, doing the same work on the same data in the same durability class, beside Caliburn and
-//! the floors, in interleaved rounds of one run. Settings are at the head of each rival's file.
+//! What a user would pick instead, doing the same work on the same data in the same durability class, beside
+//! Caliburn and the floors, in interleaved rounds of one run. Settings are at the head of each rival's file.
 //!
-//! A rival that has records and no memory keeps a record of the work under its offset: it is read, changed and stored.
+//! A rival that has records and no memory keeps a record of the work under its offset: it is read, changed and
+//! stored.
 
 mod fjall;
 mod foreign;
@@ -17,7 +18,7 @@ use caliburn_bench::floor::{ForcedWrite, HandWritten, Mapped, Plain, WriteAhead}
 use caliburn_bench::report::{self, Line};
 use caliburn_bench::synthetic::Ranges;
 use caliburn_bench::target::{Failure, Redo, Target, Undo, options};
-use caliburn_bench::work::Work;
+use caliburn_bench::work::Workload;
 use clap::{Parser, ValueEnum};
 use records::{Database, Keyed, Shape};
 use serde_json::{Value, json};
@@ -115,10 +116,10 @@ struct Running<W, T> {
     batch: u64,
 }
 
-impl<W: Work, T: Target> Contender for Running<W, T> {
+impl<W: Workload, T: Target> Contender for Running<W, T> {
     fn round(&mut self, seconds: f64) -> report::Sample {
         let sample = report::measure(seconds, self.batch, || self.work.step(&mut self.target));
-        self.target.settle();
+        self.target.drain();
         sample
     }
 
@@ -141,7 +142,7 @@ impl Contender for Forced {
 
 /// The same work on everything. The floor is the first.
 #[allow(clippy::too_many_arguments)]
-fn side_by_side<W: Work>(
+fn side_by_side<W: Workload>(
     workload: &str,
     arguments: &Arguments,
     (bytes, filled): (usize, usize),
@@ -207,8 +208,8 @@ fn side_by_side<W: Work>(
     Ok(())
 }
 
-/// What PMDK is told at its start: that memory is to be taken for persistent, and stores to it survive. Without that, it
-/// calls `msync`.
+/// What PMDK is told at its start: that memory is to be taken for persistent, and stores to it survive. Without
+/// that, it calls `msync`.
 const PMDK: [&str; 2] = ["PMEM_IS_PMEM_FORCE", "PMEM_NO_FLUSH"];
 
 /// PMDK's surroundings are those of the class.

@@ -1,4 +1,5 @@
-//! libmdbx, by its C interface: MDBX_WRITEMAP with MDBX_UTTERLY_NOSYNC for the Process class, its default for Power. Integer keys.
+//! libmdbx, by its C interface: MDBX_WRITEMAP with MDBX_UTTERLY_NOSYNC for the Process class, its default for
+//! Power. Integer keys.
 
 use crate::records::{Database, Session};
 use caliburn_bench::target::Failure;

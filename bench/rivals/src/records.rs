@@ -1,4 +1,5 @@
-//! What a rival is: records under 64-bit keys, changed in transactions; and how the benchmarks' work is done on it.
+//! What a rival is: records under 64-bit keys, changed in transactions; and how the benchmarks' work is done on
+//! it.
 
 use caliburn_bench::target::{Declare, Failure, Target};
 use std::cell::RefCell;

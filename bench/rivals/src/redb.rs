@@ -1,5 +1,5 @@
-//! redb. It has no commit that survives only the process: `Durability::None`, which survives nothing until the next durable
-//! commit, stands for the Process class; `Immediate` for Power.
+//! redb. It has no commit that survives only the process: `Durability::None`, which survives nothing until the
+//! next durable commit, stands for the Process class; `Immediate` for Power.
 
 use crate::records::{Database, Session};
 use caliburn_bench::target::Failure;

@@ -1,4 +1,5 @@
-//! `restart`: a process commits and is killed; how long until another one has opened the database and read a record?
+//! `restart`: a process commits and is killed; how long until another one has opened the database and read a
+//! record?
 
 use crate::records::{Keyed, Shape};
 use crate::{Arguments, open};
@@ -6,7 +7,7 @@ use caliburn_bench::debit_credit::{Layout, SEED, Stream};
 use caliburn_bench::report::{median, rounded};
 use caliburn_bench::restart::{caches, die_with_parent, drop_caches};
 use caliburn_bench::target::{Failure, Target};
-use caliburn_bench::work::Work;
+use caliburn_bench::work::Workload;
 use serde_json::json;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -64,7 +65,8 @@ fn forced(name: &str) -> bool {
     name == "redb"
 }
 
-/// The time until a record is read; then, outside of the time, the balances must be those of all victims' transactions.
+/// The time until a record is read; then, outside of the time, the balances must be those of all victims'
+/// transactions.
 fn first_read(
     name: &str,
     layout: Layout,

@@ -1,4 +1,5 @@
-//! `group-commit`: debit-credit in the `Power` class by several threads, each on tables of its own in one database.
+//! `group-commit`: debit-credit in the `Power` class by several threads, each on tables of its own in one
+//! database.
 
 use crate::records::{Database, Keyed, Shape};
 use crate::{Arguments, open};
@@ -7,7 +8,7 @@ use caliburn_bench::debit_credit::{Layout, Stream};
 use caliburn_bench::floor::ForcedWrite;
 use caliburn_bench::report::{self, Line};
 use caliburn_bench::target::{Failure, Part, options};
-use caliburn_bench::work::{Work, together};
+use caliburn_bench::work::{Workload, together};
 use serde_json::json;
 
 /// Accounts of each thread.

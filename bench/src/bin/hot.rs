@@ -6,7 +6,7 @@ use caliburn_bench::debit_credit::{Layout, SEED, Stream};
 use caliburn_bench::floor::{HandWritten, Mapped, Plain};
 use caliburn_bench::synthetic::Ranges;
 use caliburn_bench::target::{Failure, Redo, Target, Undo, options};
-use caliburn_bench::work::Work;
+use caliburn_bench::work::Workload;
 use clap::Parser;
 use std::path::Path;
 
@@ -54,7 +54,7 @@ fn work<T: Target>(target: &mut T, arguments: &Arguments) -> Result<(), Failure>
     steps(target, Ranges::new(arguments.bytes, DATA), arguments.count)
 }
 
-fn steps<W: Work, T: Target>(target: &mut T, mut work: W, count: u64) -> Result<(), Failure> {
+fn steps<W: Workload, T: Target>(target: &mut T, mut work: W, count: u64) -> Result<(), Failure> {
     // Every page is touched once before.
     (0..count).for_each(|_| work.step(target));
     hot_path(count, || work.step(target));

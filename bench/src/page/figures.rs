@@ -65,7 +65,8 @@ fn systems(found: &[&Found]) -> Vec<String> {
     names
 }
 
-/// The results of the last command alone that has a workload: one run, in which ratios hold. Commands with more systems win.
+/// The results of the last command alone that has a workload: one run, in which ratios hold. Commands with more
+/// systems win.
 fn one_run<'r>(found: Vec<&'r Found>) -> Vec<&'r Found> {
     let mut best: Vec<&'r Found> = Vec::new();
     for command in found.iter().map(|f| &f.command) {

@@ -12,7 +12,8 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// A quarter of the floors differed from round to round by more than this share of their median: the machine was noisy.
+/// A quarter of the floors differed from round to round by more than this share of their median: the machine
+/// was noisy.
 const NOISY: f64 = 0.3;
 /// Between these the summary stands in a document that has more to say.
 const MARKS: [&str; 2] = ["<!-- figures of cargo xtask bench -->", "<!-- end of figures -->"];

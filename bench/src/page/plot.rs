@@ -1,4 +1,5 @@
-//! Plots as SVG: lines over two axes, and horizontal bars; medians, with bars from the least to the most of the rounds.
+//! Plots as SVG: lines over two axes, and horizontal bars; medians, with bars from the least to the most of the
+//! rounds.
 
 use std::fmt::Write as _;
 

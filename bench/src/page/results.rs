@@ -1,5 +1,5 @@
-//! What a run wrote down: one JSON object per line. `{"run": ...}` says where and when, `{"command": ...}` which command the lines
-//! after it come from.
+//! What a run wrote down: one JSON object per line. `{"run": ...}` says where and when, `{"command": ...}`
+//! which command the lines after it come from.
 
 use super::plot::Measured;
 use crate::target::Failure;
@@ -99,7 +99,8 @@ impl Results {
         self.found.iter().filter(|f| f.text("workload") == workload && wanted(f)).collect()
     }
 
-    /// How much the floors' rounds differed, as a share of their medians: three quarters of the floors by no more than that.
+    /// How much the floors' rounds differed, as a share of their medians: three quarters of the floors by no
+    /// more than that.
     pub fn noise(&self) -> f64 {
         let floors = self.found.iter().filter(|f| f.number("ratio_to_floor") == 1.0);
         let spread = floors.map(|f| (f.number("max_ns") - f.number("min_ns")) / f.number("ns_per_tx"));

@@ -101,8 +101,8 @@ fn told(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
 }
 
-/// What the calling thread's last call that failed had to say: what, where and what to do. Valid until its next one
-/// fails; empty before the first.
+/// What the calling thread's last call that failed had to say: what, where and what to do. Valid until its next
+/// one fails; empty before the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_message() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

@@ -7,8 +7,8 @@
 //!   | kind 4 bits | generation 32 bits, odd | slot 28 bits |
 //! ```
 //!
-//! Slots are never given back to the system, so that looking one up takes no lock. Invariant: a slot's generation is
-//! odd while it holds a value.
+//! Slots are never given back to the system, so that looking one up takes no lock. Invariant: a slot's
+//! generation is odd while it holds a value.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -51,8 +51,8 @@ impl<T> Table<T> {
         Table { kind, chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS], free }
     }
 
-    /// The value of a handle. It stays where it is until it is taken, which no thread may do while another uses the
-    /// handle: convention 4 of the header.
+    /// The value of a handle. It stays where it is until it is taken, which no thread may do while another uses
+    /// the handle: convention 4 of the header.
     #[inline]
     pub fn get<H>(&self, handle: *const H) -> Option<&T> {
         let (slot, generation) = self.decode(handle.addr() as u64)?;

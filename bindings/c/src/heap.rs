@@ -38,7 +38,8 @@ fn heap_work<'a>(tx: *mut caliburn_tx) -> Done<&'a mut HeapTransaction<'static>>
     }
 }
 
-/// Opens the heap of that name, which is made if there is none: segments NAME and NAME.heap. A heap is opened once.
+/// Opens the heap of that name, which is made if there is none: segments NAME and NAME.heap. A heap is opened
+/// once.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_heap_open(
     store: *mut caliburn_store,
@@ -85,7 +86,8 @@ pub extern "C" fn caliburn_heap_begin(heap: *mut caliburn_heap, tx: *mut calibur
     })
 }
 
-/// Allocates len bytes, aligned to 16. What they hold is unknown, and they are not declared: declare what is stored.
+/// Allocates len bytes, aligned to 16. What they hold is unknown, and they are not declared: declare what is
+/// stored.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_heap_alloc(tx: *mut caliburn_tx, len: u64, place: *mut u64) -> c_int {
     caliburn_heap_alloc_aligned(tx, len, 16, place)
@@ -105,8 +107,8 @@ pub extern "C" fn caliburn_heap_alloc_aligned(
     })
 }
 
-/// Frees an object; its memory is used again after the transaction has committed. CALIBURN_NOT_ALLOCATED if no object
-/// begins there.
+/// Frees an object; its memory is used again after the transaction has committed. CALIBURN_NOT_ALLOCATED if no
+/// object begins there.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_heap_free(tx: *mut caliburn_tx, place: u64) -> c_int {
     call(|| Ok(heap_work(tx)?.free(Place(place))?))

@@ -33,7 +33,8 @@ pub const CALIBURN_MEMORY_SURVIVES: c_int = 9;
 pub const CALIBURN_REQUIRE: c_int = 10;
 /// Protection from stores outside of transactions: CALIBURN_GUARD_OFF (default in the library), _PAGES or _KEYS.
 pub const CALIBURN_GUARD: c_int = 11;
-/// Looks at every commit for bytes that were changed without being declared, which then fails with CALIBURN_PANIC: 0 or
+/// Looks at every commit for bytes that were changed without being declared, which then fails with
+/// CALIBURN_PANIC: 0 or
 /// 1. Default 0. For tests: it takes as much memory again as the regions.
 pub const CALIBURN_VERIFY: c_int = 12;
 /// Lets nothing but declared bytes reach a segment, redo policy only: 0 or 1. Default 0.

@@ -34,7 +34,8 @@ fn give(
     })
 }
 
-/// Maps len bytes of a segment from offset, whole pages, wherever the system likes; len 0 is the rest of the segment.
+/// Maps len bytes of a segment from offset, whole pages, wherever the system likes; len 0 is the rest of the
+/// segment.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_map(
     segment: *mut caliburn_segment,
@@ -77,8 +78,8 @@ pub unsafe extern "C" fn caliburn_map_over(
     give(segment, region, |s| unsafe { s.map_over(range(s, offset, len), address.expose_provenance()) })
 }
 
-/// Makes memory that the program has at that address a region, as it is: nothing is read from the segment. For stores
-/// opened with CALIBURN_DECLARED_ONLY.
+/// Makes memory that the program has at that address a region, as it is: nothing is read from the segment. For
+/// stores opened with CALIBURN_DECLARED_ONLY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn caliburn_map_unread(
     segment: *mut caliburn_segment,
@@ -91,8 +92,8 @@ pub unsafe extern "C" fn caliburn_map_unread(
     give(segment, region, |s| unsafe { s.map_unread(range(s, offset, len), address.expose_provenance()) })
 }
 
-/// Maps a whole segment at the address it had when it was first loaded, so that pointers within it stay valid (RVM's
-/// segment loader). CALIBURN_EXISTS if something else is there in this process.
+/// Maps a whole segment at the address it had when it was first loaded, so that pointers within it stay valid
+/// (RVM's segment loader). CALIBURN_EXISTS if something else is there in this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_load(segment: *mut caliburn_segment, region: *mut *mut caliburn_region) -> c_int {
     give(segment, region, Segment::load)
@@ -122,15 +123,15 @@ pub extern "C" fn caliburn_region_grow(handle: *mut caliburn_region, len: usize)
     call(|| Ok(region(handle)?.grow(len)?))
 }
 
-/// Writes a region's committed changes to its segment and unmaps it. CALIBURN_BUSY while uncommitted transactions have
-/// ranges in it; the region is as it was then.
+/// Writes a region's committed changes to its segment and unmaps it. CALIBURN_BUSY while uncommitted
+/// transactions have ranges in it; the region is as it was then.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_unmap(handle: *mut caliburn_region) -> c_int {
     call(|| end(handle, |region| region.unmap().map_err(|error| (error.cause, error.region))))
 }
 
-/// As caliburn_unmap(), and leaves the memory to the caller, as it is. Redo policy only: with the other one the memory
-/// is the segment.
+/// As caliburn_unmap(), and leaves the memory to the caller, as it is. Redo policy only: with the other one the
+/// memory is the segment.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_leave(handle: *mut caliburn_region) -> c_int {
     call(|| {

@@ -33,8 +33,8 @@ fn give(
     })
 }
 
-/// Creates a segment of len bytes of zeros, rounded up to 64 KiB, in a file of the store. Names are letters, digits, '.',
-/// '_' and '-'.
+/// Creates a segment of len bytes of zeros, rounded up to 64 KiB, in a file of the store. Names are letters,
+/// digits, '.', '_' and '-'.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_segment_create(
     store: *mut caliburn_store,
@@ -80,8 +80,9 @@ pub extern "C" fn caliburn_segment_open_or_create(
     give(store, segment, |store| Ok(store.segment_or_create(text::name("name", name)?, len)))
 }
 
-/// Takes over a file or block device that is nothing but data, as it is: its whole sectors are the segment. Redo policy
-/// only. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on what is not declared.
+/// Takes over a file or block device that is nothing but data, as it is: its whole sectors are the segment.
+/// Redo policy only. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on what is
+/// not declared.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_segment_adopt(
     store: *mut caliburn_store,

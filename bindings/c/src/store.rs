@@ -44,8 +44,8 @@ fn none() -> Fault {
     Fault::invalid("no such store: never opened, or closed already")
 }
 
-/// Opens the store in directory path, or creates it as the options say, and recovers it. Options may be null, and may be
-/// freed afterwards. One process at a time has a store open for writing: CALIBURN_BUSY otherwise.
+/// Opens the store in directory path, or creates it as the options say, and recovers it. Options may be null,
+/// and may be freed afterwards. One process at a time has a store open for writing: CALIBURN_BUSY otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_open(
     path: *const c_char,
@@ -59,9 +59,10 @@ pub extern "C" fn caliburn_open(
     })
 }
 
-/// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be unmapped;
-/// no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets still there, and
-/// transactions that this process has prepared and nobody decided, the store is as it was; after any other code it is closed, and the next opening recovers it.
+/// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be
+/// unmapped; no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets
+/// still there, and transactions that this process has prepared and nobody decided, the store is as it was;
+/// after any other code it is closed, and the next opening recovers it.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_close(store: *mut caliburn_store) -> c_int {
     call(|| {
@@ -86,8 +87,8 @@ pub extern "C" fn caliburn_flush(store: *mut caliburn_store) -> c_int {
     call(|| Ok(open(store)?.store.flush()?))
 }
 
-/// Brings every committed change so far to its segment, durably, and empties the log but for what prepared transactions
-/// need.
+/// Brings every committed change so far to its segment, durably, and empties the log but for what prepared
+/// transactions need.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_truncate(store: *mut caliburn_store) -> c_int {
     call(|| Ok(open(store)?.store.truncate()?))

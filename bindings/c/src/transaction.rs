@@ -11,8 +11,8 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A transaction. Its memory is the caller's, initialised with CALIBURN_TX_INITIALIZER or zeros, and stays where it is until
-/// the transaction ends; then another can be begun in it.
+/// A transaction. Its memory is the caller's, initialised with CALIBURN_TX_INITIALIZER or zeros, and stays
+/// where it is until the transaction ends; then another can be begun in it.
 #[repr(C)]
 pub struct caliburn_tx {
     /// Caliburn's own.
@@ -54,7 +54,7 @@ union Body {
 
 /// The same memory, as this side sees it.
 #[repr(C)]
-struct Place {
+struct TransactionMemory {
     /// Where it is, and what is in it: what is copied elsewhere is none.
     mark: u64,
     body: Body,
@@ -66,8 +66,8 @@ const HEAP: u64 = 0xCA1B_0000_7A45_5A05;
 const BRANCH: u64 = 0xCA1B_0000_7A45_5A07;
 
 const _: () = {
-    assert!(size_of::<Place>() <= size_of::<caliburn_tx>());
-    assert!(align_of::<Place>() <= align_of::<caliburn_tx>());
+    assert!(size_of::<TransactionMemory>() <= size_of::<caliburn_tx>());
+    assert!(align_of::<TransactionMemory>() <= align_of::<caliburn_tx>());
 };
 
 /// An open transaction, to be used.
@@ -83,16 +83,17 @@ fn none() -> Fault {
 
 /// The memory of a transaction, whether one is open in it or not.
 #[inline]
-fn memory<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Place> {
+fn memory<'a>(tx: *mut caliburn_tx) -> Done<&'a mut TransactionMemory> {
     if tx.is_null() || !tx.is_aligned() {
         return Err(none());
     }
-    // SAFETY: the memory is the caller's for a caliburn_tx (convention 2), which a place fits; used by one thread at
-    // a time (convention 5). Its bytes may be anything: the body is not looked at before the mark says what it is.
-    Ok(unsafe { &mut *tx.cast::<Place>() })
+    // SAFETY: the memory is the caller's for a caliburn_tx (convention 2), which a place fits; used by one
+    // thread at a time (convention 5). Its bytes may be anything: the body is not looked at before the mark
+    // says what it is.
+    Ok(unsafe { &mut *tx.cast::<TransactionMemory>() })
 }
 
-impl Place {
+impl TransactionMemory {
     /// The mark of a transaction of that kind here.
     #[inline]
     fn mark_of(&self, kind: u64) -> u64 {
@@ -181,7 +182,7 @@ pub fn open_transaction<'a>(tx: *mut caliburn_tx) -> Done<OpenTransaction<'a>> {
 pub fn begin_of_heap(tx: *mut caliburn_tx, begin: impl FnOnce() -> Done<OfHeap>) -> Done {
     let place = memory(tx)?;
     if place.is_open() {
-        return Err(Place::busy());
+        return Err(TransactionMemory::busy());
     }
     place.body.heap = ManuallyDrop::new(begin()?);
     place.mark = place.mark_of(HEAP);
@@ -201,7 +202,8 @@ fn check_end(tx: *mut caliburn_tx, aborts: bool) -> Done {
     }
 }
 
-/// The open transaction, to be ended in a way that those of heaps do not have; one with old values, if it takes these.
+/// The open transaction, to be ended in a way that those of heaps do not have; one with old values, if it takes
+/// these.
 fn take_plain(tx: *mut caliburn_tx, restores: bool) -> Done<OfStore> {
     check_end(tx, false)?;
     match open_transaction(tx)? {
@@ -236,13 +238,14 @@ unsafe fn declare(tx: *mut caliburn_tx, address: *const u8, len: usize) -> Done 
     Ok(())
 }
 
-/// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the memory budget.
+/// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the
+/// memory budget.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_begin(store: *mut caliburn_store, mode: c_int, tx: *mut caliburn_tx) -> c_int {
     call(|| {
         let place = memory(tx)?;
         if place.is_open() {
-            return Err(Place::busy());
+            return Err(TransactionMemory::busy());
         }
         let mode = match mode {
             CALIBURN_RESTORE => Mode::Restore,
@@ -256,8 +259,8 @@ pub extern "C" fn caliburn_begin(store: *mut caliburn_store, mode: c_int, tx: *m
     })
 }
 
-/// Declares that len bytes at an address, within one region of the store, are about to be changed. To be called before
-/// they are. After an error nothing is declared, and the transaction goes on.
+/// Declares that len bytes at an address, within one region of the store, are about to be changed. To be called
+/// before they are. After an error nothing is declared, and the transaction goes on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn caliburn_set_range(
     tx: *mut caliburn_tx,
@@ -296,8 +299,9 @@ pub unsafe extern "C" fn caliburn_write(
     })
 }
 
-/// Commits in a failure class: when this returns, the changes survive what CALIBURN_PROCESS, _OS or _POWER names. The
-/// transaction has ended whatever the code is, but after CALIBURN_INVALID: for the class, for open branches, for a branch.
+/// Commits in a failure class: when this returns, the changes survive what CALIBURN_PROCESS, _OS or _POWER
+/// names. The transaction has ended whatever the code is, but after CALIBURN_INVALID: for the class, for open
+/// branches, for a branch.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
     call(|| {
@@ -311,8 +315,9 @@ pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
     })
 }
 
-/// Aborts: old values come back, with CALIBURN_RESTORE. With CALIBURN_NO_RESTORE the memory stays as it is, which only a
-/// store opened with CALIBURN_DECLARED_ONLY allows: in another CALIBURN_INVALID says so and the transaction goes on.
+/// Aborts: old values come back, with CALIBURN_RESTORE. With CALIBURN_NO_RESTORE the memory stays as it is,
+/// which only a store opened with CALIBURN_DECLARED_ONLY allows: in another CALIBURN_INVALID says so and the
+/// transaction goes on.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
     call(|| {
@@ -358,8 +363,8 @@ fn not_of_heap<'a>(tx: *mut caliburn_tx) -> Done<&'a mut Transaction<'static>> {
     }
 }
 
-/// Marks a place that the transaction can be rolled back to: any number of them, at any depth. For transactions with
-/// CALIBURN_RESTORE, not of heaps.
+/// Marks a place that the transaction can be rolled back to: any number of them, at any depth. For transactions
+/// with CALIBURN_RESTORE, not of heaps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn caliburn_savepoint(
     tx: *mut caliburn_tx,
@@ -396,16 +401,16 @@ fn found(savepoint: *const caliburn_savepoint_t) -> Done<Savepoint> {
     Ok(Savepoint::from_words(unsafe { (*savepoint).opaque }))
 }
 
-/// Begins a branch in the caller's memory: a part of the transaction in which another thread can declare and store.
-/// caliburn_adopt() makes what it has changed the transaction's, caliburn_abort() undoes it. For transactions with
-/// CALIBURN_RESTORE, not of heaps. While it is open, the two must not declare the same bytes, but that the branch may
-/// change what was declared before it began.
+/// Begins a branch in the caller's memory: a part of the transaction in which another thread can declare and
+/// store. caliburn_adopt() makes what it has changed the transaction's, caliburn_abort() undoes it. For
+/// transactions with CALIBURN_RESTORE, not of heaps. While it is open, the two must not declare the same bytes,
+/// but that the branch may change what was declared before it began.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn caliburn_branch(tx: *mut caliburn_tx, branch: *mut caliburn_tx) -> c_int {
     call(|| {
         let place = memory(branch)?;
         if place.is_open() {
-            return Err(Place::busy());
+            return Err(TransactionMemory::busy());
         }
         let made = not_of_heap(tx)?.branch()?;
         let of = memory(tx)?;
@@ -417,8 +422,8 @@ pub unsafe extern "C" fn caliburn_branch(tx: *mut caliburn_tx, branch: *mut cali
     })
 }
 
-/// Makes what a branch of the transaction has declared and changed the transaction's own, and ends the branch. After an
-/// error the branch has ended and is undone, but after CALIBURN_INVALID.
+/// Makes what a branch of the transaction has declared and changed the transaction's own, and ends the branch.
+/// After an error the branch has ended and is undone, but after CALIBURN_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn caliburn_adopt(tx: *mut caliburn_tx, branch: *mut caliburn_tx) -> c_int {
     call(|| {
@@ -439,8 +444,9 @@ pub unsafe extern "C" fn caliburn_adopt(tx: *mut caliburn_tx, branch: *mut calib
     })
 }
 
-/// Prepares: the transaction is durable and undecided from now on, whatever happens, until caliburn_commit_prepared() or
-/// caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For transactions with CALIBURN_RESTORE, not of heaps.
+/// Prepares: the transaction is durable and undecided from now on, whatever happens, until
+/// caliburn_commit_prepared() or caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For
+/// transactions with CALIBURN_RESTORE, not of heaps.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_prepare(tx: *mut caliburn_tx, global_id: *const c_void, len: usize) -> c_int {
     call(|| {
@@ -491,8 +497,8 @@ pub type caliburn_old_fn = Option<
     unsafe extern "C" fn(context: *mut c_void, segment: u32, offset: u64, bytes: *const c_void, len: usize),
 >;
 
-/// Commits, and passes the values that the transaction replaced to a function, each byte once. For transactions with
-/// CALIBURN_RESTORE, not of heaps.
+/// Commits, and passes the values that the transaction replaced to a function, each byte once. For transactions
+/// with CALIBURN_RESTORE, not of heaps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn caliburn_commit_returning_old(
     tx: *mut caliburn_tx,

@@ -1,5 +1,5 @@
-//! RVM's library as far as the tools need it: what makes a log, and what makes a heap. Each may be done once per process,
-//! which has one life of RVM.
+//! RVM's library as far as the tools need it: what makes a log, and what makes a heap. Each may be done once
+//! per process, which has one life of RVM.
 
 // What the library is written upon.
 use caliburn_c as _;

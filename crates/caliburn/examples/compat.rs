@@ -1,5 +1,6 @@
 //! Makes the stores that `tests/compat` keeps, one of each kind, in a folder: `cargo run --example compat FOLDER`.
-//! To be run by the last revision that writes a format, before it changes; `tests/compat.rs` opens them ever after.
+//! To be run by the last revision that writes a format, before it changes; `tests/compat.rs` opens them ever
+//! after.
 
 use caliburn::heap::Heap;
 use caliburn::{Class, Mode, Options, Policy, Store};

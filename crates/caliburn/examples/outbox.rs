@@ -1,7 +1,7 @@
-//! An outbox (Vista, section 3.2: transactions that communicate): messages that arrive exactly once, whatever crashes.
-//! The sender puts a message into its outbox in the transaction that causes it, and sends what is there again and
-//! again until it is acknowledged; the receiver takes a message and notes its number in one transaction, and
-//! ignores numbers that it knows.
+//! An outbox (Vista, section 3.2: transactions that communicate): messages that arrive exactly once, whatever
+//! crashes. The sender puts a message into its outbox in the transaction that causes it, and sends what is
+//! there again and again until it is acknowledged; the receiver takes a message and notes its number in one
+//! transaction, and ignores numbers that it knows.
 //!
 //! `cargo run --example outbox -- SENDER RECEIVER COUNT` sends so many messages from one store to another.
 

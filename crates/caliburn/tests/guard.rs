@@ -178,7 +178,8 @@ fn the_verifier_and_the_guard_find_nothing_where_nothing_is_wrong() {
     }
 }
 
-/// Undecided transactions, decided by this process and by the next, change memory outside of any transaction's life.
+/// Undecided transactions, decided by this process and by the next, change memory outside of any transaction's
+/// life.
 #[test]
 fn prepared_transactions_pass_the_guard_and_the_verifier() {
     let dir = tempfile::tempdir().unwrap();

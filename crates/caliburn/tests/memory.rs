@@ -51,7 +51,8 @@ fn child() {
         statistics.pages_written, statistics.pages_dropped
     );
     assert!(statistics.pages_dropped > 1000, "no pages were given back: {statistics:?}");
-    // Steady: most half seconds have more than a fiftieth of the best one's commits; a disk may pause now and then.
+    // Steady: most half seconds have more than a fiftieth of the best one's commits; a disk may pause now and
+    // then.
     let mut later = rates.split_off(2);
     later.sort_unstable();
     assert!(later[1] > later[later.len() - 1] / 50, "{later:?}");

@@ -1,5 +1,6 @@
-//! The undo policy in persistent memory, as far as it shows without such memory: commits write cache lines back, and
-//! the undo logs outlive the boot. That the order is right is shown on simulated and virtual machines.
+//! The undo policy in persistent memory, as far as it shows without such memory: commits write cache lines
+//! back, and the undo logs outlive the boot. That the order is right is shown on simulated and virtual
+//! machines.
 
 mod support;
 
@@ -245,8 +246,8 @@ fn a_file_system_in_memory_has_no_power_to_survive() {
     assert_eq!(support::options().open(dir.path().join("s")).unwrap().reach(), Class::Power);
 }
 
-/// A store that was used as ordinary memory by a process that died is taken up as persistent: all of it must be there
-/// before it is relied on.
+/// A store that was used as ordinary memory by a process that died is taken up as persistent: all of it must be
+/// there before it is relied on.
 #[test]
 fn a_store_in_the_page_cache_becomes_persistent_when_its_segments_are_forced() {
     let dir = tempfile::tempdir().unwrap();
@@ -267,8 +268,8 @@ fn a_store_in_the_page_cache_becomes_persistent_when_its_segments_are_forced() {
     assert_eq!(region(&machine(9, PERSISTENT).open(&again).unwrap()).load::<u64>(0), 1);
 }
 
-/// A file system in memory with huge pages maps a region with them, wherever its segment's data begin in the file; one whose
-/// files cannot be written to is refused with a word about the other.
+/// A file system in memory with huge pages maps a region with them, wherever its segment's data begin in the
+/// file; one whose files cannot be written to is refused with a word about the other.
 #[test]
 fn huge_pages_are_used_where_the_file_system_has_them() {
     if !std::fs::exists("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap() {
@@ -290,7 +291,8 @@ fn huge_pages_are_used_where_the_file_system_has_them() {
     let all = std::fs::read_to_string("/proc/meminfo").unwrap();
     let all = all.lines().find_map(|line| line.strip_prefix("ShmemHugePages:")).unwrap();
     let all: u64 = all.trim().trim_end_matches(" kB").parse().unwrap();
-    // Memory may be too scattered for some; those that the file has are mapped but where it begins and ends within one.
+    // Memory may be too scattered for some; those that the file has are mapped but where it begins and ends
+    // within one.
     if all >= 12 << 10 {
         assert!(
             kilobytes >= 4 << 10,

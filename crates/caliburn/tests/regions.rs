@@ -7,8 +7,8 @@ use support::{clean, loop_device, open, options, put, region};
 
 const PROT: rustix::mm::ProtFlags = rustix::mm::ProtFlags::READ.union(rustix::mm::ProtFlags::WRITE);
 
-/// Two ranges that adjoin in memory and belong to different regions are told apart in a place that is slower; what is
-/// declared after them must not be looked for elsewhere.
+/// Two ranges that adjoin in memory and belong to different regions are told apart in a place that is slower;
+/// what is declared after them must not be looked for elsewhere.
 #[test]
 fn what_is_declared_after_ranges_of_adjoining_regions_is_committed_and_undone() {
     const HALF: usize = 65536;

@@ -364,8 +364,8 @@ fn a_region_grows_while_transactions_use_it() {
     }
 }
 
-/// What was rolled back is nobody's any more: another transaction may change it and commit, and a crash of the first must
-/// not bring back what was there before.
+/// What was rolled back is nobody's any more: another transaction may change it and commit, and a crash of the
+/// first must not bring back what was there before.
 #[test]
 fn what_was_rolled_back_is_not_restored_over_a_later_commit() {
     for survives in [Class::Process, Class::Power] {

@@ -52,7 +52,8 @@ fn a_store_left_without_closing_is_recovered() {
     }
 }
 
-/// Short ranges are declared in a way of their own, until there are too many of them, or one is long, or touches another.
+/// Short ranges are declared in a way of their own, until there are too many of them, or one is long, or
+/// touches another.
 #[test]
 fn ranges_short_and_long_in_any_order_are_undone_or_committed_together() {
     // Where nobody must be told of ranges, and where somebody must.

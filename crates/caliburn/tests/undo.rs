@@ -258,7 +258,8 @@ fn bad_undo_logs_are_refused() {
         },
         &["undo", "not a Caliburn file of undo logs"],
     );
-    // In the midst of its last chunk; a file that is longer than it says was being made longer when its process died.
+    // In the midst of its last chunk; a file that is longer than it says was being made longer when its process
+    // died.
     let resize = |copy: &Path, by: i64| {
         let file = std::fs::File::options().write(true).open(copy.join("undo")).unwrap();
         file.set_len(file.metadata().unwrap().len().checked_add_signed(by).unwrap()).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::class::{self, CLASSES, SIZES, SPAN};
 use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
-use crate::span::{self, At, Cache, SPANS_MAX, Spans};
+use crate::span::{self, Cache, SPANS_MAX, SpanOwner, Spans};
 use caliburn_engine::{
     BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
 };
@@ -12,7 +12,8 @@ use caliburn_os::sync::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::PoisonError;
 
-/// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and openings.
+/// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and
+/// openings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub u64);
 
@@ -96,7 +97,8 @@ pub struct Heap<'s> {
     pub(crate) count: AtomicU32,
     /// For each span that exists whether nothing is in it. Locked before the lists.
     pub(crate) free: Mutex<Vec<bool>>,
-    /// Spans of a class with free objects that are in no cache. Locked by whoever puts a span there, or takes it away.
+    /// Spans of a class with free objects that are in no cache. Locked to put a span there, or take
+    /// it away.
     pub(crate) partial: [Mutex<Vec<u32>>; CLASSES],
     pub(crate) caches: Box<[Cache]>,
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
@@ -115,8 +117,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<'s> Heap<'s> {
-    /// Opens the heap of that name, made if there is none: segments `NAME` for the objects and `NAME.heap` for what
-    /// the heap knows of them. Time in proportion to the number of objects' spans.
+    /// Opens the heap of that name, made if there is none: segments `NAME` for the objects and `NAME.heap` for
+    /// what the heap knows of them. Time in proportion to the number of objects' spans.
     ///
     /// # Errors
     /// When the segments cannot be made or mapped, or hold something else: [`HeapError::Damaged`].
@@ -381,7 +383,7 @@ impl<'s> Heap<'s> {
         match span.kind() {
             Kind::Small(class) => {
                 span.put(object);
-                if span.at() == At::Loose {
+                if span.at() == SpanOwner::Loose {
                     self.list(number, class);
                 }
             }

@@ -1,4 +1,5 @@
-//! The heap's own data, in a segment apart from the objects: a header, the roots, and for each span a row of words.
+//! The heap's own data, in a segment apart from the objects: a header, the roots, and for each span a row of
+//! words.
 //!
 //! ```text
 //!   0        header: magic, version, check

@@ -8,8 +8,8 @@
 //!     +------------------+                    +------------------+
 //! ```
 //!
-//! A span of small objects is in one place: with a cache, which threads allocate from; on the list of its class, since
-//! it has free objects; or loose, since it had none.
+//! A span of small objects is in one place: with a cache, which threads allocate from; on the list of its
+//! class, since it has free objects; or loose, since it had none.
 
 use crate::class::{self, CLASSES};
 use crate::meta::Kind;
@@ -33,7 +33,7 @@ const _: () = assert!(class::objects(0) as usize <= WORDS * IN_WORD as usize);
 /// Where a span is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum At {
+pub enum SpanOwner {
     /// Nowhere, when it was last looked for free objects.
     Loose,
     /// In a cache, or on its way there.
@@ -59,7 +59,7 @@ impl Span {
         Span {
             commit: Mutex::default(),
             kind: AtomicU64::new(Kind::Free.encode()),
-            at: AtomicU8::new(At::Loose as u8),
+            at: AtomicU8::new(SpanOwner::Loose as u8),
             hint: AtomicU32::new(0),
             objects: OnceLock::new(),
         }
@@ -71,22 +71,22 @@ impl Span {
         Kind::decode(self.kind.load(SeqCst)).expect("only kinds are stored")
     }
 
-    /// Makes it another kind. For whoever has it alone, or takes it back.
+    /// Makes it another kind. For the thread that has it alone, or takes it back.
     pub fn set_kind(&self, kind: Kind) {
         self.kind.store(kind.encode(), SeqCst);
     }
 
     /// Where it is.
-    pub fn at(&self) -> At {
+    pub fn at(&self) -> SpanOwner {
         match self.at.load(SeqCst) {
-            0 => At::Loose,
-            1 => At::Cache,
-            _ => At::List,
+            0 => SpanOwner::Loose,
+            1 => SpanOwner::Cache,
+            _ => SpanOwner::List,
         }
     }
 
     /// Says where it is now.
-    pub fn set_at(&self, at: At) {
+    pub fn set_at(&self, at: SpanOwner) {
         self.at.store(at as u8, SeqCst);
     }
 
@@ -99,9 +99,9 @@ impl Span {
         (&self.words()[(object / IN_WORD) as usize], object % IN_WORD * 2)
     }
 
-    /// Makes a free span, in which nothing is, one of that kind with the objects that `there` names. For whoever has it
-    /// alone; but somebody from whose cache it was stolen may try an object, find that it is not what it was, and put
-    /// the object back.
+    /// Makes a free span, in which nothing is, one of that kind with the objects that `there` names. For
+    /// the thread that has it alone; but somebody from whose cache it was stolen may try an object, find that
+    /// it is not what it was, and put the object back.
     pub fn make(&self, kind: Kind, there: impl Fn(u32) -> bool) {
         for object in (0..count(kind)).filter(|object| there(*object)) {
             let (word, shift) = self.word(object);
@@ -119,9 +119,9 @@ impl Span {
         self.set_kind(Kind::Large(spans));
     }
 
-    /// Makes a span of small objects free, if nothing is in it; never seems free while something is. For whoever has
-    /// it alone, but for those from whose cache it was stolen: they find every object given up meanwhile, or all free and
-    /// the span not what it was.
+    /// Makes a span of small objects free, if nothing is in it; never seems free while something is. For
+    /// the thread that has it alone, but for those from whose cache it was stolen: they find every object given up
+    /// meanwhile, or all free and the span not what it was.
     pub fn empty(&self, class: u8) -> bool {
         let words = &self.words()[..class::objects(class).div_ceil(IN_WORD) as usize];
         let close = |word: &AtomicU64| word.compare_exchange(0, !0, SeqCst, Relaxed).is_ok();
@@ -206,7 +206,7 @@ impl Span {
 
     /// The transaction that took it has committed.
     #[inline]
-    pub fn settle(&self, object: u32) {
+    pub fn mark_allocated(&self, object: u32) {
         let (word, shift) = self.word(object);
         word.fetch_add((THERE - FRESH) << shift, Release);
     }
@@ -279,8 +279,8 @@ impl Spans {
 /// Most spans that there can be.
 pub const SPANS_MAX: u32 = ((FIRST_TIER << TIERS) - FIRST_TIER) as u32;
 
-/// Spans that threads allocate from, one for each class: its number and 1, or 0. A thread has a cache to itself while
-/// there are few threads, and nothing breaks when it has not.
+/// Spans that threads allocate from, one for each class: its number and 1, or 0. A thread has a cache to itself
+/// while there are few threads, and nothing breaks when it has not.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Cache(pub [AtomicU32; CLASSES]);
@@ -307,7 +307,7 @@ mod tests {
             let last = count - 1;
             assert!(span.holds(kind, last) && span.is_fresh(last));
             assert!(!span.give_up(kind, last, false));
-            span.settle(last);
+            span.mark_allocated(last);
             assert!(span.holds(kind, last) && !span.is_fresh(last));
             assert!(span.give_up(kind, last, false) && !span.give_up(kind, last, false));
             assert!(!span.holds(kind, last));

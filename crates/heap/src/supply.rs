@@ -1,10 +1,10 @@
-//! Where objects come from when a thread's cache has none: spans that are partly free, spans that hold nothing, and more of
-//! both segments.
+//! Where objects come from when a thread's cache has none: spans that are partly free, spans that hold nothing,
+//! and more of both segments.
 
 use crate::class::SPAN;
 use crate::heap::{Heap, HeapError, lock};
 use crate::meta::{self, Kind};
-use crate::span::{At, SPANS_MAX};
+use crate::span::{SPANS_MAX, SpanOwner};
 use caliburn_os::sync::atomic::{AtomicU32, Ordering};
 use std::sync::TryLockError;
 
@@ -30,7 +30,7 @@ impl Heap<'_> {
                 None => match self.take_spans(1) {
                     Ok(number) => {
                         let span = self.spans.get(number);
-                        span.set_at(At::Cache);
+                        span.set_at(SpanOwner::Cache);
                         span.make(Kind::Small(class), |_| false);
                         number
                     }
@@ -45,15 +45,16 @@ impl Heap<'_> {
         }
     }
 
-    /// A span comes out of a cache. Whoever puts an object back meanwhile sees it loose, or its object is seen here.
+    /// A span comes out of a cache. A thread that puts an object back meanwhile sees it loose, or its object is
+    /// seen here.
     fn leave(&self, number: u32, class: u8) {
-        self.spans.get(number).set_at(At::Loose);
+        self.spans.get(number).set_at(SpanOwner::Loose);
         self.list(number, class);
     }
 
     fn list_if_loose(&self, number: u32) {
         let span = self.spans.get(number);
-        if let (At::Loose, Kind::Small(class)) = (span.at(), span.kind()) {
+        if let (SpanOwner::Loose, Kind::Small(class)) = (span.at(), span.kind()) {
             self.list(number, class);
         }
     }
@@ -62,10 +63,10 @@ impl Heap<'_> {
     pub(crate) fn list(&self, number: u32, class: u8) {
         let span = self.spans.get(number);
         let mut list = lock(&self.partial[usize::from(class)]);
-        // In this order: whoever makes it a span of the class says first that it is for a cache, and it is of the class
-        // as long as the list is locked.
-        if span.kind() == Kind::Small(class) && span.at() == At::Loose && span.has_free(class) {
-            span.set_at(At::List);
+        // In this order: the one that makes it a span of the class says first that it is for a cache, and it is of
+        // the class as long as the list is locked.
+        if span.kind() == Kind::Small(class) && span.at() == SpanOwner::Loose && span.has_free(class) {
+            span.set_at(SpanOwner::List);
             list.push(number);
         }
     }
@@ -74,7 +75,7 @@ impl Heap<'_> {
     fn unlist(&self, class: u8) -> Option<u32> {
         let mut list = lock(&self.partial[usize::from(class)]);
         let number = list.pop()?;
-        self.spans.get(number).set_at(At::Cache);
+        self.spans.get(number).set_at(SpanOwner::Cache);
         Some(number)
     }
 
@@ -146,9 +147,9 @@ impl Heap<'_> {
             };
             let Kind::Small(class) = span.kind() else { continue };
             let mut list = lock(&self.partial[usize::from(class)]);
-            if span.kind() == Kind::Small(class) && span.at() != At::Cache && span.empty(class) {
+            if span.kind() == Kind::Small(class) && span.at() != SpanOwner::Cache && span.empty(class) {
                 list.retain(|listed| *listed != number as u32);
-                span.set_at(At::Loose);
+                span.set_at(SpanOwner::Loose);
                 *free = true;
                 any = true;
             }

@@ -23,8 +23,8 @@ use std::sync::PoisonError;
 /// Largest alignment: regions begin at pages.
 const ALIGN_MAX: u64 = 4096;
 
-/// What the transaction did with an object, in a word: the span, 12 bits of object, and whether it was freed. Sorted, an
-/// object's taking comes before its freeing; it cannot be taken again in the same transaction.
+/// What the transaction did with an object, in a word: the span, 12 bits of object, and whether it was freed.
+/// Sorted, an object's taking comes before its freeing; it cannot be taken again in the same transaction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Change(u64);
 
@@ -161,8 +161,8 @@ impl<'h> HeapTransaction<'h> {
     /// Frees an object. Its memory can be allocated again when the transaction has committed, not before.
     ///
     /// # Errors
-    /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it, or another transaction that is
-    /// open has allocated it: no other error, also when the heap is full.
+    /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it, or another transaction
+    /// that is open has allocated it: no other error, also when the heap is full.
     pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
         let heap = self.heap;
         let (number, object, kind) = heap.look(place)?;
@@ -240,12 +240,13 @@ impl<'h> HeapTransaction<'h> {
     /// Commits in a failure class, the heap's changes with the others.
     ///
     /// # Errors
-    /// As [`Transaction::commit`], and when there are too many roots: the transaction is aborted. If only the force
-    /// fails that another class than `Process` waits for, it stays committed in memory, and the store has failed.
+    /// As [`Transaction::commit`], and when there are too many roots: the transaction is aborted. If only the
+    /// force fails that another class than `Process` waits for, it stays committed in memory, and the store has
+    /// failed.
     ///
     /// # Panics
-    /// With [`Options::verify`](caliburn_engine::Options::verify), when recoverable memory was changed without being
-    /// declared; the text names the object.
+    /// With [`Options::verify`](caliburn_engine::Options::verify), when recoverable memory was changed without
+    /// being declared; the text names the object.
     pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
         let heap = self.heap;
         if heap.store.verifies()
@@ -297,7 +298,7 @@ impl<'h> HeapTransaction<'h> {
         let ticket = commit_inner(tx, class)?;
         // Before anybody can reach them by a root.
         for change in of_objects(&lasting).map(|of| of[of.len() - 1]).filter(|change| !change.freed()) {
-            heap.spans.get(change.span()).settle(change.object());
+            heap.spans.get(change.span()).mark_allocated(change.object());
         }
         if let (Some(roots), Some(next)) = (&mut roots, next) {
             **roots = next;

@@ -197,7 +197,8 @@ pub struct CatalogEntry {
     pub len: U64,
     /// Address at which the segment loader maps the segment; 0 if it never did.
     pub address: U64,
-    /// Where its data begin in the file: [`SEGMENT_DATA`], behind a header; or 0, in a file that is nothing but data.
+    /// Where its data begin in the file: [`SEGMENT_DATA`], behind a header; or 0, in a file that is nothing but
+    /// data.
     pub data: U64,
 }
 
@@ -264,8 +265,9 @@ pub const STAGE_CURRENT: usize = 256;
 /// Offsets of the two frontiers, two native words each: records stamped before the first are in the log,
 /// which ends at the second.
 pub const STAGE_FRONTIERS: [usize; 2] = [264, 280];
-/// Offsets of two native words: the segments, as this boot's programs see them, show all of the log before the position
-/// in the first one (0: nothing is known), as long as they lie in the page caches of which the second is a digest.
+/// Offsets of two native words: the segments, as this boot's programs see them, show all of the log before the
+/// position in the first one (0: nothing is known), as long as they lie in the page caches of which the second
+/// is a digest.
 pub const STAGE_CHECKPOINT: usize = 296;
 /// See [`STAGE_CHECKPOINT`].
 pub const STAGE_CACHES: usize = 304;

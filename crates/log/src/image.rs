@@ -58,9 +58,9 @@ impl Image {
     }
 
     /// Reads from the head of a log until its tail, calling `each` with every valid record. Damage is
-    /// returned beside the part that precedes it. `known` is what is to be read of the log, and where it ends, if a
-    /// stage of this boot tells; what precedes it was forced. Else the log is read from its head and ends at the
-    /// first invalid record, and the rest of the ring is searched for proof of damage.
+    /// returned beside the part that precedes it. `known` is what is to be read of the log, and where it ends,
+    /// if a stage of this boot tells; what precedes it was forced. Else the log is read from its head and ends
+    /// at the first invalid record, and the rest of the ring is searched for proof of damage.
     pub fn scan(
         medium: &dyn Medium,
         status: &Status,
@@ -172,8 +172,8 @@ struct Scan<'m> {
 }
 
 impl Scan<'_> {
-    /// Goes past the next record, if there is a valid one that ends before `most`; what must be read for that is, in
-    /// steps.
+    /// Goes past the next record, if there is a valid one that ends before `most`; what must be read for that
+    /// is, in steps.
     fn next(&mut self, most: u64, step: u64, mut each: impl FnMut(&Record<'_>)) -> Result<bool, MediaError> {
         let (capacity, room) = (self.status.capacity.get(), self.bytes.len() as u64);
         let lsn = Lsn(self.from.0 + self.at);

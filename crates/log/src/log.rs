@@ -167,7 +167,7 @@ impl Log {
     }
 
     /// End of the log; the next record goes here.
-    pub fn appended(&self) -> Lsn {
+    pub fn tail(&self) -> Lsn {
         Lsn(self.appended.load(Ordering::Acquire))
     }
 
@@ -180,7 +180,7 @@ impl Log {
     pub fn used(&self) -> u64 {
         // The head first: it never overtakes an end that is read later.
         let head = self.head().0;
-        self.appended().0 - head
+        self.tail().0 - head
     }
 
     /// Writes bytes at a position in the ring, in two parts where it wraps. Publishes nothing.
@@ -203,7 +203,7 @@ impl Log {
 
     /// Writes whole records behind the end of the log; [`Log::publish`] makes the returned end count.
     pub fn append(&self, records: &[u8]) -> Result<Lsn, MediaError> {
-        let at = self.appended();
+        let at = self.tail();
         self.write(at, records)?;
         Ok(Lsn(at.0 + records.len() as u64))
     }
@@ -215,7 +215,7 @@ impl Log {
 
     /// Forces everything appended before this call.
     pub fn force(&self) -> Result<(), MediaError> {
-        let appended = self.appended();
+        let appended = self.tail();
         if self.forced() < appended {
             if !planted("log-not-forced") {
                 self.sync("force the log", LOG_DATA)?;
@@ -240,7 +240,7 @@ impl Log {
 
     /// Says in the status that the log is empty and the store in order.
     pub fn mark_clean(&self) -> Result<(), MediaError> {
-        assert_eq!(self.head(), self.appended(), "a log that is not empty is not clean");
+        assert_eq!(self.head(), self.tail(), "a log that is not empty is not clean");
         self.write_status(|status| status.clean = 1.into())
     }
 
@@ -276,7 +276,7 @@ impl Log {
 mod tests {
     use super::*;
     use crate::format::{self, STATUS_AT};
-    use crate::record::{self, Kind, Place};
+    use crate::record::{self, Kind, RecordPosition};
     use caliburn_os::medium::{Files, Media};
     use std::io;
     use std::os::fd::BorrowedFd;
@@ -284,8 +284,8 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     /// A medium with a cache. A force that fails drops what was written, and the medium then pretends that
-    /// nothing was amiss, as kernels do. A status page must be written only while its twin is the newest and durable:
-    /// what is being written when the power fails may be lost.
+    /// nothing was amiss, as kernels do. A status page must be written only while its twin is the newest and
+    /// durable: what is being written when the power fails may be lost.
     #[derive(Debug)]
     struct Forgetful {
         inner: Arc<dyn Medium>,
@@ -385,8 +385,12 @@ mod tests {
     fn opening_after_a_failed_force_relies_on_nothing_that_was_not_forced() {
         let store = [7; 16];
         let record = |log: &Log| {
-            let place =
-                Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: 0 };
+            let place = RecordPosition {
+                lsn: log.tail(),
+                forced: log.forced(),
+                incarnation: log.incarnation(),
+                time: 0,
+            };
             let mut bytes = Vec::new();
             record::encode(&mut bytes, Kind::Commit, place, &[], &[]);
             bytes
@@ -424,9 +428,9 @@ mod tests {
             assert_eq!(forces, failing + 1);
             let log = open().unwrap();
             let durable = read_status(&*medium.durable, Some(&store)).unwrap();
-            assert_eq!(durable.opened.get(), log.appended().0);
+            assert_eq!(durable.opened.get(), log.tail().0);
             let (image, damage) = Image::scan(&*medium.durable, &durable, None, |_| {}).unwrap();
-            assert_eq!((image.tail(), damage.is_none()), (log.appended(), true));
+            assert_eq!((image.tail(), damage.is_none()), (log.tail(), true));
         }
     }
 }

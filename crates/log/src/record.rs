@@ -129,7 +129,7 @@ impl<'a> Iterator for Ranges<'a> {
 
 /// Where and when a record goes: what its header and trailer say of its place.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct RecordPosition {
     /// Position of the record.
     pub lsn: Lsn,
     /// The log is forced up to here.
@@ -163,7 +163,7 @@ pub struct Frame {
 
 impl Frame {
     /// A frame for a body of `body_len` bytes, a multiple of [`ALIGN`].
-    pub fn new(kind: Kind, place: Place, body_len: usize) -> Frame {
+    pub fn new(kind: Kind, place: RecordPosition, body_len: usize) -> Frame {
         assert!(
             body_len.is_multiple_of(ALIGN) && body_len <= BODY_MAX,
             "a record's body is bounded and aligned"
@@ -201,7 +201,7 @@ impl Frame {
 }
 
 /// Appends a whole record to `out`.
-pub fn encode(out: &mut Vec<u8>, kind: Kind, place: Place, prefix: &[u8], ranges: &[u8]) {
+pub fn encode(out: &mut Vec<u8>, kind: Kind, place: RecordPosition, prefix: &[u8], ranges: &[u8]) {
     let frame = Frame::new(kind, place, prefix.len() + ranges.len());
     let start = out.len();
     out.extend_from_slice(frame.header.as_bytes());
@@ -306,8 +306,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(lsn: u64) -> Place {
-        Place { lsn: Lsn(lsn), forced: Lsn(lsn / 16 * 8), incarnation: 3, time: 77 }
+    fn place(lsn: u64) -> RecordPosition {
+        RecordPosition { lsn: Lsn(lsn), forced: Lsn(lsn / 16 * 8), incarnation: 3, time: 77 }
     }
 
     fn sample() -> Vec<u8> {

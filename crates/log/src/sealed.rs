@@ -21,8 +21,8 @@ pub struct Seal {
 }
 
 impl Seal {
-    /// Of the chunk of that ordinal in the log that begins with chunk `first`, in transaction `turn` of the opening
-    /// `generation`.
+    /// Of the chunk of that ordinal in the log that begins with chunk `first`, in transaction `turn` of the
+    /// opening `generation`.
     pub fn new(generation: u64, first: u32, ordinal: u32, turn: u32) -> Seal {
         let mut words = [0; 20];
         let generation = if planted("seal-of-any-generation") { 0 } else { generation };

@@ -70,7 +70,7 @@ pub struct Checkpoint {
 #[derive(Debug, Default)]
 pub struct StagedTail {
     path: PathBuf,
-    /// Stamps and bodies of the records that were not folded, oldest first.
+    /// Stamps and bodies of the records that were not handed over, oldest first.
     pub records: Vec<(u64, Vec<u8>)>,
     /// No stamp in the stage is greater.
     pub last: u64,
@@ -84,14 +84,14 @@ pub struct StagedTail {
 impl StagedTail {
     /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
     pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<StagedTail, StageError> {
-        let Some(Header { header, folded, appended, checkpoint }) = header(medium, store, boot)? else {
+        let Some(Header { header, handed_over, appended, checkpoint }) = header(medium, store, boot)? else {
             return Ok(StagedTail::default());
         };
         let read = |offset, len| read(medium, offset, len);
         let bad = |offset, defect| bad(medium, offset, defect);
         let chunk_bytes = header.chunk_bytes.get();
         let mut found = Vec::new();
-        let mut last = folded;
+        let mut last = handed_over;
         // They are far apart: the disk may read them all at once.
         let heads =
             (0..header.chunks.get().min(CHUNKS as u64)).filter_map(|chunk| chunk.checked_mul(chunk_bytes));
@@ -109,7 +109,7 @@ impl StagedTail {
                     let offset = start + (CHUNK_HEAD + at) as u64;
                     return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
                 }
-                if staged.stamp >= folded {
+                if staged.stamp >= handed_over {
                     last = last.max(staged.stamp);
                     found.push((staged.stamp, staged.body.to_vec()));
                 }
@@ -166,7 +166,7 @@ fn read(medium: &dyn Medium, offset: u64, len: usize) -> Result<Vec<u8>, StageEr
 /// The first block of a stage of this boot.
 struct Header {
     header: StageHeader,
-    folded: u64,
+    handed_over: u64,
     appended: Lsn,
     checkpoint: Option<Checkpoint>,
 }
@@ -194,12 +194,12 @@ fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, 
         Ok(_) if !ours => return Ok(None),
         Ok(_) => {}
     }
-    let (folded, appended) = frontier(&block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
+    let (handed_over, appended) = frontier(&block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
     let checkpoint =
         Checkpoint { before: Lsn(word(&block, STAGE_CHECKPOINT)), caches: word(&block, STAGE_CACHES) };
     Ok(Some(Header {
         header,
-        folded,
+        handed_over,
         appended,
         checkpoint: (checkpoint.before > Lsn(0)).then_some(checkpoint),
     }))
@@ -227,15 +227,15 @@ pub fn forget_checkpoint(medium: &dyn Medium) -> Result<(), MediaError> {
     medium.write_at(&[0; 8], STAGE_CHECKPOINT as u64).map_err(fail)
 }
 
-/// Moves the frontier of a stage that is not mapped: what is stamped before `folded` is in the log, which
+/// Moves the frontier of a stage that is not mapped: what is stamped before `handed_over` is in the log, which
 /// ends at `appended`.
-pub fn advance(medium: &dyn Medium, folded: u64, appended: Lsn) -> Result<(), MediaError> {
+pub fn advance(medium: &dyn Medium, handed_over: u64, appended: Lsn) -> Result<(), MediaError> {
     let fail = |action| move |e| MediaError::new(action, medium, STAGE_CURRENT as u64, e);
     let mut block = [0; BLOCK];
     medium.read_at(&mut block, 0).map_err(fail("read the stage"))?;
     let next = u64::from(word(&block, STAGE_CURRENT) == 0);
     let at = STAGE_FRONTIERS[next as usize] as u64;
-    let words = [folded.to_ne_bytes(), appended.0.to_ne_bytes()].concat();
+    let words = [handed_over.to_ne_bytes(), appended.0.to_ne_bytes()].concat();
     medium.write_at(&words, at).map_err(fail("write the stage"))?;
     medium.write_at(&next.to_ne_bytes(), STAGE_CURRENT as u64).map_err(fail("write the stage"))
 }

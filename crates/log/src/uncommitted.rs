@@ -1,7 +1,7 @@
 //! Undo logs as an opening finds them: what they say of transactions that were not committed.
 //!
-//! Where their memory is the page cache, the words of each chunk count what is valid in it, and they mean something
-//! in the boot that wrote them alone. In persistent memory the ranges are sealed, and outlive it.
+//! Where their memory is the page cache, the words of each chunk count what is valid in it, and they mean
+//! something in the boot that wrote them alone. In persistent memory the ranges are sealed, and outlive it.
 
 use crate::format::{
     Defect, UNDO_COUNT, UNDO_DATA, UNDO_FIRST, UNDO_FURTHER, UNDO_HEAD, UNDO_MAGIC, UNDO_OWNER, UndoStatus,
@@ -61,7 +61,7 @@ impl Uncommitted {
     }
 
     /// Its old values, newest first: the order in which they are to be put back.
-    pub fn ranges_back(&self) -> Vec<Range<'_>> {
+    pub fn newest_first(&self) -> Vec<Range<'_>> {
         let mut ranges: Vec<_> = self.chunks.iter().flat_map(|chunk| Ranges::of(chunk)).collect();
         if !planted("undo-restored-forwards") {
             ranges.reverse();
@@ -176,7 +176,7 @@ fn read_logs(
         .read_at(&mut made, UNDO_COUNT)
         .map_err(|e| MediaError::new("read undo logs", medium, UNDO_COUNT, e))?;
     let made = u64::from_ne_bytes(made);
-    // Longer it may be: whoever made more of them was killed before it could say so.
+    // It may be longer: the process that made more of them was killed before it could say so.
     if (len - UNDO_DATA) / (chunk_bytes as u64) < made {
         return Err(bad(medium, len, &format!("the file must hold {made} chunks: it was cut off")));
     }

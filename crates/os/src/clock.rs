@@ -52,7 +52,7 @@ impl Clock {
 
     #[cold]
     fn leap(&self, floor: u64) -> u64 {
-        // First the counter, then the flag: whoever counts counts from beyond all earlier stamps.
+        // First the counter, then the flag: the count begins beyond all earlier stamps.
         let lead = if self.advances() { LEAP } else { 1 };
         self.counter.fetch_max(floor + lead, Ordering::SeqCst);
         self.hardware.store(false, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Write protection of mapped memory, and a message for whoever stores to it all the same (Rio, section 2: a wild
+//! Write protection of mapped memory, and a message for a store that is made all the same (Rio, section 2: a wild
 //! store must not reach what is to survive).
 //!
 //! By pages: `mprotect` around each use, two system calls. By keys, where the processor has them: the pages
@@ -45,7 +45,7 @@ pub fn key() -> Option<u32> {
 /// Gives whole mapped pages the process's key.
 ///
 /// # Safety
-/// The range must be mapped, and whoever stores to it must be permitted by then.
+/// The range must be mapped, and those who store to it must be permitted by then.
 pub unsafe fn carry_key(start: *mut u8, len: usize) -> io::Result<()> {
     let key = key().ok_or(io::ErrorKind::Unsupported)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -192,7 +192,7 @@ impl Drop for Named {
 
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Takes the signal over, for good; what is not ours goes to whoever had it.
+/// Takes the signal over, for good; what is not ours goes to the handler that had it.
 fn install() {
     BEFORE.get_or_init(|| {
         // SAFETY: both structures are plain integers, zero is valid for them; the handler does only what a

@@ -60,8 +60,8 @@ impl Reservation {
         Ok(reservation)
     }
 
-    /// Reserves `len` bytes anywhere such that what is mapped from `offset` of a file at the beginning can be mapped in
-    /// huge pages, if it is long enough for one.
+    /// Reserves `len` bytes anywhere such that what is mapped from `offset` of a file at the beginning can be
+    /// mapped in huge pages, if it is long enough for one.
     pub fn congruent(len: usize, offset: u64) -> io::Result<Reservation> {
         let shift = (offset % HUGE as u64) as usize;
         if len < HUGE {
@@ -70,8 +70,8 @@ impl Reservation {
         let wide = std::mem::ManuallyDrop::new(Reservation::new(len + HUGE, None)?);
         let start = wide.base.as_ptr();
         let before = (shift + HUGE - start.addr() % HUGE) % HUGE;
-        // SAFETY: `before` and what is behind `before + len` are parts of the reservation just made, whole pages that
-        // nobody uses; the part between them is the one that is kept.
+        // SAFETY: `before` and what is behind `before + len` are parts of the reservation just made, whole
+        // pages that nobody uses; the part between them is the one that is kept.
         unsafe {
             if before > 0 {
                 munmap(start.cast(), before)?;

@@ -63,8 +63,8 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     /// Has the system remember, as long as it remembers what became of write-backs of this file, that it does:
     /// [`Medium::cache`] is none before this, and when all of the file has gone from memory.
     fn watch(&self) {}
-    /// An error if something that was written and not forced was lost on its way to the medium, and nobody was told
-    /// so before. Waits for what is on its way, and begins nothing.
+    /// An error if something that was written and not forced was lost on its way to the medium, and nobody was
+    /// told so before. Waits for what is on its way, and begins nothing.
     fn written_back(&self) -> io::Result<()> {
         Ok(())
     }
@@ -171,8 +171,8 @@ impl Media for Files {
     }
 }
 
-/// Hints of how long what is written to a file will last stay with it in memory (fcntl(2), since Linux 4.13), and go
-/// with it, as the record of failed write-backs does.
+/// Hints of how long what is written to a file will last stay with it in memory (fcntl(2), since Linux 4.13),
+/// and go with it, as the record of failed write-backs does.
 const F_GET_RW_HINT: libc::c_int = 1024 + 11;
 /// See [`F_GET_RW_HINT`].
 const F_SET_RW_HINT: libc::c_int = 1024 + 12;
@@ -272,8 +272,8 @@ unsafe impl Medium for FileMedium {
 
     fn cache(&self) -> Option<[u64; 3]> {
         use rustix::fs::{AtFlags, StatxFlags};
-        /// `f_type` of file systems that write back through the page cache of the very file that is open: ext4, XFS,
-        /// btrfs, F2FS and tmpfs. One that is laid over another answers for itself alone.
+        /// `f_type` of file systems that write back through the page cache of the very file that is open: ext4,
+        /// XFS, btrfs, F2FS and tmpfs. One that is laid over another answers for itself alone.
         const PLAIN: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_1994];
         // STATX_MNT_ID_UNIQUE, since Linux 6.8: plain numbers of mounts are used again.
         let mount = StatxFlags::from_bits_retain(0x4000);

@@ -4,9 +4,9 @@
 //! came after: `clwb` and `sfence` on x86-64, `dc cvap` and `dsb` on aarch64, or what older processors have
 //! in their place. Where the caches themselves survive (`persistence_domain` is `cpu_cache`) the fence suffices.
 //!
-//! The kernel says whether a mapping is of such memory, with all that it takes to find the bytes again already durable
-//! (`MAP_SYNC`), and which bus the device is on: one that it made of the parameter `memmap=` is ordinary
-//! memory, which survives a warm start at most.
+//! The kernel says whether a mapping is of such memory, with all that it takes to find the bytes again already
+//! durable (`MAP_SYNC`), and which bus the device is on: one that it made of the parameter `memmap=` is
+//! ordinary memory, which survives a warm start at most.
 
 use crate::page_size;
 use crate::simulated;

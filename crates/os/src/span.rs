@@ -49,8 +49,8 @@ unsafe fn move8<const AT: usize>(source: *const u8, target: *mut u8) {
     }
 }
 
-/// Moves 16 bytes, loaded in two halves and stored at once: a store in flight is forwarded to a load that it covers, and
-/// a processor has fewer places for stores in flight than for loads.
+/// Moves 16 bytes, loaded in two halves and stored at once: a store in flight is forwarded to a load that it
+/// covers, and a processor has fewer places for stores in flight than for loads.
 #[inline(always)]
 unsafe fn move8x2(source: *const u8, target: *mut u8) {
     #[cfg(target_arch = "x86_64")]
@@ -93,8 +93,8 @@ unsafe fn bulk(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// Copies in steps, the last overlapping the one before it. Short ranges were often stored a moment ago, word by word;
-/// a wider load would have to wait for those stores.
+/// Copies in steps, the last overlapping the one before it. Short ranges were often stored a moment ago, word
+/// by word; a wider load would have to wait for those stores.
 #[inline(always)]
 unsafe fn steps(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: every access below lies within `len` bytes of both pointers, which the caller vouches for.

@@ -1,7 +1,7 @@
 //! A crashed store with bytes changed anywhere: it is refused, or opens; nothing panics.
 //!
-//! The input is a list of changes, eight bytes each: which file, where, what. Bytes left over choose the store: its
-//! policy, and for undo its memory.
+//! The input is a list of changes, eight bytes each: which file, where, what. Bytes left over choose the store:
+//! its policy, and for undo its memory.
 #![no_main]
 
 use caliburn::{Class, Mode};

@@ -3,8 +3,8 @@
 //!
 //! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power`
 //! or `os` for an undo store in memory that survives as much; `CRASH` is `c` or `b` for the kernel's sysrq
-//! trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the time, with
-//! marks in the log of a device mapper's writes; `v` to verify only.
+//! trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the
+//! time, with marks in the log of a device mapper's writes; `v` to verify only.
 
 use caliburn::{Class, Mode, Policy, Region, Store};
 use std::fmt::Display;

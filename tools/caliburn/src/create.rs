@@ -18,8 +18,8 @@ pub struct Store {
     /// File or block device for the log, in place of a file in the store.
     #[arg(long)]
     log: Option<PathBuf>,
-    /// How changes are undone and redone: `undo` keeps old values until the commit, needs no log, and survives what
-    /// the memory of its files does: the death of a process, or more if it is persistent.
+    /// How changes are undone and redone: `undo` keeps old values until the commit, needs no log, and survives
+    /// what the memory of its files does: the death of a process, or more if it is persistent.
     #[arg(long, value_enum, default_value_t = Policy::Redo, conflicts_with = "log")]
     policy: Policy,
     /// What commits must be able to survive; refused where they are not.

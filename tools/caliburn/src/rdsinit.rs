@@ -19,8 +19,8 @@ pub struct Arguments {
     log: PathBuf,
     /// The file, which is made anew.
     data: PathBuf,
-    /// Bytes of the file, address of the heap, bytes of the heap, bytes of the static region, number of free lists, bytes of
-    /// a chunk (40 at least).
+    /// Bytes of the file, address of the heap, bytes of the heap, bytes of the static region, number of free
+    /// lists, bytes of a chunk (40 at least).
     #[arg(value_parser = number, value_names = ["DATALEN", "SADDR", "HLEN", "SLEN", "NLISTS", "CHUNK"], num_args = 0..=6)]
     numbers: Vec<u64>,
 }

@@ -1,4 +1,5 @@
-//! `rvmutl`: looks after logs of RVM's. Commands come from standard input, one a line, as those of the tool of that name.
+//! `rvmutl`: looks after logs of RVM's. Commands come from standard input, one a line, as those of the tool of
+//! that name.
 
 use crate::Failure;
 use crate::log::as_text;

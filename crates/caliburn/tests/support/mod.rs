@@ -33,8 +33,8 @@ pub fn clean(path: &Path) {
     assert!(report.is_clean(), "{:#?}", report.problems);
 }
 
-/// Copies a store's files as they are, which is what a killed process leaves behind: as they are at one moment, though
-/// the store's threads may be at work.
+/// Copies a store's files as they are, which is what a killed process leaves behind: as they are at one moment,
+/// though the store's threads may be at work.
 pub fn copy_store(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     let files: Vec<_> = std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -1,4 +1,5 @@
-//! How transactions and their parts end: what the policy, the ways of tracking and the write set each have to do, in order.
+//! How transactions and their parts end: what the policy, the ways of tracking and the write set each have to
+//! do, in order.
 
 use crate::api::shared::Shared;
 use crate::storage::error::{BranchError, RangeError};

@@ -15,8 +15,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put, and such that
-/// huge pages fit.
+/// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put, and
+/// such that huge pages fit.
 const LOADER_BASE: usize = 0x1000_0000_0000 + SEGMENT_DATA as usize;
 /// Distance between the loader's places.
 const LOADER_STEP: usize = 64 << 30;
@@ -111,7 +111,7 @@ impl Shared {
         if regions.iter().any(|r| r.base < end && address < r.base + r.reservation.len()) {
             return Err(taken());
         }
-        // SAFETY: whoever asks for memory in place of its own gives it up (`Segment::map_over`).
+        // SAFETY: a program that asks for memory in place of its own gives it up (`Segment::map_over`).
         let reservation = unsafe { Reservation::of(address, len) };
         // Until it is mapped it stays the caller's.
         reservation.leave(len);
@@ -237,8 +237,9 @@ impl Shared {
         self.map(segment, 0..segment.len(), Placement::Anywhere)
     }
 
-    /// Brings the segment up to date and takes the region off the books. The memory goes when the last reference to the
-    /// state does; or it is `left` to the program: writable, whatever guarded it, and touched by nobody else any more.
+    /// Brings the segment up to date and takes the region off the books. The memory goes when the last
+    /// reference to the state does; or it is `left` to the program: writable, whatever guarded it, and touched
+    /// by nobody else any more.
     pub fn unmap(&self, region: &Arc<RegionState>, left: bool) -> Result<(), MapError> {
         self.check_undeclared(region)?;
         let closed = self.storage.gate.load(Ordering::SeqCst) & (gate::CLOSED | gate::READ_ONLY) != 0;

@@ -1,5 +1,5 @@
-//! What a program holds: a store and its options, segments, regions, transactions, tickets. It puts storage, policy and
-//! tracking together, and decides nothing that is theirs.
+//! What a program holds: a store and its options, segments, regions, transactions, tickets. It puts storage,
+//! policy and tracking together, and decides nothing that is theirs.
 
 mod ending;
 mod mapping;

@@ -51,10 +51,10 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
     let media = &*options.settings.media;
     directory::only_ours(media, dir)?;
     let store = media.random_id().map_err(OpenError::io("draw a random identity for", dir))?;
-    let mut bare = true;
-    let new = New { dir, settings: &options.settings, store, bare: &mut bare };
+    let mut uncatalogued = true;
+    let new = New { dir, settings: &options.settings, store, uncatalogued: &mut uncatalogued };
     let done = table::kind(options.policy).create(new);
-    if done.is_err() && bare {
+    if done.is_err() && uncatalogued {
         let _ = media.remove(&dir.join(LOG));
         let _ = media.remove(&dir.join(STAGE));
         let _ = media.remove(&dir.join(UNDO));

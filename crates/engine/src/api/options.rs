@@ -96,9 +96,10 @@ impl Options {
     }
 
     /// What the memory survives that a store with the undo policy is mapped from, where the system does not know:
-    /// a device on a bus of its own, mapped with `-o dax`, or memory with a battery that the caches have too. Commits then
-    /// write cache lines back as for persistent memory. If it is not true, or what the store forces stays in the page
-    /// cache of a file system that is lost, the store is lost when the system goes down, and nobody notices.
+    /// a device on a bus of its own, mapped with `-o dax`, or memory with a battery that the caches have too.
+    /// Commits then write cache lines back as for persistent memory. If it is not true, or what the store
+    /// forces stays in the page cache of a file system that is lost, the store is lost when the system goes
+    /// down, and nobody notices.
     pub fn memory_survives(&mut self, class: Class) -> &mut Options {
         self.settings.memory_survives = Some(class);
         self
@@ -110,7 +111,8 @@ impl Options {
         self
     }
 
-    /// Whether regions are protected from stores outside of transactions. Default: by pages in debug builds, else not.
+    /// Whether regions are protected from stores outside of transactions. Default: by pages in debug builds,
+    /// else not.
     pub fn guard(&mut self, guard: Guard) -> &mut Options {
         self.wanted.guard = guard;
         self
@@ -123,9 +125,9 @@ impl Options {
         self
     }
 
-    /// With the redo policy, lets nothing reach a segment but bytes that a transaction declared, whatever else a program
-    /// stores to the same pages: truncation goes by the log alone, in epochs, and never writes pages of memory. It
-    /// reads the log back and so takes longer. Programs for RVM rely on it.
+    /// With the redo policy, lets nothing reach a segment but bytes that a transaction declared, whatever else
+    /// a program stores to the same pages: truncation goes by the log alone, in epochs, and never writes pages
+    /// of memory. It reads the log back and so takes longer. Programs for RVM rely on it.
     pub fn declared_only(&mut self, yes: bool) -> &mut Options {
         self.settings.declared_only = yes;
         self
@@ -137,9 +139,9 @@ impl Options {
         self
     }
 
-    /// Whether threads flush and truncate in the background. Default yes. Without them a lazy commit is forced when
-    /// another is, by [`Store::flush`], or by [`Store::tend_flush`], which a program may call now and then, and whoever
-    /// needs room in the log makes it: for programs that have no threads, or fork.
+    /// Whether threads flush and truncate in the background. Default yes. Without them a lazy commit is forced
+    /// when another is, by [`Store::flush`], or by [`Store::tend_flush`], which a program may call now and
+    /// then, and a commit that needs room in the log makes it: for programs that have no threads, or fork.
     pub fn background(&mut self, yes: bool) -> &mut Options {
         self.settings.background = yes;
         self

@@ -7,8 +7,9 @@
 //!           crash, recovery
 //! ```
 //!
-//! While undecided in the process that prepared it, the new values are in memory and the ranges stay declared. After a
-//! crash the old values are in memory; deciding to commit brings the new ones. What makes both durable is the policy's.
+//! While undecided in the process that prepared it, the new values are in memory and the ranges stay declared.
+//! After a crash the old values are in memory; deciding to commit brings the new ones. What makes both durable
+//! is the policy's.
 
 use crate::api::shared::Shared;
 use crate::api::store::Store;

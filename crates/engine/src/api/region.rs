@@ -99,8 +99,8 @@ impl Region {
         assert!(fits, "{}", self.state.out_of_bounds(offset, len));
     }
 
-    /// Extends the mapping over a segment that has grown, in place. `len` is the new length in bytes. A region that
-    /// ends within a page, as that of an adopted file may, is unmapped and mapped again instead.
+    /// Extends the mapping over a segment that has grown, in place. `len` is the new length in bytes. A region
+    /// that ends within a page, as that of an adopted file may, is unmapped and mapped again instead.
     ///
     /// # Errors
     /// When the segment is shorter, or the address space kept free is used up.
@@ -144,7 +144,8 @@ impl Region {
         }
     }
 
-    /// Unmaps it, or lets it go without its segment being up to date if the store has failed: the log has what it lacks.
+    /// Unmaps it, or lets it go without its segment being up to date if the store has failed: the log has what
+    /// it lacks.
     fn unmap_or_forget(&self, left: bool) -> Result<(), MapError> {
         self.store.unmap(&self.state, left).or_else(|error| match self.store.storage.failure() {
             Err(_) => self.store.forget_failed(&self.state, left),
@@ -165,7 +166,7 @@ impl Drop for Region {
         }
         let done = self.unmap_or_forget(false);
         if let Err(error) = done {
-            // Whoever still refers to the memory keeps it: the mapping stays until the process ends.
+            // Those who still refer to the memory keep it: the mapping stays until the process ends.
             tracing::error!(%error, "a region could not be unmapped and stays");
             std::mem::forget(self.state.clone());
         }

@@ -43,7 +43,8 @@ impl Segment {
     /// zero. [`Region::grow`] extends a mapping over them.
     ///
     /// # Errors
-    /// A full disk leaves the segment as it was. A file that was adopted grows by being made longer and adopted again.
+    /// A full disk leaves the segment as it was. A file that was adopted grows by being made longer and adopted
+    /// again.
     pub fn grow(&self, len: u64) -> Result<(), SegmentError> {
         if self.state.data == 0 {
             let why = "its file was taken over as it was: make the file longer and adopt it again";
@@ -76,14 +77,16 @@ impl Segment {
     /// As [`Segment::map`]; [`MapError::AddressTaken`] when a region is there.
     ///
     /// # Safety
-    /// As many bytes at `address`, up to a whole page, must be mapped memory of the caller's that nothing refers to.
+    /// As many bytes at `address`, up to a whole page, must be mapped memory of the caller's that nothing
+    /// refers to.
     pub unsafe fn map_over(&self, range: Range<u64>, address: usize) -> Result<Region, MapError> {
         self.store.map(&self.state, range, Placement::Over(address))
     }
 
     /// Makes memory that the program has at `address` a region for bytes `range`, as it is: nothing is read from
-    /// the segment. What transactions declare and store is then the segment's (RVM's `no_copy`). The rest of what the
-    /// memory shows never reaches the segment, with [`Options::declared_only`](crate::Options::declared_only).
+    /// the segment. What transactions declare and store is then the segment's (RVM's `no_copy`). The rest of
+    /// what the memory shows never reaches the segment, with
+    /// [`Options::declared_only`](crate::Options::declared_only).
     ///
     /// # Errors
     /// As [`Segment::map_over`]; [`MapError::Unread`] without that option.

@@ -1,6 +1,6 @@
-//! What the handles of an open store share: storage and write sets, and the policy and the ways of tracking that work on
-//! them. What concerns one of these alone is asked of it; what concerns several is put together here and in
-//! [`ending`](super::ending).
+//! What the handles of an open store share: storage and write sets, and the policy and the ways of tracking
+//! that work on them. What concerns one of these alone is asked of it; what concerns several is put together
+//! here and in [`ending`](super::ending).
 
 use crate::api::options::Options;
 use crate::policy::Recovery;

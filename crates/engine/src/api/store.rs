@@ -1,12 +1,4 @@
 //! Stores: a directory with a log, a stage and segments, opened by one process at a time.
-//!
-//! Who holds what, in the order in which locks are taken:
-//!
-//! ```text
-//!   mapping lock  >  truncation lock  >  flush lock  >  prepared, pages, aborted, sums, catalog, regions  (each briefly)
-//! ```
-//!
-//! The hot path (begin, set_range, commit in the `Process` class) takes none of them.
 
 use crate::api::open;
 use crate::api::options::Options;
@@ -142,17 +134,18 @@ impl Store {
         self.shared.storage.admit(medium, self.shared.policy.survives(medium))
     }
 
-    /// Takes over a file or block device that is nothing but data, as it is: an external data segment in the sense of
-    /// RVM (section 3.1). Its whole sectors are the segment, committed changes reach it by truncation, and any
-    /// program can read it. There is no header and no checksum in it; a file that other programs change
-    /// while the log holds changes for it is changed back. Adopting it again gives the same segment, as long as the
-    /// file is by then.
+    /// Takes over a file or block device that is nothing but data, as it is: an external data segment in the
+    /// sense of RVM (section 3.1). Its whole sectors are the segment, committed changes reach it by truncation,
+    /// and any program can read it. There is no header and no checksum in it; a file that other programs change
+    /// while the log holds changes for it is changed back. Adopting it again gives the same segment, as long as
+    /// the file is by then.
     ///
     /// A store opens without such a file as long as its log holds nothing for it.
     ///
     /// # Errors
-    /// When the file cannot be opened for reading and writing, is shorter than a sector, is part of a store, is a segment
-    /// under another name, or survives less than commits of this store do; with the undo policy, which has no log to bring it up to date.
+    /// When the file cannot be opened for reading and writing, is shorter than a sector, is part of a store, is
+    /// a segment under another name, or survives less than commits of this store do; with the undo policy,
+    /// which has no log to bring it up to date.
     pub fn adopt_segment(&self, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
         let (shared, storage, path) = (&self.shared, &self.shared.storage, path.as_ref());
         storage.writable()?;
@@ -348,9 +341,9 @@ impl Store {
         if shared.storage.is_closed() {
             return Ok(());
         }
-        let done = self.settle(&shared);
+        let done = self.finish(&shared);
         {
-            // Whoever is changing the catalog or mapping a region ends first; whoever comes later finds it closed.
+            // A thread that changes the catalog or maps a region ends first; one that comes later finds it closed.
             let _mapping = shared.storage.lock_mapping();
             let _catalog = shared.storage.catalog.lock().expect("no panic under this lock");
             shared.storage.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
@@ -360,7 +353,7 @@ impl Store {
     }
 
     /// Brings everything to its place, ends the threads, and says that all is in order.
-    fn settle(&mut self, shared: &Shared) -> Result<(), CloseError> {
+    fn finish(&mut self, shared: &Shared) -> Result<(), CloseError> {
         if self.takes_changes().is_err() {
             return Ok(());
         }

@@ -199,7 +199,7 @@ impl<'t> Transaction<'t> {
         if planted("undo-committed-early") && self.store.terms.clears > 0 {
             self.set.clear();
         }
-        // Not before: whoever reserves pages looks at what is declared afterwards.
+        // Not before: the truncator reserves pages, then looks at what is declared.
         if done && self.store.sets.reserve.watch().load(Ordering::Acquire) == 0 {
             return Ok(());
         }
@@ -209,8 +209,8 @@ impl<'t> Transaction<'t> {
     /// Commits in a failure class. When this returns, the changes survive what the class names.
     ///
     /// # Panics
-    /// With [`Options::verify`](crate::Options::verify), when recoverable memory was changed without being declared; when
-    /// branches of it are open.
+    /// With [`Options::verify`](crate::Options::verify), when recoverable memory was changed without being
+    /// declared; when branches of it are open.
     ///
     /// # Errors
     /// When the store has failed. If it had failed before, the old values are restored; if the force
@@ -267,8 +267,9 @@ impl<'t> Transaction<'t> {
         self.commit_ticket(Class::Power)
     }
 
-    /// Commits in class `Process`, visibly at once; in `class` when the ticket was waited for. What needs no force, since
-    /// the store's memory survives as much or nothing more was asked for, is durable from the start.
+    /// Commits in class `Process`, visibly at once; in `class` when the ticket was waited for. What needs no
+    /// force, since the store's memory survives as much or nothing more was asked for, is durable from the
+    /// start.
     ///
     /// # Errors
     /// As [`Transaction::commit`].
@@ -303,8 +304,8 @@ impl<'t> Transaction<'t> {
     /// stays as it is, and what it holds never becomes durable.
     ///
     /// # Panics
-    /// In `NoRestore` mode of another store with the redo policy, which promised never to abort; when branches of it
-    /// are open.
+    /// In `NoRestore` mode of another store with the redo policy, which promised never to abort; when branches
+    /// of it are open.
     pub fn abort(self) {
         assert!(self.can_abort(), "a no-restore transaction cannot be aborted: it kept no old values");
         drop(self);
@@ -351,8 +352,8 @@ impl<'t> Transaction<'t> {
         Ok(Savepoint { transaction: self.id(), serial: self.set.savepoint() })
     }
 
-    /// Undoes what was changed since a savepoint, which stays; those that came after it are gone. Nothing of what is
-    /// undone reaches the log.
+    /// Undoes what was changed since a savepoint, which stays; those that came after it are gone. Nothing of
+    /// what is undone reaches the log.
     ///
     /// # Errors
     /// When the savepoint is of another transaction, or gone; while branches are open.
@@ -365,7 +366,8 @@ impl<'t> Transaction<'t> {
         Ok(())
     }
 
-    /// Forgets a savepoint, and those that came after it: what was changed since is the transaction's as the rest is.
+    /// Forgets a savepoint, and those that came after it: what was changed since is the transaction's as the
+    /// rest is.
     ///
     /// # Errors
     /// As [`Transaction::rollback_to`].
@@ -382,8 +384,8 @@ impl<'t> Transaction<'t> {
     }
 
     /// Begins a branch: a part of this transaction with a run of its own, in which another thread can declare and
-    /// store meanwhile. [`Transaction::adopt`] takes over what it has declared; dropped, it is undone. It is part of no
-    /// commit before it was adopted.
+    /// store meanwhile. [`Transaction::adopt`] takes over what it has declared; dropped, it is undone. It is
+    /// part of no commit before it was adopted.
     ///
     /// While a branch is open, bytes that it declares must not be declared in other branches, and this transaction
     /// declares none that the branch may: what was changed before the branch began, either may change.
@@ -426,8 +428,8 @@ impl<'t> Transaction<'t> {
     }
 }
 
-/// A part of a transaction with a run of its own: [`Transaction::branch`]. It can declare, store, and have savepoints and
-/// branches as its transaction can. Dropped, it is undone.
+/// A part of a transaction with a run of its own: [`Transaction::branch`]. It can declare, store, and have
+/// savepoints and branches as its transaction can. Dropped, it is undone.
 #[derive(Debug)]
 pub struct Branch<'t>(Transaction<'t>);
 

@@ -22,11 +22,12 @@ pub enum Policy {
     /// New values go to a log, and from there to the segments (RVM): survives what the log's medium does,
     /// a power cut as well. The default.
     Redo = 0,
-    /// The segments are the store: they are mapped shared, and old values are kept in memory of the same kind until
-    /// the commit (Vista). No log, no truncation, no copy but one; survives what that memory does. On files
-    /// that is the death of the process; a store in use when the system goes down is lost. On persistent memory, a file
-    /// system mounted with `-o dax`, it is a power cut, and every commit is in [`Class::Power`](crate::Class::Power); on a region that
-    /// `memmap=` reserves, a warm start, [`Class::Os`](crate::Class::Os). [`Store::reach`](crate::Store::reach) tells.
+    /// The segments are the store: they are mapped shared, and old values are kept in memory of the same kind
+    /// until the commit (Vista). No log, no truncation, no copy but one; survives what that memory does. On
+    /// files that is the death of the process; a store in use when the system goes down is lost. On persistent
+    /// memory, a file system mounted with `-o dax`, it is a power cut, and every commit is in
+    /// [`Class::Power`](crate::Class::Power); on a region that `memmap=` reserves, a warm start,
+    /// [`Class::Os`](crate::Class::Os). [`Store::reach`](crate::Store::reach) tells.
     Undo = 1,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct New<'a> {
     pub settings: &'a Settings,
     pub store: Id,
     /// Says, after a failure, whether the directory durably has no catalog, so that its files can be removed.
-    pub bare: &'a mut bool,
+    pub uncatalogued: &'a mut bool,
 }
 
 /// The files of a store that is not open.

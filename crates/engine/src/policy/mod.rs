@@ -69,13 +69,13 @@ pub(crate) trait Recovery: Any + Send + Sync {
 
     // Commit.
 
-    /// Commits and clears a set in which nothing but plain declarations was done, in class `Process`, if that needs nothing
-    /// else.
+    /// Commits and clears a set in which nothing but plain declarations was done, in class `Process`, if that
+    /// needs nothing else.
     fn commit_short(&self, _set: &WriteSet<'_>) -> bool {
         false
     }
-    /// Commits what is declared, in class `Process` at least; the set is cleared afterwards. Returns a stamp if a force
-    /// makes it survive more.
+    /// Commits what is declared, in class `Process` at least; the set is cleared afterwards. Returns a stamp if
+    /// a force makes it survive more.
     fn commit(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError>;
     /// Whether a commit stamped so survives a power cut.
     fn is_durable(&self, _stamp: u64) -> bool {
@@ -117,7 +117,8 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn wait_memory(&self) {}
     /// Says how much write sets may take, by the present tuning.
     fn tuned(&self) {}
-    /// Wakes everybody who waits for the policy, to look again: the tuning was changed, or the store is being closed.
+    /// Wakes everybody who waits for the policy, to look again: the tuning was changed, or the store is being
+    /// closed.
     fn wake(&self) {}
     /// Says durably that all is in order; no thread runs any more, and no transaction is open.
     fn close(&self) -> Result<(), Failure>;
@@ -156,6 +157,7 @@ pub(crate) trait Undecided {
     fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError>;
     /// Gives it back, undecided.
     fn unclaim(&self, global_id: &[u8]);
-    /// Makes the decision durable: to commit it if there are new values, else to abort it. After a failure it is undecided.
+    /// Makes the decision durable: to commit it if there are new values, else to abort it. After a failure it
+    /// is undecided.
     fn decide(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<(), Failure>;
 }

@@ -1,5 +1,5 @@
-//! A store that was opened for reading: whatever its policy, committed changes that the segments lack are laid over what
-//! is mapped, and nothing is written.
+//! A store that was opened for reading: whatever its policy, committed changes that the segments lack are laid
+//! over what is mapped, and nothing is written.
 
 use super::kind::{Opened, Opening};
 use super::query::Prepared;

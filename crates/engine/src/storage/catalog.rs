@@ -42,7 +42,8 @@ impl Entry {
         Entry { id: SegmentId(id), name, path, len: 0, address: 0, data: 0 }
     }
 
-    /// Whether its file is nothing but data: taken over as it was, by [`Store::adopt_segment`](crate::Store::adopt_segment).
+    /// Whether its file is nothing but data: taken over as it was, by
+    /// [`Store::adopt_segment`](crate::Store::adopt_segment).
     pub fn is_external(&self) -> bool {
         self.data == 0
     }

@@ -11,7 +11,7 @@ pub enum Class {
     Process,
     /// The kernel may crash. On file and disk media only a force gives that, so it is like `Power`.
     Os,
-    /// The power may fail: the commit waits until the log is forced, together with whoever else waits.
+    /// The power may fail: the commit waits until the log is forced, together with the others that wait.
     Power,
 }
 

@@ -42,8 +42,8 @@ pub(crate) fn uncatalogued(media: &dyn Media, dir: &Path) -> bool {
     !media.exists(&catalog) || (media.remove(&catalog).is_ok() && media.sync_directory(dir).is_ok())
 }
 
-/// Makes the names of a new store's files durable, and then the catalog. `made_elsewhere`: the log is a new file outside of
-/// the directory.
+/// Makes the names of a new store's files durable, and then the catalog. `made_elsewhere`: the log is a new
+/// file outside of the directory.
 pub(crate) fn name_files(
     media: &dyn Media,
     dir: &Path,
@@ -72,8 +72,8 @@ pub(crate) fn read_catalog(media: &dyn Media, dir: &Path) -> Result<Catalog, Ope
     Catalog::decode(&bytes).map_err(|(offset, defect)| OpenError::Catalog { path, offset, defect })
 }
 
-/// The segments of a store, with checksums if its policy keeps them. Not external ones whose files cannot be opened: they
-/// may go when the log has nothing for them.
+/// The segments of a store, with checksums if its policy keeps them. Not external ones whose files cannot be
+/// opened: they may go when the log has nothing for them.
 pub(crate) fn open_segments(
     media: &dyn Media,
     dir: &Path,

@@ -57,7 +57,7 @@ pub(crate) struct Storage {
     pub keys: bool,
     pub gate: AtomicU32,
     pub limits: Limits,
-    /// Held by whoever maps, so that no mapping misses what is to be laid over it meanwhile.
+    /// Held while a region is mapped, so that no mapping misses what is to be laid over it meanwhile.
     mapping: Mutex<()>,
     pub regions: RwLock<Vec<Arc<RegionState>>>,
     /// The same regions, for those who must not wait.

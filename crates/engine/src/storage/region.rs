@@ -4,8 +4,8 @@
 //!   reservation:  | mapped: len bytes of the segment | kept free for growth |
 //! ```
 //!
-//! Mapped privately, a page that nobody has stored to shows the page cache of the segment's file and can be evicted; a page
-//! that was stored to is a private copy. Mapped shared, it is the segment.
+//! Mapped privately, a page that nobody has stored to shows the page cache of the segment's file and can be
+//! evicted; a page that was stored to is a private copy. Mapped shared, it is the segment.
 
 use crate::storage::Storage;
 use crate::storage::error::RangeError;
@@ -63,8 +63,8 @@ impl RegionState {
         self.reservation.base().as_ptr().wrapping_add(offset)
     }
 
-    /// Maps part of the region copy-on-write, which was never mapped before, and lays over it what the segment lacks. It
-    /// can be stored to if `write`.
+    /// Maps part of the region copy-on-write, which was never mapped before, and lays over it what the segment
+    /// lacks. It can be stored to if `write`.
     pub fn map_private(
         &self,
         storage: &Storage,
@@ -76,8 +76,8 @@ impl RegionState {
         let (medium, at) = (&self.segment.medium, self.segment.data + self.start + part.start as u64);
         let (start, len) = (self.at(part.start), part.len());
         let writable = write || lacking.is_some();
-        // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never shrink, and the store's
-        // lock keeps other programs of ours away from the file.
+        // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never shrink,
+        // and the store's lock keeps other programs of ours away from the file.
         unsafe { self.reservation.map_private(part.start, len, medium.descriptor(), at, writable) }?;
         self.advise(storage, &part)?;
         let Some(lacking) = lacking else { return Ok(()) };
@@ -100,7 +100,8 @@ impl RegionState {
         Ok(())
     }
 
-    /// Maps part of the region so that it is the segment, which was never mapped before. `sync`: as persistent memory.
+    /// Maps part of the region so that it is the segment, which was never mapped before. `sync`: as persistent
+    /// memory.
     pub fn map_shared(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
         let (medium, at) = (&self.segment.medium, self.segment.data + self.start + part.start as u64);
         let (start, len) = (self.at(part.start), part.len());

@@ -1,11 +1,12 @@
-//! Which region is where, for those who must not wait: looked up by address or by place in a segment, without a lock
-//! and without counting a reference.
+//! Which region is where, for those who must not wait: looked up by address or by place in a segment, without a
+//! lock and without counting a reference.
 //!
-//! Whoever looks up an address or a place has declared it, or vouches that its region stays mapped; so what is found can be
-//! used. Entries of other regions may come and go while they are looked at: each has a version, odd while it changes.
+//! The caller that looks up an address or a place has declared it, or vouches that its region stays mapped; so
+//! what is found can be used. Entries of other regions may come and go while they are looked at: each has a
+//! version, odd while it changes.
 //!
-//! Invariant: the entry of a mapped region never changes but for its length, which is there before the region says so:
-//! what is declared in a region is found.
+//! Invariant: the entry of a mapped region never changes but for its length, which is there before the region
+//! says so: what is declared in a region is found.
 
 use crate::storage::region::RegionState;
 use caliburn_log::SegmentId;
@@ -37,7 +38,7 @@ struct Entry {
 }
 
 /// What an entry says.
-struct Place {
+struct Placed {
     segment: u64,
     start: u64,
     base: usize,
@@ -47,9 +48,9 @@ struct Place {
 
 impl Entry {
     #[inline(always)]
-    fn read(&self) -> Option<Place> {
+    fn read(&self) -> Option<Placed> {
         let version = self.version.load(Ordering::Acquire);
-        let place = Place {
+        let place = Placed {
             segment: self.segment.load(Ordering::Relaxed),
             start: self.start.load(Ordering::Relaxed),
             base: self.base.load(Ordering::Relaxed),
@@ -60,7 +61,7 @@ impl Entry {
         (version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version).then_some(place)
     }
 
-    fn write(&self, place: Place) {
+    fn write(&self, place: Placed) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version + 1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -86,7 +87,7 @@ impl RegionTable {
     }
 
     #[inline(always)]
-    fn find(&self, holds: impl Fn(&Place) -> bool) -> Option<usize> {
+    fn find(&self, holds: impl Fn(&Placed) -> bool) -> Option<usize> {
         let used = self.used.load(Ordering::Acquire);
         let found = self.few[..used.min(FEW)].iter().find_map(|entry| entry.read().filter(&holds));
         let found = if found.is_none() && used > FEW { self.find_more(used, holds) } else { found };
@@ -94,7 +95,7 @@ impl RegionTable {
     }
 
     #[cold]
-    fn find_more(&self, used: usize, holds: impl Fn(&Place) -> bool) -> Option<Place> {
+    fn find_more(&self, used: usize, holds: impl Fn(&Placed) -> bool) -> Option<Placed> {
         (FEW..used).find_map(|number| self.entry(number).read().filter(&holds))
     }
 
@@ -116,7 +117,7 @@ impl RegionTable {
         let address = ptr::from_ref(region).expose_provenance();
         let used = self.used.load(Ordering::Relaxed);
         let number = self.number_of(0).unwrap_or(used);
-        self.entry(number).write(Place {
+        self.entry(number).write(Placed {
             segment: region.id.0.into(),
             start: region.start,
             base: region.base,
@@ -132,7 +133,7 @@ impl RegionTable {
     pub fn remove(&self, region: &RegionState) {
         let address = ptr::from_ref(region).addr();
         if let Some(number) = self.number_of(address) {
-            self.entry(number).write(Place { segment: 0, start: 0, base: 0, len: 0, region: 0 });
+            self.entry(number).write(Placed { segment: 0, start: 0, base: 0, len: 0, region: 0 });
         }
     }
 
@@ -141,7 +142,7 @@ impl RegionTable {
     /// # Safety
     /// If there is one, it must stay mapped as long as what is returned is used.
     pub unsafe fn at<'r>(&self, address: usize) -> Option<&'r RegionState> {
-        let holds = |place: &Place| address.wrapping_sub(place.base) < place.len;
+        let holds = |place: &Placed| address.wrapping_sub(place.base) < place.len;
         // SAFETY: an entry has the address of a region that is alive; this one stays so by the caller's word.
         self.find(holds).map(|region| unsafe { &*ptr::with_exposed_provenance(region) })
     }
@@ -152,7 +153,7 @@ impl RegionTable {
     /// As for [`RegionTable::at`].
     #[inline(always)]
     pub unsafe fn of<'r>(&self, segment: SegmentId, offset: u64) -> Option<&'r RegionState> {
-        let holds = |place: &Place| {
+        let holds = |place: &Placed| {
             place.segment == u64::from(segment.0) && offset.wrapping_sub(place.start) < place.len as u64
         };
         // SAFETY: as in `at`.

@@ -121,8 +121,8 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Segm
 }
 
 impl SegmentState {
-    /// Makes the segment's medium durable, and its sums if it has them; the catalog entry comes after. A medium that `admit`
-    /// refuses is left as it is.
+    /// Makes the segment's medium durable, and its sums if it has them; the catalog entry comes after. A medium
+    /// that `admit` refuses is left as it is.
     pub fn create(
         storage: &Storage,
         entry: &Entry,
@@ -357,9 +357,9 @@ impl SegmentState {
     }
 }
 
-/// A digest of which page caches the segments lie in, if that can be told of all of them, each is forced through here
-/// alone, and no force of any has failed. Only to be compared with one by the same program.
-pub(crate) fn caches(segments: &[Arc<SegmentState>]) -> Option<u64> {
+/// A digest of which page caches the segments lie in, if that can be told of all of them, each is forced
+/// through here alone, and no force of any has failed. Only to be compared with one by the same program.
+pub(crate) fn cache_identity(segments: &[Arc<SegmentState>]) -> Option<u64> {
     let mut caches: Vec<(u32, [u64; 3])> = Vec::with_capacity(segments.len());
     for segment in segments {
         if segment.data == 0 || (segment.forcing.sound().is_err() && !planted("shown-after-a-failed-force")) {

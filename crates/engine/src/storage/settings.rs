@@ -51,7 +51,7 @@ impl Settings {
     }
 
     /// Refuses a store of which the weakest file survives less than is required.
-    pub fn suffices(&self, dir: &Path, (weakest, reach): (PathBuf, Class)) -> Result<(), OpenError> {
+    pub fn require(&self, dir: &Path, (weakest, reach): (PathBuf, Class)) -> Result<(), OpenError> {
         match self.require > reach {
             true => Err(OpenError::Class { path: dir.to_owned(), weakest, wanted: self.require, reach }),
             false => Ok(()),
@@ -67,6 +67,6 @@ impl Settings {
         let weakest = media.into_iter().min_by_key(|(_, class)| *class);
         let weakest = weakest.expect("a store has a log or undo logs");
         let reach = weakest.1;
-        self.suffices(dir, weakest).map(|()| reach)
+        self.require(dir, weakest).map(|()| reach)
     }
 }

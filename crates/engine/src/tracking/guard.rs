@@ -1,8 +1,8 @@
 //! The guard (Rio's protection): outside of transactions regions cannot be stored to. A wild store faults at
 //! once, with a message that names segment and offset, in place of corrupting what is to survive.
 //!
-//! A page is opened by the first range that a transaction declares in it, and closed when the last such transaction
-//! has ended. With keys, a region is, and that is each thread's own affair.
+//! A page is opened by the first range that a transaction declares in it, and closed when the last such
+//! transaction has ended. With keys, a region is, and that is each thread's own affair.
 
 use super::{Tracking, Wanted};
 use crate::storage::Storage;
@@ -24,8 +24,8 @@ use std::sync::Arc;
 pub enum Guard {
     /// It is not.
     Off,
-    /// By `mprotect`: two system calls for each stretch of pages that a transaction declares. While it is open, other
-    /// threads can store to these pages.
+    /// By `mprotect`: two system calls for each stretch of pages that a transaction declares. While it is open,
+    /// other threads can store to these pages.
     Pages,
     /// By a memory protection key, where the processor has them: about 20 ns for a transaction. A transaction's
     /// stores must come from the thread that declared the ranges. Threads that were started before the first store
@@ -82,8 +82,8 @@ struct GuardState {
     named: Option<Named>,
 }
 
-/// Stretches of pages that a transaction opens one by one; beyond it opens the region, since each takes an entry of
-/// the system's list of mappings.
+/// Stretches of pages that a transaction opens one by one; beyond it opens the region, since each takes an
+/// entry of the system's list of mappings.
 const STRETCHES: usize = 64;
 
 /// What a transaction opened of a region; closed when dropped.
@@ -130,7 +130,8 @@ impl Tracking for Guards {
         let opened = set.kept::<AllOpened>();
         let at = opened.iter().position(|opened| opened.guard.region.base == region.base);
         let at = at.unwrap_or_else(|| {
-            let guard = self.lock().get(&region.base).expect("whoever declares keeps it mapped").clone();
+            let guard =
+                self.lock().get(&region.base).expect("a transaction keeps mapped what it declares").clone();
             opened.push(Opened::new(guard));
             opened.len() - 1
         });
@@ -144,7 +145,7 @@ impl Tracking for Guards {
             return;
         }
         let opened = std::mem::take(branch.kept::<AllOpened>());
-        // A thread's permit is the thread's, whoever else has the transaction.
+        // A permit is a thread's, and stays with it when another takes over the transaction.
         set.kept::<AllOpened>().extend(opened.into_iter().filter(|opened| opened.permit.is_none()));
     }
 
@@ -166,8 +167,8 @@ impl RegionGuard {
         let mut state = self.lock();
         let (region, len) = (&*self.region, part.len());
         let start = region.at(part.start);
-        // SAFETY: the part was just mapped, and nobody may store to it before it was declared; while a transaction has
-        // opened the region, it stays open.
+        // SAFETY: the part was just mapped, and nobody may store to it before it was declared; while a
+        // transaction has opened the region, it stays open.
         unsafe {
             match self.kind {
                 Kind::Key => guard::carry_key(start, len),
@@ -177,7 +178,7 @@ impl RegionGuard {
         }
         state.named = None;
         state.named = Some(Named::new(region.base, part.end, region.start, &region.segment.name));
-        // Under the lock, so that whoever opens or closes all of the region means this part, too.
+        // Under the lock, so that opening or closing all of the region includes this part.
         state.len = part.end;
         Ok(())
     }

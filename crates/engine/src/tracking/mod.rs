@@ -1,4 +1,5 @@
-//! How changes are found, and what watches over them besides: a file or folder for each way, and a line in [`WAYS`].
+//! How changes are found, and what watches over them besides: a file or folder for each way, and a line in
+//! [`WAYS`].
 //!
 //! Every way sees every transaction: [`Tracked`] calls one after the other.
 
@@ -19,7 +20,8 @@ pub(crate) trait Tracking: Send + Sync {
     /// Part of a region, to its end, was mapped; nobody can declare bytes there yet.
     fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError>;
 
-    /// A transaction is about to declare bytes, whose old values were not saved yet. Who declares keeps the region mapped.
+    /// A transaction is about to declare bytes, whose old values were not saved yet. Who declares keeps the
+    /// region mapped.
     fn declaring(
         &self,
         _set: &WriteSet<'_>,
@@ -36,7 +38,8 @@ pub(crate) trait Tracking: Send + Sync {
     /// What a branch has declared is its parent's now.
     fn adopted(&self, _set: &WriteSet<'_>, _branch: &WriteSet<'_>) {}
 
-    /// A transaction has committed, or its changes are undone: it ends when `end` is called, which this must do once.
+    /// A transaction has committed, or its changes are undone: it ends when `end` is called, which this must do
+    /// once.
     fn ending(&self, _set: &WriteSet<'_>, end: &mut dyn FnMut()) {
         end();
     }

@@ -79,8 +79,8 @@ impl Tracking for Verifier {
         }
     }
 
-    /// Takes what the transaction declared for what it must be: it is committed, or undone. Until it has ended nobody must
-    /// compare.
+    /// Takes what the transaction declared for what it must be: it is committed, or undone. Until it has ended
+    /// nobody must compare.
     fn ending(&self, set: &WriteSet<'_>, end: &mut dyn FnMut()) {
         let mut shadows = self.lock();
         let mut cursor = RegionCursor::new();
@@ -108,7 +108,7 @@ impl Tracking for Verifier {
     fn undeclared(&self) -> Vec<Undeclared> {
         let mut found: Vec<Undeclared> = Vec::new();
         let mut buffer = vec![0; STEP];
-        // Whoever maps has the list locked when it takes the shadows.
+        // Mapping locks the list first, and then the shadows.
         let regions = self.storage.regions.read().expect("no panic under this lock").clone();
         let shadows = self.lock();
         for region in &regions {
@@ -121,7 +121,8 @@ impl Tracking for Verifier {
                 }
                 for at in (0..expected.len()).filter(|at| there[*at] != expected[*at]) {
                     let offset = region.start + (i * STEP + at) as u64;
-                    // Whoever declared it before it was copied has not ended since: that takes the lock.
+                    // A transaction that declared it before it was copied has not ended since: that takes the
+                    // lock.
                     if !self.sets.slots.touching(region.id, offset..offset + 1).is_empty() {
                         continue;
                     }

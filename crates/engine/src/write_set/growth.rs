@@ -43,14 +43,14 @@ impl<'t> WriteSet<'t> {
         let room = filled(self.word()) + left;
         let tail = self.tail();
         (tail.room, tail.plain) = (room, false);
-        let granting = &mut self.work().marks.granting;
+        let granting = &mut self.scratch().marks.granting;
         (granting.asked, granting.granted) = (true, left);
     }
 
-    /// What its ranges may amount to at most, for a policy that has limits: bytes of a record, and of memory. `entry` is the
-    /// most memory that a range of the smallest size takes.
+    /// What its ranges may amount to at most, for a policy that has limits: bytes of a record, and of memory.
+    /// `entry` is the most memory that a range of the smallest size takes.
     pub fn account(&self, entry: u64) -> (u64, u64) {
-        let Granting { asked, granted, account: (body, memory) } = self.work().marks.granting;
+        let Granting { asked, granted, account: (body, memory) } = self.scratch().marks.granting;
         let mut used = 0;
         if asked {
             used = (granted - self.left()) as u64;
@@ -58,7 +58,7 @@ impl<'t> WriteSet<'t> {
             self.each(|range| used += range_bytes(range.len) as u64);
         }
         let account = (body + used, memory + used.div_ceil(range_bytes(1) as u64) * entry);
-        self.work().marks.granting = Granting { asked: true, granted: 0, account };
+        self.scratch().marks.granting = Granting { asked: true, granted: 0, account };
         self.tail().room = 0;
         account
     }
@@ -69,15 +69,15 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Says what they amount to.
-    pub fn settle(&self, account: (u64, u64)) {
-        self.work().marks.granting.account = account;
+    pub fn set_account(&self, account: (u64, u64)) {
+        self.scratch().marks.granting.account = account;
     }
 
-    /// Goes on in another chunk, whose words other than the one that counts its ranges the policy has written. `true`
-    /// if it is the run's first.
+    /// Goes on in another chunk, whose words other than the one that counts its ranges the policy has written.
+    /// `true` if it is the run's first.
     pub fn extend(&self, chunk: Chunk) -> bool {
         let base = chunk.base();
-        self.work().note = None;
+        self.scratch().note = None;
         let mut chunks = self.chunks();
         let first = self.first_number().is_none();
         let tail = self.tail();
@@ -134,12 +134,13 @@ impl<'t> WriteSet<'t> {
         Some(self.slot.first_number.load(Ordering::Relaxed)).filter(|number| *number != slots::NONE)
     }
 
-    /// A word that the policy keeps of the chunk in use in this transaction, made by `make` when it is asked for first.
+    /// A word that the policy keeps of the chunk in use in this transaction, made by `make` when it is asked
+    /// for first.
     pub fn note(&self, make: impl FnOnce(&WriteSet<'t>) -> u64) -> u64 {
-        let known = self.work().note;
+        let known = self.scratch().note;
         known.unwrap_or_else(|| {
             let made = make(self);
-            self.work().note = Some(made);
+            self.scratch().note = Some(made);
             made
         })
     }
@@ -199,8 +200,8 @@ impl<'t> WriteSet<'t> {
         }
     }
 
-    /// Takes a range over from another set, whose bytes it is declared for by now: header and old bytes. There must be
-    /// room.
+    /// Takes a range over from another set, whose bytes it is declared for by now: header and old bytes. There
+    /// must be room.
     pub fn copy(&self, range: &Saved) {
         let total = self.place_copy(range);
         self.push(total);
@@ -217,24 +218,24 @@ impl<'t> WriteSet<'t> {
     pub fn begin_branch(&self, branch: &WriteSet<'t>) {
         self.slot.branches.fetch_add(1, Ordering::AcqRel);
         (self.tail().plain, branch.tail().plain) = (false, false);
-        branch.work().parent = Some(self.slot.into());
+        branch.scratch().parent = Some(self.slot.into());
     }
 
     /// Whether this set is part of another.
     pub fn is_branch(&self) -> bool {
         // SAFETY: as for `keeps_old`.
-        unsafe { (*self.slot.work_at()).parent.is_some() }
+        unsafe { (*self.slot.scratch_at()).parent.is_some() }
     }
 
     /// Whether this set is part of that one.
     pub fn is_branch_of(&self, parent: &WriteSet<'_>) -> bool {
         // SAFETY: as for `keeps_old`.
-        unsafe { (*self.slot.work_at()).parent == Some(parent.slot.into()) }
+        unsafe { (*self.slot.scratch_at()).parent == Some(parent.slot.into()) }
     }
 
     /// A branch has ended.
     pub fn end_branch(&self) {
-        if let Some(parent) = self.work().parent.take() {
+        if let Some(parent) = self.scratch().parent.take() {
             // SAFETY: slots stay as long as their store.
             unsafe { parent.as_ref() }.branches.fetch_sub(1, Ordering::AcqRel);
         }
@@ -260,7 +261,7 @@ impl<'t> WriteSet<'t> {
 
     /// Goes on in the run's last chunk.
     fn to_end(&self) {
-        self.work().note = None;
+        self.scratch().note = None;
         let (base, first) = match self.chunks().further.last() {
             Some(chunk) => (chunk.base(), false),
             None => (self.slot.base(), true),
@@ -314,7 +315,7 @@ impl<'t> WriteSet<'t> {
                 set_word(word, clear_word(now));
             }
         }
-        let work = self.work();
+        let work = self.scratch();
         work.kept.clear();
         work.marks.clear();
         work.note = None;
@@ -341,12 +342,12 @@ impl<'t> WriteSet<'t> {
         }
     }
 
-    /// What one way of tracking keeps of the transaction, made when it is asked for first and dropped when the transaction
-    /// ends.
+    /// What one way of tracking keeps of the transaction, made when it is asked for first and dropped when the
+    /// transaction ends.
     #[allow(clippy::mut_from_ref, reason = "as for `tail`")]
     pub fn kept<T: Any + Send + Default>(&self) -> &mut T {
         self.tail().plain = false;
-        let kept = &mut self.work().kept;
+        let kept = &mut self.scratch().kept;
         let at = kept.iter().position(|kept| kept.is::<T>()).unwrap_or_else(|| {
             kept.push(Box::<T>::default());
             kept.len() - 1

@@ -40,8 +40,8 @@ impl Sets {
         Sets { slots: Slots::new(layout), reserve: Reserve::default(), tracked }
     }
 
-    /// Says how much a transaction may declare before the policy must think, from the next ones on: nothing where each
-    /// declaration is to be seen.
+    /// Says how much a transaction may declare before the policy must think, from the next ones on: nothing
+    /// where each declaration is to be seen.
     pub fn grant(&self, most: usize) {
         self.slots.grant(if self.tracked { 0 } else { most });
     }

@@ -1,4 +1,5 @@
-//! What a run says: its ranges as they were declared, newest first, disjoint, and with the oldest of their old bytes.
+//! What a run says: its ranges as they were declared, newest first, disjoint, and with the oldest of their old
+//! bytes.
 
 use super::run::{Chunk, HEAD, Layout, Ranges, Saved, filled, get_word, read_header, word_at};
 use super::set::{Position, WriteSet, Written};
@@ -173,13 +174,13 @@ impl WriteSet<'_> {
         self.parts(from).map(|part| part.bytes()).sum()
     }
 
-    /// Drops ranges behind the newest savepoint that older ones cover, if the run has grown to twice what it was when
-    /// that was done last. `chunk` makes one of so many bytes. Returns the chunks that are left over.
+    /// Drops ranges behind the newest savepoint that older ones cover, if the run has grown to twice what it
+    /// was when that was done last. `chunk` makes one of so many bytes. Returns the chunks that are left over.
     ///
     /// What is kept is there in another chunk before it is given up where it was.
     pub fn compact(&self, least: usize, chunk: impl FnOnce(usize) -> Option<Chunk>) -> Vec<Chunk> {
         let loose = self.loose();
-        if loose < 2 * self.work().marks.compacted.max(least) {
+        if loose < 2 * self.scratch().marks.compacted.max(least) {
             return Vec::new();
         }
         let from = if planted("compaction-across-a-savepoint") { Position::default() } else { self.pinned() };
@@ -192,7 +193,7 @@ impl WriteSet<'_> {
             });
         });
         let bytes: usize = kept.iter().map(|range| self.stride(range.len)).sum();
-        self.work().marks.compacted = bytes;
+        self.scratch().marks.compacted = bytes;
         if bytes > loose / 4 * 3 || bytes > COMPACTED_MAX {
             return Vec::new();
         }
@@ -238,7 +239,8 @@ impl Iterator for PlainRanges<'_> {
         if self.at == self.end {
             return None;
         }
-        // SAFETY: a range that the chunk's word counts begins here: the set makes these, and does not change meanwhile.
+        // SAFETY: a range that the chunk's word counts begins here: the set makes these, and does not change
+        // meanwhile.
         let range = unsafe { read_header(self.at) };
         self.at = self.at.wrapping_add(range_bytes(range.len));
         Some(range)

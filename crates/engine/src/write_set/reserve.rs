@@ -1,8 +1,8 @@
-//! Reserved pages: what keeps transactions off the pages that truncation copies or drops (RVM's reserved bit, section
-//! 5.1.2).
+//! Reserved pages: what keeps transactions off the pages that truncation copies or drops (RVM's reserved bit,
+//! section 5.1.2).
 //!
-//! Truncation must not write a page that an uncommitted transaction has declared. Counting per page would cost the hot
-//! path two locked instructions for each range; instead truncation, which is rare, reads all runs:
+//! Truncation must not write a page that an uncommitted transaction has declared. Counting per page would cost
+//! the hot path two locked instructions for each range; instead truncation, which is rare, reads all runs:
 //!
 //! ```text
 //!   transaction: publish range - light barrier - any page reserved?  - store
@@ -63,8 +63,8 @@ impl Reserve {
         &self.active
     }
 
-    /// Called by a transaction that has declared a range while pages are reserved, before it stores there: waits if
-    /// its pages are among them, with the range taken back meanwhile.
+    /// Called by a transaction that has declared a range while pages are reserved, before it stores there:
+    /// waits if its pages are among them, with the range taken back meanwhile.
     #[cold]
     pub fn step_aside(
         &self,
@@ -90,7 +90,7 @@ impl Reserve {
         }
     }
 
-    /// Called after ranges were published in one run and before they are taken back in another: whoever reads the
+    /// Called after ranges were published in one run and before they are taken back in another: a reader of the
     /// runs has either seen the first, or is done with the second.
     pub fn let_pass(&self) {
         barrier::light();

@@ -1,16 +1,17 @@
 //! Runs: how declared ranges stand in memory.
 //!
-//! A run is one chunk or more; a chunk is a head of words, then ranges, each a header as in a log record with the old
-//! bytes behind it, padded to eight bytes; a transaction that keeps no old bytes leaves their place as it is. The chunk's word counts the bytes of ranges that are valid:
+//! A run is one chunk or more; a chunk is a head of words, then ranges, each a header as in a log record with
+//! the old bytes behind it, padded to eight bytes; a transaction that keeps no old bytes leaves their place as
+//! it is. The chunk's word counts the bytes of ranges that are valid:
 //!
 //! ```text
 //!   word:  transaction (32 bits) | bytes of ranges (32 bits)
 //! ```
 //!
 //! Invariant: a range is written whole before the word counts it, and counted before any of its bytes is changed.
-//! Invariant: who reads a run of another thread may find ranges that are declared no more, or nonsense behind them,
-//! and never misses one that was counted before it began and is declared still. The owner only appends, shortens, and
-//! begins anew, so what such a reader sees overwritten was given up meanwhile.
+//! Invariant: who reads a run of another thread may find ranges that are declared no more, or nonsense behind
+//! them, and never misses one that was counted before it began and is declared still. The owner only appends,
+//! shortens, and begins anew, so what such a reader sees overwritten was given up meanwhile.
 
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, RangeHeader, UNDO_FIRST, UNDO_FURTHER, UNDO_HEAD, padded};
@@ -60,7 +61,8 @@ impl Chunk {
 
     /// The ranges in it, if it is a further chunk of a run.
     pub fn ranges(&self, layout: Layout) -> impl Iterator<Item = Saved> {
-        // SAFETY: the chunk is there as long as `self`, and its ranges do not change unless the caller changes them.
+        // SAFETY: the chunk is there as long as `self`, and its ranges do not change unless the caller changes
+        // them.
         unsafe { Ranges::of(self.base, self.room(), get_word(word_at(self.base, false)), 0, layout) }
     }
 
@@ -219,8 +221,8 @@ impl Ranges {
     /// Those of a chunk from byte `from` on.
     ///
     /// # Safety
-    /// `base` must be a chunk that takes `room` bytes and stays alive while they are walked through, and `word` one
-    /// that was read there.
+    /// `base` must be a chunk that takes `room` bytes and stays alive while they are walked through, and `word`
+    /// one that was read there.
     pub unsafe fn of(base: *const u8, room: usize, word: u64, from: usize, layout: Layout) -> Ranges {
         Ranges { base, at: from, end: filled(word).min(room), layout }
     }

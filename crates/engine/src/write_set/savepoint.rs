@@ -50,7 +50,7 @@ impl WriteSet<'_> {
         if !planted("savepoint-keeps-the-last") {
             self.tail().last = NONE;
         }
-        let marks = &mut self.work().marks;
+        let marks = &mut self.scratch().marks;
         marks.serial += 1;
         let (serial, granting) = (marks.serial, marks.granting);
         marks.savepoints.push(Mark { serial, position, left, granting });
@@ -59,13 +59,13 @@ impl WriteSet<'_> {
 
     /// Where a savepoint is, if the transaction still has it.
     pub fn find_savepoint(&self, serial: u64) -> Option<Position> {
-        let savepoints = &self.work().marks.savepoints;
+        let savepoints = &self.scratch().marks.savepoints;
         savepoints.binary_search_by_key(&serial, |mark| mark.serial).ok().map(|i| savepoints[i].position)
     }
 
     /// Forgets a savepoint and those that came after it; what was declared since stays. False if there is none.
     pub fn release_savepoint(&self, serial: u64) -> bool {
-        let savepoints = &mut self.work().marks.savepoints;
+        let savepoints = &mut self.scratch().marks.savepoints;
         let Ok(at) = savepoints.binary_search_by_key(&serial, |mark| mark.serial) else { return false };
         savepoints.truncate(at);
         true
@@ -73,7 +73,7 @@ impl WriteSet<'_> {
 
     /// The run was shortened to a savepoint, which stays: forgets those that came after it.
     pub fn rolled_back(&self, serial: u64) {
-        let marks = &mut self.work().marks;
+        let marks = &mut self.scratch().marks;
         let at =
             marks.savepoints.binary_search_by_key(&serial, |mark| mark.serial).expect("it was found before");
         marks.savepoints.truncate(at + 1);
@@ -84,6 +84,6 @@ impl WriteSet<'_> {
 
     /// The newest savepoint: what is in front of it must stay as it is.
     pub(super) fn pinned(&self) -> Position {
-        self.work().marks.savepoints.last().map_or(Position::default(), |mark| mark.position)
+        self.scratch().marks.savepoints.last().map_or(Position::default(), |mark| mark.position)
     }
 }

@@ -1,7 +1,7 @@
 //! A write set: a transaction's hold on its run.
 
 use super::run::{self, clear_word, filled, get_word, set_word};
-use super::slots::{Counters, Slot, Work};
+use super::slots::{Counters, Scratch, Slot};
 use crate::storage::region::RegionState;
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
@@ -62,7 +62,8 @@ pub(super) struct Tail {
     pub room: usize,
     /// Address and length of the range declared last: again it costs nothing.
     pub last: (usize, usize),
-    /// Nothing but [`WriteSet::declare`] was done: the run has one chunk, and [`WriteSet::clear`] ends the transaction.
+    /// Nothing but [`WriteSet::declare`] was done: the run has one chunk, and [`WriteSet::clear`] ends the
+    /// transaction.
     pub plain: bool,
     /// Old bytes are kept.
     pub keeps_old: bool,
@@ -84,7 +85,8 @@ impl<'t> WriteSet<'t> {
         WriteSet { slot }
     }
 
-    /// The same set, for a call out of line: with a reference to the transaction's own it could not stay in a register.
+    /// The same set, for a call out of line: with a reference to the transaction's own it could not stay in a
+    /// register.
     #[inline(always)]
     pub fn passed(&self) -> WriteSet<'t> {
         WriteSet { slot: self.slot }
@@ -113,8 +115,8 @@ impl<'t> WriteSet<'t> {
     )]
     #[inline(always)]
     pub(super) fn tail(&self) -> &mut Tail {
-        // SAFETY: the transaction has the slot, is used by one thread at a time, and no method calls another while it
-        // looks at this.
+        // SAFETY: the transaction has the slot, is used by one thread at a time, and no method calls another
+        // while it looks at this.
         unsafe { self.slot.tail() }
     }
 
@@ -136,9 +138,9 @@ impl<'t> WriteSet<'t> {
     }
 
     #[allow(clippy::mut_from_ref, reason = "as for `tail`")]
-    pub(super) fn work(&self) -> &mut Work {
+    pub(super) fn scratch(&self) -> &mut Scratch {
         // SAFETY: as for `tail`.
-        unsafe { self.slot.work() }
+        unsafe { self.slot.scratch() }
     }
 
     /// What the word of the chunk in use says.
@@ -166,8 +168,8 @@ impl<'t> WriteSet<'t> {
         covered
     }
 
-    /// Declares `len` bytes, at least one, at `offset` of the region, which are there, if there is room: else false. Pages
-    /// may be reserved: the caller looks at [`Reserve::watch`](super::Reserve::watch) afterwards.
+    /// Declares `len` bytes, at least one, at `offset` of the region, which are there, if there is room: else
+    /// false. Pages may be reserved: the caller looks at [`Reserve::watch`](super::Reserve::watch) afterwards.
     /// Invariant: a range is published whole before any of its bytes is changed.
     #[inline(always)]
     pub fn declare(&self, region: &RegionState, offset: usize, len: usize) -> bool {
@@ -182,7 +184,8 @@ impl<'t> WriteSet<'t> {
         true
     }
 
-    /// Whether a range that [`WriteSet::declare`] did not accept is declared all the same, while pages are reserved.
+    /// Whether a range that [`WriteSet::declare`] did not accept is declared all the same, while pages are
+    /// reserved.
     pub fn has_declared(&self, region: &RegionState, offset: usize, len: usize) -> bool {
         self.tail().last == (region.base + offset, len)
     }
@@ -218,7 +221,8 @@ impl<'t> WriteSet<'t> {
         let counters = &self.slot.counters;
         counters.ranges.add(1);
         counters.declared_bytes.add(len as u64);
-        // Whoever reserves pages makes all processors run a barrier: only the compiler must keep the order here.
+        // The truncator, when it reserves pages, makes all processors run a barrier: only the compiler must
+        // keep the order here.
         compiler_fence(Ordering::SeqCst);
     }
 

@@ -41,7 +41,7 @@ pub(crate) struct Slot {
     stub: [AtomicU64; HEAD / 8],
     pub(super) chunks: Mutex<Chunks>,
     tail: UnsafeCell<Tail>,
-    work: UnsafeCell<Work>,
+    work: UnsafeCell<Scratch>,
 }
 
 // SAFETY: `tail` and `work` are reached through the write set of the transaction that has the slot alone.
@@ -60,7 +60,7 @@ pub(super) struct Chunks {
 
 /// What only the transaction that has the slot touches.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct Scratch {
     /// What ways of tracking keep of the transaction, until it ends: [`WriteSet::kept`](super::WriteSet::kept).
     pub kept: Vec<Box<dyn Any + Send>>,
     pub marks: Marks,
@@ -136,7 +136,7 @@ impl Slot {
     }
 
     /// Called when the slot is where it stays.
-    fn settle(&self, most: usize) {
+    fn install(&self, most: usize) {
         self.first.store(self.stub.as_ptr().expose_provenance(), Ordering::Release);
         // SAFETY: nobody else knows of the slot yet.
         let tail = unsafe { self.tail() };
@@ -157,7 +157,7 @@ impl Slot {
         self.tail.get()
     }
 
-    pub(super) fn work_at(&self) -> *mut Work {
+    pub(super) fn scratch_at(&self) -> *mut Scratch {
         self.work.get()
     }
 
@@ -167,7 +167,7 @@ impl Slot {
     }
 
     /// # Safety
-    /// As for [`Slot::work`].
+    /// As for [`Slot::scratch`].
     #[allow(clippy::mut_from_ref, reason = "that is the contract")]
     #[inline(always)]
     pub(super) unsafe fn tail(&self) -> &mut Tail {
@@ -179,13 +179,13 @@ impl Slot {
     /// Only for the write set of the transaction that has the slot, which must not hold another such reference.
     #[allow(clippy::mut_from_ref, reason = "that is the contract")]
     #[inline(always)]
-    pub(super) unsafe fn work(&self) -> &mut Work {
+    pub(super) unsafe fn scratch(&self) -> &mut Scratch {
         // SAFETY: the caller's word.
         unsafe { &mut *self.work.get() }
     }
 
-    /// Calls `visit` with every range that the transaction in this slot has declared; perhaps with some that it has
-    /// not, if it goes on meanwhile.
+    /// Calls `visit` with every range that the transaction in this slot has declared; perhaps with some that it
+    /// has not, if it goes on meanwhile.
     pub fn each_declared(&self, mut visit: impl FnMut(Saved)) {
         if self.holder().is_none() {
             return;
@@ -197,7 +197,8 @@ impl Slot {
             Ranges::of(base, self.room.load(Ordering::Acquire), word, 0, self.layout)
         };
         ranges.for_each(&mut visit);
-        // After the first chunk's word: what is moved from there to further chunks is there before it is gone here.
+        // After the first chunk's word: what is moved from there to further chunks is there before it is gone
+        // here.
         if self.extended.load(Ordering::Acquire) && !planted("further-chunks-unread") {
             let chunks = self.chunks.lock().expect("no panic under this lock");
             for chunk in &chunks.further {
@@ -252,8 +253,8 @@ pub(crate) struct Slots {
     own: Box<[Slot; FIRST_TIER]>,
     tiers: [OnceLock<Box<[Slot]>>; TIERS],
     layout: Layout,
-    /// Bytes of ranges that a transaction may declare before the policy must think: as long as they are not exceeded, no limit
-    /// of the store can be. 0: it must see each range.
+    /// Bytes of ranges that a transaction may declare before the policy must think: as long as they are not
+    /// exceeded, no limit of the store can be. 0: it must see each range.
     most: AtomicUsize,
 }
 
@@ -263,7 +264,7 @@ const FIRST_TIER: usize = 64;
 impl Slots {
     pub fn new(layout: Layout) -> Slots {
         let own: Box<[Slot]> = (0..FIRST_TIER).map(|number| Slot::new(number, layout)).collect();
-        own.iter().for_each(|slot| slot.settle(0));
+        own.iter().for_each(|slot| slot.install(0));
         Slots {
             own: own.try_into().unwrap_or_else(|_| unreachable!("there are as many")),
             tiers: Default::default(),
@@ -324,11 +325,12 @@ impl Slots {
 
     fn tier(&self, tier: usize) -> &[Slot] {
         if self.tiers[tier].get().is_none() {
-            // Tiers double in size: those before this one, and the threads' own, hold 2^(tier + 1) - 1 first tiers.
+            // Tiers double in size: those before this one, and the threads' own, hold 2^(tier + 1) - 1 first
+            // tiers.
             let before = FIRST_TIER * ((2 << tier) - 1);
             let made: Box<[Slot]> =
                 (0..FIRST_TIER << (tier + 1)).map(|i| Slot::new(before + i, self.layout)).collect();
-            made.iter().for_each(|slot| slot.settle(self.most.load(Ordering::Relaxed)));
+            made.iter().for_each(|slot| slot.install(self.most.load(Ordering::Relaxed)));
             // Another thread may have been faster.
             let _ = self.tiers[tier].set(made);
             // Nor must it miss what was granted meanwhile.

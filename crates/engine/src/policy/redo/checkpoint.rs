@@ -1,9 +1,9 @@
 //! The fuzzy checkpoint: after the death of a process only what the log has behind it is replayed.
 //!
 //! Every so often pages are written to their segments without being forced (steps 1 to 5 of
-//! [`truncation`](super::truncation)), so that the segments, as the page cache has them, come to show what the log has.
-//! The stage says up to where they do. While segments are being forced nothing is vouched for: of a page that was lost
-//! on its way to the medium the system tells whoever forces, once.
+//! [`truncation`](super::truncation)), so that the segments, as the page cache has them, come to show what the
+//! log has. The stage says up to where they do. While segments are being forced nothing is vouched for: of a
+//! page that was lost on its way to the medium the system tells the first who forces, once.
 
 use super::Redo;
 use super::truncation::Unforced;
@@ -25,9 +25,9 @@ impl Redo {
         if self.bytes_since_checkpoint() <= most {
             return Ok(());
         }
-        let appended = self.log.appended();
+        let appended = self.log.tail();
         self.truncation.checkpoint.store(appended.0, Ordering::Relaxed);
-        if self.caches().is_some() {
+        if self.cache_identity().is_some() {
             self.write_pages(unforced, appended, &|_| true)?;
             self.set_checkpoint();
         }
@@ -44,7 +44,7 @@ impl Redo {
         if self.declared_only {
             return 0;
         }
-        self.log.appended().0.saturating_sub(self.truncation.checkpoint.load(Ordering::Relaxed))
+        self.log.tail().0.saturating_sub(self.truncation.checkpoint.load(Ordering::Relaxed))
     }
 
     /// Forces a segment outside of truncation.
@@ -63,30 +63,31 @@ impl Redo {
         if self.is_unapplied() {
             return None;
         }
-        // In this order: a transaction that prepares is in the table before its record is marked, and its record is
-        // marked before it is forced; one that is decided leaves the table when its changes are marked.
+        // In this order: a transaction that prepares is in the table before its record is marked, and its
+        // record is marked before it is forced; one that is decided leaves the table when its changes are
+        // marked.
         let forced = self.log.forced();
         let oldest = self.lock_pages().oldest();
         let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
         Some(forced.min(oldest).min(prepared))
     }
 
-    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off the queue
-    /// and not written.
+    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off
+    /// the queue and not written.
     pub(super) fn set_checkpoint(&self) {
         if self.storage.failure().is_err() {
             return;
         }
         let Some(before) = self.redo_lsn() else { return };
         let before = if planted("all-shown") { self.log.forced() } else { before };
-        self.stage.set_checkpoint(self.caches().map(|caches| Checkpoint { before, caches }));
+        self.stage.set_checkpoint(self.cache_identity().map(|caches| Checkpoint { before, caches }));
     }
 
     /// A digest of the page caches that the segments lie in, which are watched from now on.
-    pub(super) fn caches(&self) -> Option<u64> {
+    pub(super) fn cache_identity(&self) -> Option<u64> {
         let segments = self.storage.segments.read().expect("no panic under this lock");
         segments.iter().for_each(|segment| segment.medium.watch());
-        segment::caches(&segments)
+        segment::cache_identity(&segments)
     }
 }
 
@@ -135,7 +136,7 @@ mod tests {
         let mut open = store.begin(Mode::Restore).unwrap();
         open.write(&region, 0, &[8; 8]).unwrap();
         store.tend_flush(false).unwrap();
-        let first = redo(&store).log.appended();
+        let first = redo(&store).log.tail();
         (1..40).for_each(|page| commit(page * 8192));
         store.tend_flush(false).unwrap();
         store.tend_truncation().unwrap();
@@ -147,7 +148,7 @@ mod tests {
         (40..70).for_each(|page| commit(page * 8192));
         store.tend_flush(false).unwrap();
         store.tend_truncation().unwrap();
-        assert_eq!(told(&store).unwrap().before, log.appended());
+        assert_eq!(told(&store).unwrap().before, log.tail());
         assert!(log.head() < first, "the head has moved");
     }
 
@@ -168,8 +169,8 @@ mod tests {
         let log = &redo(&store).log;
         assert!(log.used() < redo(&store).checkpoint_every_bytes(), "it would be shown anyway");
         let end = std::time::Instant::now() + Duration::from_secs(20);
-        while told(&store).is_none_or(|checkpoint| checkpoint.before < log.appended()) {
-            assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.appended());
+        while told(&store).is_none_or(|checkpoint| checkpoint.before < log.tail()) {
+            assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.tail());
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(log.used() > 0, "the log was truncated, which is not the same");

@@ -77,7 +77,7 @@ impl Redo {
             (at, parts) = (at + piece, parts + 1);
         }
         set.declared(region, offset, len, parts);
-        set.settle((body, memory));
+        set.set_account((body, memory));
         let memory =
             self.storage.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
         let most = memory.min(self.body_max.saturating_sub(body)) as usize;
@@ -163,10 +163,10 @@ impl Redo {
         if done.is_err() {
             set.shorten(from);
         }
-        // Whoever looked at this run before the copies were there must not find the branch empty afterwards.
+        // A truncator that read this run before the copies were there must not find the branch empty afterwards.
         self.sets.reserve.let_pass();
         set.grant(0);
-        set.settle(account);
+        set.set_account(account);
         done
     }
 
@@ -209,7 +209,8 @@ impl Redo {
             if met.may_meet(&range) && !apart(set, (range.offset, range.len), range.old, &mut looked) {
                 return None;
             }
-            // SAFETY: a region with declared bytes stays mapped. The body is as long as the run, and so are their ranges.
+            // SAFETY: a region with declared bytes stays mapped. The body is as long as the run, and so are
+            // their ranges.
             unsafe {
                 let source = cursor.bytes(table, range.segment, range.offset);
                 body.range(range.segment, range.offset, source, range.len);
@@ -236,7 +237,8 @@ impl Redo {
             }
             let staged = self.stage.append(len, |mut body| {
                 for Part { region, offset, len } in &parts {
-                    // SAFETY: the part lies in a region with declared bytes, which stays mapped; `len` counted all parts.
+                    // SAFETY: the part lies in a region with declared bytes, which stays mapped; `len` counted
+                    // all parts.
                     unsafe { body.range(region.id, region.start + *offset as u64, region.at(*offset), *len) };
                 }
                 Some(body)

@@ -31,8 +31,8 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
     let medium = medium.map_err(OpenError::io("create log", &path))?;
     segment::refuse_foreign(&*medium)?;
     let done = fill(&new, &catalog, &*medium, made);
-    *new.bare = done.is_ok() || directory::uncatalogued(media, new.dir);
-    if done.is_err() && *new.bare {
+    *new.uncatalogued = done.is_ok() || directory::uncatalogued(media, new.dir);
+    if done.is_err() && *new.uncatalogued {
         // A second attempt must not take what is left for another store's log.
         if made {
             let _ = media.remove(&path);
@@ -45,7 +45,7 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
 
 fn fill(new: &New<'_>, catalog: &Catalog, log_medium: &dyn Medium, made: bool) -> Result<(), OpenError> {
     let (dir, settings, media) = (new.dir, new.settings, &*new.settings.media);
-    settings.suffices(dir, (log_medium.path().to_owned(), directory::forced(log_medium)))?;
+    settings.require(dir, (log_medium.path().to_owned(), directory::forced(log_medium)))?;
     log::create(log_medium, catalog.store, settings.log_bytes)?;
     let _ = media.remove(&dir.join(STAGE));
     let stage_path = dir.join(STAGE);

@@ -1,6 +1,6 @@
 //! From the stage to the log: the flusher, group commit, and commits too large for the stage.
 //!
-//! Whoever holds the flush lock moves staged records to the log, in stamp order. A thread that waits for
+//! The holder of the flush lock moves staged records to the log, in stamp order. A thread that waits for
 //! `Power` takes the lock itself and forces at once if nobody else does; the others wait, and one force
 //! covers all that arrived before it (group commit). The background flusher does the same for lazy
 //! commits at the end of their interval, or when the stage fills, and merges them on the way.
@@ -22,7 +22,7 @@ use crate::storage::error::{CommitError, Failure};
 use caliburn_log::format::Lsn;
 use caliburn_log::media_error::MediaError;
 use caliburn_log::merge::Merger;
-use caliburn_log::record::{self, FRAME, Frame, Kind, Place, Ranges};
+use caliburn_log::record::{self, FRAME, Frame, Kind, Ranges, RecordPosition};
 use caliburn_log::staged_tail::{CHUNKS, Staged};
 use caliburn_os::barrier;
 use caliburn_os::clock::wall_ns;
@@ -136,11 +136,11 @@ impl Redo {
             // The frontier passes all records of one stamp together.
             count += rest[count..].iter().take_while(|s| s.stamp == rest[count - 1].stamp).count();
             let (batch, later) = rest.split_at(count);
-            let folded = later.first().map_or(horizon, |s| s.stamp);
-            self.append_batch(work, batch.iter().map(|s| s.body), merge && batch.len() > 1, folded)?;
+            let handed_over = later.first().map_or(horizon, |s| s.stamp);
+            self.append_batch(work, batch.iter().map(|s| s.body), merge && batch.len() > 1, handed_over)?;
             rest = later;
         }
-        self.stage.fold();
+        self.stage.free_collected();
         self.flush.flushes.fetch_add(1, Ordering::Relaxed);
         Ok(horizon)
     }
@@ -150,7 +150,7 @@ impl Redo {
         work: &mut FlushBuffers,
         bodies: impl ExactSizeIterator<Item = &'b [u8]> + DoubleEndedIterator + Clone,
         merge: bool,
-        folded: u64,
+        handed_over: u64,
     ) -> Result<(), Failure> {
         let FlushBuffers { merger, buffer, .. } = work;
         let count = bodies.len() as u64;
@@ -169,29 +169,34 @@ impl Redo {
             buffer.clear();
             let first = self.place();
             for body in bodies {
-                let place = Place { lsn: Lsn(first.lsn.0 + buffer.len() as u64), ..first };
+                let place = RecordPosition { lsn: Lsn(first.lsn.0 + buffer.len() as u64), ..first };
                 record::encode(buffer, Kind::Commit, place, &[], body);
             }
         }
-        self.append_encoded(buffer, if merge { 1 } else { count }, Some(folded))
+        self.append_encoded(buffer, if merge { 1 } else { count }, Some(handed_over))
     }
 
     /// The place of the next record. Only for the holder of the flush lock.
-    fn place(&self) -> Place {
+    fn place(&self) -> RecordPosition {
         let log = &self.log;
-        Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: wall_ns() }
+        RecordPosition {
+            lsn: log.tail(),
+            forced: log.forced(),
+            incarnation: log.incarnation(),
+            time: wall_ns(),
+        }
     }
 
-    /// Steps 4 to 6, for records encoded for the end of the log, where there is room for them. `folded`: what
+    /// Steps 4 to 6, for records encoded for the end of the log, where there is room for them. `handed_over`: what
     /// was staged before that stamp is among them, or earlier in the log.
-    fn append_encoded(&self, records: &[u8], count: u64, folded: Option<u64>) -> Result<(), Failure> {
+    fn append_encoded(&self, records: &[u8], count: u64, handed_over: Option<u64>) -> Result<(), Failure> {
         let log = &self.log;
-        let mut lsn = log.appended();
+        let mut lsn = log.tail();
         if planted("frontier-before-the-log") {
-            self.stage.advance(folded, Lsn(lsn.0 + records.len() as u64));
+            self.stage.advance(handed_over, Lsn(lsn.0 + records.len() as u64));
         }
         let end = log.append(records).map_err(|e| self.fail(e))?;
-        self.stage.advance(folded, end);
+        self.stage.advance(handed_over, end);
         log.publish(end);
         self.flush.records.fetch_add(count, Ordering::Relaxed);
         self.flush.log_bytes.fetch_add(records.len() as u64, Ordering::Relaxed);
@@ -210,8 +215,8 @@ impl Redo {
         Ok(())
     }
 
-    /// All records before `end` were appended and marked, when so many pages were private: truncation may have to do
-    /// something. It looks after private pages again and again, but sleeps while there are none.
+    /// All records before `end` were appended and marked, when so many pages were private: truncation may have
+    /// to do something. It looks after private pages again and again, but sleeps while there are none.
     fn after_append(&self, mut pages: MutexGuard<'_, Pages>, before: u64, end: Lsn) {
         pages.marked_to(end);
         self.note_private(&mut pages);
@@ -304,7 +309,7 @@ impl Redo {
         self.flush.nudge.signal();
     }
 
-    /// Whether nobody flushes and truncates but whoever needs it done.
+    /// Whether there are no threads that flush and truncate: a committer that needs it does it.
     pub(super) fn alone(&self) -> bool {
         !self.background && !SCHEDULED
     }
@@ -340,7 +345,7 @@ impl Redo {
             let interval = self.storage.tuning().flush_interval;
             let wanted = self.flush.wanted.swap(0, Ordering::SeqCst);
             let due = deadline.is_some_and(|at| at <= Instant::now());
-            // Failures below are remembered by the store; whoever waits is told.
+            // Failures below are remembered by the store; those who wait are told.
             if wanted & FORCE != 0 || due {
                 let _ = self.flush_all();
                 deadline = None;
@@ -362,7 +367,7 @@ impl Redo {
                     self.flush.idle.store(true, Ordering::SeqCst);
                     barrier::heavy();
                     let log = &self.log;
-                    if !self.stage.is_empty() || log.forced() < log.appended() {
+                    if !self.stage.is_empty() || log.forced() < log.tail() {
                         self.flush.idle.store(false, Ordering::SeqCst);
                     } else if self.flush.idle.load(Ordering::SeqCst)
                         && self.flush.wanted.load(Ordering::SeqCst) == 0

@@ -1,7 +1,7 @@
 //! Group commit: one force of the log covers all who came before it.
 //!
-//! A thread that waits for a force leads a round if nobody does: it moves what is staged to the log and forces. The others
-//! wait, and those who come meanwhile gather for the next round.
+//! A thread that waits for a force leads a round if nobody does: it moves what is staged to the log and forces.
+//! The others wait, and those who come meanwhile gather for the next round.
 
 use super::Redo;
 use super::flusher::FlushBuffers;
@@ -16,10 +16,10 @@ use std::time::Instant;
 pub(super) struct Rounds {
     /// Every commit stamped before it survives a power cut.
     durable: AtomicU64,
-    /// The number of the force that will cover whoever comes now: moves on just before its horizon is taken.
+    /// The number of the force that will cover the next committer: moves on just before its horizon is taken.
     round: AtomicU64,
-    /// For those who wait for a round with an even and with an odd number. Everybody is woken when the round is over
-    /// or the store fails, and one to lead it when the one before is over.
+    /// For those who wait for a round with an even and with an odd number. Everybody is woken when the round is
+    /// over or the store fails, and one to lead it when the one before is over.
     moved: [Event; 2],
     /// Counts the threads that came to wait for a force.
     arrivals: AtomicU64,
@@ -32,7 +32,7 @@ impl Rounds {
     }
 }
 
-/// Wakes everybody if whoever has it panics: the others must not sleep for its sake.
+/// Wakes everybody if its holder panics: the others must not sleep for its sake.
 struct WakesInPanic<'a>(&'a Rounds);
 
 impl Drop for WakesInPanic<'_> {
@@ -48,7 +48,7 @@ impl Redo {
         self.rounds.durable.load(Ordering::Acquire) > stamp
     }
 
-    /// Step 7 after the others, by whoever holds the flush lock. Forces even if nothing was staged, since
+    /// Step 7 after the others, by the holder of the flush lock. Forces even if nothing was staged, since
     /// an earlier flush may not have forced.
     pub(super) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
         if let Err(error) = self.log.force()
@@ -69,9 +69,9 @@ impl Redo {
 
     /// Waits until everything stamped up to `stamp` survives a power cut.
     ///
-    /// Whoever comes first leads the round: it forces for all who came before its horizon, while those
-    /// who come later gather for the next. When it is over it wakes one of those to lead, so that the disk has work
-    /// again, then the others that it forced for.
+    /// The first committer leads the round: it forces for all who came before its horizon, while those
+    /// who come later gather for the next. When it is over it wakes one of those to lead, so that the disk has
+    /// work again, then the others that it forced for.
     ///
     /// Invariant: while somebody sleeps here and the flush lock is free, somebody else is awake who takes the
     /// lock or passes the call to lead on.
@@ -115,7 +115,7 @@ impl Redo {
         work.cohort.gather(arrivals);
         work.cohort.closed(arrivals());
         let led = self.rounds.round.fetch_add(1, Ordering::SeqCst);
-        // Whoever came for an earlier round is durable, or the store has failed.
+        // Those who came for an earlier round are durable, or the store has failed.
         debug_assert!(led == round || self.storage.failure().is_err());
         let horizon = self.flush_staged(work, merge)?;
         let start = Instant::now();

@@ -1,11 +1,12 @@
-//! Who commits to the stage, and in which order: each committer is in a lane while it writes a record, and stamps it.
+//! Who commits to the stage, and in which order: each committer is in a lane while it writes a record, and
+//! stamps it.
 //!
 //! **Stamps without a locked instruction.** Reading the time-stamp counter in order costs 28 ns and, like any
 //! serialising instruction, keeps the processor from overlapping cache misses of successive commits. So
 //! a lane can hold the *bias*: while it does, its stamps are its last one plus one. That is right as long
-//! as (1) a biased stamp is never greater than the clock, which advances faster than commits, so whoever
-//! commits later by the clock is later, and (2) whoever commits while another lane has the bias ends
-//! it first, so that the former holder goes by the clock again.
+//! as (1) a biased stamp is never greater than the clock, which advances faster than commits, so a
+//! later commit by the clock has a later stamp, and (2) a committer in another lane ends the bias before it
+//! stamps, so that the former holder goes by the clock again.
 //!
 //! ```text
 //!            takes it, barrier, waits for all lanes, stamps by the clock
@@ -42,7 +43,7 @@ pub(super) struct Lanes {
     /// No stamp may be smaller any more.
     last_horizon: AtomicU64,
     lanes: Box<[Lane; LANES]>,
-    /// Whoever looks for lanes runs a barrier on all processors.
+    /// The flusher, when it looks at the lanes, runs a barrier on all processors.
     asymmetric: bool,
 }
 
@@ -63,7 +64,7 @@ pub(super) struct LaneState {
     unbiased: u32,
 }
 
-// SAFETY: `work` is only touched by the thread that made `turn` odd: the owner of the lane, or whoever won
+// SAFETY: `work` is only touched by the thread that made `turn` odd: the owner of the lane, or the one that won
 // it (see `Lanes::enter`).
 unsafe impl Sync for Lane {}
 
@@ -177,8 +178,8 @@ impl Lanes {
             if wanted && self.bias.compare_exchange(FREE, number, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             {
                 work.unbiased = 0;
-                // Whoever entered before the barrier and stamps by the clock is waited for; whoever
-                // enters later sees the bias and ends it.
+                // Committers that entered before the barrier and stamp by the clock are waited for; those
+                // who enter later see the bias and end it.
                 barrier::heavy();
                 self.wait_lanes(Some(number));
             }

@@ -1,7 +1,7 @@
 //! The memory budget: private pages are given back to the system, and transactions wait while there are too many.
 //!
-//! A page whose segment has the same bytes, and that nobody has declared, can be dropped: the next access shows the
-//! segment again.
+//! A page whose segment has the same bytes, and that nobody has declared, can be dropped: the next access shows
+//! the segment again.
 
 use super::Redo;
 use super::pages::PageId;
@@ -65,7 +65,7 @@ impl Redo {
             self.move_head()?;
             self.drop_clean(target)?;
             if self.lock_pages().private() * page > target {
-                let goal = self.log.appended();
+                let goal = self.log.tail();
                 if self.incremental(unforced, goal, &|_| true)? == Outcome::Starved {
                     self.epoch(unforced)?;
                 }

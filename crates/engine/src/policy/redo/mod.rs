@@ -1,13 +1,15 @@
-//! The redo policy (RVM): segments are mapped copy-on-write, new values go to a log, and from there to the segments.
+//! The redo policy (RVM): segments are mapped copy-on-write, new values go to a log, and from there to the
+//! segments.
 //!
 //! ```text
 //!   write set --commit--> stage --flusher--> log --truncation--> segments, sums
 //! ```
 //!
-//! Locks, in the order in which they are taken; the hot path (begin, set_range, commit in class `Process`) takes none:
+//! Locks, in the order in which they are taken; the hot path (begin, set_range, commit in class `Process`)
+//! takes none:
 //!
 //! ```text
-//!   mapping lock  >  truncation lock  >  flush lock  >  prepared, pages, aborted, sums, catalog, regions  (each briefly)
+//!   mapping > truncation > flush > prepared, pages, aborted, sums, catalog, regions (each briefly)
 //! ```
 
 mod check;
@@ -183,7 +185,7 @@ impl Recovery for Redo {
 
     fn unmapped(&self, region: &RegionState, left: bool) {
         if left {
-            // Whoever truncates may have found the region before it was taken off.
+            // The truncator may have found the region before it was taken off.
             drop(self.lock_truncation());
         }
         let page = self.storage.page_size as u64;
@@ -302,7 +304,7 @@ impl Recovery for Redo {
     }
 
     fn close(&self) -> Result<(), Failure> {
-        if self.log.head() == self.log.appended() && self.stage.is_empty() {
+        if self.log.head() == self.log.tail() && self.stage.is_empty() {
             self.log.mark_clean().map_err(|e| self.fail(e))?;
         }
         Ok(())
@@ -315,7 +317,7 @@ impl Recovery for Redo {
         drop(pages);
         let log = &self.log;
         (query.log_bytes, query.log_used) = (log.capacity(), log.used());
-        query.log_unforced = log.appended().0.saturating_sub(log.forced().0);
+        query.log_unforced = log.tail().0.saturating_sub(log.forced().0);
     }
 
     fn count(&self, s: &mut Statistics) {

@@ -7,8 +7,8 @@
 //!                                      crash, recovery
 //! ```
 //!
-//! The log keeps the Prepare record until then; when its space is needed, it is written anew at the tail, for which room is
-//! always kept. As long as the ranges are declared, no truncation writes them.
+//! The log keeps the Prepare record until then; when its space is needed, it is written anew at the tail, for
+//! which room is always kept. As long as the ranges are declared, no truncation writes them.
 
 use super::Redo;
 use super::flusher::FlushBuffers;
@@ -109,7 +109,7 @@ impl Redo {
         let horizon = self.flush_staged(work, false)?;
         self.wait_log(work.buffer(), 2 * own)?;
         // In the table before it is in the log, so that the head never passes it.
-        let lsn = self.log.appended();
+        let lsn = self.log.tail();
         let entry = Entry { body: body.to_vec(), lsn, time: wall_ns(), slot: None, deciding: true };
         self.lock_prepared().insert(global_id.to_vec(), entry);
         let prefix = prefix(Kind::Prepare, 1, global_id);
@@ -217,7 +217,7 @@ impl Undecided for Redo {
         };
         let mut work = self.lock_flush();
         let done = self.append_forced(&mut work, kind, global_id, body);
-        let end = self.log.appended();
+        let end = self.log.tail();
         match &done {
             Ok(_) => drop(self.lock_prepared().remove(global_id)),
             Err(_) => self.unclaim(global_id),

@@ -1,15 +1,15 @@
-//! Recovery of a store with the redo policy (RVM, section 5.1.2). The directory is locked, the catalog is read, and the
-//! segments are open.
+//! Recovery of a store with the redo policy (RVM, section 5.1.2). The directory is locked, the catalog is read,
+//! and the segments are open.
 //!
 //! ```text
-//!   1 open_files          the log and the stage
-//!   2 read_stage          what a process of this boot left there, and whether the segments show the log as it vouches
-//!   3 scan_log            every record from there to the tail verified, its ranges noted; damage in the forced part, or a
-//!                         stage that is older than the log: refuse, or for salvage go on read-only without it
-//!   4 begin_incarnation   what may not be durable written again and forced; then, durably, a new incarnation: what lies
-//!                         beyond the tail is never taken up
-//!   5 append_staged       what the stage holds beyond the log goes there, in commit order
-//!   6 serve               the stage is empty, and takes records
+//!   1 open_files         the log and the stage
+//!   2 read_stage         what a process of this boot left there; whether the segments show the log as it says
+//!   3 scan_log           every record from there to the tail verified, its ranges noted; damage in the forced part,
+//!                        or a stage that is older than the log: refuse, or for salvage go on read-only without it
+//!   4 begin_incarnation  what may not be durable written again and forced; then, durably, a new incarnation: what
+//!                        lies beyond the tail is never taken up
+//!   5 append_staged      what the stage holds beyond the log goes there, in commit order
+//!   6 serve              the stage is empty, and takes records
 //! ```
 //!
 //! Nothing is written to a segment here: regions are mapped with the noted ranges laid over them, and the
@@ -39,7 +39,7 @@ use caliburn_log::format::{Defect, LOG_DATA, Lsn, Status};
 use caliburn_log::image::{Damage, Image};
 use caliburn_log::log::{self, Log};
 use caliburn_log::media_error::MediaError;
-use caliburn_log::record::{self, BODY_MAX, FRAME, Kind, Place, Range, Ranges, Record};
+use caliburn_log::record::{self, BODY_MAX, FRAME, Kind, Range, Ranges, Record, RecordPosition};
 use caliburn_log::staged_tail::{self, StageError, StagedTail};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
@@ -143,19 +143,20 @@ impl<'o> Recovery<'o> {
         Ok(staged_tail)
     }
 
-    /// Whether the segments show what the stage says: they lie in the page caches in which they lay then, and nothing was
-    /// lost on its way from there. What the system says of that it says once; meanwhile the stage says nothing.
+    /// Whether the segments show what the stage says: they lie in the page caches in which they lay then, and
+    /// nothing was lost on its way from there. What the system says of that it says once; meanwhile the stage
+    /// says nothing.
     fn checkpoint_holds(&self, staged_tail: &StagedTail) -> Result<bool, MediaError> {
         let (Some(checkpoint), Some(end)) = (staged_tail.checkpoint, staged_tail.appended) else {
             return Ok(false);
         };
         let inside = (Lsn(self.status.head.get())..=end).contains(&checkpoint.before);
-        let same = || segment::caches(self.segments()) == Some(checkpoint.caches);
+        let same = || segment::cache_identity(self.segments()) == Some(checkpoint.caches);
         if !inside || (!same() && !planted("caches-not-compared")) {
             return Ok(false);
         }
-        // The kernel reports a lost write-back once: the checkpoint is withdrawn first, since we may be killed after
-        // hearing of one.
+        // The kernel reports a lost write-back once: the checkpoint is withdrawn first, since we may be killed
+        // after hearing of one.
         if !planted("answer-not-awaited") {
             staged_tail::forget_checkpoint(&*self.stage)?;
         }
@@ -242,7 +243,7 @@ impl<'o> Recovery<'o> {
                 self.make_room(log, unapplied, *stamp)?;
             }
             append(log, Kind::Commit, &[], body)?;
-            unapplied.push(body.to_vec(), log.appended());
+            unapplied.push(body.to_vec(), log.tail());
         }
         Ok(())
     }
@@ -252,7 +253,7 @@ impl<'o> Recovery<'o> {
     fn make_room(&mut self, log: &Log, unapplied: &mut RedoRanges, stamp: u64) -> Result<(), OpenError> {
         let advance = || match planted("frontier-kept-for-room") {
             true => Ok(()),
-            false => staged_tail::advance(&*self.stage, stamp, log.appended()),
+            false => staged_tail::advance(&*self.stage, stamp, log.tail()),
         };
         // A force that fails below may tell nobody else that a write-back was lost.
         staged_tail::forget_checkpoint(&*self.stage)?;
@@ -264,8 +265,8 @@ impl<'o> Recovery<'o> {
             all.apply(segment, caliburn_os::page_size(), |_| {})?;
             segment.sync()?;
         }
-        *unapplied = RedoRanges::none(log.appended());
-        log.advance_head(prepared::oldest(&self.prepared).min(log.appended()))?;
+        *unapplied = RedoRanges::none(log.tail());
+        log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
         if log.free() < prepared::bytes(&self.prepared) {
             let text =
                 "undecided transactions fill the log, which the reserve for them should have prevented";
@@ -278,7 +279,7 @@ impl<'o> Recovery<'o> {
         }
         log.force()?;
         advance()?;
-        log.advance_head(prepared::oldest(&self.prepared).min(log.appended()))?;
+        log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
         Ok(())
     }
 
@@ -294,9 +295,10 @@ impl<'o> Recovery<'o> {
         let checkpoint = staged_tail.checkpoint.filter(|checkpoint| checkpoint.before >= log.head());
         let storage = Arc::new(Storage::new(found, settings, reach));
         let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
-        let (last, tail) = (staged_tail.last, log.appended());
+        let (last, tail) = (staged_tail.last, log.tail());
         let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
-        // What the segments show is not forced, and their sums may lack it: the head must not pass it without an epoch.
+        // What the segments show is not forced, and their sums may lack it: the head must not pass it without
+        // an epoch.
         let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head())
             && !planted("shown-taken-for-forced");
         let unapplied = (unforced || !unapplied.is_empty()).then_some(unapplied);
@@ -323,8 +325,12 @@ impl<'o> Recovery<'o> {
 }
 
 fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, MediaError> {
-    let place =
-        Place { lsn: log.appended(), forced: log.forced(), incarnation: log.incarnation(), time: wall_ns() };
+    let place = RecordPosition {
+        lsn: log.tail(),
+        forced: log.forced(),
+        incarnation: log.incarnation(),
+        time: wall_ns(),
+    };
     let mut bytes = Vec::new();
     record::encode(&mut bytes, kind, place, prefix, body);
     log.publish(log.append(&bytes)?);

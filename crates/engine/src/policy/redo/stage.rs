@@ -70,8 +70,8 @@ impl Body {
     /// Appends a range with `len` bytes copied from `source`.
     ///
     /// # Safety
-    /// `source` must be readable for `len` bytes; other threads may be storing there. What is appended altogether must not be
-    /// longer than the body was said to be.
+    /// `source` must be readable for `len` bytes; other threads may be storing there. What is appended
+    /// altogether must not be longer than the body was said to be.
     #[inline(always)]
     pub unsafe fn range(&mut self, segment: SegmentId, offset: u64, source: *const u8, len: usize) {
         let total = format::range_bytes(len);
@@ -174,23 +174,23 @@ impl Stage {
     }
 
     /// Moves the frontier, at once for both: the log counts up to `appended`, and records stamped before
-    /// `folded` are in it. Only for the holder of the flush lock, after the records were written to the log
+    /// `handed_over` are in it. Only for the holder of the flush lock, after the records were written to the log
     /// and before anybody takes them for part of it.
-    pub fn advance(&self, folded: Option<u64>, appended: Lsn) {
+    pub fn advance(&self, handed_over: Option<u64>, appended: Lsn) {
         let current = self.word(STAGE_CURRENT).load(Ordering::Relaxed);
         let next = u64::from(current == 0);
         let (now, target) = (STAGE_FRONTIERS[1 - next as usize], STAGE_FRONTIERS[next as usize]);
         if planted("frontier-in-place") {
-            set(self.word(now), folded.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
+            set(self.word(now), handed_over.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
             set(self.word(now + 8), appended.0);
             return;
         }
-        set(self.word(target), folded.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
+        set(self.word(target), handed_over.unwrap_or_else(|| self.word(now).load(Ordering::Relaxed)));
         set(self.word(target + 8), appended.0);
         set(self.word(STAGE_CURRENT), next);
     }
 
-    /// Says what the segments show from now on, or that it is not known. Only for whoever truncates.
+    /// Says what the segments show from now on, or that it is not known. Only for the truncator.
     pub fn set_checkpoint(&self, checkpoint: Option<Checkpoint>) {
         set(self.word(STAGE_CHECKPOINT), 0);
         if let Some(checkpoint) = checkpoint {
@@ -212,9 +212,9 @@ impl Stage {
         unsafe { &*self.chunk(chunk).cast::<AtomicU64>() }
     }
 
-    /// Commits one record of `len` body bytes, which `fill` must write in full and give back. Returns the stamp, and
-    /// whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]), or `fill` gave up:
-    /// nothing was committed then.
+    /// Commits one record of `len` body bytes, which `fill` must write in full and give back. Returns the
+    /// stamp, and whether this commit opened a new chunk; `None` when no chunk is free (see [`Stage::freed`]),
+    /// or `fill` gave up: nothing was committed then.
     #[inline]
     pub fn append(&self, len: usize, fill: impl FnOnce(Body) -> Option<Body>) -> Option<(u64, bool)> {
         debug_assert!(len <= self.body_max() && len.is_multiple_of(format::ALIGN));
@@ -273,7 +273,7 @@ impl Stage {
         })
     }
 
-    /// Chunks that are full and not folded yet.
+    /// Chunks that are full and not freed yet.
     pub fn full_chunks(&self) -> usize {
         self.chunks.iter().filter(|chunk| chunk.retired.load(Ordering::Acquire)).count()
     }
@@ -288,8 +288,8 @@ impl Stage {
         &self.freed
     }
 
-    /// The records stamped before `horizon` that were not folded yet, in stamp order. Only for the
-    /// holder of the flush lock: what is returned stays in place until [`Stage::fold`], and is returned
+    /// The records stamped before `horizon` that were not handed over yet, in stamp order. Only for the
+    /// holder of the flush lock: what is returned stays in place until [`Stage::free_collected`], and is returned
     /// again if that is not called.
     pub fn collect<'a>(&'a self, horizon: u64, found: &mut Vec<Staged<'a>>) {
         for (number, chunk) in self.chunks.iter().enumerate() {
@@ -316,7 +316,7 @@ impl Stage {
 
     /// Frees the chunks of which everything was collected. Only for the holder of the flush lock, after
     /// [`Stage::collect`], when the frontier has passed what was collected.
-    pub fn fold(&self) {
+    pub fn free_collected(&self) {
         let mut freed = false;
         for (number, chunk) in self.chunks.iter().enumerate() {
             let published = self.published(number as u32);
@@ -390,7 +390,7 @@ mod tests {
         let horizon = stage.lanes().horizon();
         stage.collect(horizon, &mut Vec::new());
         stage.advance(Some(horizon), Lsn(640));
-        stage.fold();
+        stage.free_collected();
         // The second lane ends the bias of the first, again and again.
         for value in 10..100 {
             if value % 30 < 28 { put(&stage, value) } else { put_by_another(value) }.unwrap();
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_commits_after_another_lane_is_stamped_after_it() {
+    fn a_commit_after_that_of_another_lane_is_stamped_after_it() {
         let dir = tempfile::tempdir().unwrap();
         let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         for round in 0..20 {
@@ -438,7 +438,7 @@ mod tests {
             value += 1;
         }
         stage.advance(Some(horizon), Lsn(640));
-        stage.fold();
+        stage.free_collected();
         let mut found = Vec::new();
         stage.collect(stage.lanes().horizon(), &mut found);
         let found: Vec<_> = found.iter().map(|staged| (staged.stamp, staged.body.to_vec())).collect();
@@ -473,7 +473,7 @@ mod tests {
                         if what == 8 {
                             waiting.clear();
                             stage.advance(Some(horizon), Lsn(next * 64));
-                            stage.fold();
+                            stage.free_collected();
                         }
                     }
                 }
@@ -511,7 +511,7 @@ mod tests {
             stage.collect(horizon, &mut found);
             assert!(!found.is_empty() && found.is_sorted_by_key(|s| s.stamp));
             drop(found);
-            stage.fold();
+            stage.free_collected();
             while put(&stage, count).is_some() {
                 count += 1;
             }
@@ -540,7 +540,7 @@ mod tests {
                 stage.collect(horizon, &mut found);
                 let late = found.iter().any(|staged| !(last..horizon).contains(&staged.stamp));
                 last = horizon;
-                stage.fold();
+                stage.free_collected();
                 late.then_some(horizon)
             });
             done.store(true, Ordering::Relaxed);

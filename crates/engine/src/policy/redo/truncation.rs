@@ -127,7 +127,7 @@ impl Redo {
     /// The background thread's life. What recovery has left to it waits, so that the program gets going first.
     pub(super) fn run_truncation(&self) {
         // Wake-ups before this thread started count.
-        let (mut seen, mut appended) = (0, self.log.appended());
+        let (mut seen, mut appended) = (0, self.log.tail());
         loop {
             let unapplied = self.is_unapplied();
             let private = self.lock_pages().private() > 0;
@@ -141,7 +141,7 @@ impl Redo {
             if self.storage.is_over() {
                 return;
             }
-            let before = std::mem::replace(&mut appended, self.log.appended());
+            let before = std::mem::replace(&mut appended, self.log.tail());
             // A failure is remembered by the store and ends the loop.
             let idle = before == appended && !unapplied;
             let done = if idle { self.checkpoint_rest() } else { Ok(()) };
@@ -160,10 +160,10 @@ impl Redo {
         if log.used() <= self.truncation_threshold() && !starved() {
             self.checkpoint_beyond(unforced, self.checkpoint_every_bytes())?;
         } else {
-            // Truncation also checkpoints. Leave the newest quarter, whose pages will change again, unless somebody waits for
-            // space.
+            // Truncation also checkpoints. Leave the newest quarter, whose pages will change again, unless
+            // somebody waits for space.
             let spare = if starved() { 0 } else { log.capacity() / 4 };
-            let goal = Lsn(log.appended().0.saturating_sub(spare).max(log.head().0));
+            let goal = Lsn(log.tail().0.saturating_sub(spare).max(log.head().0));
             let outcome = self.incremental(unforced, goal, &|_| true)?;
             let critical = log.used() > log.capacity() / 10 * 8 || starved();
             if (outcome != Outcome::Done && critical) || starved() {
@@ -331,8 +331,8 @@ impl Redo {
         copied
     }
 
-    /// Which of these pages, in their order, have bytes that an open transaction has declared; and how many ranges were
-    /// looked at.
+    /// Which of these pages, in their order, have bytes that an open transaction has declared; and how many
+    /// ranges were looked at.
     pub(super) fn declared(&self, pages: &[PageId]) -> (Vec<bool>, usize) {
         let (mut declared, mut looked) = (vec![false; pages.len()], 0);
         self.sets.slots.each_declared(|range| {
@@ -432,7 +432,7 @@ impl Redo {
         if !planted("epoch-of-unforced-log") {
             log.force().map_err(|e| self.fail(e))?;
         }
-        let end = if planted("epoch-of-unforced-log") { log.appended() } else { log.forced() };
+        let end = if planted("epoch-of-unforced-log") { log.tail() } else { log.forced() };
         let head = log.head();
         if head < end {
             let image = Image::read(&**log.medium(), log.capacity(), head, end).map_err(|e| self.fail(e))?;

@@ -1,12 +1,12 @@
-//! The file of undo chunks: memory that survives what the store's transactions are to survive, mapped, in which their
-//! runs lie.
+//! The file of undo chunks: memory that survives what the store's transactions are to survive, mapped, in which
+//! their runs lie.
 //!
 //! ```text
 //!  | status A | status B | ...64 KiB | chunk 0 | chunk 1 | ... |     chunk: | words | range | range | ... |
 //! ```
 //!
-//! A run that outgrows its first chunk takes further ones, which name it and its transaction: the commit's one store
-//! disowns them too. They go back to the pool afterwards.
+//! A run that outgrows its first chunk takes further ones, which name it and its transaction: the commit's one
+//! store disowns them too. They go back to the pool afterwards.
 
 use crate::write_set::{Chunk, set_word};
 use caliburn_log::format::{UNDO_COUNT, UNDO_DATA, UNDO_MAGIC, UNDO_OWNER, UndoStatus};
@@ -213,7 +213,8 @@ impl UndoChunks {
         self.pool.lock().expect("no panic under this lock").free.push(chunk.number);
     }
 
-    /// Puts back the further chunks of a transaction that has committed, whose number comes again after 2^32 others.
+    /// Puts back the further chunks of a transaction that has committed, whose number comes again after 2^32
+    /// others.
     pub fn give_back_disowned(&self, chunks: Vec<Chunk>) {
         if chunks.is_empty() {
             return;

@@ -127,7 +127,7 @@ impl Recovery for Undo {
             return;
         }
         self.chunks.restore(set, &self.storage.table, from, |segment, offset, bytes| {
-            // Unmapped meanwhile, which whoever declared by address had promised not to do.
+            // Unmapped meanwhile, which the program had promised not to do when it declared by address.
             let state = self.storage.segment_state(segment).expect("a declared range is in a segment");
             drop(state.write_part(offset, bytes).map_err(|e| self.storage.fail(e)));
         });

@@ -44,7 +44,7 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
     let (store, policy) = (new.store, Policy::Undo as u16);
     let catalog = Catalog { store, policy, log_path: PathBuf::new(), next: 0, segments: Vec::new() };
     let done = create_logs(&new).and_then(|()| directory::name_files(media, new.dir, &catalog, false));
-    *new.bare = done.is_ok() || directory::uncatalogued(media, new.dir);
+    *new.uncatalogued = done.is_ok() || directory::uncatalogued(media, new.dir);
     done
 }
 
@@ -53,7 +53,7 @@ fn create_logs(new: &New<'_>) -> Result<(), OpenError> {
     let _ = media.remove(&path);
     let medium = media.create(&path).map_err(OpenError::io("create undo logs", &path))?;
     let reach = new.settings.memory(&*medium).survives.into();
-    new.settings.suffices(dir, (path, reach))?;
+    new.settings.require(dir, (path, reach))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     Ok(uncommitted::create(&*medium, new.store, boot)?)
 }
@@ -116,12 +116,13 @@ fn restore(
     }
     // 1 old values back
     for log in &found.uncommitted {
-        for range in log.ranges_back() {
+        for range in log.newest_first() {
             let segment = segments.iter().find(|s| s.id == range.segment).expect("checked before");
             segment.write_part(range.offset, range.bytes)?;
         }
     }
-    // What is to be relied on after this boot: what was just restored, and what a process left that relied on less.
+    // What is to be relied on after this boot: what was just restored, and what a process left that relied on
+    // less.
     let lasting = found.sealed() || memory.survives > Survives::Process;
     if lasting && !planted("undo-restored-unforced") {
         for segment in segments {
@@ -140,8 +141,10 @@ fn check_ranges(
 ) -> Result<(), OpenError> {
     let known =
         |id, end: Option<u64>| segments.iter().any(|s| s.id == id && end.is_some_and(|e| e <= s.len()));
-    let stray =
-        log.ranges_back().into_iter().find(|r| !known(r.segment, r.offset.checked_add(r.bytes.len() as u64)));
+    let stray = log
+        .newest_first()
+        .into_iter()
+        .find(|r| !known(r.segment, r.offset.checked_add(r.bytes.len() as u64)));
     let Some(range) = stray else { return Ok(()) };
     let text = format!(
         "an undo log has a range at {} of segment {}, which has no such bytes",
@@ -155,7 +158,7 @@ fn old_values(found: &Found) -> RedoRanges {
     let mut unapplied = RedoRanges::none(Lsn(0));
     for log in &found.uncommitted {
         let mut body = Vec::new();
-        log.ranges_back().iter().for_each(|r| push_range(&mut body, r.segment, r.offset, r.bytes));
+        log.newest_first().iter().for_each(|r| push_range(&mut body, r.segment, r.offset, r.bytes));
         unapplied.push(body, Lsn(0));
     }
     unapplied

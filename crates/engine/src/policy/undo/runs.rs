@@ -106,8 +106,8 @@ impl UndoChunks {
     /// Writes a range at the run's end, as `place` does, and its seal, and has them written back.
     fn seal_end(&self, set: &WriteSet<'_>, flush: Flush, place: impl FnOnce(&WriteSet<'_>) -> usize) {
         let (seal, at) = (self.seal(set), set.end());
-        // SAFETY: there is room for the range and its seal at the run's end. What was just written may be read, and nobody
-        // else stores there.
+        // SAFETY: there is room for the range and its seal at the run's end. What was just written may be read,
+        // and nobody else stores there.
         unsafe {
             let total = place(set);
             let seal = seal.of(std::slice::from_raw_parts(at, total));
@@ -141,8 +141,8 @@ impl UndoChunks {
         Ok(())
     }
 
-    /// Shortens a run to a position, when the old bytes behind it are back, or were not touched. The newest chunks go
-    /// first: recovery wants those before it whole.
+    /// Shortens a run to a position, when the old bytes behind it are back, or were not touched. The newest
+    /// chunks go first: recovery wants those before it whole.
     pub fn shorten(&self, set: &WriteSet<'_>, to: Position) {
         let Some(flush) = self.persistent() else {
             set.leave_chunks(to, |chunk| self.give_back(chunk));
@@ -267,7 +267,8 @@ impl UndoChunks {
         self.give_back_disowned(further);
     }
 
-    /// Copies the old bytes behind a position back, newest first. `elsewhere` is called for those that are not mapped.
+    /// Copies the old bytes behind a position back, newest first. `elsewhere` is called for those that are not
+    /// mapped.
     pub fn restore(
         &self,
         set: &WriteSet<'_>,
