@@ -50,10 +50,12 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Shared, OpenError> {
 fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError> {
     let media = &*options.settings.media;
     directory::only_ours(media, dir)?;
-    let store = media.random_id().map_err(OpenError::io("draw a random identity for", dir))?;
-    let mut uncatalogued = true;
-    let new = New { dir, settings: &options.settings, store, uncatalogued: &mut uncatalogued };
-    let done = table::kind(options.policy).create(new);
+    let (mut uncatalogued, settings) = (true, &options.settings);
+    let identity = media.random_id().map_err(OpenError::io("draw a random identity for", dir));
+    let done = identity.and_then(|store| {
+        let new = New { dir, settings, store, uncatalogued: &mut uncatalogued };
+        table::kind(options.policy).create(new)
+    });
     if done.is_err() && uncatalogued {
         let _ = media.remove(&dir.join(LOG));
         let _ = media.remove(&dir.join(STAGE));

@@ -18,7 +18,7 @@ impl std::fmt::Debug for Ticket<'_> {
 }
 
 impl Ticket<'_> {
-    /// Whether the commit survives a power cut now.
+    /// Whether the commit survives now what its class names: a power cut, if nothing else was said.
     pub fn is_durable(&self) -> bool {
         self.stamp.is_none_or(|stamp| self.store.policy.is_durable(stamp))
     }

@@ -150,7 +150,7 @@ impl<'t> Transaction<'t> {
         let region = unsafe { self.store.storage.table.at(address) };
         let region = region.ok_or(RangeError::NotMapped { address, len })?;
         let offset = address - region.base;
-        if len > region.len() - offset {
+        if region.len().checked_sub(offset).is_none_or(|rest| len > rest) {
             return Err(region.out_of_bounds(offset, len));
         }
         self.declare(region, offset, len)
@@ -267,9 +267,8 @@ impl<'t> Transaction<'t> {
         self.commit_ticket(Class::Power)
     }
 
-    /// Commits in class `Process`, visibly at once; in `class` when the ticket was waited for. What needs no
-    /// force, since the store's memory survives as much or nothing more was asked for, is durable from the
-    /// start.
+    /// Commits in class `Process`, visibly at once; in `class` when the ticket was waited for, which is at once
+    /// where that takes no force.
     ///
     /// # Errors
     /// As [`Transaction::commit`].

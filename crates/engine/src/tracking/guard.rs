@@ -111,11 +111,12 @@ impl Tracking for Guards {
             Arc::new(RegionGuard { region: region.clone(), kind: self.kind, state })
         };
         let guard = self.lock().entry(region.base).or_insert_with(make).clone();
-        let done = guard.protect(part.clone());
-        done.map_err(|source| MapError::Io {
-            segment: region.segment.name.clone(),
-            len: part.end as u64,
-            source,
+        guard.protect(part.clone()).map_err(|source| {
+            if part.start == 0 {
+                // There is no such region.
+                self.lock().remove(&region.base);
+            }
+            MapError::Io { segment: region.segment.name.clone(), len: part.len() as u64, source }
         })
     }
 
@@ -127,15 +128,16 @@ impl Tracking for Guards {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        let opened = set.kept::<AllOpened>();
-        let at = opened.iter().position(|opened| opened.guard.region.base == region.base);
-        let at = at.unwrap_or_else(|| {
-            let guard =
-                self.lock().get(&region.base).expect("a transaction keeps mapped what it declares").clone();
-            opened.push(Opened::new(guard));
-            opened.len() - 1
+        let done = set.with_kept(|opened: &mut AllOpened| {
+            let at = opened.iter().position(|opened| std::ptr::eq(&*opened.guard.region, region));
+            let at = at.unwrap_or_else(|| {
+                let guards = self.lock();
+                let guard = guards.get(&region.base).expect("a transaction keeps mapped what it declares");
+                opened.push(Opened::new(guard.clone()));
+                opened.len() - 1
+            });
+            opened[at].open(offset, len)
         });
-        let done = opened[at].open(offset, len);
         done.map_err(|source| RangeError::Guard { segment: region.segment.name.clone(), source })
     }
 
@@ -144,9 +146,10 @@ impl Tracking for Guards {
         if planted("guard-not-taken-over") {
             return;
         }
-        let opened = std::mem::take(branch.kept::<AllOpened>());
+        let opened = branch.with_kept(std::mem::take::<AllOpened>);
         // A permit is a thread's, and stays with it when another takes over the transaction.
-        set.kept::<AllOpened>().extend(opened.into_iter().filter(|opened| opened.permit.is_none()));
+        let opened = opened.into_iter().filter(|opened| opened.permit.is_none());
+        set.with_kept(|own: &mut AllOpened| own.extend(opened));
     }
 
     fn unmapped(&self, region: &RegionState, left: bool) {
@@ -199,6 +202,8 @@ impl RegionGuard {
             let segment = &self.region.segment.name;
             tracing::warn!(%error, segment, "a region that was left stays protected");
         }
+        // What a transaction still has open of it is not to be closed.
+        state.len = 0;
     }
 
     /// Lets pages be stored to, or not.

@@ -68,8 +68,9 @@ pub(crate) struct Wanted {
 /// Begins a way of tracking, if it is wanted.
 type Begin = fn(&Wanted, &Arc<Storage>, &Arc<Sets>) -> Option<Box<dyn Tracking>>;
 
-/// All ways, in the order in which they are called.
-const WAYS: &[Begin] = &[guard::begin, verify::begin];
+/// All ways, in the order in which they are called: the verifier reads memory that the guard then keeps others
+/// from.
+const WAYS: &[Begin] = &[verify::begin, guard::begin];
 
 impl Wanted {
     /// Whether anything must see each declaration.

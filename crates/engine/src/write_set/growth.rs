@@ -344,15 +344,18 @@ impl<'t> WriteSet<'t> {
 
     /// What one way of tracking keeps of the transaction, made when it is asked for first and dropped when the
     /// transaction ends.
-    #[allow(clippy::mut_from_ref, reason = "as for `tail`")]
-    pub fn kept<T: Any + Send + Default>(&self) -> &mut T {
+    /// `act` must not ask this set for it again.
+    pub fn with_kept<T: Any + Send + Default, R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
         self.tail().plain = false;
-        let kept = &mut self.scratch().kept;
-        let at = kept.iter().position(|kept| kept.is::<T>()).unwrap_or_else(|| {
-            kept.push(Box::<T>::default());
-            kept.len() - 1
+        // Taken out meanwhile, so that there is one reference to it, whatever is called.
+        let mut all = std::mem::take(&mut self.scratch().kept);
+        let at = all.iter().position(|kept| kept.is::<T>()).unwrap_or_else(|| {
+            all.push(Box::<T>::default());
+            all.len() - 1
         });
-        kept[at].downcast_mut().expect("it was found by its type")
+        let result = act(all[at].downcast_mut().expect("it was found by its type"));
+        self.scratch().kept = all;
+        result
     }
 }
 

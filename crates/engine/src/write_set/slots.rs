@@ -61,7 +61,8 @@ pub(super) struct Chunks {
 /// What only the transaction that has the slot touches.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// What ways of tracking keep of the transaction, until it ends: [`WriteSet::kept`](super::WriteSet::kept).
+    /// What ways of tracking keep of the transaction, until it ends:
+    /// [`WriteSet::with_kept`](super::WriteSet::with_kept).
     pub kept: Vec<Box<dyn Any + Send>>,
     pub marks: Marks,
     /// What the policy keeps of the chunk in use: [`WriteSet::note`](super::WriteSet::note).
