@@ -135,7 +135,8 @@
 // Protection from stores outside of transactions: CALIBURN_GUARD_OFF (default in the library), _PAGES or _KEYS.
 #define CALIBURN_GUARD 11
 
-// Looks at every commit for bytes that were changed without being declared, which then fails with CALIBURN_PANIC: 0 or
+// Looks at every commit for bytes that were changed without being declared, which then fails with
+// CALIBURN_PANIC: 0 or
 // 1. Default 0. For tests: it takes as much memory again as the regions.
 #define CALIBURN_VERIFY 12
 
@@ -148,7 +149,8 @@
 // Truncation begins when this share of the log is in use, 1 to 90 percent. Default 50. Can be changed later.
 #define CALIBURN_TRUNCATE_PERCENT 15
 
-// A lazy commit is forced within so many milliseconds. Default 100. Can be changed later.
+// A lazy commit is forced within so many milliseconds. Default 100; UINT64_MAX: only when something else
+// forces. Can be changed later.
 #define CALIBURN_FLUSH_INTERVAL_MS 16
 
 // Bytes of private copies of pages that may be kept. Default: a third of what the process may use. Can be changed
@@ -206,8 +208,8 @@ typedef struct caliburn_store caliburn_store;
 // A commit that may not be durable yet.
 typedef struct caliburn_ticket caliburn_ticket;
 
-// A transaction. Its memory is the caller's, initialised with CALIBURN_TX_INITIALIZER or zeros, and stays where it is until
-// the transaction ends; then another can be begun in it.
+// A transaction. Its memory is the caller's, initialised with CALIBURN_TX_INITIALIZER or zeros, and stays
+// where it is until the transaction ends; then another can be begun in it.
 typedef struct caliburn_tx {
     // Caliburn's own.
     uint64_t opaque[32];
@@ -341,17 +343,16 @@ typedef void (*caliburn_old_fn)(void *context,
 extern "C" {
 #endif // __cplusplus
 
-// What the calling thread's last call that failed had to say: what, where and what to do. Valid until its next one
-// fails; empty before the first.
+// What the calling thread's last call that failed had to say: what, where and what to do. Valid until its next
+// one fails; empty before the first.
 const char *caliburn_message(void);
 
 // The name of a return code, such as "CALIBURN_BUSY"; of a number that is none, "not a code of Caliburn's".
 const char *caliburn_code_name(int code);
 
-// Opens the heap of that name, which is made if there is none: segments NAME and NAME.heap. A heap is opened once.
-int caliburn_heap_open(struct caliburn_store *store,
-                       const char *name,
-                       struct caliburn_heap **heap);
+// Opens the heap of that name, which is made if there is none: segments NAME and NAME.heap. A heap is opened
+// once.
+int caliburn_heap_open(struct caliburn_store *store, const char *name, struct caliburn_heap **heap);
 
 // Closes a heap, which stays in the store. CALIBURN_BUSY while transactions of it are open.
 int caliburn_heap_close(struct caliburn_heap *heap);
@@ -359,18 +360,16 @@ int caliburn_heap_close(struct caliburn_heap *heap);
 // Begins a transaction that can allocate and free; all else that transactions can do, it can.
 int caliburn_heap_begin(struct caliburn_heap *heap, struct caliburn_tx *tx);
 
-// Allocates len bytes, aligned to 16. What they hold is unknown, and they are not declared: declare what is stored.
-int caliburn_heap_alloc(struct caliburn_tx *tx,
-                        uint64_t len,
-                        uint64_t *place);
+// Allocates len bytes, aligned to 16. What they hold is unknown, and they are not declared: declare what is
+// stored.
+int caliburn_heap_alloc(struct caliburn_tx *tx, uint64_t len, uint64_t *place);
 
 // Allocates len bytes at a multiple of align, a power of two up to 4096.
 int caliburn_heap_alloc_aligned(struct caliburn_tx *tx, uint64_t len, uint64_t align, uint64_t *place);
 
-// Frees an object; its memory is used again after the transaction has committed. CALIBURN_NOT_ALLOCATED if no object
-// begins there.
-int caliburn_heap_free(struct caliburn_tx *tx,
-                       uint64_t place);
+// Frees an object; its memory is used again after the transaction has committed. CALIBURN_NOT_ALLOCATED if no
+// object begins there.
+int caliburn_heap_free(struct caliburn_tx *tx, uint64_t place);
 
 // Makes an object len bytes long, if need be in another place, with as much of its content as fits.
 int caliburn_heap_realloc(struct caliburn_tx *tx, uint64_t place, uint64_t len, uint64_t *to);
@@ -432,7 +431,8 @@ int caliburn_statistics_get(const struct caliburn_store *store,
 // The library's version, such as "0.1.0".
 const char *caliburn_version(void);
 
-// Maps len bytes of a segment from offset, whole pages, wherever the system likes; len 0 is the rest of the segment.
+// Maps len bytes of a segment from offset, whole pages, wherever the system likes; len 0 is the rest of the
+// segment.
 int caliburn_map(struct caliburn_segment *segment,
                  uint64_t offset,
                  uint64_t len,
@@ -452,18 +452,17 @@ int caliburn_map_over(struct caliburn_segment *segment,
                       void *address,
                       struct caliburn_region **region);
 
-// Makes memory that the program has at that address a region, as it is: nothing is read from the segment. For stores
-// opened with CALIBURN_DECLARED_ONLY.
+// Makes memory that the program has at that address a region, as it is: nothing is read from the segment. For
+// stores opened with CALIBURN_DECLARED_ONLY.
 int caliburn_map_unread(struct caliburn_segment *segment,
                         uint64_t offset,
                         uint64_t len,
                         void *address,
                         struct caliburn_region **region);
 
-// Maps a whole segment at the address it had when it was first loaded, so that pointers within it stay valid (RVM's
-// segment loader). CALIBURN_EXISTS if something else is there in this process.
-int caliburn_load(struct caliburn_segment *segment,
-                  struct caliburn_region **region);
+// Maps a whole segment at the address it had when it was first loaded, so that pointers within it stay valid
+// (RVM's segment loader). CALIBURN_EXISTS if something else is there in this process.
+int caliburn_load(struct caliburn_segment *segment, struct caliburn_region **region);
 
 // The region's first byte; null if there is no such region. It stays where it is, also when the region grows.
 void *caliburn_region_address(const struct caliburn_region *handle);
@@ -477,16 +476,16 @@ uint64_t caliburn_region_offset(const struct caliburn_region *handle);
 // Extends the mapping over a segment that has grown, in place, to len bytes.
 int caliburn_region_grow(struct caliburn_region *handle, size_t len);
 
-// Writes a region's committed changes to its segment and unmaps it. CALIBURN_BUSY while uncommitted transactions have
-// ranges in it; the region is as it was then.
+// Writes a region's committed changes to its segment and unmaps it. CALIBURN_BUSY while uncommitted
+// transactions have ranges in it; the region is as it was then.
 int caliburn_unmap(struct caliburn_region *handle);
 
-// As caliburn_unmap(), and leaves the memory to the caller, as it is. Redo policy only: with the other one the memory
-// is the segment.
+// As caliburn_unmap(), and leaves the memory to the caller, as it is. Redo policy only: with the other one the
+// memory is the segment.
 int caliburn_leave(struct caliburn_region *handle);
 
-// Creates a segment of len bytes of zeros, rounded up to 64 KiB, in a file of the store. Names are letters, digits, '.',
-// '_' and '-'.
+// Creates a segment of len bytes of zeros, rounded up to 64 KiB, in a file of the store. Names are letters,
+// digits, '.', '_' and '-'.
 int caliburn_segment_create(struct caliburn_store *store,
                             const char *name,
                             uint64_t len,
@@ -508,11 +507,10 @@ int caliburn_segment_open_or_create(struct caliburn_store *store,
                                     uint64_t len,
                                     struct caliburn_segment **segment);
 
-// Takes over a file or block device that is nothing but data, as it is: its whole sectors are the segment. Redo policy
-// only. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on what is not declared.
-int caliburn_segment_adopt(struct caliburn_store *store,
-                           const char *path,
-                           struct caliburn_segment **segment);
+// Takes over a file or block device that is nothing but data, as it is: its whole sectors are the segment.
+// Redo policy only. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on what is
+// not declared.
+int caliburn_segment_adopt(struct caliburn_store *store, const char *path, struct caliburn_segment **segment);
 
 // Bytes of data; 0 if there is no such segment.
 uint64_t caliburn_segment_len(const struct caliburn_segment *handle);
@@ -529,22 +527,21 @@ void caliburn_segment_release(struct caliburn_segment *handle);
 // Calls a function with each segment of the store.
 int caliburn_segments(const struct caliburn_store *store, caliburn_segment_fn visit, void *context);
 
-// Opens the store in directory path, or creates it as the options say, and recovers it. Options may be null, and may be
-// freed afterwards. One process at a time has a store open for writing: CALIBURN_BUSY otherwise.
-int caliburn_open(const char *path,
-                  const struct caliburn_options *options,
-                  struct caliburn_store **store);
+// Opens the store in directory path, or creates it as the options say, and recovers it. Options may be null,
+// and may be freed afterwards. One process at a time has a store open for writing: CALIBURN_BUSY otherwise.
+int caliburn_open(const char *path, const struct caliburn_options *options, struct caliburn_store **store);
 
-// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be unmapped;
-// no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets still there, and
-// transactions that this process has prepared and nobody decided, the store is as it was; after any other code it is closed, and the next opening recovers it.
+// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be
+// unmapped; no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets
+// still there, and transactions that this process has prepared and nobody decided, the store is as it was;
+// after any other code it is closed, and the next opening recovers it.
 int caliburn_close(struct caliburn_store *store);
 
 // Makes every commit so far durable.
 int caliburn_flush(struct caliburn_store *store);
 
-// Brings every committed change so far to its segment, durably, and empties the log but for what prepared transactions
-// need.
+// Brings every committed change so far to its segment, durably, and empties the log but for what prepared
+// transactions need.
 int caliburn_truncate(struct caliburn_store *store);
 
 // Does what the background threads would, in a store opened without them: forces lazy commits that are due, and
@@ -566,13 +563,12 @@ int caliburn_check(const char *path,
                    caliburn_problem_fn found,
                    void *context);
 
-// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the memory budget.
-int caliburn_begin(struct caliburn_store *store,
-                   int mode,
-                   struct caliburn_tx *tx);
+// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the
+// memory budget.
+int caliburn_begin(struct caliburn_store *store, int mode, struct caliburn_tx *tx);
 
-// Declares that len bytes at an address, within one region of the store, are about to be changed. To be called before
-// they are. After an error nothing is declared, and the transaction goes on.
+// Declares that len bytes at an address, within one region of the store, are about to be changed. To be called
+// before they are. After an error nothing is declared, and the transaction goes on.
 int caliburn_set_range(struct caliburn_tx *tx,
                        const void *address,
                        size_t len);
@@ -580,17 +576,18 @@ int caliburn_set_range(struct caliburn_tx *tx,
 // Declares len bytes at an address and copies bytes there. The source may overlap them.
 int caliburn_write(struct caliburn_tx *tx, void *address, const void *source, size_t len);
 
-// Commits in a failure class: when this returns, the changes survive what CALIBURN_PROCESS, _OS or _POWER names. The
-// transaction has ended whatever the code is, but after CALIBURN_INVALID: for the class, for open branches, for a branch.
-int caliburn_commit(struct caliburn_tx *tx,
-                    int class_);
+// Commits in a failure class: when this returns, the changes survive what CALIBURN_PROCESS, _OS or _POWER
+// names. The transaction has ended whatever the code is, but after CALIBURN_INVALID: for the class, for open
+// branches, for a branch.
+int caliburn_commit(struct caliburn_tx *tx, int class_);
 
-// Aborts: old values come back, with CALIBURN_RESTORE. With CALIBURN_NO_RESTORE the memory stays as it is, which only a
-// store opened with CALIBURN_DECLARED_ONLY allows: in another CALIBURN_INVALID says so and the transaction goes on.
+// Aborts: old values come back, with CALIBURN_RESTORE. With CALIBURN_NO_RESTORE the memory stays as it is,
+// which only a store opened with CALIBURN_DECLARED_ONLY allows: in another CALIBURN_INVALID says so and the
+// transaction goes on.
 int caliburn_abort(struct caliburn_tx *tx);
 
-// Marks a place that the transaction can be rolled back to: any number of them, at any depth. For transactions with
-// CALIBURN_RESTORE, not of heaps.
+// Marks a place that the transaction can be rolled back to: any number of them, at any depth. For transactions
+// with CALIBURN_RESTORE, not of heaps.
 int caliburn_savepoint(struct caliburn_tx *tx,
                        struct caliburn_savepoint_t *savepoint);
 
@@ -601,23 +598,21 @@ int caliburn_rollback_to(struct caliburn_tx *tx,
 // Forgets a savepoint of the transaction, and those that came after it; what was changed since stays.
 int caliburn_release(struct caliburn_tx *tx, const struct caliburn_savepoint_t *savepoint);
 
-// Begins a branch in the caller's memory: a part of the transaction in which another thread can declare and store.
-// caliburn_adopt() makes what it has changed the transaction's, caliburn_abort() undoes it. For transactions with
-// CALIBURN_RESTORE, not of heaps. While it is open, the two must not declare the same bytes, but that the branch may
-// change what was declared before it began.
+// Begins a branch in the caller's memory: a part of the transaction in which another thread can declare and
+// store. caliburn_adopt() makes what it has changed the transaction's, caliburn_abort() undoes it. For
+// transactions with CALIBURN_RESTORE, not of heaps. While it is open, the two must not declare the same bytes,
+// but that the branch may change what was declared before it began.
 int caliburn_branch(struct caliburn_tx *tx,
                     struct caliburn_tx *branch);
 
-// Makes what a branch of the transaction has declared and changed the transaction's own, and ends the branch. After an
-// error the branch has ended and is undone, but after CALIBURN_INVALID.
-int caliburn_adopt(struct caliburn_tx *tx,
-                   struct caliburn_tx *branch);
+// Makes what a branch of the transaction has declared and changed the transaction's own, and ends the branch.
+// After an error the branch has ended and is undone, but after CALIBURN_INVALID.
+int caliburn_adopt(struct caliburn_tx *tx, struct caliburn_tx *branch);
 
-// Prepares: the transaction is durable and undecided from now on, whatever happens, until caliburn_commit_prepared() or
-// caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For transactions with CALIBURN_RESTORE, not of heaps.
-int caliburn_prepare(struct caliburn_tx *tx,
-                     const void *global_id,
-                     size_t len);
+// Prepares: the transaction is durable and undecided from now on, whatever happens, until
+// caliburn_commit_prepared() or caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For
+// transactions with CALIBURN_RESTORE, not of heaps.
+int caliburn_prepare(struct caliburn_tx *tx, const void *global_id, size_t len);
 
 // Commits lazily, and gives a ticket that tells when the commit is durable. Not for transactions of heaps.
 int caliburn_commit_async(struct caliburn_tx *tx, struct caliburn_ticket **ticket);
@@ -631,8 +626,8 @@ int caliburn_ticket_wait(struct caliburn_ticket *ticket);
 // Gives a ticket back without waiting. Null is ignored.
 void caliburn_ticket_free(struct caliburn_ticket *ticket);
 
-// Commits, and passes the values that the transaction replaced to a function, each byte once. For transactions with
-// CALIBURN_RESTORE, not of heaps.
+// Commits, and passes the values that the transaction replaced to a function, each byte once. For transactions
+// with CALIBURN_RESTORE, not of heaps.
 int caliburn_commit_returning_old(struct caliburn_tx *tx,
                                   int class_,
                                   caliburn_old_fn visit,

@@ -43,7 +43,8 @@ pub const CALIBURN_DECLARED_ONLY: c_int = 13;
 pub const CALIBURN_BACKGROUND: c_int = 14;
 /// Truncation begins when this share of the log is in use, 1 to 90 percent. Default 50. Can be changed later.
 pub const CALIBURN_TRUNCATE_PERCENT: c_int = 15;
-/// A lazy commit is forced within so many milliseconds. Default 100. Can be changed later.
+/// A lazy commit is forced within so many milliseconds. Default 100; UINT64_MAX: only when something else
+/// forces. Can be changed later.
 pub const CALIBURN_FLUSH_INTERVAL_MS: c_int = 16;
 /// Bytes of private copies of pages that may be kept. Default: a third of what the process may use. Can be changed
 /// later.
@@ -96,6 +97,7 @@ fn truth(number: u64) -> Done<bool> {
 pub fn tune(tuning: &mut Tuning, option: c_int, value: u64) -> Done<bool> {
     match option {
         CALIBURN_TRUNCATE_PERCENT => tuning.truncate_percent = value.try_into().unwrap_or(u8::MAX),
+        CALIBURN_FLUSH_INTERVAL_MS if value == u64::MAX => tuning.flush_interval = Duration::MAX,
         CALIBURN_FLUSH_INTERVAL_MS => tuning.flush_interval = Duration::from_millis(value),
         CALIBURN_MEMORY_BUDGET => tuning.memory_budget = Some(value),
         CALIBURN_MERGE_LAZY => tuning.merge_lazy = truth(value)?,

@@ -326,6 +326,34 @@ fn lazy_commits_are_forced_within_the_interval_and_by_flush() {
 }
 
 #[test]
+fn an_interval_can_be_given_to_a_store_that_forced_nothing_for_the_times_sake() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options();
+    options.tuning(Tuning { flush_interval: Duration::MAX, ..Tuning::default() });
+    let store = options.open(dir.path().join("s")).unwrap();
+    let memory = region(&store);
+    let commit = |value: u64, class| {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&memory, 0, &value).unwrap();
+        tx.commit(class).unwrap();
+    };
+    // The flusher sleeps, and is woken by those who need it.
+    commit(1, Class::Process);
+    commit(2, Class::Power);
+    commit(3, Class::Process);
+    store.flush().unwrap();
+    let forces = store.statistics().forces;
+    commit(4, Class::Process);
+    store.set_options(Tuning { flush_interval: Duration::from_millis(5), ..Tuning::default() }).unwrap();
+    let start = std::time::Instant::now();
+    while store.statistics().forces == forces {
+        assert!(start.elapsed() < Duration::from_secs(20), "the new interval passed without a force");
+        std::thread::yield_now();
+    }
+    leave(store, memory);
+}
+
+#[test]
 fn superseded_bytes_of_lazy_commits_are_dropped_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");

@@ -43,9 +43,16 @@ pub struct Image {
 }
 
 impl Image {
-    /// Reads `[from, to)` back and verifies every record. What is not valid there is damage.
-    pub fn read(medium: &dyn Medium, capacity: u64, from: Lsn, to: Lsn) -> Result<Image, MediaError> {
-        let mut bytes = buffer(medium, to.0 - from.0)?;
+    /// Reads `[from, to)` back, into the memory of `spare` if it is enough, and verifies every record. What is
+    /// not valid there is damage.
+    pub fn read(
+        medium: &dyn Medium,
+        capacity: u64,
+        (from, to): (Lsn, Lsn),
+        spare: Buffer,
+    ) -> Result<Image, MediaError> {
+        let bytes = spare.resized((to.0 - from.0) as usize);
+        let mut bytes = bytes.map_err(|e| no_memory(medium, e))?;
         read_ring(medium, capacity, from, &mut bytes)?;
         let image = Image { head: from, bytes, forced: to };
         let end = image.records().last().map_or(from, |record| record.next());
@@ -77,7 +84,7 @@ impl Image {
             status,
             from,
             // Zeroed memory that is never touched costs nothing: the whole ring fits whatever the tail is.
-            bytes: buffer(medium, room)?,
+            bytes: Buffer::new(room as usize).map_err(|e| no_memory(medium, e))?,
             have: 0,
             at: 0,
             incarnation: 0,
@@ -203,8 +210,8 @@ impl Scan<'_> {
     }
 }
 
-fn buffer(medium: &dyn Medium, len: u64) -> Result<Buffer, MediaError> {
-    Buffer::new(len as usize).map_err(|e| MediaError::new("get memory for the log of", medium, 0, e))
+fn no_memory(medium: &dyn Medium, error: std::io::Error) -> MediaError {
+    MediaError::new("get memory for the log of", medium, 0, error)
 }
 
 /// Reads part of the ring, in two parts where it wraps.

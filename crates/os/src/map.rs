@@ -190,7 +190,7 @@ impl Drop for Reservation {
 
 /// Zeroed memory for large, short-lived contents, on huge pages where the system has them, so that filling
 /// it does not fault at every 4 KiB.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Buffer {
     memory: Option<Reservation>,
     len: usize,
@@ -211,6 +211,24 @@ impl Buffer {
             let _ = madvise(base, memory.len(), Advice::LinuxHugepage);
         }
         Ok(Buffer { memory: Some(memory), len })
+    }
+
+    /// `len` bytes, in the memory of this one if there is enough; what they hold is unknown.
+    pub fn resized(mut self, len: usize) -> io::Result<Buffer> {
+        if self.memory.as_ref().is_none_or(|memory| memory.len() < len) {
+            return Buffer::new(len);
+        }
+        self.len = len;
+        Ok(self)
+    }
+
+    /// Lets the system take the memory when it is short. Until then [`Buffer::resized`] costs no page faults,
+    /// of which each clears a page.
+    pub fn idle(&self) {
+        if let Some(memory) = &self.memory {
+            // SAFETY: the memory is private and anonymous; what it holds may be lost, and is some bytes still.
+            let _ = unsafe { madvise(memory.base().as_ptr().cast(), memory.len(), Advice::LinuxFree) };
+        }
     }
 
     /// Forgets the bytes from `len` on.

@@ -27,8 +27,12 @@ impl RedoRanges {
 
     /// None yet, of a log that ends at `tail`.
     pub fn none(tail: Lsn) -> RedoRanges {
-        let records = Buffer::new(0).expect("no memory is needed for nothing");
-        RedoRanges { records, later: Vec::new(), tail }
+        RedoRanges { records: Buffer::default(), later: Vec::new(), tail }
+    }
+
+    /// The memory that its records were in.
+    pub fn into_spare(self) -> Buffer {
+        self.records
     }
 
     /// Adds a body that comes after all that is here, in a record that ends at `tail`.

@@ -9,7 +9,10 @@ use std::time::Duration;
 pub struct Tuning {
     /// Truncation begins when this share of the log is in use, in percent. Default 50.
     pub truncate_percent: u8,
-    /// A lazy commit is forced within this time. Default 100 ms.
+    /// A lazy commit is forced within this time. Default 100 ms. [`Duration::MAX`]: never for the time's sake;
+    /// then it survives a power cut when a later commit in class `Power` or
+    /// [`Store::flush`](crate::Store::flush) has returned, or truncation needed it. What a power cut takes is
+    /// always the newest commits, whole ones.
     pub flush_interval: Duration,
     /// Bytes of private copies of pages that may be kept; beyond it pages are truncated and given back,
     /// and committers are slowed. `None`, the default: a third of what the process may use.
@@ -46,8 +49,9 @@ impl Tuning {
         if self.flush_interval.is_zero() {
             return bad("flush_interval", 0, "must be longer than nothing; use Class::Power for no delay");
         }
-        if self.flush_interval > Duration::from_secs(86_400) {
-            return bad("flush_interval", self.flush_interval.as_secs(), "must be at most a day (86400 s)");
+        if self.flush_interval > Duration::from_secs(86_400) && self.flush_interval != Duration::MAX {
+            let why = "must be at most a day (86400 s), or Duration::MAX for never";
+            return bad("flush_interval", self.flush_interval.as_secs(), why);
         }
         match self.memory_budget {
             Some(bytes) if bytes < MEMORY_BUDGET_MIN => {

@@ -353,7 +353,7 @@ impl Redo {
             }
             if wanted & SPACE != 0 {
                 let _ = self.flush_lazily();
-                deadline = deadline.or(Some(Instant::now() + interval));
+                deadline = deadline.or_else(|| Instant::now().checked_add(interval));
                 continue;
             }
             match deadline {
@@ -361,6 +361,7 @@ impl Redo {
                     let left = at.saturating_duration_since(Instant::now());
                     self.flush.nudge.wait(seen, Some(left.max(Duration::from_micros(50))));
                 }
+                None if interval == Duration::MAX => self.flush.nudge.wait(seen, None),
                 None => {
                     // Sleep without a timer; the first commit staged from now on wakes us and starts the
                     // interval. What was staged before is seen by the horizon taken after the barrier.
@@ -375,7 +376,7 @@ impl Redo {
                         self.flush.nudge.wait(seen, None);
                         self.flush.idle.store(false, Ordering::SeqCst);
                     }
-                    deadline = Some(Instant::now() + interval);
+                    deadline = Instant::now().checked_add(interval);
                 }
             }
         }

@@ -44,6 +44,7 @@ use caliburn_log::staged_tail::{self, StageError, StagedTail};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
+use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::{Mutex, RwLock};
@@ -260,7 +261,8 @@ impl<'o> Recovery<'o> {
         log.force()?;
         advance()?;
         // Not what was laid over the segments alone: of what they show besides, the sums may be missing.
-        let all = RedoRanges::of(Image::read(&**log.medium(), log.capacity(), log.head(), log.forced())?);
+        let span = (log.head(), log.forced());
+        let all = RedoRanges::of(Image::read(&**log.medium(), log.capacity(), span, Buffer::default())?);
         for segment in self.segments() {
             all.apply(segment, caliburn_os::page_size(), |_| {})?;
             segment.sync()?;
