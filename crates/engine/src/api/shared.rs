@@ -13,6 +13,7 @@ use crate::storage::segment::SegmentState;
 use crate::storage::tuning::Tuning;
 use crate::tracking::Tracked;
 use crate::write_set::{Sets, Terms, WriteSet};
+use caliburn_os::span;
 use std::sync::Arc;
 
 /// An open store, shared by its handles, regions and background threads.
@@ -74,6 +75,8 @@ impl Shared {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
+        // Its old value is copied below, and in persistent memory never in the cache.
+        span::soon(region.at(offset));
         if set.has_declared(region, offset, len) {
             self.sets.reserve.step_aside(set, region, offset, len, self.storage.page_size);
             return Ok(());
