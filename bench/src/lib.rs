@@ -11,8 +11,6 @@ mod calls;
 mod coda;
 pub mod debit_credit;
 pub mod floor;
-#[path = "../../crates/caliburn/tests/support/group.rs"]
-mod group;
 mod group_commit;
 mod heap;
 mod latency;

@@ -4,7 +4,7 @@
 
 use crate::Arguments;
 use crate::floor::ForcedWrite;
-use crate::group::Group;
+use caliburn_cgroup::Group;
 use crate::report::{self, Random, rounded};
 use crate::restart::die_with_parent;
 use crate::target::{Declare, Failure, Redo, Target, options};

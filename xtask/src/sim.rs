@@ -136,8 +136,11 @@ fn planted(folder: &str) -> Result<Vec<String>, String> {
                 folders.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = fs::read_to_string(&path).map_err(|e| e.to_string())?;
-                let found = text.split("planted(\"").skip(1).filter_map(|rest| rest.split('"').next());
-                names.extend(found.map(str::to_owned));
+                for form in ["planted", "unless", "even_if", "instead"] {
+                    let call = format!("{form}(\"");
+                    let found = text.split(&call).skip(1);
+                    names.extend(found.filter_map(|rest| rest.split('"').next()).map(str::to_owned));
+                }
             }
         }
     }

@@ -307,6 +307,26 @@ public:
     void root(const std::string &name, const object<T> &object) {
         check(caliburn_heap_set_root(&tx_, name.c_str(), object.place()));
     }
+    // Marks a place that the transaction can be rolled back to, any number of times, at any depth.
+    using savepoint = caliburn_savepoint_t;
+    savepoint mark() {
+        savepoint marked;
+        check(caliburn_savepoint(&tx_, &marked));
+        return marked;
+    }
+    void rollback_to(const savepoint &marked) { check(caliburn_rollback_to(&tx_, &marked)); }
+    void release(const savepoint &marked) { check(caliburn_release(&tx_, &marked)); }
+    // A part of another transaction, in which another thread can declare and store meanwhile: `transaction part{of(tx)}`.
+    // What it has changed is the other's when that has adopted it; left without, it is undone.
+    struct of {
+        explicit of(transaction &whole) noexcept : whole_(whole) {}
+        transaction &whole_;
+    };
+    explicit transaction(of whole) {
+        check(caliburn_branch(&whole.whole_.tx_, &tx_));
+        open_ = true;
+    }
+    void adopt(transaction &part) { part.ended(caliburn_adopt(&tx_, &part.tx_)); }
     void commit(int failure_class = CALIBURN_PROCESS) { ended(caliburn_commit(&tx_, failure_class)); }
     void abort() { ended(caliburn_abort(&tx_)); }
     caliburn_tx *raw() noexcept { return &tx_; }

@@ -60,9 +60,27 @@ static void regions(const std::string &path) {
     } catch (const caliburn::error &error) {
         CHECK(error.code() == CALIBURN_RANGE && std::string(error.what()).find("no single region") != std::string::npos);
     }
+    {
+        caliburn::transaction tx(store);
+        tx.change(numbers) = 10;
+        caliburn::transaction::savepoint mark = tx.mark();
+        tx.change(numbers) = 11;
+        tx.rollback_to(mark);
+        CHECK(numbers[0] == 10);
+        {
+            caliburn::transaction kept{caliburn::transaction::of(tx)};
+            kept.change(numbers + 1) = 20;
+            tx.adopt(kept);
+            caliburn::transaction undone{caliburn::transaction::of(tx)};
+            undone.change(numbers + 2) = 30;
+        }
+        tx.release(mark);
+        tx.commit();
+        CHECK(numbers[0] == 10 && numbers[1] == 20 && numbers[2] == 0);
+    }
     caliburn::region moved = std::move(region);
     CHECK(region.data() == nullptr && moved.data() == numbers);
-    CHECK(store.statistics().committed == 1 && store.query().uncommitted == 0);
+    CHECK(store.statistics().committed == 2 && store.query().uncommitted == 0);
     store.flush();
     store.truncate();
     moved.unmap();

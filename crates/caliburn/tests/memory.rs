@@ -1,12 +1,10 @@
 //! Data larger than memory, without swap: a process in a memory control group changes random places of a
 //! segment of 175 % of the group's limit. It must neither be killed nor come to a stop.
 
-#[path = "support/group.rs"]
-mod group;
 mod support;
 
 use caliburn::{Class, Mode, RangeError, Store, Tuning};
-use group::Group;
+use caliburn_cgroup::Group;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};

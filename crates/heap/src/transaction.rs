@@ -13,7 +13,7 @@ use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
 use caliburn_engine::{BeginError, Class, Mode, RangeError, Region, Ticket, Transaction};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use smallvec::SmallVec;
 use std::collections::HashSet;
 use std::fmt;
@@ -390,7 +390,7 @@ fn change_words<'h>(
             }
             continue;
         }
-        if there != kind.encode() && !planted("heap-kind-forgotten") {
+        if unless("heap-kind-forgotten", there != kind.encode()) {
             set(head, kind.encode())?;
         }
         for of_word in of_span.chunk_by(|a, b| a.object() / PER_WORD == b.object() / PER_WORD) {

@@ -6,7 +6,7 @@ use crate::media_error::MediaError;
 use crate::record::{Decoded, FRAME, Record, decode};
 use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::unless;
 use std::ops::Range;
 use std::path::PathBuf;
 use zerocopy::FromBytes;
@@ -75,7 +75,7 @@ impl Image {
         mut each: impl FnMut(&Record<'_>),
     ) -> Result<(Image, Option<Damage>), MediaError> {
         let (head, capacity) = (Lsn(status.head.get()), status.capacity.get());
-        let known = known.filter(|_| !planted("frontier-ignored"));
+        let known = known.filter(|_| unless("frontier-ignored", true));
         let from = known.as_ref().map_or(head, |known| known.start.max(head));
         let room = (head.0 + capacity).saturating_sub(from.0);
         let most = known.as_ref().map_or(room, |known| known.end.0.saturating_sub(from.0).min(room));
@@ -184,7 +184,7 @@ impl Scan<'_> {
     fn next(&mut self, most: u64, step: u64, mut each: impl FnMut(&Record<'_>)) -> Result<bool, MediaError> {
         let (capacity, room) = (self.status.capacity.get(), self.bytes.len() as u64);
         let lsn = Lsn(self.from.0 + self.at);
-        if lsn.0 >= self.status.opened.get() && !planted("opening-forgotten") {
+        if unless("opening-forgotten", lsn.0 >= self.status.opened.get()) {
             self.incarnation = self.incarnation.max(self.status.incarnation.get());
         }
         while self.at < most {
@@ -248,7 +248,7 @@ fn find_damage(
     while at + FRAME as u64 <= capacity {
         let lsn = Lsn(head + at);
         let needed = match decode(&bytes[at as usize..have as usize], lsn, incarnation, capacity - at) {
-            Decoded::Valid(record) if record.forced > tail && !planted("damage-taken-for-the-tail") => {
+            Decoded::Valid(record) if unless("damage-taken-for-the-tail", record.forced > tail) => {
                 return Ok(Some(damage_at(medium, capacity, tail, record.forced)));
             }
             Decoded::Longer(needed) if at + needed <= capacity => needed,

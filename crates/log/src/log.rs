@@ -17,7 +17,7 @@ use crate::media_error::{Forcing, MediaError};
 use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{instead, planted};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use std::path::PathBuf;
@@ -119,7 +119,7 @@ impl Log {
             forcing: Forcing::default(),
             status: Mutex::new(Status {
                 incarnation: incarnation.into(),
-                clean: if planted("clean-kept") { status.clean } else { 0.into() },
+                clean: instead("clean-kept", 0.into(), status.clean),
                 opened: tail.0.into(),
                 ..status
             }),

@@ -9,7 +9,7 @@
 //! and (4) its checksum matches.
 
 use crate::format::{ALIGN, Lsn, RangeHeader, RecordHeader, SegmentId, Trailer, padded};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{even_if, unless};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of a record around its body.
@@ -243,13 +243,13 @@ pub enum Decoded<'a> {
 pub fn decode(bytes: &[u8], lsn: Lsn, incarnation: u32, longest: u64) -> Decoded<'_> {
     let Ok((header, _)) = RecordHeader::ref_from_prefix(bytes) else { return Decoded::Longer(FRAME as u64) };
     let len = u64::from(header.units.get()) * ALIGN as u64;
-    let plausible = (header.lsn == lsn.0 || planted("position-unchecked"))
-        && (header.incarnation.get() >= incarnation || planted("incarnation-unchecked"))
+    let plausible = even_if("position-unchecked", header.lsn == lsn.0)
+        && even_if("incarnation-unchecked", header.incarnation.get() >= incarnation)
         && header.reserved == [0; 3]
         && (FRAME as u64..=longest).contains(&len);
     let Some(kind) = Kind::from_byte(header.kind).filter(|_| plausible) else { return Decoded::Invalid };
     let Some(whole) = bytes.get(..len as usize) else { return Decoded::Longer(len) };
-    if crc32c::crc32c(&whole[4..]) != header.crc.get() && !planted("record-sum-unchecked") {
+    if unless("record-sum-unchecked", crc32c::crc32c(&whole[4..]) != header.crc.get()) {
         return Decoded::Invalid;
     }
     let (body, trailer) = whole[size_of::<RecordHeader>()..].split_at(len as usize - FRAME);

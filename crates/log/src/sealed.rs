@@ -7,7 +7,7 @@
 
 use crate::format::{ALIGN, RangeHeader, SegmentId, range_bytes};
 use crate::record::Range;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::instead;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of a seal: a native word, the number of the transaction above the CRC-32C.
@@ -25,8 +25,8 @@ impl Seal {
     /// opening `generation`.
     pub fn new(generation: u64, first: u32, ordinal: u32, turn: u32) -> Seal {
         let mut words = [0; 20];
-        let generation = if planted("seal-of-any-generation") { 0 } else { generation };
-        let turn = if planted("seal-of-any-turn") { 0 } else { turn };
+        let generation = instead("seal-of-any-generation", generation, 0);
+        let turn = instead("seal-of-any-turn", turn, 0);
         words[..8].copy_from_slice(&generation.to_le_bytes());
         words[8..12].copy_from_slice(&first.to_le_bytes());
         words[12..16].copy_from_slice(&ordinal.to_le_bytes());

@@ -12,7 +12,7 @@ use crate::sealed::Seal;
 use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -124,7 +124,8 @@ impl Found {
             }
             _ => {}
         }
-        if !found.sealed() && found.status.boot != *boot && !planted("undo-of-another-boot") {
+        let other = unless("undo-of-another-boot", found.status.boot != *boot);
+        if other && !found.sealed() {
             let text = "the store was in use when the system went down, and its memory did not outlive that: what its \
                         segments hold now is neither old nor new. Go back to a copy, or open read-only for salvage";
             return Err(bad(medium, 0, text));

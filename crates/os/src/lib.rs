@@ -17,6 +17,10 @@
 //! | [`sync`] | locks and atomics, or those of a deterministic scheduler |
 //! | [`simulated`] | what development builds report to a simulator |
 
+// Words that are stored to mapped media stand there as the machine has them: formats are little-endian throughout.
+#[cfg(target_endian = "big")]
+compile_error!("Caliburn's formats are little-endian, and so must the machine be");
+
 pub mod barrier;
 pub mod clock;
 pub mod event;

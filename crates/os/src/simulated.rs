@@ -115,3 +115,21 @@ mod seam {
 }
 
 pub use seam::*;
+
+/// The condition; false where the bug is planted. So that a condition reads as it is without the bug.
+#[inline(always)]
+pub fn unless(bug: &str, condition: bool) -> bool {
+    condition && !planted(bug)
+}
+
+/// The condition; true where the bug is planted.
+#[inline(always)]
+pub fn even_if(bug: &str, condition: bool) -> bool {
+    condition || planted(bug)
+}
+
+/// What is right; where the bug is planted, what is wrong.
+#[inline(always)]
+pub fn instead<T>(bug: &str, right: T, wrong: T) -> T {
+    if planted(bug) { wrong } else { right }
+}

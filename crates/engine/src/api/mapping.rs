@@ -9,7 +9,7 @@ use crate::storage::{entry_of, gate};
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::host;
 use caliburn_os::map::Reservation;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::unless;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use std::io;
 use std::ops::Range;
@@ -243,7 +243,7 @@ impl Shared {
     pub fn unmap(&self, region: &Arc<RegionState>, left: bool) -> Result<(), MapError> {
         self.check_undeclared(region)?;
         let closed = self.storage.gate.load(Ordering::SeqCst) & (gate::CLOSED | gate::READ_ONLY) != 0;
-        if !closed && !planted("unmapped-unwritten") {
+        if unless("unmapped-unwritten", !closed) {
             self.policy.unmapping(region)?;
         }
         self.forget_region(region, left);

@@ -8,7 +8,7 @@ use crate::storage;
 use crate::storage::directory::{self, CATALOG, LOCK, LOG, STAGE, UNDO};
 use crate::storage::error::OpenError;
 use caliburn_os::host::Lock;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::unless;
 use std::path::Path;
 
 /// Opens or creates the store as the options say.
@@ -72,7 +72,7 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
 fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Shared, OpenError> {
     let settings = &options.settings;
     let (media, write) = (&*settings.media, !settings.read_only);
-    if write && !planted("catalog-name-not-forced") {
+    if unless("catalog-name-not-forced", write) {
         // A replacement that failed at its end shows a catalog that a power cut may take back.
         media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
     }

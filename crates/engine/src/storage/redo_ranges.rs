@@ -7,7 +7,7 @@ use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{self, Kind, Range, Ranges};
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::map::Buffer;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 
 /// The committed changes of a stretch of the log.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl RedoRanges {
             Some((kind, body))
         });
         let applies = |(kind, body)| {
-            let resolve = kind == Kind::Resolve && !planted("decision-without-its-ranges");
+            let resolve = unless("decision-without-its-ranges", kind == Kind::Resolve);
             (matches!(kind, Kind::Commit | Kind::Group) || resolve).then_some(body)
         };
         records.filter_map(applies).chain(self.later.iter().map(Vec::as_slice))

@@ -13,7 +13,7 @@ use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::SegmentState;
 use caliburn_log::SegmentId;
 use caliburn_os::map::{self, Reservation};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::unless;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::{simulated, span};
 use std::io;
@@ -72,7 +72,7 @@ impl RegionState {
         lacking: Option<&RedoRanges>,
         write: bool,
     ) -> io::Result<()> {
-        let lacking = lacking.filter(|l| !l.is_empty() && !planted("pending-not-laid-over"));
+        let lacking = lacking.filter(|lacking| unless("pending-not-laid-over", !lacking.is_empty()));
         let (medium, at) = (&self.segment.medium, self.segment.data + self.start + part.start as u64);
         let (start, len) = (self.at(part.start), part.len());
         let writable = write || lacking.is_some();

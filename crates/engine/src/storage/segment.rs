@@ -9,7 +9,7 @@ use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM
 use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -207,7 +207,7 @@ impl SegmentState {
         if !planted("adopted-length-not-forced") {
             medium.sync().map_err(|e| MediaError::new("force segment", &*medium, 0, e))?;
         }
-        if let Some(above) = path.parent().filter(|_| !planted("adopted-name-not-forced")) {
+        if let Some(above) = path.parent().filter(|_| unless("adopted-name-not-forced", true)) {
             media.sync_directory(above).map_err(io_error("force directory", above))?;
         }
         Ok(SegmentState::of(entry, medium, None))
@@ -362,7 +362,7 @@ impl SegmentState {
 pub(crate) fn cache_identity(segments: &[Arc<SegmentState>]) -> Option<u64> {
     let mut caches: Vec<(u32, [u64; 3])> = Vec::with_capacity(segments.len());
     for segment in segments {
-        if segment.data == 0 || (segment.forcing.sound().is_err() && !planted("shown-after-a-failed-force")) {
+        if segment.data == 0 || unless("shown-after-a-failed-force", segment.forcing.sound().is_err()) {
             return None;
         }
         caches.push((segment.id.0, segment.medium.cache()?));

@@ -5,7 +5,7 @@ use super::run::{Chunk, HEAD, Layout, Ranges, Saved, filled, get_word, read_head
 use super::set::{Position, WriteSet, Written};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::instead;
 use caliburn_os::sync::atomic::Ordering;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -51,7 +51,7 @@ fn join(spans: &mut Vec<Written>) -> (u64, u64) {
         if meets {
             joined += 1;
             twice += last.end.min(next.end) - next.start;
-            last.end = if planted("joined-range-cut-off") { last.end } else { last.end.max(next.end) };
+            last.end = instead("joined-range-cut-off", last.end.max(next.end), last.end);
         }
         meets
     });
@@ -183,7 +183,7 @@ impl WriteSet<'_> {
         if loose < 2 * self.scratch().marks.compacted.max(least) {
             return Vec::new();
         }
-        let from = if planted("compaction-across-a-savepoint") { Position::default() } else { self.pinned() };
+        let from = instead("compaction-across-a-savepoint", self.pinned(), Position::default());
         let (mut covered, mut kept) = (Covered::default(), Vec::new());
         self.each_from(from, |range| {
             let start = range.offset;

@@ -16,7 +16,7 @@ use super::set::WriteSet;
 use crate::storage::region::RegionState;
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Pages that truncation reserves at a time.
@@ -95,7 +95,7 @@ impl Reserve {
     pub fn let_pass(&self) {
         barrier::light();
         let seen = self.released.count();
-        if self.active.load(Ordering::Acquire) & !ALWAYS != 0 && !planted("adopted-while-read") {
+        if unless("adopted-while-read", self.active.load(Ordering::Acquire) & !ALWAYS != 0) {
             // A wait may end for nothing.
             while self.released.count() == seen {
                 self.released.wait(seen, None);

@@ -6,7 +6,7 @@ use super::savepoint::Marks;
 use super::set::{Tail, WriteSet};
 use caliburn_log::SegmentId;
 use caliburn_os::ordinal;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::unless;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::any::Any;
@@ -200,7 +200,7 @@ impl Slot {
         ranges.for_each(&mut visit);
         // After the first chunk's word: what is moved from there to further chunks is there before it is gone
         // here.
-        if self.extended.load(Ordering::Acquire) && !planted("further-chunks-unread") {
+        if unless("further-chunks-unread", self.extended.load(Ordering::Acquire)) {
             let chunks = self.chunks.lock().expect("no panic under this lock");
             for chunk in &chunks.further {
                 // SAFETY: a further chunk stays while the lock is held.

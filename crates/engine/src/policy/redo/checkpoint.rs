@@ -11,7 +11,7 @@ use crate::storage::error::Failure;
 use crate::storage::segment;
 use caliburn_log::format::Lsn;
 use caliburn_log::staged_tail::Checkpoint;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{instead, planted};
 use caliburn_os::sync::atomic::Ordering;
 
 impl Redo {
@@ -68,7 +68,7 @@ impl Redo {
         // marked.
         let forced = self.log.forced();
         let oldest = self.lock_pages().oldest();
-        let prepared = if planted("prepared-passed") { Lsn(u64::MAX) } else { self.oldest_prepared() };
+        let prepared = instead("prepared-passed", self.oldest_prepared(), Lsn(u64::MAX));
         Some(forced.min(oldest).min(prepared))
     }
 
@@ -79,7 +79,7 @@ impl Redo {
             return;
         }
         let Some(before) = self.redo_lsn() else { return };
-        let before = if planted("all-shown") { self.log.forced() } else { before };
+        let before = instead("all-shown", before, self.log.forced());
         self.stage.set_checkpoint(self.cache_identity().map(|caches| Checkpoint { before, caches }));
     }
 

@@ -27,7 +27,7 @@ use caliburn_log::staged_tail::{CHUNKS, Staged};
 use caliburn_os::barrier;
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, SCHEDULED};
 use std::sync::TryLockError;
@@ -204,7 +204,7 @@ impl Redo {
         let private = pages.private();
         let mut bytes = records;
         while let Some((kind, len, body)) = record::peel(bytes) {
-            let skipped = if planted("resolved-pages-unmarked") { Kind::Resolve } else { Kind::Prepare };
+            let skipped = instead("resolved-pages-unmarked", Kind::Prepare, Kind::Resolve);
             for range in Ranges::of(body).take_while(|_| kind != Kind::Prepare && kind != skipped) {
                 pages.mark(range.segment, range.offset, range.bytes.len() as u64, lsn);
             }
@@ -223,7 +223,7 @@ impl Redo {
         let private = pages.private();
         drop(pages);
         self.check_budget(private);
-        let first = before == 0 && private > 0 && !planted("truncation-not-woken");
+        let first = unless("truncation-not-woken", before == 0 && private > 0);
         let much = self.log.used() > self.truncation_threshold()
             || self.bytes_since_checkpoint() > self.checkpoint_every_bytes();
         if first || much {

@@ -7,7 +7,7 @@ use super::Redo;
 use super::flusher::FlushBuffers;
 use crate::storage::error::Failure;
 use caliburn_os::event::Event;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{even_if, planted, unless};
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -52,7 +52,7 @@ impl Redo {
     /// an earlier flush may not have forced.
     pub(super) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
         if let Err(error) = self.log.force()
-            && !planted("failed-force-ignored")
+            && unless("failed-force-ignored", true)
         {
             return Err(self.fail(error));
         }
@@ -81,8 +81,8 @@ impl Redo {
         let moved = &self.rounds.moved[round as usize % 2];
         loop {
             let seen = moved.count();
-            if self.is_forced(stamp) || planted("force-not-waited-for") {
-                if self.rounds.round.load(Ordering::SeqCst) == round && !planted("call-to-lead-kept") {
+            if even_if("force-not-waited-for", self.is_forced(stamp)) {
+                if unless("call-to-lead-kept", self.rounds.round.load(Ordering::SeqCst) == round) {
                     // Covered by the round before, having come while its horizon was taken.
                     moved.signal_one();
                 }

@@ -18,7 +18,7 @@
 //!
 
 use caliburn_os::clock::Clock;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::SCHEDULED;
 use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use caliburn_os::{barrier, ordinal};
@@ -183,7 +183,7 @@ impl Lanes {
                 barrier::heavy();
                 self.wait_lanes(Some(number));
             }
-        } else if bias != SHARED && bias != FREE && !planted("bias-not-ended") {
+        } else if unless("bias-not-ended", bias != SHARED && bias != FREE) {
             // The holder's later commits see this, if they are later than this one in any order.
             self.bias.swap(SHARED, Ordering::SeqCst);
         }

@@ -45,7 +45,7 @@ use caliburn_log::log::Log;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::event::Event;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::unless;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
 use flusher::Flush;
@@ -216,7 +216,7 @@ impl Recovery for Redo {
     }
 
     fn restore(&self, set: &WriteSet<'_>, from: Position) {
-        if set.keeps_old() && !planted("abort-without-undo") {
+        if unless("abort-without-undo", set.keeps_old()) {
             self.put_back(set, from);
         }
         self.note_aborted(set, from);

@@ -5,7 +5,7 @@
 
 use caliburn_log::pagemap::PageMap;
 use caliburn_log::{Lsn, SegmentId};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::instead;
 use std::collections::VecDeque;
 
 /// Committed changes are in the log and in memory, not in the segment; the page stands in the queue.
@@ -54,7 +54,7 @@ impl Pages {
     }
 
     fn span(&self, offset: u64, len: u64) -> std::ops::RangeInclusive<u64> {
-        let len = if planted("range-marked-in-one-page") { 1 } else { len };
+        let len = instead("range-marked-in-one-page", len, 1);
         offset >> self.shift..=(offset + len.max(1) - 1) >> self.shift
     }
 
@@ -186,7 +186,7 @@ impl Pages {
 
     /// First record that the queue needs; with an empty queue the first that may still be marked.
     pub fn oldest(&self) -> Lsn {
-        let first = usize::from(planted("one-record-too-far"));
+        let first = instead("one-record-too-far", 0, 1);
         self.queue.get(first).map_or(self.marked, |d| d.lsn)
     }
 

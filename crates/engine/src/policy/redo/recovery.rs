@@ -46,7 +46,7 @@ use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{even_if, instead, planted, unless};
 use caliburn_os::sync::{Mutex, RwLock};
 use std::io;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl<'o> Recovery<'o> {
         };
         let inside = (Lsn(self.status.head.get())..=end).contains(&checkpoint.before);
         let same = || segment::cache_identity(self.segments()) == Some(checkpoint.caches);
-        if !inside || (!same() && !planted("caches-not-compared")) {
+        if !inside || !even_if("caches-not-compared", same()) {
             return Ok(false);
         }
         // The kernel reports a lost write-back once: the checkpoint is withdrawn first, since we may be killed
@@ -164,7 +164,7 @@ impl<'o> Recovery<'o> {
         let lost = |segment: &&Arc<SegmentState>| segment.medium.written_back().is_err();
         // All are asked: what is not told now would be told to a later force.
         let lost = self.segments().iter().filter(lost).count();
-        Ok(lost == 0 || planted("write-back-not-asked"))
+        Ok(even_if("write-back-not-asked", lost == 0))
     }
 
     /// Step 3. What is left of the stage belongs to the log.
@@ -239,7 +239,7 @@ impl<'o> Recovery<'o> {
         staged_tail: &StagedTail,
     ) -> Result<(), OpenError> {
         let records = staged_tail.records.iter();
-        for (stamp, body) in records.skip(usize::from(planted("first-leftover-lost"))) {
+        for (stamp, body) in records.skip(instead("first-leftover-lost", 0, 1)) {
             if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&self.prepared) {
                 self.make_room(log, unapplied, *stamp)?;
             }
@@ -301,8 +301,8 @@ impl<'o> Recovery<'o> {
         let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
         // What the segments show is not forced, and their sums may lack it: the head must not pass it without
         // an epoch.
-        let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head())
-            && !planted("shown-taken-for-forced");
+        let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head());
+        let unforced = unless("shown-taken-for-forced", unforced);
         let unapplied = (unforced || !unapplied.is_empty()).then_some(unapplied);
         let sets = Arc::new(Sets::new(Layout { trailer: 0 }, tracked));
         let policy = Redo {

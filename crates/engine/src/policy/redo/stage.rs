@@ -34,7 +34,7 @@ use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::{self, planted};
+use caliburn_os::simulated::{self, even_if, planted};
 use caliburn_os::span;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -324,7 +324,7 @@ impl Stage {
             chunk.consumed.store(collected, Ordering::Release);
             // First whether the lane has left the chunk: only then is the count final.
             let retired = chunk.retired.load(Ordering::Acquire);
-            let all = collected == published.load(Ordering::Acquire) || planted("chunk-freed-too-soon");
+            let all = even_if("chunk-freed-too-soon", collected == published.load(Ordering::Acquire));
             if retired && all {
                 set(published, 0);
                 chunk.collected.store(0, Ordering::Relaxed);

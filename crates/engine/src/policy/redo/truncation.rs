@@ -30,7 +30,7 @@ use caliburn_log::format::Lsn;
 use caliburn_log::image::Image;
 use caliburn_os::event::Event;
 use caliburn_os::map::Buffer;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::span;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, SCHEDULED};
@@ -266,7 +266,7 @@ impl Redo {
         let copied = self.copy_pages(mapped, buffer, &mut kept);
         blocked.extend(kept.iter().map(|d| d.page));
 
-        if !copied.is_empty() && !planted("page-before-its-record") && !self.force_to_now()? {
+        if unless("page-before-its-record", !copied.is_empty()) && !self.force_to_now()? {
             kept.extend(copied.iter().map(|page| page.descriptor));
             self.lock_pages().put_back(&sorted(kept));
             return Ok(false);
@@ -325,7 +325,7 @@ impl Redo {
                 (declared, looked) = self.declared(&pages);
             }
             for ((page, address), declared) in group.into_iter().zip(addresses).zip(declared) {
-                if declared && !planted("uncommitted-page-written") {
+                if unless("uncommitted-page-written", declared) {
                     kept.push(page.descriptor);
                     continue;
                 }
@@ -407,7 +407,7 @@ impl Redo {
         if planted("head-before-segments") {
             self.move_head()?;
         }
-        if !unforced.segments.is_empty() && !planted("shown-while-forcing") {
+        if unless("shown-while-forcing", !unforced.segments.is_empty()) {
             self.stage.set_checkpoint(None);
         }
         for segment in unforced.segments.values() {
@@ -441,7 +441,7 @@ impl Redo {
         if !planted("epoch-of-unforced-log") {
             log.force().map_err(|e| self.fail(e))?;
         }
-        let end = if planted("epoch-of-unforced-log") { log.tail() } else { log.forced() };
+        let end = instead("epoch-of-unforced-log", log.forced(), log.tail());
         let head = log.head();
         if head < end {
             let spare = std::mem::take(&mut unforced.spare);

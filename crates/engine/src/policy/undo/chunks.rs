@@ -17,7 +17,7 @@ use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Flush, Memory, Survives};
-use caliburn_os::simulated::{self, planted};
+use caliburn_os::simulated::{self, planted, unless};
 use caliburn_os::sync::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -177,13 +177,13 @@ impl UndoChunks {
             self.map_chunks(pool.made, made)?;
             // In persistent memory the chunks outlive a power cut, and must be there before they are counted.
             let persistent = self.persistent().is_some();
-            if persistent && !planted("undo-growth-not-forced") {
+            if unless("undo-growth-not-forced", persistent) {
                 self.sync()?;
             }
             if !planted("undo-count-forgotten") {
                 self.count(made)?;
             }
-            if persistent && !planted("undo-count-not-forced") {
+            if unless("undo-count-not-forced", persistent) {
                 self.sync()?;
             }
             let fresh = pool.made as u32..made as u32;

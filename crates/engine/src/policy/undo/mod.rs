@@ -23,7 +23,7 @@ use crate::write_set::{Position, Sets, Terms, WriteSet};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::Survives;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use chunks::UndoChunks;
 use std::io;
 use std::ops::Range;
@@ -168,7 +168,7 @@ impl Recovery for Undo {
     fn close(&self) -> Result<(), Failure> {
         let undo = &self.chunks;
         let segments = self.storage.segments.read().expect("no panic under this lock");
-        if undo.suspect && !planted("undo-not-rewritten") {
+        if unless("undo-not-rewritten", undo.suspect) {
             segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.storage.fail(e))?;
         }
         if !planted("undo-closed-unforced")

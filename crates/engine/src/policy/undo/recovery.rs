@@ -34,7 +34,7 @@ use caliburn_log::sealed::SEAL;
 use caliburn_log::uncommitted::{self, Found, UndoError};
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Memory, Survives};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -124,7 +124,7 @@ fn restore(
     // What is to be relied on after this boot: what was just restored, and what a process left that relied on
     // less.
     let lasting = found.sealed() || memory.survives > Survives::Process;
-    if lasting && !planted("undo-restored-unforced") {
+    if unless("undo-restored-unforced", lasting) {
         for segment in segments {
             segment.sync()?;
         }

@@ -27,7 +27,7 @@ use caliburn_log::format::{self, RangeHeader, UNDO_FURTHER, UNDO_OWNER};
 use caliburn_log::media_error::MediaError;
 use caliburn_log::sealed::{SEAL, Seal};
 use caliburn_os::persist::Flush;
-use caliburn_os::simulated::{self, planted};
+use caliburn_os::simulated::{self, planted, unless};
 use caliburn_os::span;
 
 impl UndoChunks {
@@ -122,7 +122,7 @@ impl UndoChunks {
     fn extend(&self, set: &WriteSet<'_>) -> Result<(), MediaError> {
         let chunk = self.take()?;
         let base = chunk.base();
-        let persistent = self.persistent().filter(|_| !planted("undo-chunk-unfenced"));
+        let persistent = self.persistent().filter(|_| unless("undo-chunk-unfenced", true));
         // A chunk says nothing before all that came before it is there.
         persistent.inspect(|flush| flush.fence());
         let owner = set.first_number().map(|first| u64::from(first + 1) << 32 | u64::from(set.turn()));

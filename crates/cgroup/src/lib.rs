@@ -1,4 +1,4 @@
-//! A memory control group, of whichever version the system has.
+//! A memory control group, of whichever version the system has: for tests and benchmarks.
 
 use std::io;
 use std::path::{Path, PathBuf};
