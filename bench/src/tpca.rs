@@ -4,11 +4,11 @@
 
 use crate::Arguments;
 use crate::floor::ForcedWrite;
-use caliburn_cgroup::Group;
 use crate::report::{self, Random, rounded};
 use crate::restart::die_with_parent;
 use crate::target::{Declare, Failure, Redo, Target, options};
 use caliburn::{Class, Tuning};
+use caliburn_cgroup::Group;
 use clap::ValueEnum;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};

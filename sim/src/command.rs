@@ -1,14 +1,11 @@
-//! `exhaustive`, `torture`, `faults`, `replay`.
+//! The simulator's command line: campaigns, schedules, and the replay of what one of them found.
 
-use caliburn_sim::explore::{self, Effort, Explorer, Failure};
+use crate::campaign::{Campaign, Totals};
+use caliburn_sim::explore;
 use caliburn_sim::life::{Flavour, Start, default_start};
-use caliburn_sim::random::Random;
-use caliburn_sim::script;
-use caliburn_sim::{creation, damage, heap};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 #[derive(Parser)]
@@ -124,38 +121,6 @@ enum Kind {
     },
 }
 
-#[derive(Default)]
-struct Totals {
-    images: AtomicU64,
-    lives: AtomicU64,
-    repeated: AtomicU64,
-    workloads: AtomicU64,
-    stuck: AtomicU64,
-    faults: AtomicU64,
-    flips: AtomicU64,
-    noticed: AtomicU64,
-    stop: AtomicBool,
-    flags: &'static str,
-    failure: Mutex<Option<String>>,
-    first: Explorer,
-}
-
-impl Totals {
-    fn add(&self, explorer: &Explorer) {
-        self.images.fetch_add(explorer.images, Ordering::Relaxed);
-        self.lives.fetch_add(explorer.lives, Ordering::Relaxed);
-        self.repeated.fetch_add(explorer.repeated, Ordering::Relaxed);
-        self.stuck.fetch_add(explorer.stuck, Ordering::Relaxed);
-        self.workloads.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn fail(&self, what: &str, failure: &Failure) {
-        let failure = format!("{what}{}: {failure}", self.flags);
-        self.failure.lock().expect("no panic here").get_or_insert(failure);
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
 pub fn main() -> ExitCode {
     let command = Command::parse();
     let flags = match command.flavour() {
@@ -164,7 +129,7 @@ pub fn main() -> ExitCode {
         Flavour::Persistent => " --persistent",
         Flavour::Adopted => " --adopted",
     };
-    let totals = Totals { flags, ..Totals::default() };
+    let totals = Totals::of(flags);
     let start = Instant::now();
     if let Kind::Replay { path, short, truncate_percent } = &command.kind {
         let start =
@@ -203,7 +168,7 @@ pub fn main() -> ExitCode {
         count(&totals.noticed),
         start.elapsed().as_secs_f64()
     );
-    match totals.failure.into_inner().expect("no panic here") {
+    match totals.into_failure() {
         None => ExitCode::SUCCESS,
         Some(failure) => {
             println!("{failure}");
@@ -237,119 +202,16 @@ fn threads(_schedules: u64, _seed: u64, _heap: bool, _group: bool) -> ExitCode {
 }
 
 fn work(command: &Command, thread: u64, totals: &Totals) {
-    let start = default_start(command.flavour());
-    let mine = |number: u64| number % command.threads == thread;
-    let stopped = || totals.stop.load(Ordering::Relaxed);
+    let campaign = Campaign::new(command.flavour(), (thread, command.threads), totals);
     match command.kind {
-        Kind::Exhaustive { transactions, later } => {
-            exhaustive(&start, transactions, later, (thread, command.threads), totals);
-        }
-        Kind::Torture { images, seed } => {
-            for number in (0..).filter(|n| mine(*n)) {
-                if stopped() || totals.images.load(Ordering::Relaxed) >= images {
-                    return;
-                }
-                let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
-                let steps = 20 + Random::new(seed).below(150) as usize;
-                let script = script::random(seed, steps);
-                let mut start = start.clone();
-                start.short = number.is_multiple_of(3);
-                start.truncate_percent = [50, 1, 10, 90][number as usize / 3 % 4];
-                let effort = Effort { losses: 1, first: 3, later: 1, lives: 3 };
-                let mut explorer = totals.first.sharing();
-                if let Err(failure) = explorer.explore(&start, &script, effort, seed) {
-                    let short = if start.short { "--short " } else { "" };
-                    let flags = format!("{short}--truncate-percent {}", start.truncate_percent);
-                    totals.fail(&format!("torture, seed {seed}, replay with {flags}"), &failure);
-                }
-                totals.add(&explorer);
-            }
-        }
-        Kind::Faults { workloads, seed } => {
-            let small = script::workloads(2);
-            let random = (0..workloads).map(|n| script::random(seed.wrapping_mul(1_000_003) + n, 30));
-            // More than a log of this size takes.
-            let directed = script::OF_FAULTS
-                .iter()
-                .filter(|_| !matches!(start.flavour, Flavour::Redo | Flavour::Adopted));
-            let directed = directed.map(|text| text.parse().expect("these scripts are right"));
-            for (number, script) in small.chain(directed).chain(random).enumerate() {
-                if stopped() {
-                    return;
-                }
-                if mine(number as u64) {
-                    match explore::faults(&start, &script, &mut Random::new(seed + number as u64)) {
-                        Ok(injected) => drop(totals.faults.fetch_add(injected, Ordering::Relaxed)),
-                        Err(failure) => totals.fail("faults", &failure),
-                    }
-                    totals.workloads.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        }
-        Kind::Creation if thread > 0 => {}
-        Kind::Creation => match creation::creation(command.flavour(), &mut Random::new(1)) {
-            Ok(cases) => drop(totals.images.fetch_add(cases, Ordering::Relaxed)),
-            Err(failure) => totals.fail("creation", &failure),
-        },
+        Kind::Exhaustive { transactions, later } => campaign.exhaustive(transactions, later),
+        Kind::Torture { images, seed } => campaign.torture(images, seed),
+        Kind::Faults { workloads, seed } => campaign.faults(workloads, seed),
+        Kind::Creation => campaign.creation(),
         Kind::Heap { workloads, transactions, share, seed } => {
-            for number in (0..workloads).filter(|n| mine(*n) && !stopped()) {
-                let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
-                match heap::heap(command.flavour(), seed, transactions, share) {
-                    Ok(images) => drop(totals.images.fetch_add(images, Ordering::Relaxed)),
-                    Err(failure) => totals.fail("heap", &failure),
-                }
-                totals.workloads.fetch_add(1, Ordering::Relaxed);
-            }
+            campaign.heap(workloads, transactions, share, seed);
         }
-        Kind::Flips { workloads, seed } => {
-            for number in (0..workloads).filter(|n| mine(*n) && !stopped()) {
-                let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
-                let script = script::random(seed, 40);
-                match damage::flips(&start, &script, 50, &mut Random::new(seed)) {
-                    Ok(flips) => {
-                        totals.noticed.fetch_add(flips.noticed, Ordering::Relaxed);
-                        totals.flips.fetch_add(flips.noticed + flips.harmless, Ordering::Relaxed);
-                    }
-                    Err(failure) => totals.fail(&format!("flips, seed {seed}"), &failure),
-                }
-                totals.workloads.fetch_add(1, Ordering::Relaxed);
-            }
-        }
+        Kind::Flips { workloads, seed } => campaign.flips(workloads, seed),
         Kind::Replay { .. } | Kind::Threads { .. } => {}
-    }
-}
-
-/// Every small workload, and those that lead to places of interest; this thread's `part` of them.
-fn exhaustive(start: &Start, transactions: u32, later: u64, part: (u64, u64), totals: &Totals) {
-    let mine = |number: u64| number % part.1 == part.0;
-    let stopped = || totals.stop.load(Ordering::Relaxed);
-    let effort = Effort { losses: 1, first: 64, later, lives: 2 };
-    for path in explore::FOUND.iter().filter(|_| part.0 == 0 && start.flavour == Flavour::Redo) {
-        if let Err(why) = explore::replay(start, path, false) {
-            totals.fail("found before", &Failure { path: (*path).into(), why });
-        }
-    }
-    for count in 0..=transactions {
-        for (number, script) in script::workloads(count).enumerate() {
-            if stopped() {
-                return;
-            }
-            if mine(number as u64) {
-                let mut explorer = totals.first.sharing();
-                if let Err(failure) = explorer.explore(start, &script, effort, number as u64) {
-                    totals.fail("exhaustive", &failure);
-                }
-                totals.add(&explorer);
-            }
-        }
-    }
-    for (number, script) in script::DIRECTED.iter().enumerate().filter(|(n, _)| mine(*n as u64)) {
-        let effort = Effort { losses: 8, first: 20, later: 14, lives: 3 };
-        let script = script.parse().expect("these scripts are right");
-        let mut explorer = totals.first.sharing();
-        if let Err(failure) = explorer.explore(start, &script, effort, number as u64) {
-            totals.fail("directed", &failure);
-        }
-        totals.add(&explorer);
     }
 }

@@ -1,6 +1,8 @@
 //! The crash tests' command.
 
 #[cfg(caliburn_sim)]
+mod campaign;
+#[cfg(caliburn_sim)]
 mod command;
 
 #[cfg(caliburn_sim)]

@@ -76,7 +76,7 @@ const TREES: [Tree; 6] = [
         root: "sim/src",
         floors: &[
             "random", "content", "script", "model", "disk", "media", "life", "making", "explore", "damage",
-            "heap", "adoption", "creation", "threads", "lib", "command", "main", "bin",
+            "heap", "adoption", "creation", "threads", "lib", "campaign", "command", "main", "bin",
         ],
         apart: &[],
     },
