@@ -30,7 +30,7 @@ use std::process::{Command, ExitCode};
 #[command(name = "caliburn-rivals", version)]
 struct Arguments {
     /// What to measure.
-    workload: Workload,
+    workload: Choice,
     /// One JSON object per line and result.
     #[arg(long)]
     json: bool,
@@ -64,7 +64,7 @@ struct Arguments {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
-enum Workload {
+enum Choice {
     /// Debit-credit, `Process` class.
     DebitCredit,
     /// Debit-credit, `Power` class.
@@ -214,7 +214,7 @@ const PMDK: [&str; 2] = ["PMEM_IS_PMEM_FORCE", "PMEM_NO_FLUSH"];
 
 /// PMDK's surroundings are those of the class.
 fn again_for_pmdk(arguments: &Arguments) -> Result<Option<ExitCode>, Failure> {
-    let forced = matches!(arguments.workload, Workload::DebitCreditPower | Workload::GroupCommit);
+    let forced = matches!(arguments.workload, Choice::DebitCreditPower | Choice::GroupCommit);
     if PMDK.iter().all(|name| std::env::var_os(name).is_none() == forced) {
         return Ok(None);
     }
@@ -241,13 +241,13 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let sizes = (layout.bytes(), layout.history());
     let stream = || Stream::new(layout, SEED);
     match arguments.workload {
-        Workload::DebitCredit => {
+        Choice::DebitCredit => {
             side_by_side("debit-credit", arguments, sizes, tables, false, &params, stream)?;
         }
-        Workload::DebitCreditPower => {
+        Choice::DebitCreditPower => {
             side_by_side("debit-credit", arguments, sizes, tables, true, &params, stream)?;
         }
-        Workload::Synthetic => {
+        Choice::Synthetic => {
             let bytes = arguments.data_mb.unwrap_or(50) << 20;
             for &size in &arguments.sizes {
                 let whole: (Shape, usize) = (|size, offset, _| (offset / size * size, size), size);
@@ -257,8 +257,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                 side_by_side("synthetic", arguments, (bytes, filled), whole, false, &params, work)?;
             }
         }
-        Workload::GroupCommit => threads::run(arguments, layout)?,
-        Workload::Restart => restart::run(arguments)?,
+        Choice::GroupCommit => threads::run(arguments, layout)?,
+        Choice::Restart => restart::run(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }
