@@ -100,8 +100,38 @@ const TREES: [Tree; 6] = [
     },
 ];
 
+/// The C library for RVM's programs, likewise: a file uses the functions of those before it.
+const RVM: &str = "bindings/rvm/src";
+const RVM_FLOORS: [&str; 15] = [
+    "names",
+    "offsets",
+    "records",
+    "threads",
+    "state",
+    "statistics",
+    "transaction",
+    "log",
+    "map",
+    "life",
+    "segment",
+    "rds_blocks",
+    "rds",
+    "rds_stats",
+    "tool",
+];
+
 /// Names each use of a higher floor, and each file that stands on none.
 pub fn check(files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), String> {
+    let mut sources = Vec::new();
+    for entry in fs::read_dir(RVM).map_err(|e| format!("{RVM}: {e}"))? {
+        let path = entry.map_err(|e| e.to_string())?.path();
+        if path.extension().is_some_and(|e| e == "c") {
+            let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            sources.push((stem, text));
+        }
+    }
+    problems.extend(c_problems(&sources).into_iter().map(|what| format!("{RVM}/{what}")));
     for path in files {
         for tree in &TREES {
             let Ok(inside) = path.strip_prefix(tree.root) else { continue };
@@ -150,6 +180,37 @@ impl Tree {
         }
         found
     }
+}
+
+/// The functions that a C file defines for others: `name(...)` at the margin, not static, with a body.
+fn defined(text: &str) -> Vec<&str> {
+    let lines: Vec<&str> = text.lines().collect();
+    let at_margin = |line: &str| line.starts_with(|c: char| c.is_ascii_alphabetic());
+    let bodies = (1..lines.len()).filter(|i| lines[*i] == "{");
+    let heads = bodies.filter_map(|i| lines[..i].iter().rev().find(|line| at_margin(line)));
+    let shared = heads.filter(|head| !head.starts_with("static") && !head.starts_with("struct "));
+    shared.filter_map(|head| head.split('(').next()?.rsplit([' ', '*']).next()).collect()
+}
+
+fn c_problems(sources: &[(String, String)]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let floor = |file: &str| RVM_FLOORS.iter().position(|name| *name == file);
+    for (file, text) in sources {
+        let Some(own) = floor(file) else {
+            problems.push(format!("{file}.c:1: the file stands on no floor: see xtask/src/floors.rs"));
+            continue;
+        };
+        let code: String = text.split("/*").map(|part| part.rsplit("*/").next().unwrap_or(part)).collect();
+        // Nor what is said in messages.
+        let code: String = code.lines().flat_map(|line| line.split('"').step_by(2).chain(["\n"])).collect();
+        let words: Vec<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+        for (other, theirs) in sources.iter().filter(|(other, _)| floor(other) > Some(own)) {
+            if let Some(name) = defined(theirs).into_iter().find(|name| words.contains(name)) {
+                problems.push(format!("{file}.c: {name} is defined in {other}.c, which stands higher"));
+            }
+        }
+    }
+    problems
 }
 
 /// Whether a module is a folder, or in it.
@@ -210,6 +271,22 @@ mod tests {
             matches!(module, [_] | ["policy", _] | ["policy", _, "stage"]) && module[0] != "Store"
         };
         TREES[0].problems(Path::new(file), text, &there).len()
+    }
+
+    #[test]
+    fn functions_in_c_are_called_downwards() {
+        let sources = |map: &str| {
+            let file = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+            let log = "static int own(void)\n{\n}\n\nchar *log_open(const char *name,\n    int mode)\n{\n    map_it();\n}\n";
+            c_problems(&[file("log", log), file("map", map)]).len()
+        };
+        assert_eq!(
+            defined("static int own(void)\n{\n}\nchar *log_open(int a,\n  int b)\n{\n}\n"),
+            ["log_open"]
+        );
+        assert_eq!(sources("void other(void)\n{\n    log_open();\n}\n"), 0);
+        assert_eq!(sources("void map_it(void)\n{\n    log_open();\n}\n"), 1);
+        assert_eq!(sources("static void map_it(void)\n{\n}\n"), 0);
     }
 
     #[test]

@@ -30,7 +30,18 @@ struct Library {
 const LIBRARIES: [Library; 3] = [
     Library {
         name: "rvm",
-        sources: &["names", "offsets", "records", "log", "map", "transaction", "statistics", "threads"],
+        sources: &[
+            "names",
+            "offsets",
+            "records",
+            "state",
+            "log",
+            "life",
+            "map",
+            "transaction",
+            "statistics",
+            "threads",
+        ],
         symbols: &["rvm_*"],
         needs: &[],
     },

@@ -1,4 +1,4 @@
-/* Starting and stopping: one log per process, one life per process. */
+/* The log: making one, opening it, and the options that belong to it. */
 #include "rvm_state.h"
 
 #include <errno.h>
@@ -9,7 +9,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SUFFIX ".caliburn"
 /* Smallest log of Caliburn's. A transaction may take half of one: RVM's whole log. */
 #define LOG_MIN (64 << 10)
 #define STAGE_MIN (1 << 20)
@@ -18,50 +17,6 @@
 #define LENGTH "rvm-length"
 /* The log's name there: the same file. */
 #define LOG "log"
-
-pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-_Atomic(enum phase) phase = NEVER;
-struct open_log the_log;
-rvm_options_t settings;
-atomic_ulong optimizations;
-
-/* The code that RVM has for one of Caliburn's. */
-rvm_return_t code_of(int code)
-{
-    switch (code) {
-    case CALIBURN_OK:
-        return RVM_SUCCESS;
-    case CALIBURN_NO_SPACE:
-        return errno == ENOSPC ? RVM_EIO : RVM_ENO_MEMORY;
-    case CALIBURN_TOO_BIG:
-        return RVM_ETOO_BIG;
-    case CALIBURN_RANGE:
-        return RVM_ENOT_MAPPED;
-    case CALIBURN_IO:
-    case CALIBURN_FAILED:
-    case CALIBURN_BUSY:
-    case CALIBURN_READ_ONLY:
-        return RVM_EIO;
-    default:
-        return RVM_EINTERNAL;
-    }
-}
-
-/* The absolute name of a file, by the current directory. Null if it is too long. */
-char *absolute_name(const char *name, char *path)
-{
-    size_t len = 0;
-    if (name[0] != '/') {
-        if (getcwd(path, MAXPATHLEN) == NULL)
-            return NULL;
-        len = strlen(path);
-        path[len++] = '/';
-    }
-    if (len + strlen(name) + sizeof SUFFIX > MAXPATHLEN)
-        return NULL;
-    strcpy(path + len, name);
-    return path;
-}
 
 /* A file in the store of a log. */
 static char *beside(const char *log, const char *file, char *path)
@@ -81,7 +36,7 @@ static rvm_return_t say(const char *path, rvm_return_t code, const char *what)
 }
 
 /* A record of options, or none. */
-static rvm_return_t options_fault(const rvm_options_t *options)
+rvm_return_t options_fault(const rvm_options_t *options)
 {
     if (options->struct_id != rvm_options_id)
         return RVM_EOPTIONS;
@@ -285,7 +240,8 @@ static bool keep_length(const char *path, rvm_length_t length, long mode, mode_t
     return kept && force_names(name);
 }
 
-static rvm_return_t create_log(rvm_options_t *options, rvm_offset_t *length, long mode)
+/* What rvm_create_log does, under the gate. */
+rvm_return_t log_create(rvm_options_t *options, rvm_offset_t *length, long mode)
 {
     struct stat there;
     wide_path dir, file;
@@ -334,148 +290,7 @@ rvm_return_t rvm_create_log(rvm_options_t *options, rvm_offset_t *length, long m
     if (phase != RUNNING)
         return RVM_EINIT;
     pthread_mutex_lock(&gate);
-    rvm_return_t code = create_log(options, length, mode);
-    pthread_mutex_unlock(&gate);
-    return code;
-}
-
-#ifdef RVM_LWP
-/* Lightweight processes, where a program is linked with them. */
-#pragma weak LWP_Init
-#pragma weak IOMGR_Initialize
-extern int LWP_Init(int version, int priority, void **pid);
-extern int IOMGR_Initialize(void);
-#define LWP_VERSION 210888002
-#define LWP_NORMAL_PRIORITY 3
-
-static void start_lightweight_processes(void)
-{
-    void *self;
-    if (LWP_Init != NULL)
-        LWP_Init(LWP_VERSION, LWP_NORMAL_PRIORITY, &self);
-    if (IOMGR_Initialize != NULL)
-        IOMGR_Initialize();
-}
-#else
-static void start_lightweight_processes(void) {}
-#endif
-
-static rvm_return_t initialize(rvm_options_t *options)
-{
-    if (phase == RUNNING)
-        return RVM_SUCCESS;
-    if (phase == ENDED)
-        return RVM_EINIT;
-    start_lightweight_processes();
-    rvm_init_options(&settings);
-    if (options != NULL) {
-        rvm_return_t code = RVM_SUCCESS;
-        if (options->create_log_file)
-            code = create_log(options, &options->create_log_size, options->create_log_mode);
-        if (code == RVM_SUCCESS)
-            code = options_apply(options);
-        if (code != RVM_SUCCESS)
-            return code;
-    }
-    phase = RUNNING;
-    return RVM_SUCCESS;
-}
-
-rvm_return_t rvm_initialize(const char *version, rvm_options_t *options)
-{
-    if (version == NULL || strcmp(version, RVM_VERSION) != 0)
-        return RVM_EVERSION_SKEW;
-    if (options != NULL) {
-        rvm_return_t fault = options_fault(options);
-        if (fault != RVM_SUCCESS)
-            return fault;
-    }
-    pthread_mutex_lock(&gate);
-    rvm_return_t code = initialize(options);
-    pthread_mutex_unlock(&gate);
-    return code;
-}
-
-rvm_return_t rvm_set_options(rvm_options_t *options)
-{
-    if (phase != RUNNING)
-        return RVM_EINIT;
-    if (options == NULL)
-        return RVM_EOPTIONS;
-    rvm_return_t code = options_fault(options);
-    if (code != RVM_SUCCESS)
-        return code;
-    pthread_mutex_lock(&gate);
-    code = phase == RUNNING ? options_apply(options) : RVM_EINIT;
-    pthread_mutex_unlock(&gate);
-    return code;
-}
-
-static rvm_return_t terminate(void)
-{
-    if (phase == NEVER)
-        return RVM_EINIT;
-    if (phase == ENDED)
-        return RVM_SUCCESS;
-    rvm_return_t code = transactions_stop();
-    if (code != RVM_SUCCESS)
-        return code;
-    if (the_log.store != NULL) {
-        code = code_of(caliburn_close(the_log.store));
-        map_forget();
-        the_log.store = NULL;
-    }
-    return code;
-}
-
-rvm_return_t rvm_terminate(void)
-{
-    pthread_mutex_lock(&gate);
-    rvm_return_t code = terminate();
-    pthread_mutex_unlock(&gate);
-    return code;
-}
-
-static rvm_return_t query(rvm_options_t *options, const rvm_region_t *asked)
-{
-    const struct region *region = NULL;
-    if (asked != NULL) {
-        for (region = regions; region != NULL; region = region->next)
-            if (region->vmaddr == asked->vmaddr && region->length == asked->length)
-                break;
-        if (region == NULL)
-            return RVM_ENOT_MAPPED;
-    }
-    options->flags = settings.flags;
-    options->max_read_len = settings.max_read_len;
-    if (the_log.store == NULL)
-        return RVM_SUCCESS;
-    if (options->log_dev != NULL)
-        strcpy(options->log_dev, the_log.path);
-    options->truncate = settings.truncate;
-    options->recovery_buf_len = settings.recovery_buf_len;
-    options->flush_buf_len = 0;
-    options->log_empty = log_is_empty() ? rvm_true : rvm_false;
-    /* Those that begin meanwhile are not counted. */
-    unsigned long room = transactions_open();
-    rvm_tid_t *tids = realloc(options->tid_array, (room + 1) * sizeof *tids);
-    if (tids == NULL)
-        return RVM_ENO_MEMORY;
-    options->tid_array = tids;
-    options->n_uncommit = (long)transactions_in(region, tids, room);
-    return RVM_SUCCESS;
-}
-
-rvm_return_t rvm_query(rvm_options_t *options, rvm_region_t *region)
-{
-    if (phase != RUNNING)
-        return RVM_EINIT;
-    if (region != NULL && region->struct_id != rvm_region_id)
-        return RVM_EREGION;
-    if (options == NULL || options->struct_id != rvm_options_id)
-        return RVM_EOPTIONS;
-    pthread_mutex_lock(&gate);
-    rvm_return_t code = phase == RUNNING ? query(options, region) : RVM_EINIT;
+    rvm_return_t code = log_create(options, length, mode);
     pthread_mutex_unlock(&gate);
     return code;
 }

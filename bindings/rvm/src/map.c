@@ -9,8 +9,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-pthread_rwlock_t regions_lock = PTHREAD_RWLOCK_INITIALIZER;
-struct region *regions;
 static struct segment *segments;
 
 /* The segment in a file, opened at its first use. */

@@ -28,6 +28,8 @@
 #endif
 
 #define SECTOR 512
+/* What a log's directory is called beside the log. */
+#define SUFFIX ".caliburn"
 
 enum phase { NEVER, RUNNING, ENDED };
 
@@ -66,6 +68,7 @@ extern pthread_rwlock_t regions_lock;
 extern struct region *regions; /* changed under the gate, too */
 extern rvm_options_t settings;  /* those of the last call that set some */
 extern atomic_ulong optimizations;
+extern atomic_ulong transactions_open; /* changed under the pool's lock */
 
 /* A range that a transaction declared, and in the list of those the engine could not take, its old bytes. */
 struct range {
@@ -91,15 +94,20 @@ struct transaction {
     struct transaction *next; /* free */
 };
 
+/* The files stand one above the other, and each uses those below: state, statistics, transaction, log, map, life. */
+
+/* state.c */
+rvm_return_t code_of(int code);
+char *absolute_name(const char *name, char *path);
+
 /* transaction.c */
-unsigned long transactions_open(void);
 unsigned long transactions_in(const struct region *region, rvm_tid_t *tids, unsigned long room);
 rvm_return_t transactions_stop(void);
 
 /* log.c */
-char *absolute_name(const char *name, char *path);
+rvm_return_t options_fault(const rvm_options_t *options);
 rvm_return_t options_apply(rvm_options_t *options);
-rvm_return_t code_of(int code);
+rvm_return_t log_create(rvm_options_t *options, rvm_offset_t *length, long mode);
 
 /* map.c */
 void map_forget(void);

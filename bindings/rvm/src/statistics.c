@@ -193,7 +193,7 @@ rvm_return_t rvm_statistics(const char *version, rvm_statistics_t *statistics)
     if (the_log.store == NULL)
         return RVM_ELOG;
     rvm_bool_t from_heap = statistics->from_heap;
-    unsigned long open = transactions_open();
+    unsigned long open = atomic_load(&transactions_open);
     caliburn_query query;
     memset(&query, 0, sizeof query);
     caliburn_query_store(the_log.store, &query, sizeof query);

@@ -14,7 +14,6 @@ static pthread_mutex_t pool = PTHREAD_MUTEX_INITIALIZER;
 static struct transaction *_Atomic chunks[CHUNKS];
 static unsigned made;
 static struct transaction *unused;
-static unsigned long open_count;
 static bool stopped;
 static struct timeval last_name;
 
@@ -104,7 +103,7 @@ static void release(struct transaction *transaction)
     pthread_mutex_lock(&pool);
     transaction->next = unused;
     unused = transaction;
-    open_count--;
+    transactions_open--;
     pthread_mutex_unlock(&pool);
 }
 
@@ -127,7 +126,7 @@ rvm_return_t rvm_begin_transaction(rvm_tid_t *tid, rvm_mode_t mode)
         code = RVM_ENO_MEMORY;
     else {
         transaction->uname = new_name();
-        open_count++;
+        transactions_open++;
     }
     pthread_mutex_unlock(&pool);
     if (code != RVM_SUCCESS)
@@ -304,15 +303,6 @@ rvm_return_t rvm_end_transaction(rvm_tid_t *tid, rvm_mode_t mode)
     return code_of(code);
 }
 
-/* How many transactions are open. */
-unsigned long transactions_open(void)
-{
-    pthread_mutex_lock(&pool);
-    unsigned long count = open_count;
-    pthread_mutex_unlock(&pool);
-    return count;
-}
-
 static bool touches(const struct transaction *transaction, const struct region *region)
 {
     for (size_t i = 0; i < transaction->count; i++)
@@ -352,7 +342,7 @@ rvm_return_t transactions_stop(void)
 {
     rvm_return_t code = RVM_EUNCOMMIT;
     pthread_mutex_lock(&pool);
-    if (open_count == 0) {
+    if (transactions_open == 0) {
         stopped = true;
         phase = ENDED;
         code = RVM_SUCCESS;

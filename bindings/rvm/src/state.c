@@ -1,0 +1,53 @@
+/* What the files of librvm share, and what all of them call. */
+#include "rvm_state.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+_Atomic(enum phase) phase = NEVER;
+struct open_log the_log;
+rvm_options_t settings;
+atomic_ulong optimizations;
+pthread_rwlock_t regions_lock = PTHREAD_RWLOCK_INITIALIZER;
+struct region *regions;
+atomic_ulong transactions_open;
+
+/* The code that RVM has for one of Caliburn's. */
+rvm_return_t code_of(int code)
+{
+    switch (code) {
+    case CALIBURN_OK:
+        return RVM_SUCCESS;
+    case CALIBURN_NO_SPACE:
+        return errno == ENOSPC ? RVM_EIO : RVM_ENO_MEMORY;
+    case CALIBURN_TOO_BIG:
+        return RVM_ETOO_BIG;
+    case CALIBURN_RANGE:
+        return RVM_ENOT_MAPPED;
+    case CALIBURN_IO:
+    case CALIBURN_FAILED:
+    case CALIBURN_BUSY:
+    case CALIBURN_READ_ONLY:
+        return RVM_EIO;
+    default:
+        return RVM_EINTERNAL;
+    }
+}
+
+/* The absolute name of a file, by the current directory. Null if it is too long. */
+char *absolute_name(const char *name, char *path)
+{
+    size_t len = 0;
+    if (name[0] != '/') {
+        if (getcwd(path, MAXPATHLEN) == NULL)
+            return NULL;
+        len = strlen(path);
+        path[len++] = '/';
+    }
+    if (len + strlen(name) + sizeof SUFFIX > MAXPATHLEN)
+        return NULL;
+    strcpy(path + len, name);
+    return path;
+}
