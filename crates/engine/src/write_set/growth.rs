@@ -74,8 +74,7 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Goes on in another chunk, whose words other than the one that counts its ranges the policy has written.
-    /// `true` if it is the run's first.
-    pub fn extend(&self, chunk: Chunk) -> bool {
+    pub fn extend(&self, chunk: Chunk) {
         let base = chunk.base();
         self.scratch().note = None;
         let mut chunks = self.chunks();
@@ -95,7 +94,6 @@ impl<'t> WriteSet<'t> {
             chunks.further.push(chunk);
             self.slot.extended.store(true, Ordering::Release);
         }
-        first
     }
 
     /// Puts a chunk at the end of the run, even if the chunks before are full of what is about to be given up.
