@@ -88,6 +88,8 @@ pub enum Workload {
     Threads,
     /// What the C interface costs over Rust's, `Process` class.
     Calls,
+    /// What is done many times at once: transactions, ranges, segments, regions.
+    Limits,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

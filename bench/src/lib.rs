@@ -14,6 +14,7 @@ pub mod floor;
 mod group_commit;
 mod heap;
 mod latency;
+mod limits;
 mod order_entry;
 pub mod page;
 mod persistent;
@@ -47,5 +48,6 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Coda => coda::run(arguments),
         Workload::Latency => latency::run(arguments),
         Workload::Sustained => sustained::run(arguments),
+        Workload::Limits => limits::run(arguments),
     }
 }

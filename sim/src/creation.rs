@@ -100,7 +100,7 @@ pub fn creation(flavour: Flavour, random: &mut Random) -> Result<u64, Failure> {
     crash(&sound, true).map_err(fail)?;
     for at in 0..sound.operations() {
         for part in [0, 32, 64] {
-            let fault = Fault { at, lasting: false, full: at % 2 == 0, part };
+            let fault = Fault { at, lasting: false, again: None, full: at % 2 == 0, part };
             let machine = Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), Some(fault));
             // Whether it was noticed or not: what was acknowledged counts.
             let _ = make(&machine, flavour);

@@ -335,21 +335,33 @@ fn hows(act: &Act, effort: Effort, depth: usize, losing: bool, random: &mut Rand
     hows
 }
 
-/// What was wrong once. The cuts count what a life does: when that changes they must be found anew, which the
-/// planted bugs `opened-before-forced` and `answer-not-awaited` tell.
+/// What was wrong once. The cuts count what a life does, which changes a little with the engine, so that the first
+/// is tried [`nearby`] as well; should it move further, the planted bugs `opened-before-forced` and
+/// `answer-not-awaited` tell.
 pub const FOUND: [&str; 2] = [
     // The second opening's record overwrote the beginning of one that a killed process had not finished. The third
     // opening said in the status that it began behind it, and the power failed with that written, and the
     // record not: the unfinished one came up again.
     "tx:restore:power:0+9000 tx:restore:power:9000+9000 tx:restore:power:18000+9000 tx:restore:power:27000+9000 \
      tx:restore:power:36000+9000 hold truncate tx:restore:lazy:100+9000 tx:restore:lazy:9100+9000 \
-     tx:restore:lazy:18100+9000 tx:restore:lazy:100+8 | 105k | tx:restore:power:80+100 | 55k | \
+     tx:restore:lazy:18100+9000 tx:restore:lazy:100+8 | 109k | tx:restore:power:80+100 | 55k | \
      tx:norestore:lazy:90+200,4090+12 tend | 6s7 | tx:restore:power:80+100",
     // What the segment showed was lost on its way to the medium. The second opening was told so, and killed
     // before it had noted that; the third relied on what the segment showed.
     "tx:restore:lazy:200+4100 tx:restore:power:8176+16,8192+25,8168+8 tx:restore:async:123+9 tend | \
      80l4175525706487714554 | tx:norestore:lazy:90+200,4090+12 tend | 3k | resolve tx:restore:lazy:4000+200 flush",
 ];
+
+/// The path, and others whose first cut comes a little earlier or later.
+pub fn nearby(path: &str) -> impl Iterator<Item = String> {
+    let (script, rest) = path.split_once("| ").expect("it has a cut");
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).expect("it says how the life ended");
+    let (count, rest) = (rest[..digits].parse::<u64>().expect("they are digits"), &rest[digits..]);
+    (count.saturating_sub(16)..=count + 16).map(move |count| format!("{script}| {count}{rest}"))
+}
+
+/// What [`replay`] says of a cut that no life reaches.
+pub const NOT_REACHED: &str = "nothing was done before the cut";
 
 /// Repeats what a failure prints: `script | cut | script | cut | script`.
 pub fn replay(start: &Start, path: &str, talk: bool) -> Result<(), String> {
@@ -367,7 +379,7 @@ pub fn replay(start: &Start, path: &str, talk: bool) -> Result<(), String> {
                 println!("  {i:4} {}", brief(entry));
             }
         }
-        start = end.at(&journal, cut, depth).ok_or("nothing was done before the cut")?;
+        start = end.at(&journal, cut, depth).ok_or(NOT_REACHED)?;
     }
     Ok(())
 }
@@ -400,9 +412,11 @@ pub fn faults(start: &Start, script: &Script, random: &mut Random) -> Result<u64
     live(start, script, true, &sound).map_err(|e| why(e, None))?;
     let mut injected = 0;
     for at in 0..sound.operations() {
+        let lasting = random.chance(1, 2);
         let fault = Fault {
             at,
-            lasting: random.chance(1, 2),
+            lasting,
+            again: (!lasting && random.chance(1, 2)).then(|| 1 + random.below(24)),
             full: random.chance(1, 3),
             part: *random.pick(&[0, 1, 2, 32, 63, 64]),
         };

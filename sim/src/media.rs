@@ -19,14 +19,15 @@
 //!    write may have come only part of the way. What was not synced can still be lost by a later power cut.
 //!
 //! While it **runs** ([`Fault`]):
-//! 6. Any one operation, or all from one on, fails with an error: as on a bad medium, or a full one.
+//! 6. Any one operation, or one more after it, or all from one on, fails with an error: as on a bad medium, or a
+//!    full one.
 //! 7. A write that fails may have written a part; a read that fails may be short.
 //! 8. A sync that fails has lost what was not durable, though programs go on seeing it; later syncs succeed.
 //!
 //! On the **shelf** ([`Disk::flip`]): 9. A bit is flipped.
 
 use crate::disk::{Act, Disk, FileId};
-use caliburn::medium::{Media, Medium};
+use caliburn::medium::{Media, Medium, Replaced};
 use caliburn_os::host::{Id, Lock, LockError};
 use caliburn_os::memory::Limits;
 use caliburn_os::persist::{Memory, Survives};
@@ -48,6 +49,8 @@ pub struct Fault {
     pub at: u64,
     /// Whether all later ones fail too.
     pub lasting: bool,
+    /// So many operations later one more fails.
+    pub again: Option<u64>,
     /// The medium is full, rather than bad.
     pub full: bool,
     /// How much of a failing write or read is done, in 64ths.
@@ -169,7 +172,11 @@ impl<M> State<M> {
         let number = self.operations;
         self.operations += 1;
         match self.fault {
-            Some(fault) if number == fault.at || (fault.lasting && number > fault.at) => {
+            Some(fault)
+                if number == fault.at
+                    || (fault.lasting && number > fault.at)
+                    || fault.again.is_some_and(|later| number == fault.at + later) =>
+            {
                 self.failed = true;
                 let errno = if fault.full { rustix::io::Errno::NOSPC } else { rustix::io::Errno::IO };
                 Err((errno.into(), fault.part))
@@ -406,7 +413,8 @@ impl<M: std::fmt::Debug + Send + 'static> MachineMedia<M> {
     }
 }
 
-impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
+// SAFETY: a file is a number, which one name has, and its descriptors are anonymous files of its own.
+unsafe impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
     fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
         let mut state = self.0.lock();
         state.plain_step()?;
@@ -425,17 +433,19 @@ impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
         Ok(self.file(id, path, true))
     }
 
-    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<Replaced> {
         let mut state = self.0.lock();
         let id = state.disk.unused();
-        let done = state.step();
-        // If it fails, it may be done all the same: the error may come from making it durable.
-        if !done.as_ref().is_err_and(|(_, part)| *part < 32) {
-            state.act(Act::Replace(path.to_owned(), id, content.into()));
+        let forced = match state.step() {
+            Err((error, part)) if part < 32 => return Err(error),
+            other => other,
+        };
+        state.act(Act::Replace(path.to_owned(), id, content.into()));
+        if let Err((error, _)) = forced {
+            return Ok(Replaced::Perhaps(error));
         }
-        done.map_err(|(error, _)| error)?;
         state.act(Act::SyncDirectory(path.parent().expect("a file is in a directory").to_owned()));
-        Ok(())
+        Ok(Replaced::Durably)
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {

@@ -53,6 +53,8 @@ pub enum Step {
     Hold,
     /// The segment and its region grow by 64 KiB.
     Grow,
+    /// Another segment is made.
+    Make,
     /// The region is unmapped and mapped again.
     Remap,
     /// The store is closed and opened again.
@@ -61,6 +63,13 @@ pub enum Step {
     Resolve,
     /// The oldest undecided transaction is aborted.
     Forget,
+}
+
+impl Step {
+    /// Whether a program would try it again, which has changed nothing when it failed.
+    pub fn is_tried_again(&self) -> bool {
+        matches!(self, Step::Grow | Step::Make)
+    }
 }
 
 /// A workload.
@@ -97,7 +106,7 @@ pub const ADOPT: (usize, usize) = (5, 0);
 /// Ends the branch, which is undone.
 pub const LEAVE: (usize, usize) = (6, 0);
 
-const WORDS: [(&str, Step); 11] = [
+const WORDS: [(&str, Step); 12] = [
     ("flush", Step::Flush),
     ("truncate", Step::Truncate),
     ("tend", Step::Tend),
@@ -105,6 +114,7 @@ const WORDS: [(&str, Step); 11] = [
     ("hold", Step::Hold),
     ("force", Step::Force),
     ("grow", Step::Grow),
+    ("make", Step::Make),
     ("remap", Step::Remap),
     ("reopen", Step::Reopen),
     ("resolve", Step::Resolve),
@@ -230,6 +240,12 @@ pub const OF_FAULTS: [&str; 2] = [
     "tx:restore:lazy:0+8,100+30000,8+8,31000+30000,61000+8 tx:restore:lazy:100+30000 tx:restore:abort:40000+8 reopen",
 ];
 
+/// Workloads whose steps are tried again when they fail.
+pub const TRIED_AGAIN: [&str; 2] = [
+    "make tx:restore:lazy:0+8 grow tx:restore:lazy:65600+8 reopen make",
+    "grow make tx:restore:lazy:100+300 grow",
+];
+
 /// Workloads that lead to places where others seldom come.
 pub const DIRECTED: [&str; 2] = [
     // The ring wraps over what was truncated a moment ago, before anything is forced again.
@@ -276,6 +292,7 @@ pub fn random(seed: u64, steps: usize) -> Script {
         4 => Step::Trim,
         5 => Step::Force,
         6 if random.chance(1, 3) => Step::Grow,
+        6 if random.chance(1, 3) => Step::Make,
         7 => Step::Remap,
         8 if random.chance(1, 2) => Step::Reopen,
         9 | 10 => Step::Resolve,

@@ -59,7 +59,7 @@ fn live(start: &Start, fault: Option<Fault>, forces: Forces, later: bool) -> Out
 fn is_replayed(forces: Forces, later: bool) {
     let start = default_start(Flavour::Redo);
     let first = live(&start, None, forces, false).before;
-    let faults = (first..first + 8).map(|at| Fault { at, lasting: false, full: false, part: 0 });
+    let faults = (first..first + 8).map(|at| Fault { at, lasting: false, again: None, full: false, part: 0 });
     let failed: Vec<Outcome> =
         faults.map(|fault| live(&start, Some(fault), forces, later)).filter(|lived| lived.unforced).collect();
     assert!(!failed.is_empty(), "no force failed");
@@ -94,7 +94,7 @@ fn the_head_never_passes_a_page_that_could_not_be_written() {
     let all = |region: &Region| (0..8).all(|page| region.load::<[u8; BYTES]>(page * 4096) == [1; BYTES]);
     let mut failed = 0;
     for at in 0..200 {
-        let machine = machine(&start, Some(Fault { at, lasting: false, full: false, part: 0 }));
+        let machine = machine(&start, Some(Fault { at, lasting: false, again: None, full: false, part: 0 }));
         let committed = machine.run(|| {
             // Truncation begins at once.
             let store = options(&machine, 1, Flavour::Redo).open(STORE).ok()?;

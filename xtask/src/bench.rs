@@ -182,6 +182,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "coda",
         "latency --rates 1000,20000",
         "sustained",
+        "limits",
     ] {
         run(&format!("{OWN} {workload} {small} --log-mb 16 --stage-mb 4"))?;
     }

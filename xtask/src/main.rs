@@ -29,7 +29,8 @@ usage: cargo xtask TASK
   torture --images N --seed S   long random workloads on simulated machines, crashed everywhere
   simulate ...   any command of the simulator; --help lists them
   mutants [NAME]   plants each bug of docs/testing.md, which must be caught
-  fuzz SECONDS     coverage-guided fuzzing of the log's reader and of whole stores
+  fuzz SECONDS     coverage-guided fuzzing of whole stores with mended checksums, and of the log's reader
+  tries N          as many tries with whole stores, and half as many with the address sanitizer
   c                the tests of the C interface, in C and C++, also under valgrind and the sanitizers
   bench            every workload and every rival: docs/benchmarks.html and the figures of docs/performance.md
   bench page       that page again, from what the last run wrote down
@@ -44,7 +45,10 @@ fn main() -> ExitCode {
     let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["test"] => test(),
         ["test", "--quick"] => quick(),
-        ["soak"] => sim::soak().and_then(|()| kills("2000")).and_then(|()| vm::run("100")),
+        ["soak"] => sim::soak()
+            .and_then(|()| kills("2000"))
+            .and_then(|()| vm::run("100"))
+            .and_then(|()| fuzz::tries("1000000")),
         ["tidy"] => tidy::run(),
         ["torture", "--images", images, "--seed", seed] => sim::torture(images, seed),
         ["torture", "--images", images] => sim::torture(images, "1"),
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         ["mutants"] => sim::mutants(None),
         ["mutants", name] => sim::mutants(Some(name)),
         ["fuzz", seconds] => fuzz::run(seconds),
+        ["tries", count] => fuzz::tries(count),
         ["c"] => c::test(),
         ["bench"] => bench::measure_all(None),
         ["bench", "page"] => bench::page(),
@@ -95,6 +100,20 @@ fn succeed(mut command: Command, what: &str) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("{what}: {status}")) }
 }
 
+/// The same, of a command whose output is worth reading only when it fails.
+fn succeed_quietly(mut command: Command, what: &str) -> Result<(), String> {
+    let start = Instant::now();
+    let output = command.output().map_err(|e| format!("{what}: {e}"))?;
+    println!("--- {what}: {:.0} s", start.elapsed().as_secs_f64());
+    if output.status.success() {
+        return Ok(());
+    }
+    for part in [&output.stdout, &output.stderr] {
+        print!("{}", String::from_utf8_lossy(part));
+    }
+    Err(format!("{what}: {}", output.status))
+}
+
 /// What holds without a test being run.
 fn lint() -> Result<(), String> {
     run("cargo fmt --all --check")?;
@@ -123,7 +142,7 @@ fn test() -> Result<(), String> {
     run("cargo doc --workspace --no-deps --quiet")?;
     kills("260")?;
     sim::test()?;
-    fuzz::run("15")?;
+    fuzz::run("60")?;
     other_architecture()?;
     if missing.allows(Part::Machines) {
         vm::run("3")?;

@@ -135,11 +135,13 @@ impl Library {
 }
 
 fn pkg_config(prefix: &Path, module: &str, suffix: &str, what: &str) -> String {
+    // Programs of this flavour call the package of that name.
+    let requires = if suffix == "lwp" { "Requires: lwp\n" } else { "" };
     format!(
         "prefix={}\nexec_prefix=${{prefix}}\nbindir=${{exec_prefix}}/bin\nlibdir=${{prefix}}/lib\n\
          includedir=${{prefix}}/include\nRVMUTL=${{bindir}}/rvmutl\nRDSINIT=${{bindir}}/rdsinit\n\n\
          Name: {module}\nDescription: RVM, recoverable virtual memory ({what}), by Caliburn\nVersion: 1.29\n\
-         Libs: -L${{libdir}} -lrds{suffix} -lseg{suffix} -lrvm{suffix}\nLibs.private: {SYSTEM}\n\
+         {requires}Libs: -L${{libdir}} -lrds{suffix} -lseg{suffix} -lrvm{suffix}\nLibs.private: {SYSTEM}\n\
          Cflags: -I${{includedir}}\n",
         prefix.display()
     )

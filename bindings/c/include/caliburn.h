@@ -160,6 +160,13 @@
 // Drops superseded bytes of lazy commits: 0 or 1. Default 1. Can be changed later.
 #define CALIBURN_MERGE_LAZY 18
 
+// Who may read and write the files that are made, as for chmod: default 0600, the owner alone.
+#define CALIBURN_FILE_MODE 19
+
+// Opens for writing also a store that was copied, or restored, while it was in use, after all of it was verified as
+// far as it can be: 0 or 1. Default 0.
+#define CALIBURN_COPIED 20
+
 // New values go to a log, and from there to the segments (RVM).
 #define CALIBURN_REDO 0
 
@@ -399,11 +406,17 @@ int caliburn_heap_statistics_get(const struct caliburn_heap *heap,
 // Makes options with their defaults, to be freed with caliburn_options_free().
 struct caliburn_options *caliburn_options_new(void);
 
-// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_MERGE_LAZY.
+// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_COPIED.
 int caliburn_options_set(struct caliburn_options *options, int option, uint64_t value);
 
 // Sets the file or block device for a new store's log. Default: a file in the store.
 int caliburn_options_set_log_path(struct caliburn_options *options, const char *path);
+
+// Lists a file, a block device, or a directory with all that is in it, that the store may name though it is not in
+// its directory: a log, a segment on a device, an adopted file. What is not listed is not touched, since a store
+// that came from elsewhere can name any file. Paths that calls are given are listed.
+int caliburn_options_add_outside(struct caliburn_options *options,
+                                 const char *path);
 
 // Frees options. Null is ignored.
 void caliburn_options_free(struct caliburn_options *options);
@@ -562,6 +575,13 @@ int caliburn_reach(const struct caliburn_store *store);
 int caliburn_check(const char *path,
                    caliburn_problem_fn found,
                    void *context);
+
+// caliburn_check() of a store that is to be opened with these options, which may be null: with what they list
+// outside of the store's directory.
+int caliburn_check_with(const char *path,
+                        const struct caliburn_options *options,
+                        caliburn_problem_fn found,
+                        void *context);
 
 // Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the
 // memory budget.

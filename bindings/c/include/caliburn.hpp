@@ -90,6 +90,11 @@ public:
         check(caliburn_options_set_log_path(handle_.get(), path.c_str()));
         return *this;
     }
+    // What the store may name outside of its directory; can be called several times.
+    options &outside(const std::string &path) & {
+        check(caliburn_options_add_outside(handle_.get(), path.c_str()));
+        return *this;
+    }
     caliburn_options *raw() const noexcept { return handle_.get(); }
 
 private:

@@ -178,6 +178,7 @@ static inline void *rms_attach(const char *file)
     caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, (uint64_t)rms_policy);
     caliburn_options_set(options, CALIBURN_DECLARED_ONLY, 1);
     caliburn_options_set(options, CALIBURN_RESERVE_BYTES, 0);
+    caliburn_options_add_outside(options, file);
     code = caliburn_open(dir, options, &segment->store);
     caliburn_options_free(options);
     free(dir);

@@ -196,7 +196,7 @@ impl Code for OpenError {
             | OpenError::Undo(UndoError::Media(error))
             | OpenError::Stage(StageError::Media(error)) => error.code(),
             OpenError::Segment(error) => error.code(),
-            OpenError::Damaged(_) | OpenError::Stray { .. } => CALIBURN_DAMAGED,
+            OpenError::Damaged(_) | OpenError::Stray { .. } | OpenError::Copied { .. } => CALIBURN_DAMAGED,
         }
     }
 }

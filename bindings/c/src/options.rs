@@ -51,6 +51,11 @@ pub const CALIBURN_FLUSH_INTERVAL_MS: c_int = 16;
 pub const CALIBURN_MEMORY_BUDGET: c_int = 17;
 /// Drops superseded bytes of lazy commits: 0 or 1. Default 1. Can be changed later.
 pub const CALIBURN_MERGE_LAZY: c_int = 18;
+/// Who may read and write the files that are made, as for chmod: default 0600, the owner alone.
+pub const CALIBURN_FILE_MODE: c_int = 19;
+/// Opens for writing also a store that was copied, or restored, while it was in use, after all of it was verified as
+/// far as it can be: 0 or 1. Default 0.
+pub const CALIBURN_COPIED: c_int = 20;
 
 /// New values go to a log, and from there to the segments (RVM).
 pub const CALIBURN_REDO: c_int = 0;
@@ -132,7 +137,7 @@ pub extern "C" fn caliburn_options_new() -> *mut caliburn_options {
     OPTIONS.insert(Mutex::new(fresh()))
 }
 
-/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_MERGE_LAZY.
+/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_COPIED.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c_int, value: u64) -> c_int {
     call(|| {
@@ -161,6 +166,11 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
             CALIBURN_VERIFY => options.verify(truth(value)?),
             CALIBURN_DECLARED_ONLY => options.declared_only(truth(value)?),
             CALIBURN_BACKGROUND => options.background(truth(value)?),
+            CALIBURN_COPIED => options.copied(truth(value)?),
+            CALIBURN_FILE_MODE => options.mode(match u32::try_from(value) {
+                Ok(mode) if mode & !0o666 == 0 => mode,
+                _ => return Err(Fault::invalid(&format!("{value:#o} is no mode of a file: 0 to 0666"))),
+            }),
             _ if tune(tuning, option, value)? => options,
             _ => return Err(Fault::invalid(&format!("{option} is no option"))),
         };
@@ -176,6 +186,17 @@ pub extern "C" fn caliburn_options_set_log_path(
 ) -> c_int {
     call(|| {
         lock(options)?.0.log_path(text::path("path", path)?);
+        Ok(())
+    })
+}
+
+/// Lists a file, a block device, or a directory with all that is in it, that the store may name though it is not in
+/// its directory: a log, a segment on a device, an adopted file. What is not listed is not touched, since a store
+/// that came from elsewhere can name any file. Paths that calls are given are listed.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_options_add_outside(options: *mut caliburn_options, path: *const c_char) -> c_int {
+    call(|| {
+        lock(options)?.0.outside(text::path("path", path)?);
         Ok(())
     })
 }

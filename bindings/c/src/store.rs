@@ -165,8 +165,21 @@ pub unsafe extern "C" fn caliburn_check(
     found: caliburn_problem_fn,
     context: *mut c_void,
 ) -> c_int {
+    // SAFETY: passed on from the caller.
+    unsafe { caliburn_check_with(path, std::ptr::null(), found, context) }
+}
+
+/// caliburn_check() of a store that is to be opened with these options, which may be null: with what they list
+/// outside of the store's directory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_check_with(
+    path: *const c_char,
+    options: *const caliburn_options,
+    found: caliburn_problem_fn,
+    context: *mut c_void,
+) -> c_int {
     call(|| {
-        let report = caliburn::check(text::path("path", path)?)?;
+        let report = options::of(options)?.check(text::path("path", path)?)?;
         for problem in &report.problems {
             let string = |text: &[u8]| std::ffi::CString::new(text).unwrap_or_default();
             let of_file = string(problem.path.as_os_str().as_encoded_bytes());

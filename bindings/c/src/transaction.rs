@@ -232,7 +232,7 @@ unsafe fn declare(tx: *mut caliburn_tx, address: *const u8, len: usize) -> Done 
     unsafe {
         match open_transaction(tx)? {
             OpenTransaction::Plain(tx) => tx.set_range_at(address, len)?,
-            OpenTransaction::Heap(tx) => tx.transaction().set_range_at(address, len)?,
+            OpenTransaction::Heap(tx) => tx.by_address().set_range_at(address, len)?,
         }
     }
     Ok(())

@@ -61,6 +61,8 @@ static caliburn_options *store_options(rvm_length_t length)
     caliburn_options_set(options, CALIBURN_BACKGROUND, BACKGROUND);
     caliburn_options_set(options, CALIBURN_RESERVE_BYTES, 0);
     caliburn_options_set(options, CALIBURN_STAGE_BYTES, stage);
+    /* A log of RVM's names its segments wherever they are. */
+    caliburn_options_add_outside(options, "/");
     return options;
 }
 
@@ -213,6 +215,7 @@ static rvm_return_t clear_directory(const char *path)
         return say(path, RVM_ELOG, "the directory of the same name with " SUFFIX " belongs to a log of another name");
     }
     caliburn_options_set(options, CALIBURN_OPEN_READ_ONLY, 1);
+    caliburn_options_add_outside(options, "/");
     int code = caliburn_open(beside(path, "", dir), options, &store);
     caliburn_options_free(options);
     if (code == CALIBURN_OK)

@@ -240,6 +240,9 @@ int make_blocks(uint64_t chunks, unsigned long count, rvm_tid_t *tid)
 {
     struct block *made = NULL, *block;
     int code = SUCCESS;
+    /* Nobody has asked for these. */
+    unsigned hits = heap->stats.hits, misses = heap->stats.misses;
+    unsigned large_hits = heap->stats.large_hits, large_misses = heap->stats.large_misses;
     /* Off the lists until there are enough, or the same would be found again. */
     for (; code == SUCCESS && count > 0; count--) {
         code = take_block(chunks, tid, &block);
@@ -250,6 +253,10 @@ int make_blocks(uint64_t chunks, unsigned long count, rvm_tid_t *tid)
             made = block;
         }
     }
+    heap->stats.hits = hits;
+    heap->stats.misses = misses;
+    heap->stats.large_hits = large_hits;
+    heap->stats.large_misses = large_misses;
     /* Also if there were not: the transaction may be the caller's, who goes on. */
     while (made != NULL) {
         block = made;

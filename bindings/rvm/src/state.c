@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+long rvm_no_yield;
 pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 _Atomic(enum phase) phase = NEVER;
 struct open_log the_log;

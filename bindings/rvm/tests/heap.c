@@ -136,7 +136,11 @@ static void coalescing(void)
     rds_get_stats(&stats);
     CHECK(stats.coalesce > 0 && stats.merged > 400);
     CHECK(rds_free(large, NULL, &err) == 0);
+    rds_get_stats(&stats);
+    unsigned misses = stats.misses, large_misses = stats.large_misses;
     CHECK(rds_prealloc(200, 10, NULL, &err) == 0 && err == SUCCESS && rds_maxblock(200) == 1);
+    rds_get_stats(&stats);
+    CHECK(stats.misses == misses && stats.large_misses == large_misses);
     CHECK(rds_prealloc(HEAP_LENGTH / 2, 1, NULL, &err) == -1 && err == SUCCESS);
     rds_get_stats(&stats);
     unsigned hits = stats.hits;

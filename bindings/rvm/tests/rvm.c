@@ -528,6 +528,7 @@ static void make_killed(void)
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
+    rvm_no_yield = 1;
     dir = realpath(argv[1], NULL);
     names_and_numbers();
     records();

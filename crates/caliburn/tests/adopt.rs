@@ -9,7 +9,7 @@ use support::{clean, copy_store};
 
 fn options() -> Options {
     let mut options = support::options();
-    options.declared_only(true).guard(Guard::Off);
+    options.declared_only(true).guard(Guard::Off).outside(std::env::temp_dir());
     options
 }
 
@@ -136,7 +136,7 @@ fn a_killed_process_leaves_commits_in_the_log_and_the_file_gets_them() {
     drop(region);
     drop(store);
     fs::write(&data, pattern(8192)).unwrap();
-    clean(&killed);
+    assert!(options().check(&killed).unwrap().is_clean());
     let store = options().open(&killed).unwrap();
     let region = store.adopt_segment(&data).unwrap().map_all().unwrap();
     let mut there = [0; 14];
@@ -236,7 +236,10 @@ fn what_is_no_segment_is_refused() {
     let (data, path) = (file(dir.path(), "data", 511), dir.path().join("s"));
     let store = options().open(&path).unwrap();
     assert!(matches!(store.adopt_segment(&data), Err(SegmentError::Length { len: 511, .. })));
-    assert!(matches!(store.adopt_segment(path.join("log")), Err(SegmentError::Bad { .. })));
+    assert!(matches!(store.adopt_segment(path.join("log")), Err(SegmentError::Io { .. })));
+    let other = dir.path().join("other");
+    drop(options().open(&other).unwrap());
+    assert!(matches!(store.adopt_segment(other.join("log")), Err(SegmentError::Bad { .. })));
     assert!(matches!(store.adopt_segment(dir.path()), Err(SegmentError::Io { .. } | SegmentError::Media(_))));
     let undo = options().policy(Policy::Undo).open(dir.path().join("undo")).unwrap();
     assert!(matches!(undo.adopt_segment(&data), Err(SegmentError::Undo { .. })));

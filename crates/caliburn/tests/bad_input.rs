@@ -149,9 +149,9 @@ fn parts_of_another_store() {
         sample(&other, true);
         std::fs::rename(path.join(file), dir.path().join("own")).unwrap();
         std::fs::copy(other.join(file), path.join(file)).unwrap();
-        let error = Store::open(&path).unwrap_err().to_string();
+        let error = options().open(&path).unwrap_err().to_string();
         assert!(error.contains("belongs to another store") && error.contains(file), "{file}: {error}");
-        assert!(!caliburn::check(&path).unwrap().is_clean());
+        assert!(!options().check(&path).unwrap().is_clean());
         std::fs::rename(dir.path().join("own"), path.join(file)).unwrap();
         holds_42(&path);
     }
@@ -175,11 +175,11 @@ fn damage_in_the_forced_log_is_reported_and_salvaged_never_skipped() {
         }
         let offset = 65536 + sixth + 50;
         patch(&path.join("log"), offset, &[0xEE]);
-        let error = Store::open(&path).unwrap_err();
+        let error = options().open(&path).unwrap_err();
         let OpenError::Damaged(damage) = &error else { panic!("{error}") };
         assert_eq!((damage.at.0, damage.offset), (sixth, 65536 + sixth));
         assert!(error.to_string().contains("salvage"), "{error}");
-        let report = caliburn::check(&path).unwrap();
+        let report = options().check(&path).unwrap();
         assert_eq!(report.problems.iter().map(|p| p.offset).collect::<Vec<_>>(), [65536 + sixth]);
 
         let salvaged = Store::options().salvage(true).open(&path).unwrap();
@@ -191,7 +191,7 @@ fn damage_in_the_forced_log_is_reported_and_salvaged_never_skipped() {
         drop((memory, salvaged));
 
         patch(&path.join("log"), offset, &[std::fs::read(live.join("log")).unwrap()[offset as usize]]);
-        assert!(caliburn::check(&path).unwrap().is_clean());
+        assert!(options().check(&path).unwrap().is_clean());
     }
     let store = open(&path);
     assert_eq!(region(&store).load::<u64>(72), 10);
@@ -458,7 +458,8 @@ fn a_second_opening_fails_at_once_and_names_the_holder() {
     let store = open(&path);
     let error = Store::open(&path).unwrap_err().to_string();
     assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
-    assert!(matches!(caliburn::check(&path), Err(OpenError::InUse { .. })));
+    let report = caliburn::check(&path).unwrap();
+    assert!(report.is_clean() && report.in_use_by.is_some(), "{report:?}");
     store.close().unwrap();
     open(&path);
 }
@@ -527,7 +528,7 @@ fn a_damaged_stage_is_left_out_for_salvage() {
     for (offset, bytes) in [(0, &b"garbage!"[..]), (33, &[0xAA, 0x55]), (4096, &[0xFF; 8])] {
         let before = std::fs::read(path.join("stage")).unwrap();
         patch(&path.join("stage"), offset, bytes);
-        let error = Store::open(&path).unwrap_err().to_string();
+        let error = options().open(&path).unwrap_err().to_string();
         let salvaged = Store::options().salvage(true).open(&path).unwrap();
         assert_eq!(salvaged.damage().unwrap().to_string(), error);
         assert_eq!(salvaged.segment("data").unwrap().map_all().unwrap().load::<u64>(0), 1);
@@ -546,5 +547,51 @@ fn directories_above_a_new_store_and_its_log_are_made_and_forced() {
     let store = options.open(dir.path().join("a/b/c/s")).unwrap();
     store.create_segment_at("x", 65536, dir.path().join("x")).unwrap();
     store.close().unwrap();
-    clean(&dir.path().join("a/b/c/s"));
+    options.outside(dir.path());
+    assert!(options.check(dir.path().join("a/b/c/s")).unwrap().is_clean());
+}
+
+/// A store in use is looked at while three threads change it and truncation goes on.
+#[test]
+fn a_store_in_use_is_checked_and_described_beside_its_writers() {
+    for policy in [caliburn::Policy::Redo, caliburn::Policy::Undo] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let store = options().policy(policy).open(&path).unwrap();
+        let memory = region(&store);
+        put(&store, &memory, 8192, 7, Class::Process);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (store, memory, stop) = (&store, &memory, &stop);
+                scope.spawn(move || {
+                    for round in 0u64.. {
+                        put(store, memory, thread * 1000, round, Class::Process);
+                        if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                            return;
+                        }
+                    }
+                });
+            }
+            for _ in 0..50 {
+                let report = caliburn::check(&path).unwrap();
+                assert!(report.is_clean(), "{report:?}");
+                assert!(report.in_use_by.is_some_and(|holder| holder.contains("process")));
+                let info = caliburn::info(&path).unwrap();
+                assert!(info.in_use_by.is_some() && info.log.is_none_or(|log| log.appended >= log.forced));
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        if policy == caliburn::Policy::Redo {
+            store.flush().unwrap();
+            let log = caliburn::info(&path).unwrap().log.unwrap();
+            assert!(log.appended > log.head || store.query().log_used == 0);
+            // What is damaged is damaged for those who look on, too.
+            let status = log.appended % log.capacity;
+            if store.query().log_used > 200 {
+                patch(&path.join("log"), 65536 + status - 100, &[0xEE; 8]);
+                assert!(!caliburn::check(&path).unwrap().is_clean());
+            }
+        }
+    }
 }

@@ -71,6 +71,11 @@ fn child() {
     match when {
         "once" => poke(&region, 12352, 7),
         "grown" => poke(&region, (2 << 20) - 8, 7),
+        "cut" => {
+            let file = std::fs::OpenOptions::new().write(true).open(Path::new(path).join("data.segment"));
+            file.unwrap().set_len(65536 + 8192).unwrap();
+            region.load::<u64>(1 << 20);
+        }
         "never" => {
             drop(region);
             store.close().unwrap();
@@ -94,7 +99,7 @@ fn run(policy: &str, guard: &str, when: &str, path: &Path) -> (std::process::Exi
 }
 
 #[test]
-fn a_store_outside_of_a_transaction_ends_the_process_and_says_where() {
+fn what_faults_ends_the_process_and_says_where() {
     let keys =
         options(Policy::Redo).guard(Guard::Keys).open(tempfile::tempdir().unwrap().path().join("s")).is_ok();
     for policy in ["redo", "undo"] {
@@ -106,6 +111,10 @@ fn a_store_outside_of_a_transaction_ends_the_process_and_says_where() {
                 assert_eq!(status.signal(), Some(11), "{policy} {guard} {when}: {text}");
                 assert!(text.contains("segment \"data\"") && text.contains(place), "{text}");
             }
+            let (status, text) = run(policy, guard, "cut", &path);
+            assert_eq!(status.signal(), Some(7), "{policy} {guard}: {text}");
+            assert!(text.contains("segment \"data\", byte 1048576 ") && text.contains("cut off"), "{text}");
+            std::fs::remove_dir_all(&path).unwrap();
             let (status, text) = run(policy, guard, "never", &path);
             assert!(status.success(), "{policy} {guard}: {text}");
             clean(&path);

@@ -4,7 +4,7 @@
 
 mod support;
 
-use caliburn::medium::{Files, Flush, Media, Medium, Memory};
+use caliburn::medium::{Files, Flush, Media, Medium, Memory, Replaced};
 use caliburn::{
     Class, CommitError, Guard, MapError, Mode, OpenError, Options, Policy, Region, SegmentError, Store,
 };
@@ -61,14 +61,15 @@ impl Machine {
     }
 }
 
-impl Media for Machine {
+// SAFETY: all of it is passed on to files of the running system.
+unsafe impl Media for Machine {
     fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
         Ok(self.map(Files.open(path, write)?))
     }
     fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
         Ok(self.map(Files.create(path)?))
     }
-    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<Replaced> {
         Files.replace(path, content)
     }
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
@@ -239,7 +240,7 @@ fn a_file_system_in_memory_has_no_power_to_survive() {
     assert!(!segment.exists() || std::fs::metadata(&segment).unwrap().len() == 0);
     store.create_segment_at("data", 65536, &segment).unwrap();
     drop((store, safe));
-    let error = redo.require(Class::Power).open(mount.path.join("s")).unwrap_err();
+    let error = redo.outside(&segment).require(Class::Power).open(mount.path.join("s")).unwrap_err();
     assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");
     let error = redo.open(mount.path.join("new")).unwrap_err();
     assert!(matches!(error, OpenError::Class { reach: Class::Process, .. }), "{error}");

@@ -6,7 +6,7 @@
 
 mod support;
 
-use caliburn::medium::{Files, Media, Medium};
+use caliburn::medium::{Files, Media, Medium, Replaced};
 use caliburn::{Class, Mode, Options, Region, Store};
 use std::collections::HashMap;
 use std::io;
@@ -210,7 +210,8 @@ unsafe impl Medium for Recorded {
 #[derive(Debug)]
 struct RecordedMedia(Arc<Recorder>);
 
-impl Media for RecordedMedia {
+// SAFETY: all of it is passed on to files of the running system.
+unsafe impl Media for RecordedMedia {
     fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
         Ok(Arc::new(Recorded { inner: Files.open(path, write)?, recorder: self.0.clone() }))
     }
@@ -221,12 +222,12 @@ impl Media for RecordedMedia {
         Ok(Arc::new(Recorded { inner, recorder: self.0.clone() }))
     }
 
-    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<Replaced> {
         let mut files = self.0.files.lock().unwrap();
         self.0.step(&files);
-        Files.replace(path, content)?;
+        let replaced = Files.replace(path, content)?;
         files.insert(path.to_owned(), Durable { content: content.to_vec(), unsynced: Vec::new() });
-        Ok(())
+        Ok(replaced)
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {

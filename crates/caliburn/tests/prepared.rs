@@ -197,3 +197,32 @@ fn a_read_only_store_decides_nothing() {
         assert!(matches!(refused, Err(CommitError::ReadOnly)));
     }
 }
+
+/// What recovery found is brought where it is mapped, which may be here and there.
+#[test]
+fn a_decision_reaches_the_parts_that_are_mapped_and_those_mapped_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (live, path) = (dir.path().join("live"), dir.path().join("s"));
+    let store = open(&live);
+    let memory = region(&store);
+    let page = caliburn::Segment::page_size();
+    let len = 50 * page;
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, 100, &vec![7; len]).unwrap();
+    tx.prepare(b"g").unwrap();
+    copy_store(&live, &path);
+    let store = open(&path);
+    let segment = store.segment("data").unwrap();
+    let map = |first: usize, end: usize| segment.map((first * page) as u64..(end * page) as u64).unwrap();
+    let parts = [(0, 1), (5, 6), (6, 8), (40, 70)].map(|(first, end)| (first, map(first, end)));
+    store.commit_prepared(b"g").unwrap();
+    let later = [(1, 5), (8, 40), (70, 80)].map(|(first, end)| (first, map(first, end)));
+    for (first, part) in parts.iter().chain(&later) {
+        let mut bytes = vec![0; part.len()];
+        part.read(0, &mut bytes);
+        for (i, byte) in bytes.iter().enumerate() {
+            let at = first * page + i;
+            assert_eq!(*byte == 7, (100..100 + len).contains(&at), "byte {at}");
+        }
+    }
+}

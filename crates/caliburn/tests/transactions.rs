@@ -449,7 +449,7 @@ fn the_largest_commit_finds_room_in_a_log_that_is_partly_full() {
 
 #[test]
 fn a_failed_write_fails_the_store_for_good_and_what_was_acknowledged_is_there_after_reopening() {
-    use caliburn::medium::{Files, Media, Medium};
+    use caliburn::medium::{Files, Media, Medium, Replaced};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     /// A disk whose forces fail from a given moment on.
@@ -457,14 +457,15 @@ fn a_failed_write_fails_the_store_for_good_and_what_was_acknowledged_is_there_af
     struct Failing(Arc<AtomicBool>);
     #[derive(Debug)]
     struct FailingMedium(Arc<dyn Medium>, Arc<AtomicBool>);
-    impl Media for Failing {
+    // SAFETY: all of it is passed on to files of the running system.
+    unsafe impl Media for Failing {
         fn open(&self, path: &Path, write: bool) -> std::io::Result<Arc<dyn Medium>> {
             Ok(Arc::new(FailingMedium(Files.open(path, write)?, self.0.clone())))
         }
         fn create(&self, path: &Path) -> std::io::Result<Arc<dyn Medium>> {
             Ok(Arc::new(FailingMedium(Files.create(path)?, self.0.clone())))
         }
-        fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<()> {
+        fn replace(&self, path: &Path, content: &[u8]) -> std::io::Result<Replaced> {
             Files.replace(path, content)
         }
         fn sync_directory(&self, path: &Path) -> std::io::Result<()> {

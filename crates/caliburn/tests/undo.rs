@@ -2,7 +2,7 @@
 
 mod support;
 
-use caliburn::medium::{Files, Media, Medium};
+use caliburn::medium::{Files, Media, Medium, Replaced};
 use caliburn::{Class, CommitError, Mode, OpenError, Options, Policy, Region, Store};
 use std::io;
 use std::path::Path;
@@ -177,14 +177,15 @@ fn more_than_the_memory_survives_is_refused_and_aborted() {
 #[derive(Debug)]
 struct Rebooted;
 
-impl Media for Rebooted {
+// SAFETY: all of it is passed on to files of the running system.
+unsafe impl Media for Rebooted {
     fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
         Files.open(path, write)
     }
     fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
         Files.create(path)
     }
-    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<Replaced> {
         Files.replace(path, content)
     }
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
@@ -233,9 +234,9 @@ fn bad_undo_logs_are_refused() {
         let copy = dir.path().join("copy");
         copy_store(&path, &copy);
         change(&copy);
-        let report = caliburn::check(&copy).unwrap();
+        let report = options().check(&copy).unwrap();
         assert!(!report.is_clean(), "check did not notice: {texts:?}");
-        let error = Store::open(&copy).unwrap_err().to_string();
+        let error = options().open(&copy).unwrap_err().to_string();
         assert!(texts.iter().all(|text| error.contains(text)), "{error}");
         std::fs::remove_dir_all(&copy).unwrap();
     };

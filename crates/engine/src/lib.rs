@@ -29,15 +29,19 @@ pub use api::region::{Region, UnmapError};
 pub use api::segment::Segment;
 pub use api::store::{BeginError, Store};
 pub use api::ticket::Ticket;
-pub use api::transaction::{Branch, Mode, OldValue, Savepoint, Transaction, TransactionId};
+pub use api::transaction::{Branch, ByAddress, Mode, OldValue, Savepoint, Transaction, TransactionId};
 pub use caliburn_log::SegmentId;
 pub use caliburn_log::format::Defect;
-pub use caliburn_log::image::Damage;
 pub use caliburn_log::log::LogError;
 pub use caliburn_log::media_error::MediaError;
+pub use caliburn_log::scan::Damage;
 pub use caliburn_log::staged_tail::StageError;
 pub use caliburn_log::uncommitted::UndoError;
-pub use caliburn_os::medium;
+/// The seam to storage, and what the running system puts there.
+pub mod medium {
+    pub use caliburn_os::files::Files;
+    pub use caliburn_os::medium::*;
+}
 pub use inspect::check::check;
 pub use inspect::info::{Info, SegmentInfo, info};
 pub use policy::kind::Policy;

@@ -180,10 +180,15 @@ impl Heap<'_> {
     }
 
     fn grow_to(&self, spans: u32) -> Result<(), HeapError> {
-        self.grow_meta(spans)?;
-        let segment = self.store.segment(&self.name)?;
-        segment.grow(u64::from(spans) * SPAN)?;
-        Ok(self.data.grow((u64::from(spans) * SPAN) as usize)?)
+        let (len, rows) = (u64::from(spans) * SPAN, meta::bytes_for(spans));
+        if len > self.data.capacity() as u64 || rows > self.meta.capacity() as u64 {
+            let why = "more than there is address space for: see Options::reserve_bytes";
+            return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
+        }
+        // The larger one first: where there is no room for it, nothing has grown.
+        self.store.segment(&self.name)?.grow(len)?;
+        self.data.grow(len as usize)?;
+        self.grow_meta(spans)
     }
 
     pub(crate) fn grow_meta(&self, spans: u32) -> Result<(), HeapError> {

@@ -12,7 +12,7 @@ use crate::heap::{Heap, HeapError, Place, Root};
 use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
-use caliburn_engine::{BeginError, Class, Mode, RangeError, Region, Ticket, Transaction};
+use caliburn_engine::{BeginError, ByAddress, Class, Mode, RangeError, Region, Ticket, Transaction};
 use caliburn_os::simulated::{planted, unless};
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -97,9 +97,10 @@ impl<'h> HeapTransaction<'h> {
         self.inner().set_range(region, range)
     }
 
-    /// The transaction that all of this is part of, for what it can do besides; it ends with this one.
-    pub fn transaction(&mut self) -> &mut Transaction<'h> {
-        self.inner()
+    /// Declares bytes by their addresses.
+    #[inline]
+    pub fn by_address(&mut self) -> ByAddress<'_, 'h> {
+        self.inner().by_address()
     }
 
     /// Declares and stores bytes in any region of the store.
@@ -317,7 +318,7 @@ impl Heap<'_> {
     /// Begins a transaction that can allocate and free.
     ///
     /// # Errors
-    /// As [`Store::begin`].
+    /// As [`caliburn_engine::Store::begin`].
     #[inline]
     pub fn begin(&self) -> Result<HeapTransaction<'_>, BeginError> {
         Ok(HeapTransaction::new(self, self.store.begin(Mode::Restore)?))

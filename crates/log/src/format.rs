@@ -37,6 +37,12 @@ pub const LOG_DATA: u64 = 64 * 1024;
 pub const STATUS_AT: [u64; 2] = [0, BLOCK as u64];
 /// Smallest ring.
 pub const LOG_BYTES_MIN: u64 = 64 * 1024;
+/// Largest ring.
+pub const LOG_BYTES_MAX: u64 = 1 << 40;
+/// No log becomes so long.
+pub const LSN_MAX: u64 = 1 << 62;
+/// No stamp of a commit becomes so great, and no generation of a status page.
+pub const COUNT_MAX: u64 = 1 << 62;
 /// Offset of a segment's first data byte on its medium; the header stands before it.
 pub const SEGMENT_DATA: u64 = 64 * 1024;
 /// Bytes of segment data under one checksum.
@@ -91,6 +97,8 @@ pub struct Status {
     pub clean: U32,
     /// The tail when this incarnation began: records from here on are of this incarnation.
     pub opened: U64,
+    /// This file when it began: inode and birth, in nanoseconds since 1970. Zeros: unknown.
+    pub place: [U64; 2],
 }
 
 /// Head of a log record. Range headers with their bytes follow, then a [`Trailer`].
@@ -220,6 +228,8 @@ pub struct UndoStatus {
     pub sealed: U32,
     /// Zero.
     pub reserved: [u8; 4],
+    /// As [`Status::place`].
+    pub place: [U64; 2],
 }
 
 /// Offset of the number of chunks, a native word: the file may be longer, not shorter.
@@ -291,7 +301,7 @@ pub struct StagedHeader {
 
 const _: () = {
     assert!(size_of::<Preamble>() == 32);
-    assert!(size_of::<Status>() == 80);
+    assert!(size_of::<Status>() == 96);
     assert!(size_of::<RecordHeader>() == 32 && size_of::<RecordHeader>().is_multiple_of(ALIGN));
     assert!(size_of::<RangeHeader>() == 16 && size_of::<RangeHeader>().is_multiple_of(ALIGN));
     assert!(size_of::<Trailer>() == 8);
@@ -299,7 +309,7 @@ const _: () = {
     assert!(size_of::<SumsHeader>() == 40);
     assert!(size_of::<CatalogHeader>() == 56);
     assert!(size_of::<CatalogEntry>() == 32);
-    assert!(size_of::<UndoStatus>() == 72 && UNDO_DATA >= 2 * BLOCK as u64);
+    assert!(size_of::<UndoStatus>() == 88 && UNDO_DATA >= 2 * BLOCK as u64);
     assert!(size_of::<StageHeader>() == 64 && STAGE_CURRENT >= 64);
     assert!(size_of::<StagedHeader>() == 16);
 };

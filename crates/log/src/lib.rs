@@ -4,10 +4,12 @@
 //! | module | noun |
 //! |---|---|
 //! | [`mod@format`] | every byte that reaches a medium: structures, offsets, magics, checksums |
-//! | [`record`] | one log record: encoded, decoded, read in either direction |
+//! | [`record`] | one log record: encoded and decoded |
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
 //! | [`media_error`] | media that fail, and forces that fail for good |
-//! | [`image`] | the live part of a log, read back and verified |
+//! | `ring` | the ring of a log as it is read |
+//! | [`scan`](mod@scan) | the live part of a log, read back and verified |
+//! | [`search`] | records wherever they stand in the ring: proof of damage, and the past |
 //! | [`staged_tail`] | what a killed process left in its stage |
 //! | [`status_pages`] | a small structure that changes durably |
 //! | [`uncommitted`] | undo logs as an opening finds them |
@@ -18,13 +20,15 @@
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 pub mod format;
-pub mod image;
 pub mod log;
 pub mod media_error;
 pub mod merge;
 pub mod pagemap;
 pub mod record;
+mod ring;
+pub mod scan;
 pub mod sealed;
+pub mod search;
 pub mod staged_tail;
 pub mod status_pages;
 pub mod uncommitted;

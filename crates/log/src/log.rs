@@ -11,9 +11,12 @@
 //! One thread at a time appends (the holder of the engine's flush lock); one at a time moves the head
 //! (the holder of its truncation lock). The three positions are atomics that anybody may read.
 
-use crate::format::{BLOCK, Defect, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, Lsn, Status};
-use crate::image::Image;
+use crate::format::{
+    ALIGN, BLOCK, Defect, LOG_BYTES_MAX, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, LSN_MAX, Lsn, Status,
+};
 use crate::media_error::{Forcing, MediaError};
+use crate::ring::{STEP, read_ring};
+use crate::scan::{self, Scanned};
 use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
@@ -57,7 +60,8 @@ pub struct Log {
 /// Writes a new, empty log: the ring filled with zeros, so that later forces change no metadata of the
 /// file system, then both status pages.
 pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), MediaError> {
-    assert!(capacity >= LOG_BYTES_MIN && capacity.is_multiple_of(BLOCK as u64), "checked by the caller");
+    let bounds = LOG_BYTES_MIN..=LOG_BYTES_MAX;
+    assert!(bounds.contains(&capacity) && capacity.is_multiple_of(BLOCK as u64), "checked by the caller");
     let fail = |action, offset, error| MediaError::new(action, medium, offset, error);
     medium.set_len(LOG_DATA + capacity).map_err(|e| fail("allocate the log", LOG_DATA + capacity, e))?;
     let zeros = vec![0; 1 << 20];
@@ -80,12 +84,20 @@ pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, Lo
     let bad = |defect| LogError::Status { path: medium.path().to_owned(), defect };
     let page = status_pages::read(medium, LOG_MAGIC, "log", store)?.map_err(bad)?;
     let (status, _) = Status::read_from_prefix(&page).expect("a page holds a status");
-    let capacity = status.capacity.get();
-    let needed = LOG_DATA + capacity;
-    let held = medium.len().map_err(|e| MediaError::new("measure the log", medium, 0, e))?;
-    if capacity < LOG_BYTES_MIN || status.forced.get() < status.head.get() {
+    let (capacity, head, forced) = (status.capacity.get(), status.head.get(), status.forced.get());
+    let sound = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&capacity)
+        && capacity.is_multiple_of(BLOCK as u64)
+        && [head, forced, status.opened.get()]
+            .iter()
+            .all(|at| *at <= LSN_MAX && at.is_multiple_of(ALIGN as u64))
+        && (head..=head + capacity).contains(&forced)
+        && status.opened.get() <= head + capacity
+        && status.incarnation.get() < u32::MAX;
+    if !sound {
         return Err(bad(Defect::Value("its status page holds impossible values".into())));
     }
+    let needed = LOG_DATA + capacity;
+    let held = medium.len().map_err(|e| MediaError::new("measure the log", medium, 0, e))?;
     if held < needed {
         let text = format!("it is {held} bytes long and must be {needed}: the file was cut off");
         return Err(bad(Defect::Value(text)));
@@ -94,8 +106,8 @@ pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, Lo
 }
 
 impl Log {
-    /// Takes the log up for appending at the end of its image, in a new incarnation that is made durable
-    /// before this returns.
+    /// Takes the log up for appending at the end that a scan has found, in a new incarnation that is made
+    /// durable before this returns; `place` is what the medium says of itself.
     ///
     /// Everything that is not known to be forced is written again first. After a force that failed, or a write
     /// back that did without anybody hearing of it, the system goes on showing what the medium lacks, and a
@@ -104,9 +116,10 @@ impl Log {
         medium: Arc<dyn Medium>,
         store: Id,
         status: Status,
-        image: &Image,
+        scanned: &Scanned,
+        place: [u64; 2],
     ) -> Result<Log, MediaError> {
-        let (forced, tail) = (image.forced().min(image.tail()), image.tail());
+        let (forced, tail) = (scanned.forced.min(scanned.tail), scanned.tail);
         let incarnation = status.incarnation.get() + u32::from(!planted("incarnation-kept"));
         let log = Log {
             medium,
@@ -121,11 +134,12 @@ impl Log {
                 incarnation: incarnation.into(),
                 clean: instead("clean-kept", 0.into(), status.clean),
                 opened: tail.0.into(),
+                place: place.map(Into::into),
                 ..status
             }),
         };
         if !planted("unforced-not-rewritten") {
-            log.write(forced, image.since(forced))?;
+            log.write_again(forced, tail)?;
         }
         if !planted("status-not-rewritten") {
             // The next status page goes over the twin, which may be the only one on the medium.
@@ -135,6 +149,8 @@ impl Log {
             // Once the status says that this opening began at `tail`, an older record may lie before it that one
             // of those here has overwritten: were these lost then, that one would come up again.
             log.sync("force the log", LOG_DATA)?;
+            // What was written again was read again, perhaps from a medium that never had it.
+            scan::verify(&*log.medium, log.capacity, forced..tail)?;
             log.forced.store(tail.0, Ordering::Release);
         }
         log.write_status(|_| {})?;
@@ -197,6 +213,17 @@ impl Log {
                 let fail = |e| MediaError::new("write the log", &*self.medium, offset, e);
                 self.medium.write_at(part, offset).map_err(fail)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Writes what is there once more.
+    fn write_again(&self, from: Lsn, to: Lsn) -> Result<(), MediaError> {
+        let mut bytes = vec![0; STEP.min(to.0 - from.0) as usize];
+        for at in (from.0..to.0).step_by(STEP as usize) {
+            let part = &mut bytes[..STEP.min(to.0 - at) as usize];
+            read_ring(&*self.medium, self.capacity, Lsn(at), part)?;
+            self.write(Lsn(at), part)?;
         }
         Ok(())
     }
@@ -277,7 +304,9 @@ mod tests {
     use super::*;
     use crate::format::{self, STATUS_AT};
     use crate::record::{self, Kind, RecordPosition};
-    use caliburn_os::medium::{Files, Media};
+    use crate::scan::scan;
+    use caliburn_os::files::Files;
+    use caliburn_os::medium::Media;
     use std::io;
     use std::os::fd::BorrowedFd;
     use std::path::Path;
@@ -372,8 +401,8 @@ mod tests {
         let medium = Arc::new(Forgetful::new(&dir));
         create(&*medium, [7; 16], LOG_BYTES_MIN).unwrap();
         let status = read_status(&*medium, None).unwrap();
-        let (image, _) = Image::scan(&*medium, &status, None, |_| {}).unwrap();
-        let log = Log::open(medium.clone(), [7; 16], status, &image).unwrap();
+        let scanned = scan(&*medium, &status, None, |_| {}).unwrap();
+        let log = Log::open(medium.clone(), [7; 16], status, &scanned, [0; 2]).unwrap();
         medium.fails.store(true, std::sync::atomic::Ordering::SeqCst);
         for _ in 0..3 {
             log.advance_head(Lsn(0)).unwrap_err();
@@ -401,9 +430,9 @@ mod tests {
             create(&*medium, store, LOG_BYTES_MIN).unwrap();
             let open = || {
                 let status = read_status(&*medium, Some(&store)).unwrap();
-                let (image, damage) = Image::scan(&*medium, &status, None, |_| {}).unwrap();
-                assert!(damage.is_none(), "{damage:?}");
-                Log::open(medium.clone(), store, status, &image)
+                let scanned = scan(&*medium, &status, None, |_| {}).unwrap();
+                assert!(scanned.damage.is_none(), "{scanned:?}");
+                Log::open(medium.clone(), store, status, &scanned, [0; 2])
             };
             let mut forces = 0;
             let mut live = || -> Result<(), MediaError> {
@@ -429,8 +458,8 @@ mod tests {
             let log = open().unwrap();
             let durable = read_status(&*medium.durable, Some(&store)).unwrap();
             assert_eq!(durable.opened.get(), log.tail().0);
-            let (image, damage) = Image::scan(&*medium.durable, &durable, None, |_| {}).unwrap();
-            assert_eq!((image.tail(), damage.is_none()), (log.tail(), true));
+            let scanned = scan(&*medium.durable, &durable, None, |_| {}).unwrap();
+            assert_eq!((scanned.tail, scanned.damage.is_none()), (log.tail(), true));
         }
     }
 }

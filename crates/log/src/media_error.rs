@@ -26,6 +26,11 @@ impl MediaError {
     pub fn new(action: &'static str, medium: &dyn Medium, offset: u64, source: io::Error) -> MediaError {
         MediaError { action, path: medium.path().to_owned(), offset, source: Arc::new(source) }
     }
+
+    /// A failure that met a name rather than what it names.
+    pub fn of_name(action: &'static str, path: PathBuf, source: io::Error) -> MediaError {
+        MediaError { action, path, offset: 0, source: Arc::new(source) }
+    }
 }
 
 /// One force of a medium at a time; after one that failed, what the kernel has dropped is unknown, and no

@@ -112,6 +112,11 @@ impl<'a> Ranges<'a> {
     pub fn of(body: &'a [u8]) -> Ranges<'a> {
         Ranges { rest: body }
     }
+
+    /// Bytes of the body that were not passed yet.
+    pub fn left(&self) -> usize {
+        self.rest.len()
+    }
 }
 
 impl<'a> Iterator for Ranges<'a> {
@@ -212,6 +217,27 @@ pub fn encode(out: &mut Vec<u8>, kind: Kind, place: RecordPosition, prefix: &[u8
     out[start..start + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
+/// Makes a whole record around `ranges` that stand in `buffer`, with room for the trailer behind them and for the
+/// rest before. Returns where the record lies.
+pub fn encode_around(
+    buffer: &mut [u8],
+    ranges: std::ops::Range<usize>,
+    kind: Kind,
+    place: RecordPosition,
+    prefix: &[u8],
+) -> std::ops::Range<usize> {
+    let frame = Frame::new(kind, place, prefix.len() + ranges.len());
+    let (header, trailer) = (frame.header.as_bytes(), frame.trailer.as_bytes());
+    let body = ranges.start - prefix.len()..ranges.end;
+    let record = body.start - header.len()..body.end + trailer.len();
+    buffer[record.start..body.start].copy_from_slice(header);
+    buffer[body.start..ranges.start].copy_from_slice(prefix);
+    buffer[body.end..record.end].copy_from_slice(trailer);
+    let crc = crc32c::crc32c(&buffer[record.start + 4..record.end]);
+    buffer[record.start..][..4].copy_from_slice(&crc.to_le_bytes());
+    record
+}
+
 /// The CRC-32C that [`Frame::finish`] wants of a body.
 pub fn body_crc(body: &[u8]) -> u32 {
     crc32c::crc32c(body)
@@ -225,6 +251,11 @@ pub fn peel(bytes: &[u8]) -> Option<(Kind, usize, &[u8])> {
     let kind = Kind::from_byte(header.kind)?;
     let (_, _, ranges) = split_prefix(kind, rest.get(..len.checked_sub(FRAME)?)?)?;
     Some((kind, len, ranges))
+}
+
+/// Where the ranges stand in a record of `len` bytes: [`peel`] gives both.
+pub fn body_at(len: usize, ranges: &[u8]) -> usize {
+    len - size_of::<Trailer>() - ranges.len()
 }
 
 /// What [`decode`] made of the bytes at a position.
@@ -242,12 +273,8 @@ pub enum Decoded<'a> {
 /// before, `longest` the most that a record can take.
 pub fn decode(bytes: &[u8], lsn: Lsn, incarnation: u32, longest: u64) -> Decoded<'_> {
     let Ok((header, _)) = RecordHeader::ref_from_prefix(bytes) else { return Decoded::Longer(FRAME as u64) };
-    let len = u64::from(header.units.get()) * ALIGN as u64;
-    let plausible = even_if("position-unchecked", header.lsn == lsn.0)
-        && even_if("incarnation-unchecked", header.incarnation.get() >= incarnation)
-        && header.reserved == [0; 3]
-        && (FRAME as u64..=longest).contains(&len);
-    let Some(kind) = Kind::from_byte(header.kind).filter(|_| plausible) else { return Decoded::Invalid };
+    let Some(len) = plausible_len(bytes, lsn, incarnation, longest) else { return Decoded::Invalid };
+    let Some(kind) = Kind::from_byte(header.kind) else { return Decoded::Invalid };
     let Some(whole) = bytes.get(..len as usize) else { return Decoded::Longer(len) };
     if unless("record-sum-unchecked", crc32c::crc32c(&whole[4..]) != header.crc.get()) {
         return Decoded::Invalid;
@@ -258,18 +285,35 @@ pub fn decode(bytes: &[u8], lsn: Lsn, incarnation: u32, longest: u64) -> Decoded
     if trailer.units != header.units || !well_formed(ranges) {
         return Decoded::Invalid;
     }
-    let unforced = u64::from(trailer.unforced.get()) * ALIGN as u64;
     Decoded::Valid(Record {
         lsn,
         kind,
         time: header.time.get(),
         incarnation: header.incarnation.get(),
-        forced: Lsn(if trailer.unforced == u32::MAX { 0 } else { lsn.0.saturating_sub(unforced) }),
+        forced: said_forced(lsn, trailer),
         transactions,
         global_id,
         ranges,
         len,
     })
+}
+
+/// How long the record is that may stand at `lsn`, by its header: see [`decode`].
+pub(crate) fn plausible_len(bytes: &[u8], lsn: Lsn, incarnation: u32, longest: u64) -> Option<u64> {
+    let (header, _) = RecordHeader::ref_from_prefix(bytes).ok()?;
+    let len = u64::from(header.units.get()) * ALIGN as u64;
+    let plausible = even_if("position-unchecked", header.lsn == lsn.0)
+        && even_if("incarnation-unchecked", header.incarnation.get() >= incarnation)
+        && header.reserved == [0; 3]
+        && Kind::from_byte(header.kind).is_some()
+        && (FRAME as u64..=longest).contains(&len);
+    plausible.then_some(len)
+}
+
+/// How far the log was forced when the record at `lsn` was written.
+pub(crate) fn said_forced(lsn: Lsn, trailer: &Trailer) -> Lsn {
+    let unforced = u64::from(trailer.unforced.get()) * ALIGN as u64;
+    Lsn(if trailer.unforced == u32::MAX { 0 } else { lsn.0.saturating_sub(unforced) })
 }
 
 fn split_prefix(kind: Kind, body: &[u8]) -> Option<(u64, &[u8], &[u8])> {

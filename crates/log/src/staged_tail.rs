@@ -2,8 +2,8 @@
 //! log ends. Recovery reads it, `check` too; nobody has it mapped.
 
 use crate::format::{
-    self, BLOCK, CHUNK_HEAD, Defect, Lsn, STAGE_BOOT, STAGE_CACHES, STAGE_CHECKPOINT, STAGE_CURRENT,
-    STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, StageHeader, StagedHeader,
+    self, ALIGN, BLOCK, CHUNK_HEAD, COUNT_MAX, Defect, LSN_MAX, Lsn, STAGE_BOOT, STAGE_CACHES,
+    STAGE_CHECKPOINT, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, StageHeader, StagedHeader,
 };
 use crate::media_error::MediaError;
 use crate::record::well_formed;
@@ -84,28 +84,37 @@ pub struct StagedTail {
 impl StagedTail {
     /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
     pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<StagedTail, StageError> {
-        let Some(Header { header, handed_over, appended, checkpoint }) = header(medium, store, boot)? else {
+        let Some(Header { chunk_bytes, handed_over, appended, checkpoint }) = header(medium, store, boot)?
+        else {
             return Ok(StagedTail::default());
         };
         let read = |offset, len| read(medium, offset, len);
         let bad = |offset, defect| bad(medium, offset, defect);
-        let chunk_bytes = header.chunk_bytes.get();
         let mut found = Vec::new();
         let mut last = handed_over;
+        let starts = (0..CHUNKS as u64).map(|chunk| BLOCK as u64 + chunk * chunk_bytes);
         // They are far apart: the disk may read them all at once.
-        let heads =
-            (0..header.chunks.get().min(CHUNKS as u64)).filter_map(|chunk| chunk.checked_mul(chunk_bytes));
-        heads.for_each(|at| medium.will_need(at.saturating_add(BLOCK as u64), CHUNK_HEAD as u64));
-        for chunk in 0..header.chunks.get() {
-            let start = BLOCK as u64 + chunk * chunk_bytes;
+        starts.clone().for_each(|at| medium.will_need(at, CHUNK_HEAD as u64));
+        let (mut chunks, mut all) = (Vec::with_capacity(CHUNKS), 0);
+        for start in starts {
             let published = u64::from_ne_bytes(read(start, 8)?.try_into().expect("eight bytes"));
             if published > chunk_bytes - CHUNK_HEAD as u64 {
                 return Err(bad(start, Defect::Value("a chunk claims more bytes than it has".into())));
             }
+            all += published;
+            chunks.push((start, published));
+        }
+        if !medium.may_hold(all) {
+            return Err(bad(
+                BLOCK as u64,
+                Defect::Value(format!("its chunks claim {all} bytes, nearly all holes")),
+            ));
+        }
+        for (start, published) in chunks {
             let bytes = read(start + CHUNK_HEAD as u64, published as usize)?;
             let mut at = 0;
             while let Some((staged, next)) = staged_at(&bytes, at) {
-                if !well_formed(staged.body) {
+                if !well_formed(staged.body) || !(1..COUNT_MAX).contains(&staged.stamp) {
                     let offset = start + (CHUNK_HEAD + at) as u64;
                     return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
                 }
@@ -120,7 +129,7 @@ impl StagedTail {
                 return Err(bad(offset, Defect::Value("a staged record is malformed".into())));
             }
         }
-        if !planted("leftovers-unsorted") {
+        if !planted("staged-unsorted") {
             found.sort_by_key(|(stamp, _)| *stamp);
         }
         let path = medium.path().to_owned();
@@ -132,10 +141,10 @@ impl StagedTail {
         Some(self.checkpoint.map_or(Lsn(0), |checkpoint| checkpoint.before)..self.appended?)
     }
 
-    /// Refuses a stage whose frontier lies before what its log says was forced ([`Image::forced`]). A process that
+    /// Refuses a stage whose frontier lies before what its log says was forced ([`Scanned::forced`]). A process that
     /// dies leaves none such; a medium that lost what was in the page cache, without a reboot, does.
     ///
-    /// [`Image::forced`]: crate::image::Image::forced
+    /// [`Scanned::forced`]: crate::scan::Scanned::forced
     pub fn not_older_than(&self, forced: Lsn) -> Result<(), StageError> {
         let Some(end) = self.appended.filter(|end| *end < forced) else { return Ok(()) };
         let text = format!(
@@ -165,7 +174,7 @@ fn read(medium: &dyn Medium, offset: u64, len: usize) -> Result<Vec<u8>, StageEr
 
 /// The first block of a stage of this boot.
 struct Header {
-    header: StageHeader,
+    chunk_bytes: u64,
     handed_over: u64,
     appended: Lsn,
     checkpoint: Option<Checkpoint>,
@@ -194,11 +203,26 @@ fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, 
         Ok(_) if !ours => return Ok(None),
         Ok(_) => {}
     }
+    let impossible = |text: &str| Defect::Value(text.to_owned());
+    let (chunks, chunk_bytes) = (header.chunks.get(), header.chunk_bytes.get());
+    let bounds = BLOCK as u64..=STAGE_BYTES_MAX / CHUNKS as u64;
+    if chunks != CHUNKS as u64 || !bounds.contains(&chunk_bytes) || !chunk_bytes.is_multiple_of(ALIGN as u64)
+    {
+        return Err(bad(medium, 0, impossible("its header holds impossible values")));
+    }
     let (handed_over, appended) = frontier(&block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
     let checkpoint =
         Checkpoint { before: Lsn(word(&block, STAGE_CHECKPOINT)), caches: word(&block, STAGE_CACHES) };
+    let is_position = |at: Lsn| at.0 <= LSN_MAX && at.0.is_multiple_of(ALIGN as u64);
+    if handed_over > COUNT_MAX || !is_position(appended) || !is_position(checkpoint.before) {
+        return Err(bad(
+            medium,
+            STAGE_CURRENT as u64,
+            impossible("its frontier or its checkpoint is nowhere"),
+        ));
+    }
     Ok(Some(Header {
-        header,
+        chunk_bytes,
         handed_over,
         appended,
         checkpoint: (checkpoint.before > Lsn(0)).then_some(checkpoint),

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a page is written only while its twin is durable.
 
-use crate::format::{self, BLOCK, Defect, STATUS_AT};
+use crate::format::{self, BLOCK, COUNT_MAX, Defect, STATUS_AT};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use std::io;
@@ -15,6 +15,13 @@ const GENERATION: usize = size_of::<format::Preamble>();
 
 fn generation(page: &[u8]) -> u64 {
     u64::from_le_bytes(page[GENERATION..GENERATION + 8].try_into().expect("eight bytes"))
+}
+
+fn countable(generation: u64) -> Result<(), Defect> {
+    match generation {
+        ..COUNT_MAX => Ok(()),
+        _ => Err(Defect::Value("its status page was written impossibly often".into())),
+    }
 }
 
 /// Reads the page that counts; if neither is valid, what the better one says. `store` is compared if known.
@@ -37,9 +44,10 @@ pub fn read(
             }
             Err(error) => return Err(MediaError::new("read the status", medium, at, error)),
         }
-        match format::unseal(&page, magic, what, store) {
-            Ok(_) if best.as_ref().is_some_and(|best| generation(best) >= generation(&page)) => {}
-            Ok(_) => best = Some(page),
+        let sealed = format::unseal(&page, magic, what, store);
+        match sealed.and_then(|_| countable(generation(&page))) {
+            Ok(()) if best.as_ref().is_some_and(|best| generation(best) >= generation(&page)) => {}
+            Ok(()) => best = Some(page),
             Err(defect) => defects.push(defect),
         }
     }

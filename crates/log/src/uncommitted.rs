@@ -4,7 +4,8 @@
 //! something in the boot that wrote them alone. In persistent memory the ranges are sealed, and outlive it.
 
 use crate::format::{
-    Defect, UNDO_COUNT, UNDO_DATA, UNDO_FIRST, UNDO_FURTHER, UNDO_HEAD, UNDO_MAGIC, UNDO_OWNER, UndoStatus,
+    ALIGN, Defect, UNDO_COUNT, UNDO_DATA, UNDO_FIRST, UNDO_FURTHER, UNDO_HEAD, UNDO_MAGIC, UNDO_OWNER,
+    UndoStatus,
 };
 use crate::media_error::MediaError;
 use crate::record::{Range, Ranges, push_range, well_formed};
@@ -24,6 +25,9 @@ pub const DAMAGED: u32 = 2;
 
 /// Bytes of a chunk; few where crashes are simulated, so that logs outgrow them.
 pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 10 };
+
+/// Most bytes of one.
+const CHUNK_BYTES_MAX: usize = 16 << 20;
 
 /// Why undo logs cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -131,8 +135,8 @@ impl Found {
             return Err(bad(medium, 0, text));
         }
         let chunk_bytes = found.status.chunk_bytes.get() as usize;
-        if chunk_bytes <= UNDO_HEAD {
-            return Err(bad(medium, 0, "its chunks have no bytes"));
+        if !(UNDO_HEAD * 2..=CHUNK_BYTES_MAX).contains(&chunk_bytes) || !chunk_bytes.is_multiple_of(ALIGN) {
+            return Err(bad(medium, 0, "its chunks have impossibly few bytes, or many"));
         }
         let generation = found.sealed().then(|| found.status.generation.get());
         found.uncommitted = read_logs(medium, len, chunk_bytes, generation)?;
@@ -181,9 +185,19 @@ fn read_logs(
     if (len - UNDO_DATA) / (chunk_bytes as u64) < made {
         return Err(bad(medium, len, &format!("the file must hold {made} chunks: it was cut off")));
     }
-    let mut chunks = BTreeMap::new();
-    for number in 0..made {
+    if made > u64::from(u32::MAX) {
+        return Err(bad(medium, UNDO_COUNT, "it claims more chunks than can be numbered"));
+    }
+    let mut chunks = Chunks::new();
+    let mut number = 0;
+    while number < made {
         let offset = UNDO_DATA + number * chunk_bytes as u64;
+        // What is in a hole was never written to.
+        let next = medium.next_data(offset).map_or(made, |at| (at - UNDO_DATA) / chunk_bytes as u64);
+        if next > number {
+            number = next;
+            continue;
+        }
         let used = match generation {
             None => read_chunk(medium, offset, chunk_bytes)?,
             Some(generation) => read_sealed(medium, offset, chunk_bytes, generation, number as u32)?,
@@ -191,17 +205,20 @@ fn read_logs(
         if let Some(used) = used {
             chunks.insert(number, used);
         }
+        number += 1;
     }
     let low = |word: u64| word & u64::from(u32::MAX);
+    let depths = depths(medium, &chunks)?;
+    // One that was taken and never written to says nothing.
+    let mut further: BTreeMap<u64, Vec<&Used>> = BTreeMap::new();
+    for chunk in chunks.values().filter(|c| low(c.words[2]) > 0) {
+        further.entry(chunk.words[1]).or_default().push(chunk);
+    }
     let mut found = Vec::new();
     for (number, first) in chunks.iter().filter(|(_, c)| low(c.words[0]) > 0) {
         let owner = (number + 1) << 32 | first.words[0] >> 32;
-        let depth = depth(&chunks, first)
-            .ok_or_else(|| bad(medium, first.offset, "an undo log says that it is a branch of itself"))?;
-        let mut further: Vec<&Used> = chunks.values().filter(|c| c.words[1] == owner).collect();
+        let mut further = further.remove(&owner).unwrap_or_default();
         further.sort_by_key(|c| c.words[2] >> 32);
-        // One that was taken and never written to says nothing.
-        further.retain(|c| low(c.words[2]) > 0);
         if further.iter().enumerate().any(|(i, c)| c.words[2] >> 32 != i as u64 + 1) {
             return Err(bad(medium, first.offset, "an undo log lacks one of its chunks"));
         }
@@ -213,7 +230,7 @@ fn read_logs(
         for chunk in further {
             all.push(take(chunk, low(chunk.words[2]))?);
         }
-        found.push(Uncommitted { offset: first.offset, depth, chunks: all });
+        found.push(Uncommitted { offset: first.offset, depth: depths[number], chunks: all });
     }
     if !planted("branches-in-any-order") {
         found.sort_by_key(|log| std::cmp::Reverse(log.depth));
@@ -221,18 +238,31 @@ fn read_logs(
     Ok(found)
 }
 
-/// How many logs the one that begins with this chunk is a branch of. None if they go round in a circle.
-fn depth(chunks: &BTreeMap<u64, Used>, first: &Used) -> Option<usize> {
-    let (mut depth, mut owner) = (0, first.words[1]);
-    while let Some(parent) =
-        chunks.get(&(owner >> 32).wrapping_sub(1)).filter(|c| c.words[0] >> 32 == owner & u64::from(u32::MAX))
-    {
-        (depth, owner) = (depth + 1, parent.words[1]);
-        if depth > chunks.len() {
-            return None;
+/// Those in use, by number.
+type Chunks = BTreeMap<u64, Used>;
+
+/// How many logs each log is a branch of, by the number of its first chunk. Refused if they go round in a circle.
+fn depths(medium: &dyn Medium, chunks: &Chunks) -> Result<BTreeMap<u64, usize>, UndoError> {
+    let parent = |chunk: &Used| {
+        let owner = chunk.words[1];
+        let number = (owner >> 32).wrapping_sub(1);
+        chunks.get(&number).filter(|c| c.words[0] >> 32 == owner & u64::from(u32::MAX)).map(|_| number)
+    };
+    let mut depths: BTreeMap<u64, usize> = BTreeMap::new();
+    for (number, chunk) in chunks.iter().filter(|(_, c)| c.words[0] as u32 > 0) {
+        // Up to one whose depth is known, or that is no branch, and back.
+        let (mut path, mut above) = (vec![*number], parent(chunk));
+        while let Some(parent_number) = above.filter(|parent| !depths.contains_key(parent)) {
+            if path.len() > chunks.len() {
+                return Err(bad(medium, chunk.offset, "an undo log says that it is a branch of itself"));
+            }
+            path.push(parent_number);
+            above = parent(&chunks[&parent_number]);
         }
+        let first = above.map_or(0, |above| depths[&above] + 1);
+        depths.extend(path.into_iter().rev().zip(first..));
     }
-    Some(depth)
+    Ok(depths)
 }
 
 fn read_chunk(medium: &dyn Medium, offset: u64, chunk_bytes: usize) -> Result<Option<Used>, UndoError> {

@@ -25,7 +25,8 @@ const LEAP: u64 = 1 << 52;
 impl Clock {
     /// A clock whose stamps are all greater than `floor`, a stamp of the same boot.
     pub fn after(floor: u64) -> Clock {
-        let hardware = hardware_usable() && hardware_now() > floor;
+        // Beyond that recovery takes no stamp for one; a counter of our own begins at 1.
+        let hardware = hardware_usable() && (floor + 1..1 << 60).contains(&hardware_now());
         Clock { hardware: AtomicBool::new(hardware), counter: AtomicU64::new(floor + 1) }
     }
 

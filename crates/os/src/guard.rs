@@ -190,21 +190,24 @@ impl Drop for Named {
     }
 }
 
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+/// A store that a protection forbids, and an access to what a file has no more.
+const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// Takes the signal over, for good; what is not ours goes to the handler that had it.
+static BEFORE: OnceLock<[libc::sigaction; 2]> = OnceLock::new();
+
+/// Takes the signals over, for good; what is not ours goes to the handlers that had them.
 fn install() {
     BEFORE.get_or_init(|| {
         // SAFETY: both structures are plain integers, zero is valid for them; the handler does only what a
         // handler may: it reads atomics, writes to a descriptor, and sets an action.
-        unsafe {
+        SIGNALS.map(|signal| unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_fault as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            libc::sigaction(libc::SIGSEGV, &action, &mut before);
+            libc::sigaction(signal, &action, &mut before);
             before
-        }
+        })
     });
 }
 
@@ -213,17 +216,22 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     let (address, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
     const ACCESS: libc::c_int = 2;
     const KEY: libc::c_int = 4;
-    if code == ACCESS || code == KEY {
+    let (stored, gone) = match signal {
+        libc::SIGBUS => (false, code == libc::BUS_ADRERR),
+        _ => (code == ACCESS || code == KEY, false),
+    };
+    if stored || gone {
         for known in &LIST {
             let (base, len) = (known.base.load(Ordering::SeqCst), known.len.load(Ordering::SeqCst));
             if base > FILLING && address >= base && address - base < len {
-                tell(known, address, known.start.load(Ordering::SeqCst) + (address - base) as u64);
+                tell(known, address, known.start.load(Ordering::SeqCst) + (address - base) as u64, gone);
                 restore_default(signal);
                 return;
             }
         }
     }
-    let Some(before) = BEFORE.get() else { return restore_default(signal) };
+    let before = BEFORE.get().zip(SIGNALS.iter().position(|ours| *ours == signal));
+    let Some(before) = before.map(|(before, number)| before[number]) else { return restore_default(signal) };
     match before.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => restore_default(signal),
         // SAFETY: this is the handler that was there, called as the kernel would have called it.
@@ -247,7 +255,7 @@ fn restore_default(signal: libc::c_int) {
 }
 
 /// A line on standard error, without allocating.
-fn tell(known: &Known, address: usize, offset: u64) {
+fn tell(known: &Known, address: usize, offset: u64, gone: bool) {
     let mut line = [0u8; 256];
     let mut len = 0;
     let mut put = |text: &[u8]| {
@@ -256,7 +264,10 @@ fn tell(known: &Known, address: usize, offset: u64) {
         line[len..len + part.len()].copy_from_slice(part);
         len += part.len();
     };
-    put(b"caliburn: store outside of a transaction's declared ranges: segment \"");
+    put(match gone {
+        true => &b"caliburn: memory that its file does not have any more: segment \""[..],
+        false => &b"caliburn: store outside of a transaction's declared ranges: segment \""[..],
+    });
     for place in &known.name {
         match place.load(Ordering::SeqCst) {
             0 => break,
@@ -268,7 +279,10 @@ fn tell(known: &Known, address: usize, offset: u64) {
     put(number(offset, 10, &mut digits));
     put(b" (address 0x");
     put(number(address as u64, 16, &mut digits));
-    put(b"): protected by Options::guard\n");
+    put(match gone {
+        true => &b"): the file was cut off, or its medium has failed\n"[..],
+        false => &b"): protected by Options::guard\n"[..],
+    });
     // SAFETY: the bytes are ours; a failure is of no consequence.
     unsafe { libc::write(2, line.as_ptr().cast(), len) };
 }

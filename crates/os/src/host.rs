@@ -1,10 +1,11 @@
 //! Identity: of this boot, of a new store, and of the process that holds a store open.
 
+use crate::names::LockFile;
+use rustix::fs::FlockOperation;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 
 /// A 128-bit identifier: of a boot or of a store.
 pub type Id = [u8; 16];
@@ -60,7 +61,7 @@ impl Drop for Locked {
     fn drop(&mut self) {
         if self.process == std::process::id() {
             // Closing unlocks it, too, when this fails.
-            let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
+            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
         }
     }
 }
@@ -80,44 +81,71 @@ impl Lock {
         Lock { _held: Box::new(held) }
     }
 
-    /// Takes the lock at once or says who has it.
-    pub fn exclusive(path: &Path) -> Result<Lock, LockError> {
-        let identity = |m: std::fs::Metadata| (m.dev(), m.ino());
+    /// Takes the lock at once or says who has it: shared with other readers, writing nothing, or alone.
+    pub(crate) fn take(lock: &LockFile<'_>, shared: bool) -> Result<Lock, LockError> {
+        if shared {
+            let file = lock.open(false).map_err(LockError::Io)?;
+            return flock(file, FlockOperation::NonBlockingLockShared).map(Locked::held);
+        }
         let file = loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-            let file = Lock::take(
-                file.map_err(LockError::Io)?,
-                rustix::fs::FlockOperation::NonBlockingLockExclusive,
-            )?;
+            let file = lock.open(true).map_err(LockError::Io)?;
+            let file = flock(file, FlockOperation::NonBlockingLockExclusive)?;
             // The file may have been removed between opening and locking it: then the lock is on nothing.
-            let ours = file.metadata().map(identity).map_err(LockError::Io)?;
-            if std::fs::metadata(path).is_ok_and(|m| identity(m) == ours) {
+            if lock.names(&file).map_err(LockError::Io)? {
                 break file;
             }
         };
+        refuse_foreign(&file).map_err(LockError::Io)?;
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-        let text = format!("process {} ({})\n", std::process::id(), name.trim());
+        let text = format!("{HOLDER}{} ({})\n", std::process::id(), name.trim());
         // The text is for people; the lock is the kernel's. Failing to write it is no reason to fail.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
         Ok(Locked::held(file))
     }
+}
 
-    /// Takes the lock shared with other readers, writing nothing.
-    pub fn shared(path: &Path) -> Result<Lock, LockError> {
-        let file = File::open(path).map_err(LockError::Io)?;
-        Lock::take(file, rustix::fs::FlockOperation::NonBlockingLockShared).map(Locked::held)
+impl Lock {
+    /// A lock on a file, or a directory, itself.
+    pub(crate) fn of_file(file: File, shared: bool) -> Result<Lock, LockError> {
+        let alone = FlockOperation::NonBlockingLockExclusive;
+        let operation = if shared { FlockOperation::NonBlockingLockShared } else { alone };
+        flock(file, operation).map(Locked::held)
     }
 
-    fn take(file: File, operation: rustix::fs::FlockOperation) -> Result<File, LockError> {
-        match rustix::fs::flock(&file, operation) {
-            Ok(()) => Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut text = vec![0; 256];
-                let read = file.read_at(&mut text, 0).unwrap_or(0);
-                let holder = String::from_utf8_lossy(&text[..read]).trim().to_owned();
-                Err(LockError::Held(if holder.is_empty() { "another process".into() } else { holder }))
-            }
-            Err(errno) => Err(LockError::Io(errno.into())),
+    /// This lock and one on a directory, where the file system has locks on directories.
+    pub(crate) fn with(self, directory: io::Result<File>, shared: bool) -> Result<Lock, LockError> {
+        match Lock::of_file(directory.map_err(LockError::Io)?, shared) {
+            Ok(other) => Ok(Lock::of((self, other))),
+            Err(LockError::Io(_)) => Ok(self),
+            Err(held) => Err(held),
         }
     }
+}
+
+/// How the text in a lock begins.
+const HOLDER: &str = "process ";
+
+fn flock(file: File, operation: FlockOperation) -> Result<File, LockError> {
+    match rustix::fs::flock(&file, operation) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut text = vec![0; 256];
+            let read = file.read_at(&mut text, 0).unwrap_or(0);
+            // Somebody else may have written it: no control characters, which a terminal would obey.
+            let text = String::from_utf8_lossy(&text[..read]).trim().replace(char::is_control, "?");
+            Err(LockError::Held(if text.is_empty() { "another process".into() } else { text }))
+        }
+        Err(errno) => Err(LockError::Io(errno.into())),
+    }
+}
+
+/// Refuses to write over what is no lock's text: some user's file of that name.
+fn refuse_foreign(file: &File) -> io::Result<()> {
+    let mut text = vec![0; HOLDER.len()];
+    let read = file.read_at(&mut text, 0)?;
+    if read == 0 || text[..read] == HOLDER.as_bytes()[..read] {
+        return Ok(());
+    }
+    let text = "the file holds something else than the text of a lock; move it away if it is not yours";
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
 }

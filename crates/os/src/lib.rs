@@ -4,6 +4,8 @@
 //! | module | noun |
 //! |---|---|
 //! | [`medium`] | the one seam to storage: `read_at`, `write_at`, `sync`, `set_len`, and directories |
+//! | [`files`] | files and devices of the running system behind that seam; a directory that is held |
+//! | [`mappings`] | how many of them a process may have |
 //! | [`map`] | address space: reservations, private and shared file mappings |
 //! | [`guard`] | write protection, and the message when it is met |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
@@ -24,11 +26,14 @@ compile_error!("Caliburn's formats are little-endian, and so must the machine be
 pub mod barrier;
 pub mod clock;
 pub mod event;
+pub mod files;
 pub mod guard;
 pub mod host;
 pub mod map;
+pub mod mappings;
 pub mod medium;
 pub mod memory;
+mod names;
 pub mod ordinal;
 pub mod persist;
 pub mod simulated;

@@ -259,6 +259,82 @@ impl std::ops::DerefMut for Buffer {
     }
 }
 
+/// Part of a ring that a file holds, in one piece and for reading. It takes no memory but the file's own cache; a
+/// copy where pages are no part of the ring.
+#[derive(Debug)]
+pub enum View {
+    /// Mapped: where the part begins in it, and how long it is.
+    Mapped(Reservation, usize, usize),
+    /// Copied.
+    Copied(Buffer),
+}
+
+impl Default for View {
+    fn default() -> View {
+        View::Copied(Buffer::default())
+    }
+}
+
+impl View {
+    /// Maps `len` bytes from `at` of a ring of `capacity` bytes, which begins at `base` of a file.
+    ///
+    /// # Safety
+    /// The file must have the whole ring, and as long as the view lives nothing may change in that part of it.
+    pub unsafe fn of_ring(
+        file: BorrowedFd<'_>,
+        base: u64,
+        capacity: u64,
+        at: u64,
+        len: u64,
+    ) -> io::Result<View> {
+        assert!(at < capacity && len <= capacity, "a part of the ring");
+        let page = page_size() as u64;
+        if len == 0 || !base.is_multiple_of(page) || !capacity.is_multiple_of(page) {
+            return View::copied(file, base, capacity, at, len);
+        }
+        let first = at / page * page;
+        let start = (at - first) as usize;
+        let total = (start as u64 + len).next_multiple_of(page);
+        let map = Reservation::new(total as usize, None)?;
+        let before = total.min(capacity - first);
+        for (to, len, offset) in [(0, before, first), (before, total - before, 0)] {
+            if len > 0 {
+                // SAFETY: the reservation is new; the file is the caller's word.
+                unsafe { map.map_private(to as usize, len as usize, file, base + offset, false) }?;
+            }
+        }
+        Ok(View::Mapped(map, start, len as usize))
+    }
+
+    fn copied(file: BorrowedFd<'_>, base: u64, capacity: u64, at: u64, len: u64) -> io::Result<View> {
+        let mut buffer = Buffer::new(len as usize)?;
+        let mut done = 0;
+        while done < len {
+            let place = (at + done) % capacity;
+            let part = (len - done).min(capacity - place) as usize;
+            match rustix::io::pread(file, &mut buffer[done as usize..][..part], base + place)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => done += read as u64,
+            }
+        }
+        Ok(View::Copied(buffer))
+    }
+}
+
+impl std::ops::Deref for View {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            // SAFETY: `start + len` bytes are mapped and readable, and nobody changes them (`View::of_ring`).
+            View::Mapped(map, start, len) => unsafe {
+                std::slice::from_raw_parts(map.base().as_ptr().add(*start), *len)
+            },
+            View::Copied(buffer) => buffer,
+        }
+    }
+}
+
 /// Drops the private copies of whole pages: the next access shows the file again.
 ///
 /// # Safety
@@ -303,7 +379,8 @@ pub unsafe fn protect_read_only(start: *mut u8, len: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::medium::{Files, Media};
+    use crate::files::Files;
+    use crate::medium::Media;
 
     #[test]
     fn a_taken_address_is_refused_and_left_alone() {
@@ -328,6 +405,26 @@ mod tests {
             drop(Reservation::new(page_size(), Some(behind)).unwrap());
         }
         assert_eq!(Reservation::congruent(page_size(), 65536).unwrap().len(), page_size());
+    }
+
+    #[test]
+    fn a_ring_is_seen_in_one_piece_from_anywhere() {
+        let (dir, page) = (tempfile::tempdir().unwrap(), page_size() as u64);
+        let (base, capacity) = (16 * page, 4 * page);
+        let medium = Files.create(&dir.path().join("f")).unwrap();
+        let ring: Vec<u8> = (0..capacity).map(|i| (i % 251) as u8).collect();
+        medium.set_len(base + capacity).unwrap();
+        medium.write_at(&ring, base).unwrap();
+        for (at, len) in
+            [(0, capacity), (8, capacity), (capacity - 8, 16), (page, page), (page - 8, 8), (24, 0)]
+        {
+            // SAFETY: the file has the ring, and nobody writes to it.
+            let view = unsafe { View::of_ring(medium.descriptor(), base, capacity, at, len) }.unwrap();
+            let expected: Vec<u8> = (at..at + len).map(|i| ring[(i % capacity) as usize]).collect();
+            assert!(view[..] == expected, "{len} from {at}");
+            let copy = View::copied(medium.descriptor(), base, capacity, at, len).unwrap();
+            assert!(copy[..] == expected, "{len} from {at}");
+        }
     }
 
     #[test]

@@ -101,7 +101,7 @@ mod chosen {
         atomic!(AtomicU32, u32, swap fetch_add fetch_sub fetch_or fetch_and);
         atomic!(AtomicU8, u8, swap);
         atomic!(AtomicU64, u64, swap fetch_add fetch_sub fetch_max fetch_or fetch_and);
-        atomic!(AtomicUsize, usize, swap fetch_add fetch_sub);
+        atomic!(AtomicUsize, usize, swap fetch_add fetch_sub fetch_min);
     }
 }
 

@@ -76,10 +76,6 @@ fn main() {
     let number = |text: &str| text.parse::<u64>().expect("a number");
     let path = std::path::Path::new(store);
     let fails = crash == "f";
-    if path.join("catalog").exists() {
-        let report = expect(caliburn::check(path), "check", fails);
-        assert!(report.is_clean(), "{:?}", report.problems);
-    }
     let mut options = Store::options();
     options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
     match &log[..] {
@@ -87,6 +83,10 @@ fn main() {
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
         device => _ = options.log_path(device),
+    }
+    if path.join("catalog").exists() {
+        let report = expect(options.check(path), "check", fails);
+        assert!(report.is_clean(), "{:?}", report.problems);
     }
     let store = &expect(options.open(path), "open", fails);
     let segment = expect(store.segment_or_create("data", (THREADS * PART) as u64), "segment", fails);

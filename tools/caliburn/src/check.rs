@@ -1,16 +1,20 @@
 //! `check`.
 
+use crate::text::plain;
 use crate::{Failure, OneStore, size};
 use caliburn::heap::{Heap, HeapError};
-use caliburn::{Problem, Report, Store};
+use caliburn::{Problem, Report};
 use serde_json::json;
-use std::path::Path;
 use std::process::ExitCode;
 
 /// Verifies a store; damage makes the exit code 1.
 pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
-    let mut report = caliburn::check(&arguments.store)?;
-    let heaps = if report.is_clean() { check_heaps(&arguments.store, &mut report)? } else { 0 };
+    let mut report = arguments.options().check(&arguments.store)?;
+    let heaps = if report.is_clean() && report.in_use_by.is_none() {
+        check_heaps(arguments, &mut report)?
+    } else {
+        0
+    };
     if arguments.json {
         let problems: Vec<_> = report
             .problems
@@ -19,16 +23,20 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             .collect();
         println!(
             "{}",
-            json!({"store": arguments.store.display().to_string(), "clean": report.is_clean(), "problems": problems, "notes": report.notes, "heaps": heaps,
+            json!({"store": arguments.store.display().to_string(), "clean": report.is_clean(), "in_use_by": report.in_use_by, "problems": problems, "notes": report.notes, "heaps": heaps,
                 "segments": report.segments, "data_bytes": report.data_bytes, "records": report.records,
                 "transactions": report.transactions, "prepared": report.prepared})
         );
     } else {
+        if let Some(holder) = &report.in_use_by {
+            println!("note     in use by {}: verified as far as it does not change meanwhile", plain(holder));
+        }
         for problem in &report.problems {
-            println!("DAMAGED  {}, offset {}: {}", problem.path.display(), problem.offset, problem.text);
+            let (path, text) = (plain(problem.path.display()), plain(&problem.text));
+            println!("DAMAGED  {path}, offset {}: {text}", problem.offset);
         }
         for note in &report.notes {
-            println!("note     {note}");
+            println!("note     {}", plain(note));
         }
         let verdict = if report.is_clean() { "clean" } else { "damaged" };
         println!(
@@ -44,8 +52,8 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
 }
 
 /// Verifies what the heaps in a sound store know of their objects; how many there are.
-fn check_heaps(path: &Path, report: &mut Report) -> Result<usize, Failure> {
-    let store = Store::options().read_only(true).open(path)?;
+fn check_heaps(arguments: &OneStore, report: &mut Report) -> Result<usize, Failure> {
+    let store = arguments.options().read_only(true).open(&arguments.store)?;
     let names: Vec<String> = store.segments().iter().map(|segment| segment.name().to_owned()).collect();
     let is_heap = |name: &&String| names.contains(&format!("{name}.heap"));
     let heaps: Vec<&String> = names.iter().filter(is_heap).collect();
@@ -53,7 +61,7 @@ fn check_heaps(path: &Path, report: &mut Report) -> Result<usize, Failure> {
         match Heap::open(&store, name).and_then(|heap| heap.check()) {
             Ok(()) => {}
             Err(HeapError::Damaged { heap, offset, text }) => report.problems.push(Problem {
-                path: path.join(format!("{heap}.heap")),
+                path: arguments.store.join(format!("{heap}.heap")),
                 offset,
                 text: format!("byte of the segment: {text}"),
             }),

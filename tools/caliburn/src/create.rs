@@ -1,6 +1,6 @@
 //! `create` and `add-segment`.
 
-use crate::{Failure, size};
+use crate::{Failure, Outside, size};
 use caliburn::Store as Opened;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -61,6 +61,8 @@ pub struct Segment {
     /// File or block device for it, in place of a file in the store. What a device held is lost.
     #[arg(long)]
     path: Option<PathBuf>,
+    #[command(flatten)]
+    outside: Outside,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -99,7 +101,7 @@ pub fn store(arguments: &Store) -> Result<ExitCode, Failure> {
 
 /// Adds a segment.
 pub fn segment(arguments: &Segment) -> Result<ExitCode, Failure> {
-    let store = Opened::open(&arguments.store)?;
+    let store = arguments.outside.options().open(&arguments.store)?;
     let segment = match &arguments.path {
         Some(path) => store.create_segment_at(&arguments.name, arguments.bytes, path)?,
         None => store.create_segment(&arguments.name, arguments.bytes)?,

@@ -1,5 +1,6 @@
 //! `info`.
 
+use crate::text::plain;
 use crate::{Failure, OneStore, size};
 use caliburn::{Class, Policy};
 use serde_json::json;
@@ -7,7 +8,7 @@ use std::process::ExitCode;
 
 /// Prints what a store consists of.
 pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
-    let info = caliburn::info(&arguments.store)?;
+    let info = arguments.options().info(&arguments.store)?;
     if arguments.json {
         let segments: Vec<_> = info
             .segments
@@ -18,7 +19,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             })
             .collect();
         let log = info.log.as_ref().map(|log| {
-            json!({"path": log.path.display().to_string(), "bytes": log.capacity, "head": log.head, "forced": log.forced,
+            json!({"path": log.path.display().to_string(), "bytes": log.capacity, "head": log.head, "forced": log.forced, "appended": log.appended,
                 "openings": log.incarnation})
         });
         println!(
@@ -31,7 +32,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     }
     println!("store    {} (format {}, id {})", arguments.store.display(), info.format, info.id);
     match &info.in_use_by {
-        Some(holder) => println!("state    in use by {holder}"),
+        Some(holder) => println!("state    in use by {}", plain(holder)),
         None if info.clean => println!("state    closed in good order"),
         None => println!("state    not closed in good order: the next opening recovers it"),
     }
@@ -39,14 +40,17 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     if let Some(log) = &info.log {
         println!(
             "log      {}, {}, {} openings so far",
-            log.path.display(),
+            plain(log.path.display()),
             size::show(log.capacity),
             log.incarnation
         );
-        println!("         records needed from LSN {}, forced at least to {}", log.head, log.forced);
+        println!(
+            "         records needed from LSN {}, forced at least to {}, written at least to {}",
+            log.head, log.forced, log.appended
+        );
     }
     for s in &info.segments {
-        print!("segment  {:<20} {:>10}  {}", s.name, size::show(s.len), s.path.display());
+        print!("segment  {:<20} {:>10}  {}", s.name, size::show(s.len), plain(s.path.display()));
         println!("{}", if s.address == 0 { String::new() } else { format!("  loaded at {:#x}", s.address) });
     }
     Ok(ExitCode::SUCCESS)

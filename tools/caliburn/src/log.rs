@@ -1,7 +1,7 @@
 //! `log`: RVM's post-mortem tool (RVM, section 6).
 
-use crate::Failure;
-use caliburn::{Event, Filter, History};
+use crate::{Failure, Outside};
+use caliburn::{Event, Filter};
 use clap::Args;
 use serde_json::json;
 use std::fmt::Write;
@@ -45,6 +45,8 @@ pub struct Arguments {
     /// Print the new bytes too.
     #[arg(long)]
     bytes: bool,
+    #[command(flatten)]
+    outside: Outside,
     /// One JSON object per record.
     #[arg(long)]
     json: bool,
@@ -74,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             .then(|| arguments.since.unwrap_or(0)..arguments.until.unwrap_or(u64::MAX)),
         global_id: arguments.global_id.as_ref().map(|id| id.clone().into_bytes()),
     };
-    let history = History::open(&arguments.store)?;
+    let history = arguments.outside.options().history(&arguments.store)?;
     let mut out = std::io::stdout().lock();
     let mut next = 0;
     loop {

@@ -9,8 +9,10 @@ mod rdsinit;
 mod recover;
 mod rvmutl;
 mod size;
+mod text;
 mod words;
 
+use caliburn::Options;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -32,9 +34,39 @@ struct Arguments {
 struct OneStore {
     /// Directory of the store.
     store: PathBuf,
+    #[command(flatten)]
+    outside: Outside,
+    /// The store was copied, or restored, while it was in use: go on with what there is.
+    #[arg(long)]
+    copied: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+impl OneStore {
+    fn options(&self) -> Options {
+        let mut options = self.outside.options();
+        options.copied(self.copied);
+        options
+    }
+}
+
+/// What a store may name outside of its directory.
+#[derive(Args, Debug)]
+struct Outside {
+    /// A file, a device or a directory that the store may name though it is not in its directory: where its log
+    /// or segments are. Can be given several times.
+    #[arg(long = "outside", value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+impl Outside {
+    fn options(&self) -> Options {
+        let mut options = Options::new();
+        self.paths.iter().for_each(|path| _ = options.outside(path));
+        options
+    }
 }
 
 #[derive(Subcommand, Debug)]
@@ -84,7 +116,7 @@ fn main() -> ExitCode {
         Command::Rvmutl(arguments) => rvmutl::run(&arguments),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("caliburn: {error}");
+        eprintln!("caliburn: {}", text::plain(error));
         ExitCode::from(2)
     })
 }

@@ -1,7 +1,6 @@
 //! `recover`.
 
 use crate::{Failure, OneStore};
-use caliburn::Store;
 use serde_json::json;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -9,7 +8,7 @@ use std::time::Instant;
 /// Recovers a store.
 pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     let start = Instant::now();
-    let store = Store::open(&arguments.store)?;
+    let store = arguments.options().open(&arguments.store)?;
     let opened = start.elapsed();
     let (log_used, undecided) = (store.query().log_used, store.prepared().len());
     store.truncate()?;

@@ -3,6 +3,7 @@
 
 use crate::Failure;
 use crate::log::as_text;
+use crate::text::plain;
 use caliburn::{Event, Filter, Guard, History, Options};
 use caliburn_rvm::store_of;
 use clap::Parser;
@@ -105,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 /// Says what went wrong; whether something did.
 fn tell(done: Result<(), Failure>) -> bool {
     if let Err(error) = &done {
-        eprintln!("?  {error}");
+        eprintln!("?  {}", plain(error));
     }
     done.is_err()
 }
@@ -223,13 +224,13 @@ impl Session {
         println!("  transactions:          {transactions}");
         println!("  empty:                 {}", if records.is_empty() { "true" } else { "false" });
         if let Some(holder) = info.in_use_by {
-            println!("  in use by:             {holder}");
+            println!("  in use by:             {}", plain(holder));
         }
         for segment in &info.segments {
             println!(
                 "  segment {:<3}            {}, {} bytes",
                 segment.id,
-                segment.path.display(),
+                plain(segment.path.display()),
                 segment.len
             );
         }
@@ -237,7 +238,10 @@ impl Session {
     }
 
     fn recover(&mut self) -> Result<(), Failure> {
-        let store = Options::new().guard(Guard::Off).declared_only(true).open(store_of(self.log()?))?;
+        let mut options = Options::new();
+        // The log names its segments wherever they are.
+        options.guard(Guard::Off).declared_only(true).outside("/");
+        let store = options.open(store_of(self.log()?))?;
         store.truncate()?;
         Ok(store.close()?)
     }

@@ -141,6 +141,9 @@ typedef struct {
     rvm_bool_t no_copy;      /* leave the memory as it is */
 } rvm_region_t;
 
+/* Programs set it for threads that must not give way within RVM. Here they may: nothing reads it. */
+extern long rvm_no_yield;
+
 /* Starting and stopping. */
 extern rvm_return_t rvm_initialize(const char *rvm_version, rvm_options_t *rvm_options);
 extern rvm_return_t rvm_terminate(void);

@@ -26,6 +26,10 @@ impl Shared {
     #[cold]
     #[inline(never)]
     pub fn undo_all(&self, set: WriteSet<'_>) {
+        if self.storage.is_inherited() {
+            set.suspend();
+            return;
+        }
         if std::thread::panicking() && set.has_branches() {
             // They may still be storing: nobody can tell any more what is to be restored.
             tracing::error!(

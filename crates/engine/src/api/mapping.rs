@@ -5,10 +5,11 @@ use crate::api::shared::Shared;
 use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
-use crate::storage::{entry_of, gate};
+use crate::storage::{Regions, entry_of, gate, meeting};
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::host;
 use caliburn_os::map::Reservation;
+use caliburn_os::mappings;
 use caliburn_os::simulated::unless;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use std::io;
@@ -62,9 +63,7 @@ impl Shared {
             return Err(MapError::Closed);
         }
         let mut regions = self.storage.regions.write().expect("no panic under this lock");
-        if let Some(other) =
-            regions.iter().find(|r| r.segment.id == segment.id && r.start < end && r.end() > start)
-        {
+        if let Some(other) = meeting(&regions, segment.id, start..end) {
             let (mapped_start, mapped_end) = (other.start, other.end());
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
@@ -90,14 +89,14 @@ impl Shared {
         self.map_part(&region, 0, len)?;
         region.reservation.leave(0);
         self.storage.table.put(&region);
-        regions.push(region.clone());
+        regions.insert((region.id, region.start), region.clone());
         Ok(Region { state: region, store: self.clone(), mapped: true })
     }
 
     /// Takes memory of the caller's, who vouched for it.
     fn take_space(
         &self,
-        regions: &[Arc<RegionState>],
+        regions: &Regions,
         segment: &SegmentState,
         address: usize,
         len: usize,
@@ -108,7 +107,7 @@ impl Shared {
             .checked_add(len)
             .filter(|_| address != 0 && address.is_multiple_of(self.storage.page_size));
         let end = end.ok_or_else(taken)?;
-        if regions.iter().any(|r| r.base < end && address < r.base + r.reservation.len()) {
+        if regions.values().any(|r| r.base < end && address < r.base + r.reservation.len()) {
             return Err(taken());
         }
         // SAFETY: a program that asks for memory in place of its own gives it up (`Segment::map_over`).
@@ -125,6 +124,8 @@ impl Shared {
         open_ended: bool,
         (start, address): (u64, Option<usize>),
     ) -> Result<Reservation, MapError> {
+        let refused = |source| MapError::Io { segment: segment.name.clone(), len: len as u64, source };
+        mappings::take().map_err(refused)?;
         let spare = if open_ended {
             (self.storage.reserve_bytes as usize).next_multiple_of(self.storage.page_size)
         } else {
@@ -194,9 +195,8 @@ impl Shared {
                 wanted: len as u64,
             });
         }
-        if let Some(other) =
-            regions.iter().find(|r| r.segment.id == segment.id && r.start >= region.end() && r.start < end)
-        {
+        let beyond = regions.range((region.id, region.end())..(region.id, end.max(region.end()))).next();
+        if let Some((_, other)) = beyond {
             let (mapped_start, mapped_end) = (other.start, other.end());
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
@@ -269,7 +269,7 @@ impl Shared {
         {
             let mut regions = self.storage.regions.write().expect("no panic under this lock");
             self.storage.table.remove(region);
-            regions.retain(|r| !Arc::ptr_eq(r, region));
+            regions.remove(&(region.id, region.start));
         }
         self.policy.unmapped(region, left);
         self.tracked.all(|way| way.unmapped(region, left));

@@ -8,7 +8,7 @@ use crate::storage;
 use crate::storage::directory::{self, CATALOG, LOCK, LOG, STAGE, UNDO};
 use crate::storage::error::OpenError;
 use caliburn_os::host::Lock;
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{planted, unless};
 use std::path::Path;
 
 /// Opens or creates the store as the options say.
@@ -33,6 +33,10 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Shared, OpenError> {
         // this very moment are none.
         directory::only_ours(media, dir).or_else(|error| if there() { Ok(()) } else { Err(error) })?;
     }
+    let mut options = options.clone();
+    options.settings.media = directory::hold(dir, settings)?;
+    let (settings, media) = (&options.settings, &*options.settings.media);
+    let there = || media.exists(&dir.join(CATALOG));
     // What is there is looked at under the lock: another process may be creating or removing it.
     let lock = directory::lock(media, dir, settings.read_only)?;
     let there = there();
@@ -40,9 +44,9 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Shared, OpenError> {
         return Err(OpenError::Exists { path: dir.to_owned() });
     }
     if !there && may_create {
-        create(dir, options, made_dir)?;
+        create(dir, &options, made_dir)?;
     }
-    recover(dir, options, lock)
+    recover(dir, &options, lock)
 }
 
 /// Makes a store. The catalog comes last: without it the directory holds no store, and the files of an
@@ -51,8 +55,9 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
     let media = &*options.settings.media;
     directory::only_ours(media, dir)?;
     let (mut uncatalogued, settings) = (true, &options.settings);
-    let identity = media.random_id().map_err(OpenError::io("draw a random identity for", dir));
-    let done = identity.and_then(|store| {
+    let said = if planted("making-not-said") { Ok(()) } else { directory::begin_making(media, dir) };
+    let identity = || media.random_id().map_err(OpenError::io("draw a random identity for", dir));
+    let done = said.and_then(|()| identity()).and_then(|store| {
         let new = New { dir, settings, store, uncatalogued: &mut uncatalogued };
         table::kind(options.policy).create(new)
     });
@@ -60,6 +65,7 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
         let _ = media.remove(&dir.join(LOG));
         let _ = media.remove(&dir.join(STAGE));
         let _ = media.remove(&dir.join(UNDO));
+        directory::end_making(media, dir);
         if made_dir {
             let _ = media.remove(&dir.join(LOCK));
             let _ = media.remove_directory(dir);
@@ -72,6 +78,9 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
 fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Shared, OpenError> {
     let settings = &options.settings;
     let (media, write) = (&*settings.media, !settings.read_only);
+    if write {
+        directory::end_making(media, dir);
+    }
     if unless("catalog-name-not-forced", write) {
         // A replacement that failed at its end shows a catalog that a power cut may take back.
         media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
@@ -80,7 +89,8 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Shared, OpenErro
     let kind = table::kind_of(dir, &catalog)?;
     let segments = directory::open_segments(media, dir, &catalog, kind.sums(), write)?;
     let wanted = options.tracking();
-    let found = storage::Found { dir: dir.to_owned(), catalog, segments, lock, keys: wanted.keys() };
+    let found =
+        storage::Found { dir: dir.to_owned(), catalog, segments, locks: vec![lock], keys: wanted.keys() };
     let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
     Ok(Shared::new(options, kind.policy(), opened))
 }

@@ -1,7 +1,9 @@
 //! How a store is created and opened (RVM's options and `set_options`).
 
 use crate::api::store::Store;
+use crate::inspect::info::Info;
 use crate::policy::kind::Policy;
+use crate::policy::redo::history::History;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
 use crate::storage::report::Report;
@@ -9,7 +11,7 @@ use crate::storage::settings::Settings;
 use crate::storage::tuning::Tuning;
 use crate::tracking::Wanted;
 use crate::tracking::guard::Guard;
-use caliburn_log::format::{BLOCK, LOG_BYTES_MIN};
+use caliburn_log::format::{BLOCK, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use caliburn_log::staged_tail::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::Media;
 use std::path::Path;
@@ -79,6 +81,30 @@ impl Options {
     /// File or block device for a new store's log. Default: `log` in the store.
     pub fn log_path(&mut self, path: impl AsRef<Path>) -> &mut Options {
         self.settings.log_path = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Lists a file, a block device, or a directory with all that is in it, that the store may name though it is not
+    /// in its directory: a log, a segment on a device, an adopted file. What is not listed is not touched,
+    /// since a store that came from elsewhere can name any file. The path of [`Options::log_path`] is listed,
+    /// and so is each path that a call of [`Store`] is given. Links are followed.
+    pub fn outside(&mut self, path: impl AsRef<Path>) -> &mut Options {
+        self.settings.rules.outside.push(path.as_ref().to_owned());
+        self
+    }
+
+    /// Opens for writing also a store that was copied, or restored from a copy, while it was in use: see
+    /// [`OpenError::Copied`]. With the redo policy all of it is verified before; with the undo policy nothing can
+    /// tell whether it is torn.
+    pub fn copied(&mut self, yes: bool) -> &mut Options {
+        self.settings.copied = yes;
+        self
+    }
+
+    /// Who may read and write the files that are made, as for `chmod`; less what the process's umask takes away.
+    /// Default: the owner alone, `0o600`. The lock is always its owner's alone.
+    pub fn mode(&mut self, mode: u32) -> &mut Options {
+        self.settings.rules.mode = mode & 0o666;
         self
     }
 
@@ -162,13 +188,29 @@ impl Options {
         Store::open_with(path.as_ref(), self)
     }
 
-    /// Verifies the store in directory `path`, as [`check()`](crate::check()) does, on the media of these
-    /// options.
+    /// Verifies the store in directory `path`, as [`check()`](crate::check()) does, as it is to be opened with
+    /// these options.
     ///
     /// # Errors
     /// As [`check()`](crate::check()).
     pub fn check(&self, path: impl AsRef<Path>) -> Result<Report, OpenError> {
-        crate::inspect::check::check_on(&*self.settings.media, path.as_ref())
+        crate::inspect::check::check_with(&self.settings, path.as_ref())
+    }
+
+    /// Describes the store in directory `path`, as [`info()`](crate::info()) does.
+    ///
+    /// # Errors
+    /// As [`info()`](crate::info()).
+    pub fn info(&self, path: impl AsRef<Path>) -> Result<Info, OpenError> {
+        crate::inspect::info::info_with(&self.settings, path.as_ref())
+    }
+
+    /// Opens the log of the store in directory `path` for reading its history, as [`History::open`] does.
+    ///
+    /// # Errors
+    /// As [`History::open`].
+    pub fn history(&self, path: impl AsRef<Path>) -> Result<History, OpenError> {
+        History::open_with(&self.settings, path.as_ref())
     }
 
     /// What is to track changes. Nothing does where there are none.
@@ -182,12 +224,10 @@ impl Options {
 
     fn validate(&self) -> Result<(), OpenError> {
         let bad = |name, value, why: String| Err(OpenError::Option { name, value, why });
-        if self.settings.log_bytes < LOG_BYTES_MIN || !self.settings.log_bytes.is_multiple_of(BLOCK as u64) {
-            return bad(
-                "log_bytes",
-                self.settings.log_bytes,
-                format!("must be a multiple of {BLOCK}, at least {LOG_BYTES_MIN}"),
-            );
+        let log_bytes = self.settings.log_bytes;
+        if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes) || !log_bytes.is_multiple_of(BLOCK as u64) {
+            let why = format!("must be a multiple of {BLOCK}, {LOG_BYTES_MIN} to {LOG_BYTES_MAX}");
+            return bad("log_bytes", log_bytes, why);
         }
         if self.settings.stage_bytes < STAGE_BYTES_MIN || self.settings.stage_bytes > STAGE_BYTES_MAX {
             return bad(

@@ -92,18 +92,19 @@ impl Shared {
     fn declare_and_store(&self, set: &WriteSet<'_>, body: &[u8]) -> Result<(), RangeError> {
         let mut parts = Vec::new();
         for range in Ranges::of(body) {
-            let mut done = 0;
-            while done < range.bytes.len() {
-                let offset = range.offset + done as u64;
-                let Some(region) = self.storage.region_of(range.segment, offset) else {
-                    done += 1;
-                    continue;
-                };
-                let len = (range.bytes.len() - done).min((region.end() - offset) as usize);
-                let at = (offset - region.start) as usize;
+            let (mut offset, end) = (range.offset, range.offset + range.bytes.len() as u64);
+            while let Some(region) = self.storage.region_from(range.segment, offset)
+                && region.start < end
+            {
+                let part = offset.max(region.start)..end.min(region.end());
+                let (at, len) = ((part.start - region.start) as usize, (part.end - part.start) as usize);
                 self.declare_cold(set, &region, at, len)?;
-                parts.push((&range.bytes[done..done + len], region.at(at)));
-                done += len;
+                let from = (part.start - range.offset) as usize;
+                parts.push((&range.bytes[from..from + len], region.at(at)));
+                offset = part.end;
+                if offset == end {
+                    break;
+                }
             }
         }
         let _permit = self.storage.permit();

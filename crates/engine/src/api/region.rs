@@ -48,6 +48,12 @@ impl Region {
         self.state.len()
     }
 
+    /// Bytes that it can [grow](Region::grow) to: address space was kept for so many
+    /// ([`Options::reserve_bytes`](crate::Options::reserve_bytes)).
+    pub fn capacity(&self) -> usize {
+        self.state.reservation.len()
+    }
+
     /// Which bytes of the segment are mapped.
     pub fn range(&self) -> Range<u64> {
         self.state.start..self.state.end()
@@ -161,7 +167,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if !self.mapped {
+        if !self.mapped || self.store.storage.is_inherited() {
             return;
         }
         let done = self.unmap_or_forget(false);

@@ -1,4 +1,5 @@
-//! Stores: a directory with a log, a stage and segments, opened by one process at a time.
+//! Stores: a directory with segments and what their policy keeps beside them (log and stage, or undo logs),
+//! opened by one process at a time.
 
 use crate::api::open;
 use crate::api::options::Options;
@@ -18,7 +19,8 @@ use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::Ordering;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -102,9 +104,19 @@ impl Store {
         path: impl AsRef<Path>,
     ) -> Result<Segment, SegmentError> {
         segment::check_name(name)?;
-        let path = path.as_ref();
-        let fail = |source| SegmentError::Io { action: "resolve", path: path.to_owned(), source };
-        self.create_segment_on(name, len, &std::path::absolute(path).map_err(fail)?)
+        self.create_segment_on(name, len, &self.outside(path.as_ref())?)
+    }
+
+    /// The absolute path of a file that the program names. Those in the store's directory are the store's own.
+    fn outside(&self, path: &Path) -> Result<PathBuf, SegmentError> {
+        let fail = |source| SegmentError::Io { action: "use", path: path.to_owned(), source };
+        let whole = std::path::absolute(path).map_err(fail)?;
+        if self.shared.storage.media.holds(&whole) {
+            let text = "files in the store's directory are the store's own";
+            return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, text)));
+        }
+        self.shared.storage.media.list_outside(&whole);
+        Ok(whole)
     }
 
     fn create_segment_on(&self, name: &str, len: u64, path: &Path) -> Result<Segment, SegmentError> {
@@ -120,7 +132,10 @@ impl Store {
         let (name, path) = (name.to_owned(), path.to_owned());
         let entry = Entry { id, name, path, len, address: 0, data: SEGMENT_DATA };
         let sums = table::kind(shared.kind).sums();
-        let state = Arc::new(SegmentState::create(storage, &entry, sums, &|medium| self.admit(medium))?);
+        let outside = entry.path.is_absolute();
+        let admit =
+            |medium: &dyn Medium| if outside { self.admit_outside(medium) } else { self.admit(medium) };
+        let state = Arc::new(SegmentState::create(storage, &entry, sums, &admit)?);
         storage.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
             catalog.segments.push(entry);
@@ -132,6 +147,18 @@ impl Store {
     /// Refuses a medium that would make commits survive less than they do.
     fn admit(&self, medium: &dyn Medium) -> Result<(), SegmentError> {
         self.shared.storage.admit(medium, self.shared.policy.survives(medium))
+    }
+
+    /// The same, of a file outside of the directory; and one that is a segment already: under another name it would
+    /// be another segment, whose pages go over those of the first.
+    fn admit_outside(&self, medium: &dyn Medium) -> Result<(), SegmentError> {
+        let identity = medium.identity();
+        let mut segments = self.segments().into_iter();
+        let twin = segments.find(|s| identity.is_some() && s.state.medium.identity() == identity);
+        if let Some(twin) = twin {
+            return Err(SegmentError::Exists { name: twin.name().to_owned() });
+        }
+        self.admit(medium)
     }
 
     /// Takes over a file or block device that is nothing but data, as it is: an external data segment in the
@@ -147,10 +174,9 @@ impl Store {
     /// a segment under another name, or survives less than commits of this store do; with the undo policy,
     /// which has no log to bring it up to date.
     pub fn adopt_segment(&self, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
-        let (shared, storage, path) = (&self.shared, &self.shared.storage, path.as_ref());
+        let (shared, storage) = (&self.shared, &self.shared.storage);
         storage.writable()?;
-        let fail = |source| SegmentError::Io { action: "resolve", path: path.to_owned(), source };
-        let path = std::path::absolute(path).map_err(fail)?;
+        let path = self.outside(path.as_ref())?;
         if !shared.terms.private {
             return Err(SegmentError::Undo { path });
         }
@@ -174,14 +200,7 @@ impl Store {
         while catalog.segments.iter().any(|e| e.name == entry.name && e.id != entry.id) {
             entry.name.push('_');
         }
-        let state = Arc::new(SegmentState::adopt(storage, &mut entry, &|medium| self.admit(medium))?);
-        // Under another name it would be another segment, whose pages go over those of the first.
-        let identity = state.medium.identity();
-        let twin =
-            self.segments().into_iter().find(|s| identity.is_some() && s.state.medium.identity() == identity);
-        if let Some(twin) = twin {
-            return Err(SegmentError::Exists { name: twin.name().to_owned() });
-        }
+        let state = Arc::new(SegmentState::adopt(storage, &mut entry, &|medium| self.admit_outside(medium))?);
         storage.change_catalog(&mut catalog, |catalog| {
             catalog.segments.retain(|e| e.id != entry.id);
             catalog.next = catalog.next.max(entry.id.0 + 1);
@@ -338,7 +357,7 @@ impl Store {
 
     fn shut(&mut self) -> Result<(), CloseError> {
         let shared = self.shared.clone();
-        if shared.storage.is_closed() {
+        if shared.storage.is_closed() || shared.storage.is_inherited() {
             return Ok(());
         }
         let done = self.finish(&shared);

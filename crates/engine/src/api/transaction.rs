@@ -4,8 +4,8 @@
 //!            set_range, write                     prepare
 //!   begin --> UNCOMMITTED -------------------------------> PREPARED --> commit_prepared, abort_prepared
 //!                |    \
-//!          abort |     \ commit:  1 size the record     2 write it to the stage    3 publish
-//!         or drop|      \         4 release the ranges  5 Power: wait for the force
+//!          abort |     \ commit:  1 the ways of tracking look   2 the policy commits
+//!         or drop|      \         3 the write set is emptied      4 `Os`, `Power`: wait for the force
 //!                v       v
 //!             old values  COMMITTED
 //! ```
@@ -134,6 +134,13 @@ impl<'t> Transaction<'t> {
             return Err(state.out_of_bounds(range.start, len));
         }
         self.declare(state, range.start, len)
+    }
+
+    /// Declares bytes by their addresses, and does nothing else with the transaction: for layers that keep what it
+    /// must stay in step with.
+    #[inline(always)]
+    pub fn by_address(&mut self) -> ByAddress<'_, 't> {
+        ByAddress(self)
     }
 
     /// Declares `len` bytes at an address, for programs that work with pointers.
@@ -443,6 +450,24 @@ impl<'t> std::ops::Deref for Branch<'t> {
 impl std::ops::DerefMut for Branch<'_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
+    }
+}
+
+/// See [`Transaction::by_address`].
+pub struct ByAddress<'a, 't>(&'a mut Transaction<'t>);
+
+impl ByAddress<'_, '_> {
+    /// Declares `len` bytes at an address.
+    ///
+    /// # Errors
+    /// As [`Transaction::set_range_at`].
+    ///
+    /// # Safety
+    /// As for [`Transaction::set_range_at`].
+    #[inline(always)]
+    pub unsafe fn set_range_at(&mut self, address: *const u8, len: usize) -> Result<(), RangeError> {
+        // SAFETY: the caller's word.
+        unsafe { self.0.set_range_at(address, len) }
     }
 }
 

@@ -10,25 +10,34 @@ use crate::storage::directory;
 use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
-use caliburn_os::medium::{Files, Media};
+use crate::storage::settings::Settings;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Verifies the store in a directory, which nobody may have open for writing.
+/// Verifies the store in a directory. One that is in use is verified as far as it does not change meanwhile:
+/// [`Report::in_use_by`]. With what it names outside of its directory, if anything:
+/// [`Options::check`](crate::Options::check).
 ///
 /// # Errors
-/// When it cannot be looked at: not a store, in use, a file that cannot be read. Damage is in the report.
+/// When it cannot be looked at: not a store, a file that cannot be read. Damage is in the report.
 pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
-    check_on(&Files, dir.as_ref())
+    check_with(&Settings::default(), dir.as_ref())
 }
 
-/// [`check()`], with files from elsewhere.
-pub(crate) fn check_on(media: &dyn Media, dir: &Path) -> Result<Report, OpenError> {
+/// [`check()`], of a store that is to be opened so.
+pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, OpenError> {
     let mut report = Report::default();
+    let media = &*directory::hold(dir, settings)?;
     if !media.exists(&dir.join(directory::CATALOG)) {
         return Err(OpenError::NotAStore { path: dir.to_owned() });
     }
-    let _lock = directory::lock(media, dir, true)?;
+    let lock = match directory::lock(media, dir, true) {
+        Err(OpenError::InUse { holder, .. }) => {
+            report.in_use_by = Some(holder);
+            None
+        }
+        lock => Some(lock?),
+    };
     let known = directory::read_catalog(media, dir)
         .and_then(|catalog| table::kind_of(dir, &catalog).map(|kind| (catalog, kind)));
     let (catalog, kind) = match known {
@@ -41,15 +50,26 @@ pub(crate) fn check_on(media: &dyn Media, dir: &Path) -> Result<Report, OpenErro
     };
     let mut segments = Vec::new();
     for entry in &catalog.segments {
+        // Whoever has the store has locked what is elsewhere, or is about to.
+        if lock.is_none() && entry.path.is_absolute() {
+            let path = entry.path.display();
+            report.notes.push(format!("segment {:?} was not verified: {path} is in use", entry.name));
+            continue;
+        }
         match SegmentState::open(media, dir, &catalog, entry, (kind.sums(), false)) {
             Ok(segment) => segments.push(Arc::new(segment)),
             // Damage only if the log names it, which is found there.
             Err(error) if entry.is_external() => report.notes.push(error.to_string()),
             Err(SegmentError::Bad { path, offset, defect }) => report.problem(&path, offset, defect),
+            Err(error @ SegmentError::Io { .. }) if error.is_permission() => return Err(error.into()),
             Err(error) => report.problem(&Catalog::resolve(dir, &entry.path), 0, error),
         }
     }
     report.segments = catalog.segments.len() as u64;
-    kind.check(&Closed { media, dir, catalog: &catalog }, &segments, &mut report)?;
+    let store =
+        Closed { copied: settings.copied, in_use: report.in_use_by.is_some(), media, dir, catalog: &catalog };
+    kind.check(&store, &segments, &mut report)?;
+    // Until here.
+    drop(lock);
     Ok(report)
 }

@@ -7,8 +7,9 @@ use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::class::Class;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
+use crate::storage::settings::Settings;
 use caliburn_log::format::{self, VERSION};
-use caliburn_os::medium::{Files, Media};
+use caliburn_os::medium::Media;
 use std::path::{Path, PathBuf};
 
 /// What a store consists of.
@@ -47,16 +48,23 @@ pub struct SegmentInfo {
     pub address: u64,
 }
 
-/// Describes the store in a directory.
+/// Describes the store in a directory. With what it names outside of its directory, if anything:
+/// [`Options::info`](crate::Options::info).
 ///
 /// # Errors
 /// When there is none, or its catalog or log status cannot be read.
 pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
-    let dir = dir.as_ref();
-    let catalog = directory::read_catalog(&Files, dir)?;
+    info_with(&Settings::default(), dir.as_ref())
+}
+
+/// [`info()`], of a store that is to be opened so.
+pub(crate) fn info_with(settings: &Settings, dir: &Path) -> Result<Info, OpenError> {
+    let media = &*directory::hold(dir, settings)?;
+    let catalog = directory::read_catalog(media, dir)?;
     let kind = table::kind_of(dir, &catalog)?;
-    let (log, clean) = kind.info(&Closed { media: &Files, dir, catalog: &catalog })?;
-    let in_use_by = match directory::lock(&Files, dir, true) {
+    let (log, clean) =
+        kind.info(&Closed { copied: settings.copied, in_use: false, media, dir, catalog: &catalog })?;
+    let in_use_by = match directory::lock(media, dir, true) {
         Err(OpenError::InUse { holder, .. }) => Some(holder),
         _ => None,
     };
@@ -71,7 +79,7 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
         id: format::hex(&catalog.store),
         format: VERSION,
         policy: kind.policy(),
-        reach: reach(dir, &catalog, kind)?,
+        reach: reach(media, dir, &catalog, kind)?,
         clean,
         in_use_by,
         log,
@@ -80,15 +88,19 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
 }
 
 /// What survives of the weakest file.
-fn reach(dir: &Path, catalog: &Catalog, kind: &dyn Kind) -> Result<Class, OpenError> {
-    // A file that was adopted may be gone: it weighs when it is there.
-    let there = |entry: &&Entry| !entry.is_external() || entry.path.exists();
-    let segments = catalog.segments.iter().filter(there).map(|entry| &*entry.path);
+fn reach(media: &dyn Media, dir: &Path, catalog: &Catalog, kind: &dyn Kind) -> Result<Class, OpenError> {
     let of = |path: &Path| -> Result<Class, OpenError> {
         let path = Catalog::resolve(dir, path);
-        let medium = Files.open(&path, false).map_err(OpenError::io("open", &path))?;
+        let medium = media.open(&path, false).map_err(OpenError::io("open", &path))?;
         Ok(kind.survives(&*medium))
     };
-    let all = segments.chain([kind.keeper(catalog)]);
-    all.map(of).try_fold(Class::Power, |least, class| Ok(least.min(class?)))
+    let mut least = of(kind.keeper(catalog))?;
+    for entry in &catalog.segments {
+        match of(&entry.path) {
+            // One that was adopted may be gone: it weighs when it is there.
+            Err(_) if entry.is_external() => {}
+            class => least = least.min(class?),
+        }
+    }
+    Ok(least)
 }

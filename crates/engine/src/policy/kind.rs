@@ -1,4 +1,4 @@
-//! What a policy is before a store is open.
+//! What a policy does with stores that are not open: creating, opening, checking, describing.
 
 use super::Recovery;
 use super::query::LogInfo;
@@ -12,8 +12,10 @@ use crate::storage::{self, Storage};
 use crate::write_set::Sets;
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
+use caliburn_os::simulated::unless;
 use std::path::Path;
 use std::sync::Arc;
+use zerocopy::little_endian::U64;
 
 /// How a store's changes are undone and redone. The numbers are those of the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +68,10 @@ pub(crate) struct New<'a> {
 
 /// The files of a store that is not open.
 pub(crate) struct Closed<'a> {
+    /// That a copy is meant is said.
+    pub copied: bool,
+    /// Somebody has it open for writing.
+    pub in_use: bool,
     pub media: &'a dyn Media,
     pub dir: &'a Path,
     pub catalog: &'a Catalog,
@@ -91,6 +97,35 @@ impl Opening<'_> {
     pub fn write(&self) -> bool {
         !self.settings.read_only
     }
+
+    /// Refuses to write to a store that was in use in another place, unless that is meant; whether it is.
+    pub fn copied_from(&self, medium: &dyn Medium, recorded: [U64; 2]) -> Result<bool, OpenError> {
+        let copied = is_another(medium, recorded) && self.write();
+        if copied && unless("copies-not-noticed", !self.settings.copied) {
+            return Err(OpenError::Copied { path: self.dir().to_owned() });
+        }
+        Ok(copied)
+    }
+}
+
+impl Closed<'_> {
+    /// Says of a store that was in use that it is not where it was then.
+    pub fn report_copy(&self, medium: &dyn Medium, recorded: [U64; 2], report: &mut Report) {
+        if !is_another(medium, recorded) {
+            return;
+        }
+        let text = OpenError::Copied { path: self.dir.to_owned() }.to_string();
+        match self.copied {
+            true => report.notes.push(text),
+            false => report.problem(self.dir, 0, text),
+        }
+    }
+}
+
+/// Whether the file that says whether a store was closed is not the one that was in use.
+fn is_another(medium: &dyn Medium, recorded: [U64; 2]) -> bool {
+    let recorded = recorded.map(U64::get);
+    recorded != [0; 2] && medium.place().is_some_and(|place| place != recorded)
 }
 
 /// A store that was recovered.

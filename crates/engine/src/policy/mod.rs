@@ -1,4 +1,4 @@
-//! How changes are undone and redone: a folder for each policy, and a line in [`table::KINDS`].
+//! How changes are undone and redone: a folder for each policy, and a line in `KINDS` of `table.rs`.
 //!
 //! A policy knows storage and write sets, and nothing above; no policy knows another, nor how changes are tracked.
 //! Nothing outside of this folder asks which policy a store has.
@@ -89,9 +89,9 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn want_force(&self) {}
     /// Waits until every commit so far survives what the store does.
     fn flush(&self) -> Result<(), Failure>;
-    /// Brings every committed change to its segment.
+    /// Brings every committed change to its segment. Where it is there already, only a failure is to be told.
     fn truncate(&self) -> Result<(), Failure> {
-        Ok(())
+        self.flush()
     }
     /// Undecided transactions, where there can be some.
     fn undecided(&self) -> Option<&dyn Undecided> {
@@ -108,10 +108,10 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn run(&self, _thread: usize) {}
     /// What those threads do again and again, once: for stores opened without them.
     fn tend_flush(&self, _force: bool) -> Result<(), Failure> {
-        Ok(())
+        self.flush()
     }
     fn tend_truncation(&self) -> Result<(), Failure> {
-        Ok(())
+        self.flush()
     }
     /// Holds a transaction up while memory is short.
     fn wait_memory(&self) {}

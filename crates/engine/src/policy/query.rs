@@ -97,6 +97,8 @@ pub struct LogInfo {
     pub head: u64,
     /// The log was forced up to here when the status was last written.
     pub forced: u64,
+    /// It goes at least to here, forced or not; what is in the stage is not counted.
+    pub appended: u64,
     /// Openings for writing so far.
     pub incarnation: u32,
 }

@@ -1,9 +1,12 @@
 //! The catalog: which segments a store has, where they are, how long, and at which address the segment
 //! loader maps them. One small file, replaced atomically and durably at every change.
 
+use crate::storage::directory::LOG;
+use crate::storage::segment;
 use caliburn_log::SegmentId;
-use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect};
+use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect, SEGMENT_DATA};
 use caliburn_os::host::Id;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -113,7 +116,44 @@ impl Catalog {
             });
         }
         let (policy, next) = (header.policy.get(), header.next.get());
-        Ok(Catalog { store: preamble.store, policy, log_path, next, segments })
+        let catalog = Catalog { store: preamble.store, policy, log_path, next, segments };
+        catalog.validate().map_err(|text| (0, Defect::Value(text)))?;
+        Ok(catalog)
+    }
+
+    /// Refuses what this program never writes: its checksum is right, but somebody else made it.
+    fn validate(&self) -> Result<(), String> {
+        let log = &self.log_path;
+        if !log.as_os_str().is_empty() && !log.is_absolute() && log != Path::new(LOG) {
+            return Err(format!("the log is said to be {log:?}, neither in the store nor an absolute path"));
+        }
+        let (mut ids, mut names, mut paths) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for entry in &self.segments {
+            let of = |what: String| format!("segment {:?}: {what}", entry.name);
+            if segment::check_name(&entry.name).is_err() {
+                return Err(of("that is no name of a segment".into()));
+            }
+            if !names.insert(&*entry.name) || !ids.insert(entry.id.0) || !paths.insert(&*entry.path) {
+                return Err(of("its name, its number or its file is another one's, too".into()));
+            }
+            if entry.id.0 >= self.next {
+                return Err(of(format!("its number, {}, was not given out yet", entry.id.0)));
+            }
+            let own = entry.path == segment::default_path(&entry.name);
+            if !entry.path.is_absolute() && (!own || entry.is_external()) {
+                return Err(of(format!(
+                    "its file, {:?}, is neither the store's nor an absolute path",
+                    entry.path
+                )));
+            }
+            if ![0, SEGMENT_DATA].contains(&entry.data) {
+                return Err(of(format!("its data begin at {}, where none do", entry.data)));
+            }
+            if !segment::is_len(entry.len, entry.is_external()) {
+                return Err(of(format!("it is said to have {} bytes", entry.len)));
+            }
+        }
+        Ok(())
     }
 
     /// Where a path of the catalog is.
@@ -147,6 +187,35 @@ mod tests {
     #[test]
     fn round_trip() {
         assert_eq!(Catalog::decode(&sample().encode()).unwrap(), sample());
+    }
+
+    #[test]
+    fn what_no_program_of_ours_writes_is_refused_though_its_checksum_is_right() {
+        let refused = |what: &str, change: &dyn Fn(&mut Catalog)| {
+            let mut catalog = sample();
+            change(&mut catalog);
+            let error = Catalog::decode(&catalog.encode()).expect_err(what).1.to_string();
+            println!("{what}: {error}");
+        };
+        for path in ["../a.segment", "stage", "log", "b.segment", "", "a.segment/.."] {
+            refused(path, &|c| c.segments[0].path = path.into());
+        }
+        for path in ["../log", "stage", "catalog", "a.segment"] {
+            refused(path, &|c| c.log_path = path.into());
+        }
+        for name in ["", "../a", "b.c", ".a", "\u{1b}[2J", "a/b"] {
+            refused(name, &|c| {
+                c.segments[0].name = name.into();
+                c.segments[0].path = format!("{name}.segment").into();
+            });
+        }
+        refused("an adopted file in the store", &|c| c.segments[0].data = 0);
+        refused("data elsewhere", &|c| c.segments[0].data = u64::MAX - 5);
+        refused("a number twice", &|c| c.segments[1].id = SegmentId(1));
+        refused("a number not given out", &|c| c.next = 8);
+        for len in [0, 1, 65536 + 512, u64::MAX, u64::MAX - 65535, i64::MAX as u64] {
+            refused("a length", &|c| c.segments[0].len = len);
+        }
     }
 
     #[test]

@@ -4,8 +4,11 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
 use crate::storage::segment::SegmentState;
+use crate::storage::settings::Settings;
 use caliburn_os::host::{Lock, LockError};
-use caliburn_os::medium::{Media, Medium};
+use caliburn_os::medium::{Media, Medium, Replaced};
+use caliburn_os::simulated::even_if;
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,13 +19,76 @@ pub(crate) const LOCK: &str = "lock";
 pub(crate) const LOG: &str = "log";
 pub(crate) const STAGE: &str = "stage";
 pub(crate) const UNDO: &str = "undo";
+/// While a store is being made: without it no file is taken for what an unfinished attempt has left.
+const MAKING: &str = "making";
+/// What it holds.
+const MAKING_TEXT: &[u8] = b"A Caliburn store is being made in this directory.\n";
+
+/// The media of the settings, with the files of the directory found from the directory itself, wherever it goes
+/// from here, and whatever takes its name.
+pub(crate) fn hold(dir: &Path, settings: &Settings) -> Result<Arc<dyn Media>, OpenError> {
+    let held = settings.media.held(dir, &settings.rules).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            OpenError::NotAStore { path: dir.to_owned() }
+        }
+        _ => OpenError::io("open directory", dir)(error),
+    })?;
+    let media = held.unwrap_or_else(|| settings.media.clone());
+    settings.log_path.iter().for_each(|path| media.list_outside(path));
+    Ok(media)
+}
 
 /// Refuses a directory with files that are not an unfinished store's.
 pub(crate) fn only_ours(media: &dyn Media, dir: &Path) -> Result<(), OpenError> {
-    for name in media.list(dir).map_err(OpenError::io("list directory", dir))? {
-        if ![LOCK, LOG, STAGE, UNDO, CATALOG, "catalog.new"].iter().any(|ours| name == *ours) {
-            return Err(OpenError::Exists { path: dir.to_owned() });
-        }
+    let names = media.list(dir).map_err(OpenError::io("list directory", dir))?;
+    let begun = even_if("foreign-files-taken", is_making(media, dir)?);
+    let ours = |name: &OsString| {
+        let left = begun && [LOG, STAGE, UNDO, CATALOG, "catalog.new"].iter().any(|ours| name == ours);
+        left || name == LOCK || name == MAKING
+    };
+    if names.iter().all(ours) { Ok(()) } else { Err(OpenError::Exists { path: dir.to_owned() }) }
+}
+
+/// Whether somebody has begun to make a store here. A crash may have left parts of the file that says so, and zeros.
+fn is_making(media: &dyn Media, dir: &Path) -> Result<bool, OpenError> {
+    let path = dir.join(MAKING);
+    if !media.exists(&path) {
+        return Ok(false);
+    }
+    let text = media.read(&path).map_err(OpenError::io("read", &path))?;
+    let ours = text.iter().zip(MAKING_TEXT).all(|(byte, ours)| *byte == 0 || byte == ours);
+    if ours && text.len() <= MAKING_TEXT.len() {
+        return Ok(true);
+    }
+    Err(OpenError::Exists { path: dir.to_owned() })
+}
+
+/// Says durably that a store is being made, before there is anything of it.
+pub(crate) fn begin_making(media: &dyn Media, dir: &Path) -> Result<(), OpenError> {
+    let path = dir.join(MAKING);
+    if !media.exists(&path) {
+        let fail = |error| OpenError::io("make", &path)(error);
+        let medium = media.create(&path).map_err(fail)?;
+        medium.write_at(MAKING_TEXT, 0).map_err(fail)?;
+    }
+    media.sync_directory(dir).map_err(OpenError::io("force directory", dir))
+}
+
+/// Nothing is being made any more: the store is complete, or what there was of it is gone. If this fails, opening
+/// does it again.
+pub(crate) fn end_making(media: &dyn Media, dir: &Path) {
+    let path = dir.join(MAKING);
+    // A user's file of that name stays.
+    if is_making(media, dir).unwrap_or(false) && media.sync_directory(dir).is_ok() {
+        let _ = media.remove(&path);
+    }
+}
+
+/// Refuses a log of a new store that is said to be elsewhere and lies in its directory, whose files are its own.
+pub(crate) fn refuse_own(media: &dyn Media, log_path: &Path) -> Result<(), OpenError> {
+    if log_path.is_absolute() && media.holds(log_path) {
+        let text = "files in the store's directory are the store's own; its log there needs no path";
+        return Err(OpenError::io("use", log_path)(io::Error::new(io::ErrorKind::InvalidInput, text)));
     }
     Ok(())
 }
@@ -55,7 +121,12 @@ pub(crate) fn name_files(
         media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
     }
     let catalog_path = dir.join(CATALOG);
-    media.replace(&catalog_path, &catalog.encode()).map_err(OpenError::io("write catalog", &catalog_path))?;
+    let replaced = media
+        .replace(&catalog_path, &catalog.encode())
+        .map_err(OpenError::io("write catalog", &catalog_path))?;
+    if let Replaced::Perhaps(error) = replaced {
+        return Err(OpenError::io("force the name of", &catalog_path)(error));
+    }
     // The directory's own name.
     let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     media.sync_directory(parent).map_err(OpenError::io("force directory", parent))

@@ -2,9 +2,9 @@
 
 use crate::storage::class::Class;
 use caliburn_log::format::Defect;
-use caliburn_log::image::Damage;
 use caliburn_log::log::LogError;
 use caliburn_log::media_error::MediaError;
+use caliburn_log::scan::Damage;
 use caliburn_log::staged_tail::StageError;
 use caliburn_log::uncommitted::UndoError;
 use std::io;
@@ -44,6 +44,16 @@ pub enum OpenError {
         path: PathBuf,
         /// Who has it.
         holder: String,
+    },
+    /// Its files are not those that were last in use, and were not closed: they were copied, or restored from a
+    /// copy, while a program changed them. They may be of different moments.
+    #[error(
+        "store {} was in use when it was copied here, or restored: commits may be missing or torn. Copy it again when it is closed; to go on with what there is, open it with Options::copied, by which it is verified first",
+        path.display()
+    )]
+    Copied {
+        /// The store.
+        path: PathBuf,
     },
     /// What was asked for is not to be had of a store with this recovery policy.
     #[error("store {}: {why}", path.display())]
@@ -128,6 +138,13 @@ pub enum OpenError {
         /// What it names.
         text: String,
     },
+}
+
+impl SegmentError {
+    /// Whether it could not be looked at, whatever it holds.
+    pub(crate) fn is_permission(&self) -> bool {
+        matches!(self, SegmentError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
 }
 
 impl OpenError {

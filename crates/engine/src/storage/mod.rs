@@ -17,9 +17,9 @@ use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::guard::Permit;
 use caliburn_os::host::{Id, Lock};
-use caliburn_os::medium::{Media, Medium};
+use caliburn_os::medium::{Media, Medium, Replaced, SMALL_FILE};
 use caliburn_os::memory::Limits;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
 use catalog::{Catalog, Entry};
@@ -29,6 +29,9 @@ use region::RegionState;
 use region_table::RegionTable;
 use segment::SegmentState;
 use settings::Settings;
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use tuning::Tuning;
@@ -47,6 +50,8 @@ pub(crate) mod gate {
 pub(crate) struct Storage {
     pub dir: PathBuf,
     pub id: Id,
+    /// The process that has opened it.
+    process: u32,
     pub media: Arc<dyn Media>,
     pub page_size: usize,
     pub page_shift: u32,
@@ -59,7 +64,7 @@ pub(crate) struct Storage {
     pub limits: Limits,
     /// Held while a region is mapped, so that no mapping misses what is to be laid over it meanwhile.
     mapping: Mutex<()>,
-    pub regions: RwLock<Vec<Arc<RegionState>>>,
+    pub regions: RwLock<Regions>,
     /// The same regions, for those who must not wait.
     pub table: RegionTable,
     pub segments: RwLock<Vec<Arc<SegmentState>>>,
@@ -67,8 +72,9 @@ pub(crate) struct Storage {
     failure: OnceLock<Failure>,
     tuning: RwLock<Tuning>,
     budget: AtomicU64,
-    /// Given up when the store is closed and no region of it is mapped any more.
-    lock: Mutex<Option<Lock>>,
+    /// On the directory, and on a log outside of it: given up when the store is closed and no region of it is mapped
+    /// any more.
+    locks: Mutex<Vec<Lock>>,
 }
 
 /// What opening has found of a store before its policy has.
@@ -76,7 +82,7 @@ pub(crate) struct Found {
     pub dir: PathBuf,
     pub catalog: Catalog,
     pub segments: Vec<Arc<SegmentState>>,
-    pub lock: Lock,
+    pub locks: Vec<Lock>,
     /// See [`Storage::keys`].
     pub keys: bool,
 }
@@ -88,6 +94,7 @@ impl Storage {
         Storage {
             dir: found.dir,
             id: found.catalog.store,
+            process: std::process::id(),
             media: settings.media.clone(),
             page_size,
             page_shift: page_size.trailing_zeros(),
@@ -104,7 +111,7 @@ impl Storage {
             budget: AtomicU64::new(settings.tuning.budget(&limits)),
             limits,
             tuning: RwLock::new(settings.tuning.clone()),
-            lock: Mutex::new(Some(found.lock)),
+            locks: Mutex::new(found.locks),
         }
     }
 
@@ -147,6 +154,13 @@ impl Storage {
         self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0
     }
 
+    /// Whether a process that was forked has this store from its parent, to whom it belongs: what is dropped here
+    /// leaves the store as it is.
+    #[cold]
+    pub fn is_inherited(&self) -> bool {
+        unless("fork-not-noticed", std::process::id() != self.process)
+    }
+
     pub fn is_closed(&self) -> bool {
         self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0
     }
@@ -162,7 +176,10 @@ impl Storage {
     pub fn unlock_if_done(&self) {
         let done = self.gate.load(Ordering::SeqCst) & gate::DONE != 0;
         if done && self.regions.read().expect("no panic under this lock").is_empty() {
-            self.lock.lock().expect("no panic under this lock").take();
+            for segment in &*self.segments.read().expect("no panic under this lock") {
+                segment.claim.lock().expect("no panic under this lock").take();
+            }
+            self.locks.lock().expect("no panic under this lock").clear();
         }
     }
 
@@ -182,7 +199,15 @@ impl Storage {
     /// The region that maps a byte of a segment.
     pub fn region_of(&self, segment: SegmentId, offset: u64) -> Option<Arc<RegionState>> {
         let regions = self.regions.read().expect("no panic under this lock");
-        regions.iter().find(|r| r.segment.id == segment && r.start <= offset && offset < r.end()).cloned()
+        meeting(&regions, segment, offset..offset + 1).cloned()
+    }
+
+    /// The region that maps a byte of a segment, or the first one behind it.
+    pub fn region_from(&self, segment: SegmentId, offset: u64) -> Option<Arc<RegionState>> {
+        let regions = self.regions.read().expect("no panic under this lock");
+        let behind =
+            || regions.range((segment, offset)..=(segment, u64::MAX)).next().map(|(_, region)| region);
+        meeting(&regions, segment, offset..offset + 1).or_else(behind).cloned()
     }
 
     /// Makes a segment's file longer, durably, then says so.
@@ -206,7 +231,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Changes the catalog on disk, then in memory.
+    /// Changes the catalog on disk, then in memory. If it could not be made durable the store fails, since a power
+    /// cut might bring the old one back: files that either names must stay.
     pub fn change_catalog(
         &self,
         catalog: &mut Catalog,
@@ -216,9 +242,20 @@ impl Storage {
         change(&mut next);
         let path = self.dir.join(directory::CATALOG);
         let fail = |source| SegmentError::Io { action: "replace catalog", path: path.clone(), source };
-        self.media.replace(&path, &next.encode()).map_err(fail)?;
-        *catalog = next;
-        Ok(())
+        let content = next.encode();
+        if content.len() as u64 > SMALL_FILE {
+            let text = "the store has as many segments as a catalog can name";
+            return Err(fail(io::Error::new(io::ErrorKind::FileTooLarge, text)));
+        }
+        let replaced = self.media.replace(&path, &content).map_err(fail)?;
+        if !planted("catalog-taken-for-unchanged") || matches!(replaced, Replaced::Durably) {
+            *catalog = next;
+        }
+        match replaced {
+            Replaced::Durably => Ok(()),
+            Replaced::Perhaps(e) if planted("catalog-taken-for-unchanged") => Err(fail(e)),
+            Replaced::Perhaps(e) => Err(self.fail(MediaError::of_name("force the name of", path, e)).into()),
+        }
     }
 
     /// Refuses a medium that would make commits survive less than the store promised when it was opened.
@@ -229,6 +266,15 @@ impl Storage {
         }
         Ok(())
     }
+}
+
+/// The mapped regions, by segment and first byte.
+pub(crate) type Regions = BTreeMap<(SegmentId, u64), Arc<RegionState>>;
+
+/// The region that has the last byte that any has of part of a segment.
+pub(crate) fn meeting(regions: &Regions, segment: SegmentId, part: Range<u64>) -> Option<&Arc<RegionState>> {
+    let (_, last) = regions.range((segment, 0)..(segment, part.end)).next_back()?;
+    (last.end() > part.start).then_some(last)
 }
 
 pub(crate) fn entry_of(catalog: &mut Catalog, id: SegmentId) -> &mut Entry {

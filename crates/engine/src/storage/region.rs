@@ -82,7 +82,7 @@ impl RegionState {
         self.advise(storage, &part)?;
         let Some(lacking) = lacking else { return Ok(()) };
         let (low, high) = (self.start + part.start as u64, self.start + part.end as u64);
-        for range in lacking.ranges().filter(|r| r.segment == self.id) {
+        lacking.each_of(self.id, |range| {
             let first = range.offset.max(low);
             let end = (range.offset + range.bytes.len() as u64).min(high);
             if first < end {
@@ -92,7 +92,7 @@ impl RegionState {
                     span::copy(source.as_ptr(), self.at((first - self.start) as usize), source.len());
                 }
             }
-        }
+        });
         if !write {
             // SAFETY: the part was mapped above and is whole pages.
             unsafe { map::protect_read_only(start, len) }?;

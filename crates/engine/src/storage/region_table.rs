@@ -11,8 +11,9 @@
 use crate::storage::region::RegionState;
 use caliburn_log::SegmentId;
 use caliburn_os::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// The mapped regions. Changed under the lock of the list of regions.
 #[derive(Default)]
@@ -21,6 +22,15 @@ pub(crate) struct RegionTable {
     more: [OnceLock<Box<[Entry]>>; TIERS],
     /// Entries that were ever used.
     used: AtomicUsize,
+    numbers: Mutex<Numbers>,
+}
+
+/// Which entry a region has, by its address, and which have none.
+#[derive(Default)]
+struct Numbers {
+    of: BTreeMap<usize, usize>,
+    /// The first are looked at first.
+    vacant: BTreeSet<usize>,
 }
 
 const FEW: usize = 8;
@@ -99,15 +109,15 @@ impl RegionTable {
         (FEW..used).find_map(|number| self.entry(number).read().filter(&holds))
     }
 
-    /// The entry of the region at an address; 0: one without a region.
-    fn number_of(&self, region: usize) -> Option<usize> {
-        let used = self.used.load(Ordering::Relaxed);
-        (0..used).find(|number| self.entry(*number).region.load(Ordering::Relaxed) == region)
+    /// Nobody waits for it: the table is changed under another lock.
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().expect("no panic under this lock")
     }
 
     /// Says how long a region is about to be, if it is noted.
     pub fn grow(&self, region: &RegionState, len: usize) {
-        if let Some(number) = self.number_of(ptr::from_ref(region).addr()) {
+        let number = self.numbers().of.get(&ptr::from_ref(region).addr()).copied();
+        if let Some(number) = number {
             self.entry(number).len.store(len, Ordering::Release);
         }
     }
@@ -116,7 +126,12 @@ impl RegionTable {
     pub fn put(&self, region: &RegionState) {
         let address = ptr::from_ref(region).expose_provenance();
         let used = self.used.load(Ordering::Relaxed);
-        let number = self.number_of(0).unwrap_or(used);
+        let number = {
+            let mut numbers = self.numbers();
+            let number = numbers.vacant.pop_first().unwrap_or(used);
+            numbers.of.insert(address, number);
+            number
+        };
         self.entry(number).write(Placed {
             segment: region.id.0.into(),
             start: region.start,
@@ -132,8 +147,10 @@ impl RegionTable {
     /// Forgets a region.
     pub fn remove(&self, region: &RegionState) {
         let address = ptr::from_ref(region).addr();
-        if let Some(number) = self.number_of(address) {
+        let number = self.numbers().of.remove(&address);
+        if let Some(number) = number {
             self.entry(number).write(Placed { segment: 0, start: 0, base: 0, len: 0, region: 0 });
+            self.numbers().vacant.insert(number);
         }
     }
 

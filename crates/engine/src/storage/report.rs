@@ -19,6 +19,9 @@ pub struct Problem {
 pub struct Report {
     /// Damage. Empty for a sound store.
     pub problems: Vec<Problem>,
+    /// Who has the store open, if anybody. What changes meanwhile was not verified: with the redo policy the stage
+    /// and the segments' data, with the undo policy the undo logs.
+    pub in_use_by: Option<String>,
     /// Worth knowing, not damage.
     pub notes: Vec<String>,
     /// Segments looked at.

@@ -7,11 +7,13 @@ use crate::storage::sums::Sums;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM_UNIT, SegmentHeader};
 use caliburn_log::media_error::{Forcing, MediaError};
-use caliburn_os::host::Id;
+use caliburn_log::record::Range;
+use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,6 +38,8 @@ pub(crate) struct SegmentState {
     pub data: u64,
     /// `None` where stores to mapped memory reach the segment unseen: no checksum can follow them.
     pub sums: Option<Mutex<Sums>>,
+    /// Of a file outside of the directory; given up with it.
+    pub claim: Mutex<Option<Lock>>,
     forcing: Forcing,
 }
 
@@ -57,7 +61,13 @@ pub(crate) fn round_len(name: &str, len: u64) -> Result<u64, SegmentError> {
     }
 }
 
-/// Whole sectors of a file that is a external segment.
+/// Whether a segment can be so long.
+pub(crate) fn is_len(len: u64, external: bool) -> bool {
+    let unit = if external { SECTOR } else { LEN_UNIT };
+    (1..=LEN_MAX.next_multiple_of(LEN_UNIT)).contains(&len) && (len.is_multiple_of(unit) || len == LEN_MAX)
+}
+
+/// Whole sectors of a file that is an external segment.
 fn external_len(medium: &dyn Medium, name: &str) -> Result<u64, SegmentError> {
     let held = medium.len().map_err(|e| MediaError::new("measure segment", medium, 0, e))?;
     match held / SECTOR * SECTOR {
@@ -115,6 +125,14 @@ fn check_header(
     Ok(())
 }
 
+/// Locks a file outside of the store's directory: what is in it is locked with it.
+fn claim(medium: &dyn Medium, entry: &Entry, write: bool) -> Result<Option<Lock>, SegmentError> {
+    match entry.path.is_absolute() {
+        true => medium.claim(!write).map_err(io_error("lock", &entry.path)),
+        false => Ok(None),
+    }
+}
+
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SegmentError {
     let path = path.to_owned();
     move |source| SegmentError::Io { action, path, source }
@@ -165,6 +183,7 @@ impl SegmentState {
         };
         refuse_foreign(&*medium)?;
         admit(&*medium)?;
+        let claim = claim(&*medium, entry, true)?;
         medium
             .set_len(SEGMENT_DATA + entry.len)
             .map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;
@@ -189,7 +208,7 @@ impl SegmentState {
         if !planted("name-not-forced") {
             media.sync_directory(dir).map_err(io_error("force directory", dir))?;
         }
-        Ok(SegmentState::of(entry, medium, sums))
+        Ok(SegmentState::of(entry, medium, claim, sums))
     }
 
     /// Takes over a file or device as it is; the catalog entry, whose length is set, comes after. Its name and
@@ -203,6 +222,7 @@ impl SegmentState {
         let medium = media.open(path, true).map_err(io_error("open segment", path))?;
         refuse_foreign(&*medium)?;
         admit(&*medium)?;
+        let claim = claim(&*medium, entry, true)?;
         entry.len = external_len(&*medium, &entry.name)?;
         if !planted("adopted-length-not-forced") {
             medium.sync().map_err(|e| MediaError::new("force segment", &*medium, 0, e))?;
@@ -210,10 +230,10 @@ impl SegmentState {
         if let Some(above) = path.parent().filter(|_| unless("adopted-name-not-forced", true)) {
             media.sync_directory(above).map_err(io_error("force directory", above))?;
         }
-        Ok(SegmentState::of(entry, medium, None))
+        Ok(SegmentState::of(entry, medium, claim, None))
     }
 
-    /// The length that a external segment's file has now.
+    /// The length that an external segment's file has now.
     pub fn external_len(&self) -> Result<u64, SegmentError> {
         external_len(&*self.medium, &self.name)
     }
@@ -227,8 +247,14 @@ impl SegmentState {
         (sums, write): (bool, bool),
     ) -> Result<SegmentState, SegmentError> {
         let path = Catalog::resolve(dir, &entry.path);
-        let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
         let bad = |offset, defect| SegmentError::Bad { path: path.clone(), offset, defect };
+        // Of others the header tells what they are.
+        if entry.is_external() && media.holds(&entry.path) {
+            let text = "a file in the store's directory, which is said to be elsewhere".into();
+            return Err(bad(0, Defect::Value(text)));
+        }
+        let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
+        let claim = claim(&*medium, entry, write)?;
         let held = medium.len().map_err(|e| MediaError::new("measure segment", &*medium, 0, e))?;
         if !entry.is_external() {
             check_header(&*medium, held, catalog, entry).map_err(|error| match error {
@@ -245,16 +271,17 @@ impl SegmentState {
             true => Some(open_sums(media, dir, &catalog.store, entry, write)?),
             false => None,
         };
-        Ok(SegmentState::of(entry, medium, sums))
+        Ok(SegmentState::of(entry, medium, claim, sums))
     }
 
-    fn of(entry: &Entry, medium: Arc<dyn Medium>, sums: Option<Sums>) -> SegmentState {
+    fn of(entry: &Entry, medium: Arc<dyn Medium>, claim: Option<Lock>, sums: Option<Sums>) -> SegmentState {
         SegmentState {
             id: entry.id,
             name: entry.name.clone(),
             medium,
             len: AtomicU64::new(entry.len),
             data: entry.data,
+            claim: Mutex::new(claim),
             sums: sums.map(Mutex::new),
             forcing: Forcing::default(),
         }
@@ -357,12 +384,27 @@ impl SegmentState {
     }
 }
 
+/// Which bytes the segments have.
+pub(crate) struct Extents(BTreeMap<SegmentId, u64>);
+
+impl Extents {
+    pub fn of(segments: &[Arc<SegmentState>]) -> Extents {
+        Extents(segments.iter().map(|segment| (segment.id, segment.len())).collect())
+    }
+
+    /// Whether a range lies in a segment.
+    pub fn hold(&self, range: &Range<'_>) -> bool {
+        let end = range.offset.checked_add(range.bytes.len() as u64);
+        self.0.get(&range.segment).is_some_and(|len| end.is_some_and(|end| end <= *len))
+    }
+}
+
 /// A digest of which page caches the segments lie in, if that can be told of all of them, each is forced
 /// through here alone, and no force of any has failed. Only to be compared with one by the same program.
 pub(crate) fn cache_identity(segments: &[Arc<SegmentState>]) -> Option<u64> {
     let mut caches: Vec<(u32, [u64; 3])> = Vec::with_capacity(segments.len());
     for segment in segments {
-        if segment.data == 0 || unless("shown-after-a-failed-force", segment.forcing.sound().is_err()) {
+        if segment.data == 0 || unless("checkpoint-after-a-failed-force", segment.forcing.sound().is_err()) {
             return None;
         }
         caches.push((segment.id.0, segment.medium.cache()?));

@@ -3,7 +3,8 @@
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
 use crate::storage::tuning::Tuning;
-use caliburn_os::medium::{Files, Media, Medium, Memory};
+use caliburn_os::files::Files;
+use caliburn_os::medium::{Media, Medium, Memory, Rules};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ pub(crate) struct Settings {
     pub memory_survives: Option<Class>,
     pub require: Class,
     pub declared_only: bool,
+    pub rules: Rules,
+    pub copied: bool,
     pub tuning: Tuning,
 }
 
@@ -38,6 +41,8 @@ impl Default for Settings {
             memory_survives: None,
             require: Class::Process,
             declared_only: false,
+            rules: Rules::default(),
+            copied: false,
             tuning: Tuning::default(),
         }
     }

@@ -109,7 +109,9 @@ impl Tracking for Verifier {
         let mut found: Vec<Undeclared> = Vec::new();
         let mut buffer = vec![0; STEP];
         // Mapping locks the list first, and then the shadows.
-        let regions = self.storage.regions.read().expect("no panic under this lock").clone();
+        let mapped =
+            || self.storage.regions.read().expect("no panic under this lock").values().cloned().collect();
+        let regions: Vec<_> = mapped();
         let shadows = self.lock();
         for region in &regions {
             let Some(shadow) = shadows.get(&region.base) else { continue };

@@ -13,7 +13,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// One transaction's place: its run, counters and working memory, reused from one transaction to the next.
 #[repr(align(128))]
@@ -33,6 +33,8 @@ pub(crate) struct Slot {
     pub(super) extended: AtomicBool,
     /// Its place among all slots.
     number: usize,
+    /// Of all slots that are no thread's own: [`Slots::vacant`].
+    vacant: Arc<AtomicUsize>,
     pub(super) layout: Layout,
     /// Transactions that are to become part of this one.
     pub(super) branches: AtomicU32,
@@ -103,7 +105,7 @@ impl Count {
 pub(super) const NONE: u32 = u32::MAX;
 
 impl Slot {
-    fn new(number: usize, layout: Layout) -> Slot {
+    fn new(number: usize, vacant: &Arc<AtomicUsize>, layout: Layout) -> Slot {
         Slot {
             turn: AtomicU64::new(0),
             first: AtomicUsize::new(0),
@@ -113,6 +115,7 @@ impl Slot {
             first_number: AtomicU32::new(NONE),
             extended: AtomicBool::new(false),
             number,
+            vacant: vacant.clone(),
             layout,
             branches: AtomicU32::new(0),
             counters: Counters::default(),
@@ -218,6 +221,9 @@ impl Slot {
     pub(super) fn free(&self) {
         debug_assert!(self.is_clear(), "a transaction left something declared");
         self.turn.store(self.turn.load(Ordering::Relaxed) + 1, Ordering::Release);
+        if self.number >= FIRST_TIER {
+            self.vacant.fetch_min(self.number, Ordering::Relaxed);
+        }
     }
 
     /// Identifies the transaction that has it among all of this opening of the store.
@@ -253,6 +259,8 @@ pub(crate) struct Slots {
     /// Those of the threads.
     own: Box<[Slot; FIRST_TIER]>,
     tiers: [OnceLock<Box<[Slot]>>; TIERS],
+    /// Those before this number, beyond the threads' own, are mostly in use: where to look for one that is free.
+    vacant: Arc<AtomicUsize>,
     layout: Layout,
     /// Bytes of ranges that a transaction may declare before the policy must think: as long as they are not
     /// exceeded, no limit of the store can be. 0: it must see each range.
@@ -262,13 +270,21 @@ pub(crate) struct Slots {
 const TIERS: usize = 16;
 const FIRST_TIER: usize = 64;
 
+/// Number of a tier's first slot. Tiers double in size: those before this one, and the threads' own, hold
+/// 2^(tier + 1) - 1 first tiers.
+fn first_of(tier: usize) -> usize {
+    FIRST_TIER * ((2 << tier) - 1)
+}
+
 impl Slots {
     pub fn new(layout: Layout) -> Slots {
-        let own: Box<[Slot]> = (0..FIRST_TIER).map(|number| Slot::new(number, layout)).collect();
+        let vacant = Arc::new(AtomicUsize::new(FIRST_TIER));
+        let own: Box<[Slot]> = (0..FIRST_TIER).map(|number| Slot::new(number, &vacant, layout)).collect();
         own.iter().for_each(|slot| slot.install(0));
         Slots {
             own: own.try_into().unwrap_or_else(|_| unreachable!("there are as many")),
             tiers: Default::default(),
+            vacant,
             layout,
             most: AtomicUsize::new(0),
         }
@@ -304,17 +320,27 @@ impl Slots {
         if let Some(slot) = self.claim_own(ordinal::current().number()) {
             return slot;
         }
-        for tier in 0..TIERS {
-            for slot in self.tier(tier) {
-                let turn = slot.turn.load(Ordering::Relaxed);
-                let take =
-                    |turn| slot.turn.compare_exchange(turn, turn + 1, Ordering::Acquire, Ordering::Relaxed);
-                if turn.is_multiple_of(2) && take(turn).is_ok() {
-                    return slot;
-                }
-            }
-        }
-        panic!("more than {} transactions are open at the same time", FIRST_TIER << (TIERS + 1));
+        let take = |slot: &&Slot| {
+            let turn = slot.turn.load(Ordering::Relaxed);
+            let exchange =
+                |turn| slot.turn.compare_exchange(turn, turn + 1, Ordering::Acquire, Ordering::Relaxed);
+            turn.is_multiple_of(2) && exchange(turn).is_ok()
+        };
+        let from = self.vacant.load(Ordering::Relaxed);
+        // One that became free at this moment may lie before.
+        let found = self.others(from).find(take).or_else(|| self.others(FIRST_TIER).find(take));
+        let made = || (0..TIERS).find_map(|tier| self.tier(tier).iter().find(take));
+        let Some(slot) = found.or_else(made) else {
+            panic!("more than {} transactions are open at the same time", FIRST_TIER << (TIERS + 1));
+        };
+        let _ = self.vacant.compare_exchange(from, slot.number + 1, Ordering::Relaxed, Ordering::Relaxed);
+        slot
+    }
+
+    /// The slots from a number on that were made and are no thread's own.
+    fn others(&self, from: usize) -> impl Iterator<Item = &Slot> {
+        let made = self.tiers.iter().map_while(OnceLock::get).enumerate();
+        made.flat_map(move |(tier, slots)| slots.get(from.saturating_sub(first_of(tier))..).unwrap_or(&[]))
     }
 
     /// The write set that a prepared transaction left.
@@ -326,11 +352,9 @@ impl Slots {
 
     fn tier(&self, tier: usize) -> &[Slot] {
         if self.tiers[tier].get().is_none() {
-            // Tiers double in size: those before this one, and the threads' own, hold 2^(tier + 1) - 1 first
-            // tiers.
-            let before = FIRST_TIER * ((2 << tier) - 1);
+            let numbers = first_of(tier)..first_of(tier + 1);
             let made: Box<[Slot]> =
-                (0..FIRST_TIER << (tier + 1)).map(|i| Slot::new(before + i, self.layout)).collect();
+                numbers.map(|number| Slot::new(number, &self.vacant, self.layout)).collect();
             made.iter().for_each(|slot| slot.install(self.most.load(Ordering::Relaxed)));
             // Another thread may have been faster.
             let _ = self.tiers[tier].set(made);

@@ -13,13 +13,14 @@ use crate::storage::catalog::Catalog;
 use crate::storage::directory::STAGE;
 use crate::storage::error::OpenError;
 use crate::storage::redo_ranges::RedoRanges;
-use crate::storage::report::Report;
-use crate::storage::segment::SegmentState;
-use caliburn_log::format::{self, BLOCK, LOG_MAGIC, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
-use caliburn_log::image::Image;
+use crate::storage::report::{Problem, Report};
+use crate::storage::segment::{Extents, SegmentState};
+use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::log;
-use caliburn_log::staged_tail::StagedTail;
+use caliburn_log::scan;
+use caliburn_log::staged_tail::{self, StagedTail};
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 
 pub(super) fn check(
@@ -27,6 +28,9 @@ pub(super) fn check(
     segments: &[Arc<SegmentState>],
     report: &mut Report,
 ) -> Result<(), OpenError> {
+    if store.in_use {
+        return check_live(store, report);
+    }
     if let Some(unapplied) = check_log(store, segments, report)? {
         for segment in segments {
             check_sums(segment, &unapplied, report)?;
@@ -35,11 +39,26 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Refuses segments that are not what their checksums say, but for what the log is to write.
+pub(super) fn verify(segments: &[Arc<SegmentState>], unapplied: &RedoRanges) -> Result<(), OpenError> {
+    let mut report = Report::default();
+    segments.iter().try_for_each(|segment| check_sums(segment, unapplied, &mut report))?;
+    match report.problems.into_iter().next() {
+        Some(Problem { path, offset, text }) => Err(OpenError::Stray { what: "segment", path, offset, text }),
+        None => Ok(()),
+    }
+}
+
 pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
     let path = Catalog::resolve(store.dir, &store.catalog.log_path);
     let medium = store.media.open(&path, false).map_err(OpenError::io("open log", &path))?;
     let status = log::read_status(&*medium, Some(&store.catalog.store))?;
+    let boot = store.media.boot_id().map_err(OpenError::io("read the boot's identity for", store.dir))?;
+    // A stage that cannot be read tells nothing here.
+    let stage = store.media.open(&store.dir.join(STAGE), false).ok();
+    let end = stage.and_then(|stage| staged_tail::log_end(&*stage, &store.catalog.store, &boot).ok()?);
     let log = LogInfo {
+        appended: end.map_or(0, |end| end.0).max(status.forced.get()),
         path,
         capacity: status.capacity.get(),
         head: status.head.get(),
@@ -49,16 +68,50 @@ pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenEr
     Ok((Some(log), status.clean.get() == 1))
 }
 
+/// Verifies what does not change while somebody has the store open: the live log, of which only the head goes on.
+fn check_live(store: &Closed<'_>, report: &mut Report) -> Result<(), OpenError> {
+    /// The head may pass what is being read, again and again.
+    const TRIES: u32 = 20;
+    let Closed { media, dir, catalog, .. } = *store;
+    let path = Catalog::resolve(dir, &catalog.log_path);
+    let medium = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
+    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    let stage_path = dir.join(STAGE);
+    let stage = media.open(&stage_path, false).map_err(OpenError::io("open stage", &stage_path))?;
+    for _ in 0..TRIES {
+        let status = log::read_status(&*medium, Some(&catalog.store))?;
+        let Some(end) = staged_tail::log_end(&*stage, &catalog.store, &boot)? else {
+            report.notes.push("the store is just being opened: its log was not verified".into());
+            return Ok(());
+        };
+        (report.records, report.transactions) = (0, 0);
+        let scanned = scan::scan(&*medium, &status, Some(Lsn(0)..end), |record| {
+            report.records += 1;
+            report.transactions = report.transactions.saturating_add(record.transactions);
+        })?;
+        let Some(damage) = scanned.damage else { return Ok(()) };
+        if log::read_status(&*medium, Some(&catalog.store))?.head == status.head {
+            report.problem(&path, damage.offset, &damage);
+            return Ok(());
+        }
+    }
+    report.notes.push("the log was overwritten as fast as it could be read: it was not verified".into());
+    Ok(())
+}
+
 /// Verifies log and stage; what they would write to the segments, if they are sound.
 fn check_log(
     store: &Closed<'_>,
     segments: &[Arc<SegmentState>],
     report: &mut Report,
 ) -> Result<Option<RedoRanges>, OpenError> {
-    let Closed { media, dir, catalog } = *store;
+    let Closed { media, dir, catalog, .. } = *store;
     let path = Catalog::resolve(dir, &catalog.log_path);
     let medium = match media.open(&path, false) {
         Ok(medium) => medium,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Err(OpenError::io("open log", &path)(error));
+        }
         Err(error) => {
             report.problem(&path, 0, format!("cannot be opened: {error}"));
             return Ok(None);
@@ -80,41 +133,49 @@ fn check_log(
             return Ok(None);
         }
     };
+    if status.clean != 1 {
+        store.report_copy(&*medium, status.place, report);
+    }
     let stage = check_stage(store, report)?;
     let known = stage.as_ref().and_then(|left| left.appended).map(|end| caliburn_log::Lsn(0)..end);
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
+    let extents = Extents::of(segments);
     let capacity = status.capacity.get();
-    let (image, damage) = Image::scan(&*medium, &status, known, |record| {
+    let scanned = scan::scan(&*medium, &status, known, |record| {
         report.records += 1;
-        report.transactions += record.transactions;
-        if let Some((lsn, _, text)) = recovery::stray_range(record, segments) {
+        report.transactions = report.transactions.saturating_add(record.transactions);
+        if let Some((lsn, _, text)) = recovery::stray_range(record, &extents) {
             stray.push((recovery::log_offset(lsn, capacity), text));
         }
         prepared::recover(&mut prepared, record);
     })?;
-    if let Some(Err(error)) = stage.map(|left| left.not_older_than(image.forced())) {
+    if let Some(Err(error)) = stage.map(|left| left.not_older_than(scanned.forced)) {
         report.stage_problem(&dir.join(STAGE), error);
     }
-    let unapplied = RedoRanges::of(image);
-    for (offset, text) in stray {
-        report.problem(&path, offset, text);
-    }
-    if let Some(damage) = damage {
+    if let Some(damage) = scanned.damage {
         report.problem(&path, damage.offset, &damage);
     }
     report.prepared = prepared.len() as u64;
-    Ok(Some(unapplied))
+    if !stray.is_empty() {
+        stray.into_iter().for_each(|(offset, text)| report.problem(&path, offset, text));
+        return Ok(None);
+    }
+    Ok(Some(RedoRanges::of_log(&*medium, capacity, scanned.from, scanned.tail)?))
 }
 
 /// Verifies the stage; what it holds, if it can be read.
 fn check_stage(store: &Closed<'_>, report: &mut Report) -> Result<Option<StagedTail>, OpenError> {
-    let Closed { media, dir, catalog } = *store;
+    let Closed { media, dir, catalog, .. } = *store;
     let path = dir.join(STAGE);
     let medium = match media.open(&path, false) {
         Ok(medium) => medium,
-        Err(error) => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             report.notes.push(format!("stage {}: {error}; it is made anew at opening", path.display()));
+            return Ok(None);
+        }
+        Err(error) => {
+            report.problem(&path, 0, format!("cannot be opened: {error}"));
             return Ok(None);
         }
     };
@@ -138,10 +199,10 @@ fn check_sums(segment: &SegmentState, unapplied: &RedoRanges, report: &mut Repor
     // Truncation writes whole pages of the machine it runs on.
     let page = (caliburn_os::page_size() / SUM_UNIT) as u64;
     let mut excused = BTreeSet::new();
-    for range in unapplied.ranges().filter(|r| r.segment == segment.id) {
+    unapplied.each_of(segment.id, |range| {
         let last = (range.offset + range.bytes.len().max(1) as u64 - 1) / SUM_UNIT as u64;
         excused.extend(range.offset / SUM_UNIT as u64 / page..=last / page);
-    }
+    });
     let damaged = segment.damaged_units(|unit| excused.contains(&(unit / page)))?;
     for run in damaged.chunk_by(|a, b| a + 1 == *b) {
         let offset = SEGMENT_DATA + run[0] * SUM_UNIT as u64;

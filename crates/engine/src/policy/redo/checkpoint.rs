@@ -1,9 +1,9 @@
-//! The fuzzy checkpoint: after the death of a process only what the log has behind it is replayed.
+//! The fuzzy checkpoint: after the death of a process only the log after it is replayed.
 //!
-//! Every so often pages are written to their segments without being forced (steps 1 to 5 of
-//! [`truncation`](super::truncation)), so that the segments, as the page cache has them, come to show what the
-//! log has. The stage says up to where they do. While segments are being forced nothing is vouched for: of a
-//! page that was lost on its way to the medium the system tells the first who forces, once.
+//! Every so often pages are written to their segments and not forced (steps 1 to 5 of
+//! [`incremental`](super::incremental)), so that the segments, as the page cache has them, are up to date to some
+//! place in the log, which the stage records. While segments are being forced the checkpoint is withdrawn: the
+//! kernel reports a lost write-back once, and a process killed just then could have taken the report with it.
 
 use super::Redo;
 use super::truncation::Unforced;
@@ -13,14 +13,15 @@ use caliburn_log::format::Lsn;
 use caliburn_log::staged_tail::Checkpoint;
 use caliburn_os::simulated::{instead, planted};
 use caliburn_os::sync::atomic::Ordering;
+use std::collections::BTreeSet;
 
 impl Redo {
-    /// Shows all of the log: nothing was appended for a while.
+    /// Makes a checkpoint of all of the log: nothing was appended for a while.
     pub(super) fn checkpoint_rest(&self) -> Result<(), Failure> {
         self.checkpoint_beyond(&mut self.lock_truncation(), 0)
     }
 
-    /// Shows the log, if the segments may not show more than so many bytes of it, and somebody could rely on it.
+    /// Makes a checkpoint if more than so many bytes of log came since the last, and somebody could rely on it.
     pub(super) fn checkpoint_beyond(&self, unforced: &mut Unforced, most: u64) -> Result<(), Failure> {
         if self.bytes_since_checkpoint() <= most {
             return Ok(());
@@ -28,18 +29,19 @@ impl Redo {
         let appended = self.log.tail();
         self.truncation.checkpoint.store(appended.0, Ordering::Relaxed);
         if self.cache_identity().is_some() {
-            self.write_pages(unforced, appended, &|_| true)?;
+            let mut blocked = BTreeSet::new();
+            while self.write_batch(unforced, appended, &|_| true, &mut blocked)?.is_none() {}
             self.set_checkpoint();
         }
         Ok(())
     }
 
-    /// Bytes of log that the segments do not show at which a checkpoint is made.
+    /// Bytes of log since the last checkpoint at which the next is made.
     pub(super) fn checkpoint_every_bytes(&self) -> u64 {
         self.log.capacity() / 16
     }
 
-    /// How much of the log the segments may not show yet, for all that the page queue says.
+    /// Bytes of log since the last checkpoint.
     pub(super) fn bytes_since_checkpoint(&self) -> u64 {
         if self.declared_only {
             return 0;
@@ -50,7 +52,7 @@ impl Redo {
     /// Forces a segment outside of truncation.
     pub(super) fn force_aside<E>(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let _truncation = self.lock_truncation();
-        if !planted("shown-while-growing") {
+        if !planted("checkpoint-while-growing") {
             self.stage.set_checkpoint(None);
         }
         force()?;
@@ -58,7 +60,7 @@ impl Redo {
         Ok(())
     }
 
-    /// The first record that the segments may not show: the log found at opening not at all.
+    /// The first record whose changes the segments may lack; none before the log found at opening is applied.
     pub(super) fn redo_lsn(&self) -> Option<Lsn> {
         if self.is_unapplied() {
             return None;
@@ -72,14 +74,14 @@ impl Redo {
         Some(forced.min(oldest).min(prepared))
     }
 
-    /// Tells the stage up to where the segments show the log. In a failed store pages may have been taken off
+    /// Records in the stage up to where segments have the changes of the log. In a failed store pages may be off
     /// the queue and not written.
     pub(super) fn set_checkpoint(&self) {
         if self.storage.failure().is_err() {
             return;
         }
         let Some(before) = self.redo_lsn() else { return };
-        let before = instead("all-shown", before, self.log.forced());
+        let before = instead("checkpoint-too-far", before, self.log.forced());
         self.stage.set_checkpoint(self.cache_identity().map(|caches| Checkpoint { before, caches }));
     }
 
@@ -96,7 +98,8 @@ mod tests {
     use super::*;
     use crate::{Class, Mode, Store};
     use caliburn_log::staged_tail::StagedTail;
-    use caliburn_os::medium::{Files, Media};
+    use caliburn_os::files::Files;
+    use caliburn_os::medium::Media;
     use std::any::Any;
     use std::time::Duration;
 

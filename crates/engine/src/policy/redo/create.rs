@@ -21,6 +21,7 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
     let catalog =
         Catalog { store: new.store, policy: Policy::Redo as u16, log_path, next: 0, segments: Vec::new() };
     let path = Catalog::resolve(new.dir, &catalog.log_path);
+    directory::refuse_own(media, &catalog.log_path)?;
     if !catalog.log_path.is_absolute() {
         let _ = media.remove(&path);
     }
@@ -30,6 +31,8 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
     };
     let medium = medium.map_err(OpenError::io("create log", &path))?;
     segment::refuse_foreign(&*medium)?;
+    let elsewhere = catalog.log_path.is_absolute();
+    let _claim = elsewhere.then(|| medium.claim(false)).transpose().map_err(OpenError::io("lock", &path))?;
     let done = fill(&new, &catalog, &*medium, made);
     *new.uncatalogued = done.is_ok() || directory::uncatalogued(media, new.dir);
     if done.is_err() && *new.uncatalogued {

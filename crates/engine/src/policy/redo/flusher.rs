@@ -1,9 +1,9 @@
-//! From the stage to the log: the flusher, group commit, and commits too large for the stage.
+//! From the stage to the log: the flusher, and commits too large for the stage.
 //!
 //! The holder of the flush lock moves staged records to the log, in stamp order. A thread that waits for
-//! `Power` takes the lock itself and forces at once if nobody else does; the others wait, and one force
-//! covers all that arrived before it (group commit). The background flusher does the same for lazy
-//! commits at the end of their interval, or when the stage fills, and merges them on the way.
+//! `Power` takes the lock if it is free and leads a round of group commit ([`group`](super::group), which has
+//! step 7). The background flusher does the same for lazy commits at the end of their interval, or when the
+//! stage fills, and merges them on the way.
 //!
 //! ```text
 //!   1 horizon H                       every commit that returned before now is stamped before H
@@ -43,8 +43,10 @@ pub(super) struct Flush {
     idle: AtomicBool,
     /// What the background flusher was asked for: [`SPACE`] in the stage, a [`FORCE`].
     wanted: AtomicU32,
-    /// Bytes that somebody holding the flush lock waits for.
+    /// Bytes of log that somebody holding the flush lock waits for.
     pub starved: AtomicU64,
+    /// Bytes of log that truncation keeps free while it copies pages, since it must force the log for them then.
+    pub kept_free: AtomicU64,
     pub forces: AtomicU64,
     pub flushes: AtomicU64,
     pub records: AtomicU64,
@@ -154,26 +156,24 @@ impl Redo {
     ) -> Result<(), Failure> {
         let FlushBuffers { merger, buffer, .. } = work;
         let count = bodies.len() as u64;
+        // Room first: waiting for it may append records, and each record names its place.
         if merge {
             let merged = merger.merge(bodies);
-            let prefix = record::prefix(Kind::Group, count, &[]);
-            // Room first: waiting for it may append records, and each record names its place.
-            self.wait_log(buffer, (FRAME + prefix.len() + merged.body.len()) as u64)?;
-            buffer.clear();
-            record::encode(buffer, Kind::Group, self.place(), &prefix, merged.body);
+            self.wait_log(buffer, merged.record_bytes())?;
             self.flush.merged_transactions.fetch_add(count, Ordering::Relaxed);
             self.flush.merged_bytes.fetch_add(merged.dropped + (count - 1) * FRAME as u64, Ordering::Relaxed);
-        } else {
-            let bytes: usize = bodies.clone().map(|body| body.len() + FRAME).sum();
-            self.wait_log(buffer, bytes as u64)?;
-            buffer.clear();
-            let first = self.place();
-            for body in bodies {
-                let place = RecordPosition { lsn: Lsn(first.lsn.0 + buffer.len() as u64), ..first };
-                record::encode(buffer, Kind::Commit, place, &[], body);
-            }
+            let record = merged.encode(count, self.place());
+            return self.append_encoded(record, 1, Some(handed_over));
         }
-        self.append_encoded(buffer, if merge { 1 } else { count }, Some(handed_over))
+        let bytes: usize = bodies.clone().map(|body| body.len() + FRAME).sum();
+        self.wait_log(buffer, bytes as u64)?;
+        buffer.clear();
+        let first = self.place();
+        for body in bodies {
+            let place = RecordPosition { lsn: Lsn(first.lsn.0 + buffer.len() as u64), ..first };
+            record::encode(buffer, Kind::Commit, place, &[], body);
+        }
+        self.append_encoded(buffer, count, Some(handed_over))
     }
 
     /// The place of the next record. Only for the holder of the flush lock.
@@ -235,16 +235,19 @@ impl Redo {
     /// Only for the holder of the flush lock.
     pub(super) fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
         let needed = bytes + self.prepared_bytes();
+        let room = || self.log.free() >= needed + self.flush.kept_free.load(Ordering::SeqCst);
         loop {
             // Before the look at what is free: it may move in between.
             let head = self.log.head();
-            if self.log.free() >= needed {
+            if room() {
                 break;
             }
             let seen = self.space.count();
-            self.flush.starved.store(needed, Ordering::SeqCst);
-            self.relocate_prepared(buffer)?;
-            if self.log.free() >= needed {
+            if self.log.free() < needed {
+                self.flush.starved.store(needed, Ordering::SeqCst);
+                self.relocate_prepared(buffer)?;
+            }
+            if room() {
                 break;
             }
             self.storage.failure()?;
@@ -262,6 +265,11 @@ impl Redo {
         }
         self.flush.starved.store(0, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Whether somebody holding the flush lock waits for more log space than there is.
+    pub(super) fn is_starved(&self) -> bool {
+        self.flush.starved.load(Ordering::SeqCst) > self.log.free()
     }
 
     /// A commit was staged: the flusher must know, for the bound on its laziness and for the stage's space.

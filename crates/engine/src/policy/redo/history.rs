@@ -1,19 +1,20 @@
 //! The history of modifications that a log holds: RVM's post-mortem tool (section 6), as a library.
 //!
-//! Reads a store without locking it, also while a program is using it, and sees what is in the log. What
-//! was truncated is gone until it is overwritten: [`History::all`] finds it too.
+//! Reads a store without locking it, also while a program is using it. [`History::live`] reads what truncation has
+//! not passed; truncated records stay in the log until they are overwritten, and [`History::all`] finds those too.
 
 use crate::policy::kind::Policy;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
-use caliburn_log::format::{ALIGN, LOG_DATA, Lsn, SegmentId};
-use caliburn_log::image::Image;
+use crate::storage::settings::Settings;
+use caliburn_log::format::{Lsn, SegmentId};
 use caliburn_log::log;
-use caliburn_log::media_error::MediaError;
-use caliburn_log::record::{Decoded, Kind, decode};
+use caliburn_log::record::{Kind, Record};
+use caliburn_log::scan::scan;
+use caliburn_log::search::scan_ring;
 use caliburn_log::staged_tail;
-use caliburn_os::medium::{Files, Media, Medium};
+use caliburn_os::medium::{Media, Medium};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,7 +69,7 @@ pub struct Filter {
 impl Filter {
     fn accepts(&self, event: &Event) -> bool {
         let touches = |change: &Change| {
-            let end = change.offset + change.bytes.len() as u64;
+            let end = change.offset.saturating_add(change.bytes.len() as u64);
             self.segment.as_ref().is_none_or(|s| *s == change.segment)
                 && self.range.as_ref().is_none_or(|r| change.offset < r.end && end > r.start)
         };
@@ -83,32 +84,38 @@ impl Filter {
 /// A log opened for reading its history.
 #[derive(Debug)]
 pub struct History {
+    media: Arc<dyn Media>,
     medium: Arc<dyn Medium>,
     stage: PathBuf,
     catalog: Catalog,
 }
 
 impl History {
-    /// Opens the log of a store, which may be in use.
+    /// Opens the log of a store, which may be in use. One outside of the store's directory:
+    /// [`Options::history`](crate::Options::history).
     ///
     /// # Errors
     /// When there is no store or its log cannot be read.
     pub fn open(dir: impl AsRef<Path>) -> Result<History, OpenError> {
-        let dir = dir.as_ref();
-        let catalog = directory::read_catalog(&Files, dir)?;
+        History::open_with(&Settings::default(), dir.as_ref())
+    }
+
+    pub(crate) fn open_with(settings: &Settings, dir: &Path) -> Result<History, OpenError> {
+        let media = directory::hold(dir, settings)?;
+        let catalog = directory::read_catalog(&*media, dir)?;
         if catalog.policy != Policy::Redo as u16 {
             let why = "only with the redo policy is there a log whose history can be told";
             return Err(OpenError::Policy { path: dir.to_owned(), why });
         }
         let path = Catalog::resolve(dir, &catalog.log_path);
-        let medium = Files.open(&path, false).map_err(OpenError::io("open log", &path))?;
-        Ok(History { medium, stage: dir.join(directory::STAGE), catalog })
+        let medium = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
+        Ok(History { media, medium, stage: dir.join(directory::STAGE), catalog })
     }
 
     /// Where the log ends, if a stage of this boot says so: what stands beyond was not committed there.
     fn end(&self) -> Option<Lsn> {
-        let stage = Files.open(&self.stage, false).ok()?;
-        staged_tail::log_end(&*stage, &self.catalog.store, &Files.boot_id().ok()?).ok()?
+        let stage = self.media.open(&self.stage, false).ok()?;
+        staged_tail::log_end(&*stage, &self.catalog.store, &self.media.boot_id().ok()?).ok()?
     }
 
     /// The live records that a filter accepts, oldest first, or newest first.
@@ -117,18 +124,15 @@ impl History {
     /// When the log cannot be read or is damaged.
     pub fn live(&self, filter: &Filter, newest_first: bool) -> Result<Vec<Event>, OpenError> {
         let status = log::read_status(&*self.medium, Some(&self.catalog.store))?;
-        let (image, damage) = Image::scan(&*self.medium, &status, self.end().map(|end| Lsn(0)..end), |_| {})?;
-        let mut found: Vec<Event> = if newest_first {
-            image.records_back().map(|r| self.event(&r)).filter(|e| filter.accepts(e)).collect()
-        } else {
-            image.records().map(|r| self.event(&r)).filter(|e| filter.accepts(e)).collect()
-        };
-        match damage {
+        let mut found = Vec::new();
+        let known = self.end().map(|end| Lsn(0)..end);
+        let scanned = scan(&*self.medium, &status, known, |record| found.extend(self.event(record, filter)))?;
+        if newest_first {
+            found.reverse();
+        }
+        match scanned.damage {
             Some(damage) if found.is_empty() => Err(damage.into()),
-            _ => {
-                found.shrink_to_fit();
-                Ok(found)
-            }
+            _ => Ok(found),
         }
     }
 
@@ -138,33 +142,20 @@ impl History {
     /// When the log cannot be read.
     pub fn all(&self, filter: &Filter) -> Result<Vec<Event>, OpenError> {
         let status = log::read_status(&*self.medium, Some(&self.catalog.store))?;
-        let capacity = status.capacity.get() as usize;
-        let mut ring = vec![0; capacity * 2];
-        let fail = |e| MediaError::new("read the log", &*self.medium, LOG_DATA, e);
-        self.medium.read_at(&mut ring[..capacity], LOG_DATA).map_err(fail)?;
-        // Twice in a row, a record that wraps stands in one piece.
-        ring.copy_within(..capacity, capacity);
         let mut found = Vec::new();
-        let mut at = 0;
-        while at < capacity {
-            let window = &ring[at..at + capacity];
-            let lsn = Lsn(u64::from_le_bytes(window[16..24].try_into().expect("eight bytes")));
-            let here = lsn.0 as usize % capacity == at;
-            match decode(window, lsn, 0, capacity as u64) {
-                Decoded::Valid(record) if here => {
-                    found.push(self.event(&record));
-                    at += record.len() as usize;
-                }
-                _ => at += ALIGN,
-            }
-        }
-        found.sort_by_key(|event| event.lsn);
+        scan_ring(&*self.medium, &status, |record| found.extend(self.event(record, filter)))?;
+        found.sort_by_key(|event: &Event| event.lsn);
         found.dedup_by_key(|event| event.lsn);
-        found.retain(|event| filter.accepts(event));
         Ok(found)
     }
 
-    fn event(&self, record: &caliburn_log::record::Record<'_>) -> Event {
+    /// What a record tells, if the filter accepts it.
+    fn event(&self, record: &Record<'_>, filter: &Filter) -> Option<Event> {
+        let event = self.all_of(record);
+        filter.accepts(&event).then_some(event)
+    }
+
+    fn all_of(&self, record: &Record<'_>) -> Event {
         Event {
             lsn: record.lsn.0,
             kind: match record.kind {

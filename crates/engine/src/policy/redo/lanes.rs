@@ -15,7 +15,6 @@
 //!       | flusher, after its horizon                another lane commits, or | the flusher wants a horizon
 //!       +----------------------------- SHARED <------------------------------+
 //! ```
-//!
 
 use caliburn_os::clock::Clock;
 use caliburn_os::simulated::{planted, unless};

@@ -4,8 +4,9 @@
 //! the segment again.
 
 use super::Redo;
+use super::incremental::Outcome;
 use super::pages::PageId;
-use super::truncation::{Outcome, Unforced};
+use super::truncation::Unforced;
 use crate::storage::error::Failure;
 use crate::storage::gate;
 use crate::storage::region::RegionState;
@@ -121,7 +122,7 @@ impl Redo {
         let (declared, _) = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
         for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
             let at = region.pointer(*address);
-            // SAFETY: the page lies in a mapped region (as in `copy_pages`). It equals its segment, nobody
+            // SAFETY: the page lies in a mapped region (as in `copy_undeclared`). It equals its segment, nobody
             // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.
             let dropped = !declared
                 && unsafe {

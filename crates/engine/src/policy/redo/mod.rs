@@ -20,6 +20,7 @@ mod create;
 mod flusher;
 mod group;
 pub(crate) mod history;
+mod incremental;
 mod lanes;
 mod memory;
 mod pages;
@@ -116,7 +117,7 @@ pub(crate) struct Redo {
     background: bool,
     flush: Flush,
     rounds: Rounds,
-    /// Signalled when the log's head moved.
+    /// Signalled when there may be more room in the log.
     space: Event,
     truncation: Truncation,
     prepared: Mutex<PreparedTable>,

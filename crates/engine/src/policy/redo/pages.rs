@@ -6,7 +6,7 @@
 use caliburn_log::pagemap::PageMap;
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::simulated::instead;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Committed changes are in the log and in memory, not in the segment; the page stands in the queue.
 const DIRTY: u8 = 1;
@@ -113,22 +113,21 @@ impl Pages {
 
     /// Puts back descriptors that could not be written; they are older than any in the queue, or as old.
     pub fn put_back(&mut self, descriptors: &[Descriptor]) {
-        let mut merged: VecDeque<Descriptor> = VecDeque::with_capacity(self.queue.len() + descriptors.len());
+        let mut again = BTreeSet::new();
         for descriptor in descriptors {
             let PageId { segment, number } = descriptor.page;
             let state = self.vector.entry(segment, number);
             if *state & DIRTY != 0 {
-                // Queued again meanwhile by a later record: the earlier descriptor takes its place.
-                self.queue.retain(|d| d.page != descriptor.page);
+                again.insert(descriptor.page);
             } else {
                 *state |= DIRTY;
                 self.dirty += 1;
             }
-            merged.push_back(*descriptor);
         }
-        merged.append(&mut self.queue);
-        merged.make_contiguous().sort_by_key(|d| d.lsn);
-        self.queue = merged;
+        // Queued again meanwhile by a later record: the earlier descriptor takes its place.
+        self.queue.retain(|d| again.is_empty() || !again.contains(&d.page));
+        self.queue.extend(descriptors);
+        self.queue.make_contiguous().sort_by_key(|d| d.lsn);
     }
 
     /// The pages were written to their segment and are still private.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   1 open_files         the log and the stage
-//!   2 read_stage         what a process of this boot left there; whether the segments show the log as it says
+//!   2 read_stage         what a process of this boot left there; whether its checkpoint holds
 //!   3 scan_log           every record from there to the tail verified, its ranges noted; damage in the forced part,
 //!                        or a stage that is older than the log: refuse, or for salvage go on read-only without it
 //!   4 begin_incarnation  what may not be durable written again and forced; then, durably, a new incarnation: what
@@ -12,12 +12,15 @@
 //!   6 serve              the stage is empty, and takes records
 //! ```
 //!
-//! Nothing is written to a segment here: regions are mapped with the noted ranges laid over them, and the
-//! truncation thread applies them as an epoch while the program runs. So recovery can be killed anywhere
-//! and run again: steps 1 to 3 only read; 4 and 5 append to the log, where records that are repeated
-//! change nothing, because the whole suffix is repeated in order.
+//! Segments are not written to here: regions are mapped with the noted ranges laid over them, and the truncation
+//! thread applies them as an epoch while the program runs. The exception: if the log has no room for what the
+//! stage holds, step 5 applies the forced log first. So recovery can be killed anywhere and run again: steps 1 to
+//! 3 change nothing but the stage, which is made if it is missing, and its checkpoint is withdrawn; 4 and 5
+//! append to the log, where records that are repeated change nothing, because the whole suffix is repeated in
+//! order.
 
 use super::Redo;
+use super::check;
 use super::flusher::Flush;
 use super::group::Rounds;
 use super::pages::Pages;
@@ -32,19 +35,18 @@ use crate::storage::class::Class;
 use crate::storage::directory::{STAGE, forced};
 use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::redo_ranges::RedoRanges;
-use crate::storage::segment::{self, SegmentState};
+use crate::storage::segment::{self, Extents, SegmentState};
 use crate::write_set::{Layout, Sets};
 use caliburn_log::SegmentId;
 use caliburn_log::format::{Defect, LOG_DATA, Lsn, Status};
-use caliburn_log::image::{Damage, Image};
 use caliburn_log::log::{self, Log};
 use caliburn_log::media_error::MediaError;
-use caliburn_log::record::{self, BODY_MAX, FRAME, Kind, Range, Ranges, Record, RecordPosition};
+use caliburn_log::record::{self, BODY_MAX, FRAME, Kind, Ranges, Record, RecordPosition};
+use caliburn_log::scan::{self, Scanned};
 use caliburn_log::staged_tail::{self, StageError, StagedTail};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
-use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::{even_if, instead, planted, unless};
 use caliburn_os::sync::{Mutex, RwLock};
@@ -54,12 +56,15 @@ use std::sync::Arc;
 pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
     let mut recovery = Recovery::open_files(opening)?;
     let staged_tail = recovery.read_stage()?;
-    let (image, staged_tail) = recovery.scan_log(staged_tail)?;
+    let (scanned, staged_tail) = recovery.scan_log(staged_tail)?;
     let reach = recovery.reach()?;
     if !recovery.opening.write() {
-        return Ok(recovery.show(image, &staged_tail, reach));
+        return recovery.show(&scanned, &staged_tail, reach);
     }
-    let (log, mut unapplied) = recovery.begin_incarnation(image)?;
+    if recovery.copied {
+        check::verify(recovery.segments(), &recovery.noted(&scanned)?)?;
+    }
+    let (log, mut unapplied) = recovery.begin_incarnation(&scanned)?;
     recovery.append_staged(&log, &mut unapplied, &staged_tail)?;
     recovery.serve(log, unapplied, &staged_tail, reach)
 }
@@ -69,6 +74,8 @@ struct Recovery<'o> {
     opening: Opening<'o>,
     log: Arc<dyn Medium>,
     status: Status,
+    /// It was in use elsewhere.
+    copied: bool,
     stage: Arc<dyn Medium>,
     boot: Id,
     prepared: PreparedTable,
@@ -76,21 +83,17 @@ struct Recovery<'o> {
     damage: Option<OpenError>,
 }
 
-/// What the log holds from the head, or from where a stage vouches, to its tail.
-struct Scanned {
-    image: Image,
-    damage: Option<Damage>,
-    prepared: PreparedTable,
-}
-
 impl<'o> Recovery<'o> {
     /// Step 1.
-    fn open_files(opening: Opening<'o>) -> Result<Recovery<'o>, OpenError> {
+    fn open_files(mut opening: Opening<'o>) -> Result<Recovery<'o>, OpenError> {
         let (media, dir, write) = (opening.media(), opening.dir(), opening.write());
         let catalog = &opening.found.catalog;
         let log_path = Catalog::resolve(dir, &catalog.log_path);
         let log = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
+        let claim = catalog.log_path.is_absolute().then(|| log.claim(!write)).transpose();
+        let claim = claim.map_err(OpenError::io("lock", &log_path))?.flatten();
         let status = log::read_status(&*log, Some(&catalog.store))?;
+        let copied = status.clean != 1 && opening.copied_from(&*log, status.place)?;
         let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         let stage_path = dir.join(STAGE);
         let stage = match media.open(&stage_path, write) {
@@ -98,7 +101,9 @@ impl<'o> Recovery<'o> {
             other => other,
         };
         let stage = stage.map_err(OpenError::io("open stage", &stage_path))?;
-        Ok(Recovery { opening, log, status, stage, boot, prepared: PreparedTable::new(), damage: None })
+        opening.found.locks.extend(claim);
+        let prepared = PreparedTable::new();
+        Ok(Recovery { opening, log, status, copied, stage, boot, prepared, damage: None })
     }
 
     fn store(&self) -> Id {
@@ -137,7 +142,7 @@ impl<'o> Recovery<'o> {
             other => other?,
         };
         let all = self.segments().len() == self.opening.found.catalog.segments.len();
-        let trusting = all && self.opening.write() && !self.opening.settings.salvage;
+        let trusting = all && self.opening.write() && !self.opening.settings.salvage && !self.copied;
         if !trusting || !self.checkpoint_holds(&staged_tail)? {
             staged_tail.checkpoint = None;
         }
@@ -168,18 +173,19 @@ impl<'o> Recovery<'o> {
     }
 
     /// Step 3. What is left of the stage belongs to the log.
-    fn scan_log(&mut self, mut staged_tail: StagedTail) -> Result<(Image, StagedTail), OpenError> {
+    fn scan_log(&mut self, mut staged_tail: StagedTail) -> Result<(Scanned, StagedTail), OpenError> {
         let mut scanned = self.scan(staged_tail.live())?;
-        if let Err(error) = staged_tail.not_older_than(scanned.image.forced()) {
+        if let Err(error) = staged_tail.not_older_than(scanned.forced) {
             self.salvage(error.into())?;
             staged_tail = StagedTail::default();
             scanned = self.scan(None)?;
         }
-        self.prepared = scanned.prepared;
-        if let Some(lost) = scanned.damage {
+        if let Some(lost) = scanned.damage.take() {
             self.salvage(lost.into())?;
         }
-        let unknown = |body: &[u8]| first_unknown(Ranges::of(body), self.segments()).map(|r| r.segment);
+        let extents = Extents::of(self.segments());
+        let unknown =
+            |body: &[u8]| Ranges::of(body).find(|range| !extents.hold(range)).map(|range| range.segment);
         if let Some(id) = staged_tail.records.iter().find_map(|(_, body)| unknown(body)) {
             let text = "a staged record names bytes that no segment has".into();
             let path = self.stage.path().to_owned();
@@ -188,14 +194,15 @@ impl<'o> Recovery<'o> {
             self.salvage(error)?;
             staged_tail = StagedTail::default();
         }
-        Ok((scanned.image, staged_tail))
+        Ok((scanned, staged_tail))
     }
 
-    fn scan(&self, known: Option<std::ops::Range<Lsn>>) -> Result<Scanned, OpenError> {
+    fn scan(&mut self, known: Option<std::ops::Range<Lsn>>) -> Result<Scanned, OpenError> {
         let mut prepared = PreparedTable::new();
         let mut stray = None;
-        let (image, damage) = Image::scan(&*self.log, &self.status, known, |record| {
-            stray = stray.take().or_else(|| stray_range(record, self.segments()));
+        let extents = Extents::of(self.segments());
+        let scanned = scan::scan(&*self.log, &self.status, known, |record| {
+            stray = stray.take().or_else(|| stray_range(record, &extents));
             prepared::recover(&mut prepared, record);
         })?;
         if let Some((lsn, segment, text)) = stray {
@@ -203,7 +210,8 @@ impl<'o> Recovery<'o> {
             let (path, offset) = (self.log.path().to_owned(), log_offset(lsn, self.status.capacity.get()));
             return Err(OpenError::Stray { what: "log", path, offset, text });
         }
-        Ok(Scanned { image, damage, prepared })
+        self.prepared = prepared;
+        Ok(scanned)
     }
 
     /// What a commit can survive, refused if it is less than was required.
@@ -214,21 +222,28 @@ impl<'o> Recovery<'o> {
     }
 
     /// Instead of steps 4 to 6, in a store that takes no changes: what is noted is laid over the segments.
-    fn show(self, image: Image, staged_tail: &StagedTail, reach: Class) -> Opened {
-        let mut lacking = RedoRanges::of(image);
+    fn show(self, scanned: &Scanned, staged_tail: &StagedTail, reach: Class) -> Result<Opened, OpenError> {
+        let mut lacking = self.noted(scanned)?;
         // With damage in between, what is later than the damage would be out of order.
         for (_, body) in staged_tail.records.iter().filter(|_| self.damage.is_none()) {
             let tail = lacking.tail();
             lacking.push(body.clone(), tail);
         }
         let undecided = prepared::list(&self.prepared);
-        read_only::open(self.opening, reach, Some(lacking), undecided, self.damage)
+        Ok(read_only::open(self.opening, reach, Some(lacking), undecided, self.damage))
     }
 
     /// Step 4.
-    fn begin_incarnation(&self, image: Image) -> Result<(Log, RedoRanges), OpenError> {
-        let log = Log::open(self.log.clone(), self.store(), self.status, &image)?;
-        Ok((log, RedoRanges::of(image)))
+    fn begin_incarnation(&self, scanned: &Scanned) -> Result<(Log, RedoRanges), OpenError> {
+        let place = self.log.place().unwrap_or_default();
+        let log = Log::open(self.log.clone(), self.store(), self.status, scanned, place)?;
+        Ok((log, self.noted(scanned)?))
+    }
+
+    /// What the segments may lack of the log.
+    fn noted(&self, scanned: &Scanned) -> Result<RedoRanges, MediaError> {
+        let capacity = self.status.capacity.get();
+        RedoRanges::of_log(&*self.log, capacity, scanned.from, scanned.tail)
     }
 
     /// Step 5.
@@ -239,7 +254,7 @@ impl<'o> Recovery<'o> {
         staged_tail: &StagedTail,
     ) -> Result<(), OpenError> {
         let records = staged_tail.records.iter();
-        for (stamp, body) in records.skip(instead("first-leftover-lost", 0, 1)) {
+        for (stamp, body) in records.skip(instead("first-staged-lost", 0, 1)) {
             if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&self.prepared) {
                 self.make_room(log, unapplied, *stamp)?;
             }
@@ -262,11 +277,13 @@ impl<'o> Recovery<'o> {
         advance()?;
         // Not what was laid over the segments alone: of what they show besides, the sums may be missing.
         let span = (log.head(), log.forced());
-        let all = RedoRanges::of(Image::read(&**log.medium(), log.capacity(), span, Buffer::default())?);
+        scan::verify(&**log.medium(), log.capacity(), span.0..span.1)?;
+        let all = RedoRanges::of_log(&**log.medium(), log.capacity(), span.0, span.1)?;
         for segment in self.segments() {
             all.apply(segment, caliburn_os::page_size(), |_| {})?;
             segment.sync()?;
         }
+        drop(all);
         *unapplied = RedoRanges::none(log.tail());
         log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
         if log.free() < prepared::bytes(&self.prepared) {
@@ -302,7 +319,7 @@ impl<'o> Recovery<'o> {
         // What the segments show is not forced, and their sums may lack it: the head must not pass it without
         // an epoch.
         let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head());
-        let unforced = unless("shown-taken-for-forced", unforced);
+        let unforced = unless("checkpoint-taken-for-forced", unforced);
         let unapplied = (unforced || !unapplied.is_empty()).then_some(unapplied);
         let sets = Arc::new(Sets::new(Layout { trailer: 0 }, tracked));
         let policy = Redo {
@@ -339,20 +356,9 @@ fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, Medi
     Ok(place.lsn)
 }
 
-fn first_unknown<'a>(mut ranges: Ranges<'a>, segments: &[Arc<SegmentState>]) -> Option<Range<'a>> {
-    let known = |r: &Range<'_>| {
-        let end = r.offset.checked_add(r.bytes.len() as u64);
-        segments.iter().any(|s| s.id == r.segment && end.is_some_and(|end| end <= s.len()))
-    };
-    ranges.find(|r| !known(r))
-}
-
 /// Position and description of a record with a range that lies in no segment.
-pub(super) fn stray_range(
-    record: &Record<'_>,
-    segments: &[Arc<SegmentState>],
-) -> Option<(Lsn, SegmentId, String)> {
-    let range = first_unknown(record.ranges(), segments)?;
+pub(super) fn stray_range(record: &Record<'_>, extents: &Extents) -> Option<(Lsn, SegmentId, String)> {
+    let range = record.ranges().find(|range| !extents.hold(range))?;
     let (lsn, offset, segment) = (record.lsn, range.offset, range.segment.0);
     Some((
         lsn,

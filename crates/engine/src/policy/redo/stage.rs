@@ -125,7 +125,7 @@ impl Stage {
             let at = (BLOCK + chunk * chunk_bytes) as u64;
             medium.write_at(&[0; 8], at).map_err(fail("write the stage"))?;
         }
-        if !planted("shown-kept") {
+        if !planted("checkpoint-kept") {
             let words = checkpoint
                 .map_or([0; 2], |checkpoint| [checkpoint.before.0, checkpoint.caches])
                 .map(u64::to_ne_bytes);
@@ -159,6 +159,11 @@ impl Stage {
     /// Bytes of a chunk.
     pub fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
+    }
+
+    /// Bytes of all chunks.
+    pub fn bytes(&self) -> u64 {
+        (CHUNKS * self.chunk_bytes) as u64
     }
 
     /// Who commits, and in which order.
@@ -351,7 +356,8 @@ fn set(word: &AtomicU64, value: u64) {
 mod tests {
     use super::*;
     use caliburn_log::staged_tail::{STAGE_BYTES_MIN, StagedTail};
-    use caliburn_os::medium::{Files, Media};
+    use caliburn_os::files::Files;
+    use caliburn_os::medium::Media;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use std::sync::Arc;

@@ -59,7 +59,7 @@ impl UndoChunks {
         store: Id,
         boot: Id,
         memory: Memory,
-        found: &Found,
+        (found, place): (&Found, [u64; 2]),
     ) -> Result<UndoChunks, MediaError> {
         // Address space may be limited (`ulimit -v`).
         let mut wishes = RESERVED.iter().map(|wish| Reservation::new(*wish, None));
@@ -72,6 +72,7 @@ impl UndoChunks {
             clean: 0.into(),
             sealed: u32::from(sealed).into(),
             generation: found.status.generation + 1,
+            place: place.map(Into::into),
             ..found.status
         };
         let chunks = UndoChunks {

@@ -1,8 +1,18 @@
-//! The undo policy (Vista): segments are mapped shared, and old values kept until the commit.
+//! The undo policy (Vista, sections 3 and 4): the segments are the store. They are mapped shared, in memory that
+//! survives what a commit is to survive; before bytes are changed their old values go to the transaction's
+//! undo log, in memory of the same kind.
 //!
 //! ```text
-//!   write set in memory that survives --commit--> empty
+//!   declare:  old bytes to the undo log                     1 copy, no system call
+//!   commit:   the log is emptied by one store
+//!   abort:    old bytes back, newest first; the log is emptied
+//!   opening:  the same for every log that is not empty; then the store is durably marked as in use
+//!   closing:  the segments are forced; then the store is durably marked as in order
 //! ```
+//!
+//! No log, no stage, no truncation, no background threads. On files the memory is the page cache: it survives
+//! the process. On persistent memory the same steps write cache lines back, in the order that [`runs`] gives, and
+//! every commit survives what the memory does.
 
 mod chunks;
 mod recovery;

@@ -1,19 +1,13 @@
-//! The undo policy (Vista, sections 3 and 4): the segments are the store. They are mapped shared, in memory that
-//! survives what a commit is to survive; before bytes are changed their old values go to the transaction's
-//! undo log, in memory of the same kind.
+//! Creating, opening and checking stores with the undo policy.
 //!
 //! ```text
-//!   declare:  old bytes to the undo log                     1 copy, no system call
-//!   commit:   the log is emptied by one store
-//!   abort:    old bytes back, newest first; the log is emptied
-//!   opening:  the same for every log that is not empty; then the store is durably marked as in use
-//!   closing:  the segments are forced; then the store is durably marked as in order
+//!   1 old values of every undo log that is not empty go back, newest first
+//!   2 the undo logs are emptied
+//!   3 the store is durably marked as in use
 //! ```
 //!
-//! No log, no stage, no truncation, no background threads. On files the memory is the page cache: it survives
-//! the process. A store that was in use when its memory was lost is refused at opening. On persistent memory the
-//! same steps write cache lines back, in the order that `[`super::runs`] gives, and every commit survives what
-//! the memory does.
+//! Cut short, recovery begins again with 1, to the same result. A store that was in use when its memory was lost is
+//! refused.
 
 use super::Undo;
 use super::chunks::UndoChunks;
@@ -26,15 +20,16 @@ use crate::storage::directory::{self, UNDO};
 use crate::storage::error::OpenError;
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::report::Report;
-use crate::storage::segment::SegmentState;
+use crate::storage::segment::{Extents, SegmentState};
 use crate::write_set::{Layout, Sets};
 use caliburn_log::Lsn;
 use caliburn_log::record::push_range;
 use caliburn_log::sealed::SEAL;
-use caliburn_log::uncommitted::{self, Found, UndoError};
+use caliburn_log::uncommitted::{self, CLEAN, Found, UndoError};
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::{planted, unless};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -67,9 +62,16 @@ pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     let sound = || -> Result<Found, OpenError> {
         let found = Found::read(&*medium, &catalog.store, &boot)?;
-        found.uncommitted.iter().try_for_each(|log| check_ranges(log, segments, &*medium))?;
+        let extents = Extents::of(segments);
+        found.uncommitted.iter().try_for_each(|log| check_ranges(log, &extents, &*medium))?;
         Ok(found)
     };
+    let status = uncommitted::read_status(&*medium, &catalog.store);
+    if let Ok(status) = status
+        && status.clean != CLEAN
+    {
+        opening.copied_from(&*medium, status.place)?;
+    }
     let (found, damage) = match sound() {
         Ok(found) => (Some(found), None),
         Err(error @ (OpenError::Undo(UndoError::Bad { .. }) | OpenError::Stray { .. }))
@@ -96,7 +98,8 @@ pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
     };
     restore(&found, &*medium, segments, memory)?;
     // 3 durably in use
-    let chunks = UndoChunks::open(medium, catalog.store, boot, memory, &found)?;
+    let place = medium.place().unwrap_or_default();
+    let chunks = UndoChunks::open(medium, catalog.store, boot, memory, (&found, place))?;
     let storage = Arc::new(Storage::new(opening.found, settings, reach));
     let trailer = chunks.persistent().map_or(0, |_| SEAL);
     let sets = Arc::new(Sets::new(Layout { trailer }, opening.tracked));
@@ -115,9 +118,10 @@ fn restore(
         found.empty(medium)?;
     }
     // 1 old values back
+    let by_id: BTreeMap<_, _> = segments.iter().map(|segment| (segment.id, segment)).collect();
     for log in &found.uncommitted {
         for range in log.newest_first() {
-            let segment = segments.iter().find(|s| s.id == range.segment).expect("checked before");
+            let segment = by_id[&range.segment];
             segment.write_part(range.offset, range.bytes)?;
         }
     }
@@ -136,15 +140,10 @@ fn restore(
 /// Refuses ranges that lie in no segment.
 fn check_ranges(
     log: &uncommitted::Uncommitted,
-    segments: &[Arc<SegmentState>],
+    extents: &Extents,
     medium: &dyn Medium,
 ) -> Result<(), OpenError> {
-    let known =
-        |id, end: Option<u64>| segments.iter().any(|s| s.id == id && end.is_some_and(|e| e <= s.len()));
-    let stray = log
-        .newest_first()
-        .into_iter()
-        .find(|r| !known(r.segment, r.offset.checked_add(r.bytes.len() as u64)));
+    let stray = log.newest_first().into_iter().find(|range| !extents.hold(range));
     let Some(range) = stray else { return Ok(()) };
     let text = format!(
         "an undo log has a range at {} of segment {}, which has no such bytes",
@@ -176,10 +175,14 @@ pub(super) fn check(
     segments: &[Arc<SegmentState>],
     report: &mut Report,
 ) -> Result<(), OpenError> {
-    let Closed { media, dir, catalog } = *store;
+    let Closed { media, dir, catalog, .. } = *store;
     let path = dir.join(UNDO);
     let medium = media.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+    if store.in_use {
+        uncommitted::read_status(&*medium, &catalog.store)?;
+        return Ok(());
+    }
     let found = match Found::read(&*medium, &catalog.store, &boot) {
         Err(UndoError::Bad { path, offset, defect }) => {
             report.problem(&path, offset, defect);
@@ -187,8 +190,12 @@ pub(super) fn check(
         }
         other => other?,
     };
+    let extents = Extents::of(segments);
+    if found.status.clean != CLEAN {
+        store.report_copy(&*medium, found.status.place, report);
+    }
     for log in &found.uncommitted {
-        if let Err(error) = check_ranges(log, segments, &*medium) {
+        if let Err(error) = check_ranges(log, &extents, &*medium) {
             report.problem(medium.path(), log.offset(), error);
         }
     }
