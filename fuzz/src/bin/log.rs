@@ -2,8 +2,9 @@
 #![no_main]
 
 use caliburn_log::format::{Lsn, STATUS_AT, Status};
-use caliburn_log::image::Image;
 use caliburn_log::log;
+use caliburn_log::scan::{scan, verify};
+use caliburn_log::search::scan_ring;
 use caliburn_os::medium::Media;
 use caliburn_sim::disk::Disk;
 use caliburn_sim::media::{Hardware, Machine, MachineMedia};
@@ -23,10 +24,14 @@ fuzz_target!(|input: &[u8]| {
     assert!(STATUS_AT[0] < 65536);
     let status: Status = log::read_status(&*medium, None).expect("just written");
     for known in [None, Some(Lsn(0)..Lsn(known)), Some(Lsn(known / 2)..Lsn(known))] {
-        if let Ok((image, _)) = Image::scan(&*medium, &status, known, |record| {
+        let (mut scanned_records, mut in_ring) = (0, 0);
+        if let Ok(scanned) = scan(&*medium, &status, known, |record| {
             record.ranges().for_each(|range| assert!(range.bytes.len() < 65536));
+            scanned_records += 1;
         }) {
-            assert_eq!(image.records().count(), image.records_back().count());
+            verify(&*medium, 65536, scanned.from..scanned.tail).expect("it was valid a moment ago");
+            scan_ring(&*medium, &status, |_| in_ring += 1).expect("a sound machine");
+            assert!(in_ring >= scanned_records);
         }
     }
 });
