@@ -10,7 +10,7 @@
 
 use crate::storage::region::RegionState;
 use caliburn_log::SegmentId;
-use caliburn_os::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -22,7 +22,19 @@ pub(crate) struct RegionTable {
     more: [OnceLock<Box<[Entry]>>; TIERS],
     /// Entries that were ever used.
     used: AtomicUsize,
+    by_base: Order,
+    by_place: Order,
     numbers: Mutex<Numbers>,
+}
+
+/// Entries that are used, in an order, for those who look among many. What it says is a hint: while it changes, one
+/// may be missed.
+#[derive(Default)]
+struct Order {
+    /// The one in use is the first that was not outgrown; each has room for twice as many as that before.
+    tiers: [OnceLock<Box<[AtomicU32]>>; TIERS],
+    tier: AtomicUsize,
+    len: AtomicUsize,
 }
 
 /// Which entry a region has, by its address, and which have none.
@@ -84,6 +96,60 @@ impl Entry {
     }
 }
 
+impl Order {
+    fn tier(&self, number: usize) -> &[AtomicU32] {
+        let make = || (0..FEW << number).map(|_| AtomicU32::default()).collect();
+        self.tiers[number].get_or_init(make)
+    }
+
+    fn get(&self, at: usize) -> Option<u32> {
+        let tier = self.tier(self.tier.load(Ordering::Acquire));
+        tier.get(at).map(|number| number.load(Ordering::Acquire))
+    }
+
+    /// How many come before the first that does not.
+    fn partition(&self, before: impl Fn(u32) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.len.load(Ordering::Acquire));
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.get(middle).is_some_and(&before) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    fn insert(&self, at: usize, number: u32) {
+        let len = self.len.load(Ordering::Relaxed);
+        let last = self.tier.load(Ordering::Relaxed);
+        if len == self.tier(last).len() {
+            for (to, from) in self.tier(last + 1).iter().zip(self.tier(last)) {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            self.tier.store(last + 1, Ordering::Release);
+        }
+        let tier = self.tier(self.tier.load(Ordering::Relaxed));
+        for place in (at..len).rev() {
+            tier[place + 1].store(tier[place].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        tier[at].store(number, Ordering::Release);
+        self.len.store(len + 1, Ordering::Release);
+    }
+
+    fn remove(&self, number: u32) {
+        let len = self.len.load(Ordering::Relaxed);
+        let tier = self.tier(self.tier.load(Ordering::Relaxed));
+        let at = tier[..len].iter().position(|other| other.load(Ordering::Relaxed) == number);
+        let at = at.expect("a region that is noted is in every order");
+        for place in at + 1..len {
+            tier[place - 1].store(tier[place].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.len.store(len - 1, Ordering::Release);
+    }
+}
+
 impl RegionTable {
     fn entry(&self, number: usize) -> &Entry {
         if let Some(entry) = self.few.get(number) {
@@ -96,17 +162,32 @@ impl RegionTable {
         &self.more[tier].get_or_init(make)[number - first]
     }
 
+    /// The region that `holds`; in the order, nothing that begins beyond it does.
     #[inline(always)]
-    fn find(&self, holds: impl Fn(&Placed) -> bool) -> Option<usize> {
+    fn find(
+        &self,
+        holds: impl Fn(&Placed) -> bool,
+        order: &Order,
+        beyond: impl Fn(&Placed) -> bool,
+    ) -> Option<usize> {
         let used = self.used.load(Ordering::Acquire);
         let found = self.few[..used.min(FEW)].iter().find_map(|entry| entry.read().filter(&holds));
-        let found = if found.is_none() && used > FEW { self.find_more(used, holds) } else { found };
+        let found = if found.is_none() && used > FEW { self.find_more(holds, order, beyond) } else { found };
         found.map(|place| place.region)
     }
 
     #[cold]
-    fn find_more(&self, used: usize, holds: impl Fn(&Placed) -> bool) -> Option<Placed> {
-        (FEW..used).find_map(|number| self.entry(number).read().filter(&holds))
+    fn find_more(
+        &self,
+        holds: impl Fn(&Placed) -> bool,
+        order: &Order,
+        beyond: impl Fn(&Placed) -> bool,
+    ) -> Option<Placed> {
+        let read = |number: u32| self.entry(number as usize).read();
+        let before = order.partition(|number| read(number).is_some_and(|place| !beyond(&place)));
+        let hint = before.checked_sub(1).and_then(|last| order.get(last)).and_then(read);
+        let each = || (FEW..self.used.load(Ordering::Acquire)).filter_map(|number| read(number as u32));
+        hint.filter(&holds).or_else(|| each().find(&holds))
     }
 
     /// Nobody waits for it: the table is changed under another lock.
@@ -142,6 +223,12 @@ impl RegionTable {
         if number == used {
             self.used.store(used + 1, Ordering::Release);
         }
+        let read = |number: u32| self.entry(number as usize).read();
+        let place = (u64::from(region.id.0), region.start);
+        let before = |number| read(number).is_some_and(|other| other.base < region.base);
+        self.by_base.insert(self.by_base.partition(before), number as u32);
+        let before = |number| read(number).is_some_and(|other| (other.segment, other.start) < place);
+        self.by_place.insert(self.by_place.partition(before), number as u32);
     }
 
     /// Forgets a region.
@@ -149,6 +236,8 @@ impl RegionTable {
         let address = ptr::from_ref(region).addr();
         let number = self.numbers().of.remove(&address);
         if let Some(number) = number {
+            self.by_base.remove(number as u32);
+            self.by_place.remove(number as u32);
             self.entry(number).write(Placed { segment: 0, start: 0, base: 0, len: 0, region: 0 });
             self.numbers().vacant.insert(number);
         }
@@ -160,8 +249,10 @@ impl RegionTable {
     /// If there is one, it must stay mapped as long as what is returned is used.
     pub unsafe fn at<'r>(&self, address: usize) -> Option<&'r RegionState> {
         let holds = |place: &Placed| address.wrapping_sub(place.base) < place.len;
+        let beyond = |place: &Placed| place.base > address;
+        let found = self.find(holds, &self.by_base, beyond);
         // SAFETY: an entry has the address of a region that is alive; this one stays so by the caller's word.
-        self.find(holds).map(|region| unsafe { &*ptr::with_exposed_provenance(region) })
+        found.map(|region| unsafe { &*ptr::with_exposed_provenance(region) })
     }
 
     /// The region that maps a byte of a segment.
@@ -173,8 +264,10 @@ impl RegionTable {
         let holds = |place: &Placed| {
             place.segment == u64::from(segment.0) && offset.wrapping_sub(place.start) < place.len as u64
         };
+        let beyond = |place: &Placed| (place.segment, place.start) > (u64::from(segment.0), offset);
+        let found = self.find(holds, &self.by_place, beyond);
         // SAFETY: as in `at`.
-        self.find(holds).map(|region| unsafe { &*ptr::with_exposed_provenance(region) })
+        found.map(|region| unsafe { &*ptr::with_exposed_provenance(region) })
     }
 }
 
