@@ -48,7 +48,7 @@ rvm_return_t options_fault(const rvm_options_t *options)
 /* The truncation threshold of a log twice as long as its maker wanted, or none. */
 static uint64_t threshold(long percent)
 {
-    if (!BACKGROUND || percent < 1 || percent > 100)
+    if (percent < 1 || percent > 100)
         return 90;
     return percent < 2 ? 1 : percent / 2;
 }
@@ -59,6 +59,9 @@ static caliburn_options *store_options(rvm_length_t length)
     caliburn_options *options = caliburn_options_new();
     caliburn_options_set(options, CALIBURN_DECLARED_ONLY, 1);
     caliburn_options_set(options, CALIBURN_BACKGROUND, BACKGROUND);
+    /* Where nothing goes on in the background, only the program forces. */
+    if (!BACKGROUND)
+        caliburn_options_set(options, CALIBURN_FLUSH_INTERVAL_MS, UINT64_MAX);
     caliburn_options_set(options, CALIBURN_RESERVE_BYTES, 0);
     caliburn_options_set(options, CALIBURN_STAGE_BYTES, stage);
     /* A log of RVM's names its segments wherever they are. */

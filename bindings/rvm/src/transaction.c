@@ -275,6 +275,14 @@ static rvm_length_t distinct(struct transaction *transaction)
     return total;
 }
 
+/* Truncates when as much of the log is in use as the program said, where no thread does. A failure is remembered by
+   the store, and told by the next call. */
+static void truncate_if_due(void)
+{
+    if (!BACKGROUND)
+        caliburn_tend(the_log.store);
+}
+
 rvm_return_t rvm_end_transaction(rvm_tid_t *tid, rvm_mode_t mode)
 {
     if (phase != RUNNING)
@@ -300,6 +308,8 @@ rvm_return_t rvm_end_transaction(rvm_tid_t *tid, rvm_mode_t mode)
     if (code == CALIBURN_OK)
         count_commit(mode == flush ? &end : NULL, transaction);
     release(transaction);
+    if (code == CALIBURN_OK && mode == flush)
+        truncate_if_due();
     return code_of(code);
 }
 
@@ -364,8 +374,10 @@ static rvm_return_t flush_log(void)
 rvm_return_t rvm_flush(void)
 {
     rvm_return_t code = flush_log();
-    if (code == RVM_SUCCESS)
+    if (code == RVM_SUCCESS) {
         count_flush(true);
+        truncate_if_due();
+    }
     return code;
 }
 

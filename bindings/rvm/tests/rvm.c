@@ -501,6 +501,37 @@ static void segments(void)
     OK(rvm_terminate());
 }
 
+/* A log is truncated when as much of it is in use as the program said: by a commit, where no thread does it. */
+static void thresholds(void)
+{
+    begin_life("threshold-log", 1 << 20);
+    rvm_options_t options;
+    rvm_init_options(&options);
+    options.log_dev = in("threshold-log");
+    options.truncate = 20;
+    OK(rvm_set_options(&options));
+    rvm_region_t *region = map_file(data_file("threshold", 8192));
+    rvm_statistics_t statistics;
+    rvm_init_statistics(&statistics);
+    rvm_tid_t tid;
+    rvm_init_tid(&tid);
+    unsigned commits = 0;
+    do {
+        OK(rvm_begin_transaction(&tid, restore));
+        OK(rvm_set_range(&tid, region->vmaddr, 4096));
+        region->vmaddr[commits % 4096]++;
+        OK(rvm_end_transaction(&tid, flush));
+        OK(rvm_statistics(RVM_STATISTICS_VERSION, &statistics));
+        CHECK(++commits < 10000);
+    } while (statistics.tot_sync_truncation + statistics.tot_async_truncation == 0);
+    /* A fifth of a megabyte. */
+    if (statistics.tot_sync_truncation > 0)
+        CHECK(commits > 40 && commits < 60);
+    OK(rvm_unmap(region));
+    rvm_free_region(region);
+    OK(rvm_terminate());
+}
+
 /* A process that is killed while it makes a log leaves none, or a whole one; the next can make it. */
 static void make_and_open(void)
 {
@@ -534,7 +565,7 @@ int main(int argc, char **argv)
     records();
     data_file("killed", 8192);
     void (*all[])(void) = {before_and_after, logs,   mapping,   transactions, statistics,
-                           killed,           recovered, killed, segment_gone, segments};
+                           killed,           recovered, killed, segment_gone, segments, thresholds};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         lives(all[i]);
     make_killed();

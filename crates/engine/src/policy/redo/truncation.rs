@@ -108,9 +108,10 @@ impl Redo {
         if log.used() <= self.truncation_threshold() && !self.is_starved() {
             self.checkpoint_beyond(unforced, self.checkpoint_every_bytes())?;
         } else {
-            // Truncation also checkpoints. Leave the newest quarter, whose pages will change again, unless
-            // somebody waits for space.
-            let spare = if self.is_starved() { 0 } else { log.capacity() / 4 };
+            // Truncation also checkpoints. Leave the newest half, whose pages will change again, unless somebody
+            // waits for space.
+            let spare =
+                if self.is_starved() { 0 } else { self.truncation_threshold().min(log.capacity() / 2) / 2 };
             let goal = Lsn(log.tail().0.saturating_sub(spare).max(log.head().0));
             let outcome = self.incremental(unforced, goal, &|_| true)?;
             let critical = log.used() > log.capacity() / 10 * 8;
