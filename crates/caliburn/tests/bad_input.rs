@@ -285,19 +285,18 @@ fn a_full_disk_at_grow_leaves_the_segment_as_it_was_and_stops_neither_commits_no
     let mut filler = std::fs::File::create(mount.path.join("filler")).unwrap();
     while std::io::Write::write(&mut filler, &[1; 65536]).is_ok_and(|n| n > 0) {}
     for i in 0..20_000u64 {
-        put(
-            &store,
-            &memory,
-            i as usize % 131_072 * 8,
-            i,
-            if i % 5000 == 0 { Class::Power } else { Class::Process },
-        );
+        let class = if i % 5000 == 0 { Class::Power } else { Class::Process };
+        put(&store, &memory, i as usize % 131_072 * 8, i, class);
     }
     store.truncate().unwrap();
     assert_eq!(store.query().log_used, 0);
     drop(memory);
     store.close().unwrap();
     clean(&path);
+    // For a larger stage there is no room: the one that is there serves.
+    let store = options().stage_bytes(4 << 20).open(&path).unwrap();
+    put(&store, &region(&store), 0, 7, Class::Power);
+    store.close().unwrap();
     std::fs::remove_file(mount.path.join("filler")).unwrap();
     let store = open(&path);
     assert_eq!(region(&store).load::<u64>(19_999 * 8), 19_999);

@@ -38,6 +38,7 @@ use caliburn_os::simulated::{self, even_if, planted};
 use caliburn_os::span;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::io;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The stage of an open store.
@@ -92,6 +93,22 @@ impl Body {
     }
 }
 
+/// Makes the file of a stage long enough for so many bytes; how long its chunks and all of it are. On a full disk
+/// one that is there and smaller serves as well.
+fn allocate(medium: &dyn Medium, bytes: u64, page: usize) -> io::Result<(usize, usize)> {
+    let head = BLOCK.max(page);
+    let total = |chunk_bytes: usize| head + CHUNKS * chunk_bytes;
+    let wanted = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
+    let Err(error) = medium.set_len(total(wanted) as u64) else { return Ok((wanted, total(wanted))) };
+    let there = (medium.len()? as usize).saturating_sub(head) / CHUNKS / page.max(4096) * page.max(4096);
+    if error.kind() != io::ErrorKind::StorageFull || there == 0 || there >= wanted {
+        return Err(error);
+    }
+    medium.set_len(total(there) as u64)?;
+    tracing::warn!(%error, "the stage is {} bytes long and stays so", total(there));
+    Ok((there, total(there)))
+}
+
 impl Stage {
     /// Takes a medium for a new, empty stage of `bytes`, forgetting what it held: to be called when the
     /// leftovers are in the log, which ends at `appended`. `floor` is a stamp that all new ones must exceed. What
@@ -107,10 +124,8 @@ impl Stage {
     ) -> Result<Stage, MediaError> {
         let fail = |action| move |e| MediaError::new(action, medium, 0, e);
         let page = caliburn_os::page_size();
-        let chunk_bytes = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
-        let total = (BLOCK.max(page) + CHUNKS * chunk_bytes).next_multiple_of(page);
         // Killed anywhere in here, the stage counts as empty.
-        medium.set_len(total as u64).map_err(fail("allocate the stage"))?;
+        let (chunk_bytes, total) = allocate(medium, bytes, page).map_err(fail("allocate the stage"))?;
         let making = STAGE_MAKING.to_ne_bytes();
         medium.write_at(&making, STAGE_CURRENT as u64).map_err(fail("write the stage"))?;
         let header = StageHeader {
