@@ -69,6 +69,18 @@ enum Kind {
     },
     /// Crashes and failures while a store is made.
     Creation,
+    /// Stores that are opened, renamed, linked, copied and forked with, on this machine's files.
+    Names {
+        /// Walks.
+        #[arg(long, default_value_t = 100)]
+        walks: u64,
+        /// Steps of each.
+        #[arg(long, default_value_t = 60)]
+        steps: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Workloads with a heap, crashed after what they do.
     Heap {
         /// Random workloads.
@@ -148,6 +160,9 @@ pub fn main() -> ExitCode {
     if let Kind::Threads { schedules, seed, heap, group } = command.kind {
         return threads(schedules, seed, heap, group);
     }
+    if let Kind::Names { walks, steps, seed } = command.kind {
+        return names(walks, steps, seed);
+    }
     // What goes wrong is reported with the script that led to it.
     std::panic::set_hook(Box::new(|_| {}));
     std::thread::scope(|scope| {
@@ -175,6 +190,27 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// One thread, since the working directory is the process's, and it forks.
+fn names(walks: u64, steps: u64, seed: u64) -> ExitCode {
+    let start = Instant::now();
+    for walk in seed..seed + walks {
+        let done = tempfile::tempdir().map_err(|e| e.to_string()).and_then(|dir| {
+            ["here", "there"]
+                .iter()
+                .try_for_each(|place| std::fs::create_dir(dir.path().join(place)))
+                .and_then(|()| std::env::set_current_dir(dir.path().join("here")))
+                .map_err(|e| e.to_string())?;
+            caliburn_sim::names::walk(dir.path(), walk, steps)
+        });
+        if let Err(why) = done {
+            println!("{why}");
+            return ExitCode::FAILURE;
+        }
+    }
+    println!("{walks} walks of {steps} steps through names, {:.0} s", start.elapsed().as_secs_f64());
+    ExitCode::SUCCESS
 }
 
 #[cfg(caliburn_shuttle)]
@@ -212,6 +248,6 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             campaign.heap(workloads, transactions, share, seed);
         }
         Kind::Flips { workloads, seed } => campaign.flips(workloads, seed),
-        Kind::Replay { .. } | Kind::Threads { .. } => {}
+        Kind::Replay { .. } | Kind::Threads { .. } | Kind::Names { .. } => {}
     }
 }

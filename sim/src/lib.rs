@@ -10,6 +10,7 @@
 //! | `life` | a store opened, compared, put through a script |
 //! | `creation`, `damage` | crashes while a store is made; flipped bits |
 //! | `heap` | crashes of programs with a heap |
+//! | `names` | walks through names, links, copies and forks, on this machine's files |
 //! | `threads` | several threads under a deterministic scheduler |
 //! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
@@ -25,6 +26,7 @@ pub mod life;
 mod making;
 pub mod media;
 pub mod model;
+pub mod names;
 pub mod random;
 pub mod script;
 #[cfg(caliburn_shuttle)]

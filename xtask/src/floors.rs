@@ -73,6 +73,7 @@ const TREES: [Tree; 6] = [
             "persist",
             "guard",
             "medium",
+            "observed",
             "files",
         ],
         apart: &[],
@@ -80,8 +81,8 @@ const TREES: [Tree; 6] = [
     Tree {
         root: "sim/src",
         floors: &[
-            "random", "content", "script", "model", "disk", "media", "life", "making", "explore", "damage",
-            "heap", "adoption", "creation", "threads", "lib", "campaign", "command", "main", "bin",
+            "random", "content", "script", "model", "names", "disk", "media", "life", "making", "explore",
+            "damage", "heap", "adoption", "creation", "threads", "lib", "campaign", "command", "main", "bin",
         ],
         apart: &[],
     },

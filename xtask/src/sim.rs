@@ -41,6 +41,7 @@ pub fn test() -> Result<(), String> {
         "torture --images 30000",
         "faults",
         "creation",
+        "names",
         "flips",
         "exhaustive --transactions 3 --undo",
         "torture --images 30000 --undo",
@@ -85,6 +86,7 @@ pub fn soak() -> Result<(), String> {
         "torture --images 1000000 --seed 3 --undo",
         "torture --images 1000000 --seed 4 --persistent",
         "torture --images 300000 --seed 5 --adopted",
+        "names --walks 10000 --seed 1000",
     ] {
         simulate(SIM, line)?;
     }

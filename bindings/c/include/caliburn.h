@@ -99,6 +99,9 @@
 // A defect of Caliburn's, or bytes changed without being declared that the verifier found.
 #define CALIBURN_PANIC 17
 
+// The function that was told of the progress ended it.
+#define CALIBURN_INTERRUPTED 18
+
 // No place: what removes a root.
 #define CALIBURN_NOWHERE UINT64_MAX
 
@@ -191,6 +194,12 @@
 // By memory protection keys, where the processor has them.
 #define CALIBURN_GUARD_KEYS 2
 
+// The log is read, and searched behind its end for what was lost; or the undo logs are.
+#define CALIBURN_READ_LOG 0
+
+// Segments are compared with their checksums.
+#define CALIBURN_VERIFY_SEGMENTS 1
+
 // Old values are kept, so that the transaction can be aborted.
 #define CALIBURN_RESTORE 0
 
@@ -237,6 +246,11 @@ typedef struct caliburn_heap_statistics {
     // Share of the used spans that holds no object, 0 to 1.
     double fragmentation;
 } caliburn_heap_statistics;
+
+// Called while a store is opened or checked, at least with every mebibyte that is read, with what is done
+// (CALIBURN_READ_LOG, CALIBURN_VERIFY_SEGMENTS), how many bytes of it were read, and how many are at most; and with
+// what the caller passed along. Other than 0 ends it with CALIBURN_INTERRUPTED: nothing is lost.
+typedef int (*caliburn_progress_fn)(void *context, int phase, uint64_t done, uint64_t total);
 
 // An undecided transaction.
 typedef struct caliburn_prepared {
@@ -417,6 +431,12 @@ int caliburn_options_set_log_path(struct caliburn_options *options, const char *
 // that came from elsewhere can name any file. Paths that calls are given are listed.
 int caliburn_options_add_outside(struct caliburn_options *options,
                                  const char *path);
+
+// Has a function told how far opening or checking a store is, on the thread that does so; null: none. Function and
+// context are kept until the options are freed.
+int caliburn_options_set_progress(struct caliburn_options *options,
+                                  caliburn_progress_fn function,
+                                  void *context);
 
 // Frees options. Null is ignored.
 void caliburn_options_free(struct caliburn_options *options);

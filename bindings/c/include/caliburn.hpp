@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -95,12 +96,24 @@ public:
         check(caliburn_options_add_outside(handle_.get(), path.c_str()));
         return *this;
     }
+    // Told how far opening or checking is: what is done (CALIBURN_READ_LOG, CALIBURN_VERIFY_SEGMENTS), bytes of it
+    // that were read, and how many there are at most. False ends it. It must not throw.
+    options &progress(std::function<bool(int, std::uint64_t, std::uint64_t)> told) & {
+        told_.reset(new std::function<bool(int, std::uint64_t, std::uint64_t)>(std::move(told)));
+        auto call = [](void *context, int phase, std::uint64_t done, std::uint64_t total) noexcept -> int {
+            auto &told = *static_cast<std::function<bool(int, std::uint64_t, std::uint64_t)> *>(context);
+            return told(phase, done, total) ? 0 : 1;
+        };
+        check(caliburn_options_set_progress(handle_.get(), call, told_.get()));
+        return *this;
+    }
     caliburn_options *raw() const noexcept { return handle_.get(); }
 
 private:
     struct free {
         void operator()(caliburn_options *raw) const noexcept { caliburn_options_free(raw); }
     };
+    std::unique_ptr<std::function<bool(int, std::uint64_t, std::uint64_t)>> told_;
     detail::handle<caliburn_options, free> handle_;
 };
 

@@ -49,6 +49,9 @@ pub const CALIBURN_NOT_ALLOCATED: c_int = 16;
 /// A defect of Caliburn's, or bytes changed without being declared that the verifier found.
 pub const CALIBURN_PANIC: c_int = 17;
 
+/// The function that was told of the progress ended it.
+pub const CALIBURN_INTERRUPTED: c_int = 18;
+
 /// What a function came back with.
 #[derive(Debug)]
 pub struct Fault {
@@ -111,7 +114,7 @@ pub extern "C" fn caliburn_message() -> *const c_char {
 /// The name of a return code, such as "CALIBURN_BUSY"; of a number that is none, "not a code of Caliburn's".
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_code_name(code: c_int) -> *const c_char {
-    const NAMES: [&CStr; 18] = [
+    const NAMES: [&CStr; 19] = [
         c"CALIBURN_OK",
         c"CALIBURN_INVALID",
         c"CALIBURN_NOT_FOUND",
@@ -130,6 +133,7 @@ pub extern "C" fn caliburn_code_name(code: c_int) -> *const c_char {
         c"CALIBURN_POLICY",
         c"CALIBURN_NOT_ALLOCATED",
         c"CALIBURN_PANIC",
+        c"CALIBURN_INTERRUPTED",
     ];
     let name = usize::try_from(code).ok().and_then(|code| NAMES.get(code));
     name.unwrap_or(&c"not a code of Caliburn's").as_ptr()
@@ -183,6 +187,7 @@ impl Code for OpenError {
             OpenError::Io { source, .. } => of_io(source),
             OpenError::Media(error) => error.code(),
             OpenError::InUse { .. } => CALIBURN_BUSY,
+            OpenError::Interrupted { .. } => CALIBURN_INTERRUPTED,
             OpenError::Policy { .. } => CALIBURN_POLICY,
             OpenError::Class { .. } => CALIBURN_CLASS,
             OpenError::NotAStore { .. } => CALIBURN_NOT_A_STORE,

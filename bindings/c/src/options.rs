@@ -3,8 +3,9 @@
 use crate::error::{Done, Fault, call};
 use crate::handle::Table;
 use crate::text;
-use caliburn::{Class, Guard, Options, Policy, Tuning};
-use std::ffi::{c_char, c_int};
+use caliburn::{Class, Guard, Options, Phase, Policy, Tuning};
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -197,6 +198,54 @@ pub extern "C" fn caliburn_options_set_log_path(
 pub extern "C" fn caliburn_options_add_outside(options: *mut caliburn_options, path: *const c_char) -> c_int {
     call(|| {
         lock(options)?.0.outside(text::path("path", path)?);
+        Ok(())
+    })
+}
+
+/// The log is read, and searched behind its end for what was lost; or the undo logs are.
+pub const CALIBURN_READ_LOG: c_int = 0;
+/// Segments are compared with their checksums.
+pub const CALIBURN_VERIFY_SEGMENTS: c_int = 1;
+
+/// Called while a store is opened or checked, at least with every mebibyte that is read, with what is done
+/// (CALIBURN_READ_LOG, CALIBURN_VERIFY_SEGMENTS), how many bytes of it were read, and how many are at most; and with
+/// what the caller passed along. Other than 0 ends it with CALIBURN_INTERRUPTED: nothing is lost.
+pub type caliburn_progress_fn =
+    Option<unsafe extern "C" fn(context: *mut c_void, phase: c_int, done: u64, total: u64) -> c_int>;
+
+/// Has a function told how far opening or checking a store is, on the thread that does so; null: none. Function and
+/// context are kept until the options are freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn caliburn_options_set_progress(
+    options: *mut caliburn_options,
+    function: caliburn_progress_fn,
+    context: *mut c_void,
+) -> c_int {
+    /// What the caller passed along: it goes back to the caller's function, and nowhere else.
+    struct Context(*mut c_void);
+    // SAFETY: the caller's function takes it from whatever thread opens a store with these options (convention 2).
+    unsafe impl Send for Context {}
+    // SAFETY: as above.
+    unsafe impl Sync for Context {}
+    impl Context {
+        fn get(&self) -> *mut c_void {
+            self.0
+        }
+    }
+    call(|| {
+        let context = Context(context);
+        lock(options)?.0.progress(move |progress| {
+            let phase = match progress.phase {
+                Phase::VerifySegments => CALIBURN_VERIFY_SEGMENTS,
+                _ => CALIBURN_READ_LOG,
+            };
+            let Some(function) = function else { return ControlFlow::Continue(()) };
+            // SAFETY: the function is the caller's word (convention 2).
+            match unsafe { function(context.get(), phase, progress.done, progress.total) } {
+                0 => ControlFlow::Continue(()),
+                _ => ControlFlow::Break(()),
+            }
+        });
         Ok(())
     })
 }

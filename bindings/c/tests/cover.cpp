@@ -29,7 +29,11 @@ static caliburn::options small() {
 }
 
 static void regions(const std::string &path) {
-    caliburn::store store(path, small());
+    int told = 0;
+    caliburn::options watched = small();
+    watched.progress([&told](int, std::uint64_t done, std::uint64_t total) { return ++told > 0 && done <= total; });
+    caliburn::store store(path, std::move(watched));
+    CHECK(told > 0);
     caliburn::segment segment = store.segment("data", 65536);
     CHECK(segment.name() == "data" && segment.size() == 65536);
     caliburn::region region = segment.map();

@@ -17,6 +17,16 @@ static int visit_segment(void *context, const char *name, uint64_t len)
     return 0;
 }
 
+/* Told how far something is; below zero, it has had enough. */
+static int count_told(void *context, int phase, uint64_t done, uint64_t total)
+{
+    int *told = context;
+    CHECK((phase == CALIBURN_READ_LOG || phase == CALIBURN_VERIFY_SEGMENTS) && done <= total);
+    if (*told < 0) return 1;
+    *told += 1;
+    return 0;
+}
+
 static void transactions(const char *path, int policy)
 {
     caliburn_store *store = opened(path, policy);
@@ -113,6 +123,16 @@ static void transactions(const char *path, int policy)
     OK(caliburn_unmap(region));
     OK(caliburn_close(store));
     OK(caliburn_check(path, NULL, NULL));
+    int told = 0;
+    caliburn_options *watched = caliburn_options_new();
+    OK(caliburn_options_set_progress(watched, count_told, &told));
+    OK(caliburn_check_with(path, watched, NULL, NULL));
+    CHECK(told > 0);
+    told = -1;
+    FAILS(CALIBURN_INTERRUPTED, caliburn_check_with(path, watched, NULL, NULL));
+    OK(caliburn_options_set_progress(watched, NULL, NULL));
+    OK(caliburn_check_with(path, watched, NULL, NULL));
+    caliburn_options_free(watched);
 
     store = opened(path, policy);
     region = mapped(store, "data", 65536);

@@ -359,7 +359,7 @@ fn a_copy_of_a_store_in_use_is_not_written_to_unless_that_is_meant() {
             return;
         }
         let error = options(policy).open(&copy).unwrap_err().to_string();
-        assert!(error.contains("copied here, or restored"), "{error}");
+        assert!(error.contains("in use when it was copied"), "{error}");
         assert!(!caliburn::check(&copy).unwrap().is_clean());
         // To look at it does no harm.
         assert_eq!(number(&options(policy).read_only(true).open(&copy).unwrap()), 1);
@@ -367,7 +367,7 @@ fn a_copy_of_a_store_in_use_is_not_written_to_unless_that_is_meant() {
         meant.copied(true);
         let report = meant.check(&copy).unwrap();
         assert!(
-            report.is_clean() && report.notes.iter().any(|note| note.contains("copied here")),
+            report.is_clean() && report.notes.iter().any(|note| note.contains("in use when it was copied")),
             "{report:?}"
         );
         assert_eq!(number(&meant.open(&copy).unwrap()), 1);

@@ -53,6 +53,7 @@ pub use storage::error::{
     BranchError, CloseError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError,
     SegmentError,
 };
+pub use storage::progress::{Phase, Progress};
 pub use storage::report::{Problem, Report};
 pub use storage::tuning::Tuning;
 pub use tracking::guard::Guard;

@@ -8,6 +8,7 @@
 //! | [`mappings`] | how many of them a process may have |
 //! | [`map`] | address space: reservations, private and shared file mappings |
 //! | [`guard`] | write protection, and the message when it is met |
+//! | [`observed`] | a medium whose reads are told to somebody |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
 //! | [`clock`] | stamps that order commits, without a shared cache line where the machine allows |
 //! | [`persist`] | what memory survives, and how stores reach it |
@@ -34,6 +35,7 @@ pub mod mappings;
 pub mod medium;
 pub mod memory;
 mod names;
+pub mod observed;
 pub mod ordinal;
 pub mod persist;
 pub mod simulated;

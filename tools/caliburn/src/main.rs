@@ -5,6 +5,7 @@ mod create;
 mod demo;
 mod info;
 mod log;
+mod progress;
 mod rdsinit;
 mod recover;
 mod rvmutl;
@@ -48,6 +49,7 @@ impl OneStore {
     fn options(&self) -> Options {
         let mut options = self.outside.options();
         options.copied(self.copied);
+        progress::show(&mut options);
         options
     }
 }

@@ -6,6 +6,7 @@ use crate::policy::kind::Policy;
 use crate::policy::redo::history::History;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
+use crate::storage::progress::{Progress, Watch};
 use crate::storage::report::Report;
 use crate::storage::settings::Settings;
 use crate::storage::tuning::Tuning;
@@ -14,6 +15,7 @@ use crate::tracking::guard::Guard;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use caliburn_log::staged_tail::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::Media;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -101,6 +103,17 @@ impl Options {
         self
     }
 
+    /// Tells `callback` how far opening or checking a store is, at least with every mebibyte that is read.
+    /// [`ControlFlow::Break`] ends it with [`OpenError::Interrupted`]: nothing is lost, and the next opening begins
+    /// anew. Once what was read is being written, opening goes on to its end.
+    pub fn progress(
+        &mut self,
+        callback: impl Fn(&Progress) -> ControlFlow<()> + Send + Sync + 'static,
+    ) -> &mut Options {
+        self.settings.watch = Watch::new(Arc::new(callback));
+        self
+    }
+
     /// Who may read and write the files that are made, as for `chmod`; less what the process's umask takes away.
     /// Default: the owner alone, `0o600`. The lock is always its owner's alone.
     pub fn mode(&mut self, mode: u32) -> &mut Options {
@@ -185,7 +198,9 @@ impl Options {
     /// See [`OpenError`]. A failed creation leaves nothing behind that a second attempt would trip over.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Store, OpenError> {
         self.validate()?;
-        Store::open_with(path.as_ref(), self)
+        let options = self.afresh();
+        let opened = Store::open_with(path.as_ref(), &options);
+        options.told(path.as_ref(), opened)
     }
 
     /// Verifies the store in directory `path`, as [`check()`](crate::check()) does, as it is to be opened with
@@ -194,7 +209,9 @@ impl Options {
     /// # Errors
     /// As [`check()`](crate::check()).
     pub fn check(&self, path: impl AsRef<Path>) -> Result<Report, OpenError> {
-        crate::inspect::check::check_with(&self.settings, path.as_ref())
+        let options = self.afresh();
+        let report = crate::inspect::check::check_with(&options.settings, path.as_ref());
+        options.told(path.as_ref(), report)
     }
 
     /// Describes the store in directory `path`, as [`info()`](crate::info()) does.
@@ -211,6 +228,21 @@ impl Options {
     /// As [`History::open`].
     pub fn history(&self, path: impl AsRef<Path>) -> Result<History, OpenError> {
         History::open_with(&self.settings, path.as_ref())
+    }
+
+    /// The same, of which the program has ended nothing yet.
+    fn afresh(&self) -> Options {
+        let mut options = self.clone();
+        options.settings.watch = self.settings.watch.afresh();
+        options
+    }
+
+    /// What failed because the program ended it says so.
+    fn told<T>(&self, path: &Path, outcome: Result<T, OpenError>) -> Result<T, OpenError> {
+        match self.settings.watch.stopped() && outcome.is_err() {
+            true => Err(OpenError::Interrupted { path: path.to_owned() }),
+            false => outcome,
+        }
     }
 
     /// What is to track changes. Nothing does where there are none.

@@ -11,6 +11,7 @@ use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
 use crate::storage::settings::Settings;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -48,6 +49,12 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
         }
         Err(other) => return Err(other),
     };
+    // Hard links give the same files to another directory, with a lock of its own.
+    let keeper = media.open(&Catalog::resolve(dir, kind.keeper(&catalog)), false);
+    let claim = keeper.and_then(|keeper| keeper.claim(true));
+    if lock.is_some() && claim.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
+        report.in_use_by = Some("a program that has its files in another directory".into());
+    }
     let mut segments = Vec::new();
     for entry in &catalog.segments {
         // Whoever has the store has locked what is elsewhere, or is about to.
@@ -66,10 +73,10 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
         }
     }
     report.segments = catalog.segments.len() as u64;
-    let store =
-        Closed { copied: settings.copied, in_use: report.in_use_by.is_some(), media, dir, catalog: &catalog };
+    let (copied, in_use) = (settings.copied, report.in_use_by.is_some());
+    let store = Closed { copied, in_use, watch: &settings.watch, media, dir, catalog: &catalog };
     kind.check(&store, &segments, &mut report)?;
     // Until here.
-    drop(lock);
+    drop((lock, claim));
     Ok(report)
 }

@@ -62,8 +62,14 @@ pub(crate) fn info_with(settings: &Settings, dir: &Path) -> Result<Info, OpenErr
     let media = &*directory::hold(dir, settings)?;
     let catalog = directory::read_catalog(media, dir)?;
     let kind = table::kind_of(dir, &catalog)?;
-    let (log, clean) =
-        kind.info(&Closed { copied: settings.copied, in_use: false, media, dir, catalog: &catalog })?;
+    let (log, clean) = kind.info(&Closed {
+        copied: settings.copied,
+        in_use: false,
+        watch: &settings.watch,
+        media,
+        dir,
+        catalog: &catalog,
+    })?;
     let in_use_by = match directory::lock(media, dir, true) {
         Err(OpenError::InUse { holder, .. }) => Some(holder),
         _ => None,

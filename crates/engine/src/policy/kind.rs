@@ -5,6 +5,7 @@ use super::query::LogInfo;
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
+use crate::storage::progress::Watch;
 use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
 use crate::storage::settings::Settings;
@@ -72,6 +73,8 @@ pub(crate) struct Closed<'a> {
     pub copied: bool,
     /// Somebody has it open for writing.
     pub in_use: bool,
+    /// Is told how far its check is.
+    pub watch: &'a Watch,
     pub media: &'a dyn Media,
     pub dir: &'a Path,
     pub catalog: &'a Catalog,

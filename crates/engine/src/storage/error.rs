@@ -48,10 +48,16 @@ pub enum OpenError {
     /// Its files are not those that were last in use, and were not closed: they were copied, or restored from a
     /// copy, while a program changed them. They may be of different moments.
     #[error(
-        "store {} was in use when it was copied here, or restored: commits may be missing or torn. Copy it again when it is closed; to go on with what there is, open it with Options::copied, by which it is verified first",
+        "store {} was in use when it was copied, or was restored from such a copy: commits may be missing or torn. Copy it again when it is closed; to go on with what there is, open it with Options::copied, by which it is verified first",
         path.display()
     )]
     Copied {
+        /// The store.
+        path: PathBuf,
+    },
+    /// The program ended it: see [`Options::progress`](crate::Options::progress). The next opening begins anew.
+    #[error("store {}: interrupted by the program; nothing is lost, and the next opening begins anew", path.display())]
+    Interrupted {
         /// The store.
         path: PathBuf,
     },

@@ -4,6 +4,7 @@ pub(crate) mod catalog;
 pub(crate) mod class;
 pub(crate) mod directory;
 pub(crate) mod error;
+pub(crate) mod progress;
 pub(crate) mod redo_ranges;
 pub(crate) mod region;
 pub(crate) mod region_table;

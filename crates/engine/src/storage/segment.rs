@@ -10,6 +10,7 @@ use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_log::record::Range;
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Medium};
+use caliburn_os::observed::Tell;
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
@@ -360,8 +361,13 @@ impl SegmentState {
         self.with_sums(|sums| sums.grow(len))
     }
 
-    /// The first unit whose content does not match its sum, among those that `excused` does not name.
-    pub fn damaged_units(&self, mut excused: impl FnMut(u64) -> bool) -> Result<Vec<u64>, MediaError> {
+    /// The units whose content does not match their sums, but for those that are `excused`. `tell` is told how many
+    /// bytes were looked at, and may end it.
+    pub fn damaged_units(
+        &self,
+        mut excused: impl FnMut(u64) -> bool,
+        tell: Tell<'_>,
+    ) -> Result<Vec<u64>, MediaError> {
         const BATCH: u64 = 256;
         let Some(sums) = &self.sums else { return Ok(Vec::new()) };
         let units = self.len() / SUM_UNIT as u64;
@@ -371,7 +377,9 @@ impl SegmentState {
         for first in (0..units).step_by(BATCH as usize) {
             let count = BATCH.min(units - first);
             let data = &mut data[..count as usize * SUM_UNIT];
-            self.read(first * SUM_UNIT as u64, data)?;
+            let at = first * SUM_UNIT as u64;
+            tell(at).map_err(|e| MediaError::new("verify segment", &*self.medium, self.data + at, e))?;
+            self.read(at, data)?;
             for (i, (unit, sum)) in data.chunks(SUM_UNIT).zip(sums.read(first, count)?).enumerate() {
                 let sound =
                     if sum == 0 { unit.iter().all(|b| *b == 0) } else { format::unit_sum(unit) == sum };

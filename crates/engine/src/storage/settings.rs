@@ -2,6 +2,7 @@
 
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
+use crate::storage::progress::Watch;
 use crate::storage::tuning::Tuning;
 use caliburn_os::files::Files;
 use caliburn_os::medium::{Media, Medium, Memory, Rules};
@@ -24,6 +25,7 @@ pub(crate) struct Settings {
     pub declared_only: bool,
     pub rules: Rules,
     pub copied: bool,
+    pub watch: Watch,
     pub tuning: Tuning,
 }
 
@@ -43,6 +45,7 @@ impl Default for Settings {
             declared_only: false,
             rules: Rules::default(),
             copied: false,
+            watch: Watch::default(),
             tuning: Tuning::default(),
         }
     }

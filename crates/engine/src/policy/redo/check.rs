@@ -12,6 +12,7 @@ use crate::policy::query::LogInfo;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory::STAGE;
 use crate::storage::error::OpenError;
+use crate::storage::progress::{Phase, Watch};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::report::{Problem, Report};
 use crate::storage::segment::{Extents, SegmentState};
@@ -19,6 +20,7 @@ use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT,
 use caliburn_log::log;
 use caliburn_log::scan;
 use caliburn_log::staged_tail::{self, StagedTail};
+use caliburn_os::observed::Tell;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -32,17 +34,19 @@ pub(super) fn check(
         return check_live(store, report);
     }
     if let Some(unapplied) = check_log(store, segments, report)? {
-        for segment in segments {
-            check_sums(segment, &unapplied, report)?;
-        }
+        check_sums(segments, &unapplied, store.watch, report)?;
     }
     Ok(())
 }
 
 /// Refuses segments that are not what their checksums say, but for what the log is to write.
-pub(super) fn verify(segments: &[Arc<SegmentState>], unapplied: &RedoRanges) -> Result<(), OpenError> {
+pub(super) fn verify(
+    segments: &[Arc<SegmentState>],
+    unapplied: &RedoRanges,
+    watch: &Watch,
+) -> Result<(), OpenError> {
     let mut report = Report::default();
-    segments.iter().try_for_each(|segment| check_sums(segment, unapplied, &mut report))?;
+    check_sums(segments, unapplied, watch, &mut report)?;
     match report.problems.into_iter().next() {
         Some(Problem { path, offset, text }) => Err(OpenError::Stray { what: "segment", path, offset, text }),
         None => Ok(()),
@@ -85,9 +89,12 @@ fn check_live(store: &Closed<'_>, report: &mut Report) -> Result<(), OpenError> 
             return Ok(());
         };
         (report.records, report.transactions) = (0, 0);
-        let scanned = scan::scan(&*medium, &status, Some(Lsn(0)..end), |record| {
-            report.records += 1;
-            report.transactions = report.transactions.saturating_add(record.transactions);
+        let capacity = status.capacity.get();
+        let scanned = store.watch.reading(Phase::ReadLog, &*medium, capacity, |medium| {
+            scan::scan(medium, &status, Some(Lsn(0)..end), |record| {
+                report.records += 1;
+                report.transactions = report.transactions.saturating_add(record.transactions);
+            })
         })?;
         let Some(damage) = scanned.damage else { return Ok(()) };
         if log::read_status(&*medium, Some(&catalog.store))?.head == status.head {
@@ -142,13 +149,15 @@ fn check_log(
     let mut stray = Vec::new();
     let extents = Extents::of(segments);
     let capacity = status.capacity.get();
-    let scanned = scan::scan(&*medium, &status, known, |record| {
-        report.records += 1;
-        report.transactions = report.transactions.saturating_add(record.transactions);
-        if let Some((lsn, _, text)) = recovery::stray_range(record, &extents) {
-            stray.push((recovery::log_offset(lsn, capacity), text));
-        }
-        prepared::recover(&mut prepared, record);
+    let scanned = store.watch.reading(Phase::ReadLog, &*medium, capacity, |medium| {
+        scan::scan(medium, &status, known, |record| {
+            report.records += 1;
+            report.transactions = report.transactions.saturating_add(record.transactions);
+            if let Some((lsn, _, text)) = recovery::stray_range(record, &extents) {
+                stray.push((recovery::log_offset(lsn, capacity), text));
+            }
+            prepared::recover(&mut prepared, record);
+        })
     })?;
     if let Some(Err(error)) = stage.map(|left| left.not_older_than(scanned.forced)) {
         report.stage_problem(&dir.join(STAGE), error);
@@ -195,7 +204,28 @@ fn check_stage(store: &Closed<'_>, report: &mut Report) -> Result<Option<StagedT
     Ok(None)
 }
 
-fn check_sums(segment: &SegmentState, unapplied: &RedoRanges, report: &mut Report) -> Result<(), OpenError> {
+fn check_sums(
+    segments: &[Arc<SegmentState>],
+    unapplied: &RedoRanges,
+    watch: &Watch,
+    report: &mut Report,
+) -> Result<(), OpenError> {
+    let total = segments.iter().map(|segment| segment.len()).sum();
+    let mut before = 0;
+    for segment in segments {
+        let tell = |done| watch.tell(Phase::VerifySegments, before + done, total);
+        check_sums_of(segment, unapplied, &tell, report)?;
+        before += segment.len();
+    }
+    Ok(())
+}
+
+fn check_sums_of(
+    segment: &SegmentState,
+    unapplied: &RedoRanges,
+    tell: Tell<'_>,
+    report: &mut Report,
+) -> Result<(), OpenError> {
     // Truncation writes whole pages of the machine it runs on.
     let page = (caliburn_os::page_size() / SUM_UNIT) as u64;
     let mut excused = BTreeSet::new();
@@ -203,7 +233,7 @@ fn check_sums(segment: &SegmentState, unapplied: &RedoRanges, report: &mut Repor
         let last = (range.offset + range.bytes.len().max(1) as u64 - 1) / SUM_UNIT as u64;
         excused.extend(range.offset / SUM_UNIT as u64 / page..=last / page);
     });
-    let damaged = segment.damaged_units(|unit| excused.contains(&(unit / page)))?;
+    let damaged = segment.damaged_units(|unit| excused.contains(&(unit / page)), tell)?;
     for run in damaged.chunk_by(|a, b| a + 1 == *b) {
         let offset = SEGMENT_DATA + run[0] * SUM_UNIT as u64;
         let text = format!(

@@ -32,8 +32,9 @@ use crate::policy::read_only;
 use crate::storage::Storage;
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
-use crate::storage::directory::{STAGE, forced};
+use crate::storage::directory::{self, STAGE, forced};
 use crate::storage::error::{OpenError, SegmentError};
+use crate::storage::progress::Phase;
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::{self, Extents, SegmentState};
 use crate::write_set::{Layout, Sets};
@@ -62,7 +63,8 @@ pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
         return recovery.show(&scanned, &staged_tail, reach);
     }
     if recovery.copied {
-        check::verify(recovery.segments(), &recovery.noted(&scanned)?)?;
+        let watch = &recovery.opening.settings.watch;
+        check::verify(recovery.segments(), &recovery.noted(&scanned)?, watch)?;
     }
     let (log, mut unapplied) = recovery.begin_incarnation(&scanned)?;
     recovery.append_staged(&log, &mut unapplied, &staged_tail)?;
@@ -90,8 +92,7 @@ impl<'o> Recovery<'o> {
         let catalog = &opening.found.catalog;
         let log_path = Catalog::resolve(dir, &catalog.log_path);
         let log = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
-        let claim = catalog.log_path.is_absolute().then(|| log.claim(!write)).transpose();
-        let claim = claim.map_err(OpenError::io("lock", &log_path))?.flatten();
+        let claim = directory::claim(&*log, write)?;
         let status = log::read_status(&*log, Some(&catalog.store))?;
         let copied = status.clean != 1 && opening.copied_from(&*log, status.place)?;
         let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
@@ -201,9 +202,12 @@ impl<'o> Recovery<'o> {
         let mut prepared = PreparedTable::new();
         let mut stray = None;
         let extents = Extents::of(self.segments());
-        let scanned = scan::scan(&*self.log, &self.status, known, |record| {
-            stray = stray.take().or_else(|| stray_range(record, &extents));
-            prepared::recover(&mut prepared, record);
+        let (watch, total) = (&self.opening.settings.watch, self.status.capacity.get());
+        let scanned = watch.reading(Phase::ReadLog, &*self.log, total, |log| {
+            scan::scan(log, &self.status, known, |record| {
+                stray = stray.take().or_else(|| stray_range(record, &extents));
+                prepared::recover(&mut prepared, record);
+            })
         })?;
         if let Some((lsn, segment, text)) = stray {
             self.missing(segment).map_or(Ok(()), |why| Err(OpenError::Segment(why)))?;

@@ -18,14 +18,17 @@ use crate::storage::Storage;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory::{self, UNDO};
 use crate::storage::error::OpenError;
+use crate::storage::progress::{Phase, Watch};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::report::Report;
 use crate::storage::segment::{Extents, SegmentState};
 use crate::write_set::{Layout, Sets};
 use caliburn_log::Lsn;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::record::push_range;
 use caliburn_log::sealed::SEAL;
 use caliburn_log::uncommitted::{self, CLEAN, Found, UndoError};
+use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::{planted, unless};
@@ -54,14 +57,15 @@ fn create_logs(new: &New<'_>) -> Result<(), OpenError> {
 }
 
 /// Opens a store; its catalog was read.
-pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
+pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
+    let (path, write) = (opening.dir().join(UNDO), opening.write());
+    let medium = opening.media().open(&path, write).map_err(OpenError::io("open undo logs", &path))?;
+    opening.found.locks.extend(directory::claim(&*medium, write)?);
     let (media, dir, settings) = (opening.media(), opening.dir(), opening.settings);
     let (catalog, segments) = (&opening.found.catalog, &opening.found.segments);
-    let path = dir.join(UNDO);
-    let medium = media.open(&path, opening.write()).map_err(OpenError::io("open undo logs", &path))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     let sound = || -> Result<Found, OpenError> {
-        let found = Found::read(&*medium, &catalog.store, &boot)?;
+        let found = read(&settings.watch, &*medium, &catalog.store, &boot)?;
         let extents = Extents::of(segments);
         found.uncommitted.iter().try_for_each(|log| check_ranges(log, &extents, &*medium))?;
         Ok(found)
@@ -106,6 +110,11 @@ pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
     let assumed = settings.memory_survives.is_some();
     let policy = Box::new(Undo { storage: storage.clone(), sets: sets.clone(), chunks, assumed });
     Ok(Opened { storage, sets, policy, damage })
+}
+
+fn read(watch: &Watch, medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Found, UndoError> {
+    let total = medium.len().map_err(|e| MediaError::new("measure undo logs", medium, 0, e))?;
+    watch.reading(Phase::ReadLog, medium, total, |medium| Found::read(medium, store, boot))
 }
 
 fn restore(
@@ -183,7 +192,7 @@ pub(super) fn check(
         uncommitted::read_status(&*medium, &catalog.store)?;
         return Ok(());
     }
-    let found = match Found::read(&*medium, &catalog.store, &boot) {
+    let found = match read(store.watch, &*medium, &catalog.store, &boot) {
         Err(UndoError::Bad { path, offset, defect }) => {
             report.problem(&path, offset, defect);
             return Ok(());
