@@ -97,6 +97,7 @@ fn segments(with: &Options, dir: &Path, count: u64) -> Result<f64, Failure> {
     if found == count { Ok(seconds) } else { Err(format!("{found} of {count} segments are there").into()) }
 }
 
+/// Maps them, and stores to each and its neighbour.
 fn regions(with: &Options, dir: &Path, count: u64) -> Result<f64, Failure> {
     let store = with.open(dir)?;
     let page = caliburn::Segment::page_size() as u64;
@@ -105,6 +106,11 @@ fn regions(with: &Options, dir: &Path, count: u64) -> Result<f64, Failure> {
     let mut mapped = Vec::new();
     for number in 0..count {
         mapped.push(segment.map(number * 2 * page..(number * 2 + 1) * page)?);
+    }
+    for (number, two) in mapped.windows(2).enumerate() {
+        let mut tx = store.begin(Mode::Restore)?;
+        two.iter().try_for_each(|region| tx.store(region, 8, &number))?;
+        tx.commit(Class::Process)?;
     }
     drop(mapped);
     Ok(start.elapsed().as_secs_f64())

@@ -268,7 +268,7 @@ impl World {
             (Err(OpenError::Copied { .. }), true, false) | (Err(_), true, true) => {}
             (Ok(_), true, _) => return Err("a copy of a store in use was opened".into()),
             (Ok(copy), false, _) => {
-                let region = copy.segment("data").and_then(|data| Ok(data.map_all()));
+                let region = copy.segment("data").map(|data| data.map_all());
                 same(&self.models[number], &region.map_err(said)?.map_err(said)?, "the copy")?;
             }
             (Err(error), ..) => return Err(said(error)),
