@@ -14,7 +14,7 @@ type Deed = fn(&Options, &Path, u64) -> Result<f64, Failure>;
 /// What, with which policy, how often at most.
 const DEEDS: [(&str, Policy, u64, Deed); 7] = [
     ("transactions open at once", Policy::Redo, 100_000, transactions),
-    ("transactions open at once", Policy::Undo, 8_000, transactions),
+    ("transactions open at once", Policy::Undo, 100_000, transactions),
     ("ranges in one transaction", Policy::Redo, 1_000_000, ranges),
     ("ranges in one transaction", Policy::Undo, 1_000_000, ranges),
     ("segments", Policy::Redo, 2_000, segments),

@@ -24,7 +24,7 @@ pub const CLEAN: u32 = 1;
 pub const DAMAGED: u32 = 2;
 
 /// Bytes of a chunk; few where crashes are simulated, so that logs outgrow them.
-pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 256 << 10 };
+pub const CHUNK_BYTES: usize = if cfg!(caliburn_sim) { 8 << 10 } else { 64 << 10 };
 
 /// Most bytes of one.
 const CHUNK_BYTES_MAX: usize = 16 << 20;
