@@ -101,7 +101,7 @@ impl Opening<'_> {
         !self.settings.read_only
     }
 
-    /// Refuses to write to a store that was in use in another place, unless that is meant; whether it is.
+    /// Refuses to write to a store whose files are not those that were in use, unless that is meant; whether it is.
     pub fn copied_from(&self, medium: &dyn Medium, recorded: [U64; 2]) -> Result<bool, OpenError> {
         let copied = is_another(medium, recorded) && self.write();
         if copied && unless("copies-not-noticed", !self.settings.copied) {
@@ -112,7 +112,7 @@ impl Opening<'_> {
 }
 
 impl Closed<'_> {
-    /// Says of a store that was in use that it is not where it was then.
+    /// Says of a store that was in use that its files are not those of then.
     pub fn report_copy(&self, medium: &dyn Medium, recorded: [U64; 2], report: &mut Report) {
         if !is_another(medium, recorded) {
             return;
