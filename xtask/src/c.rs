@@ -53,6 +53,8 @@ pub fn test() -> Result<(), String> {
             flavour.run(shared, "flavour", &[])?;
         }
     }
+    let (source, shared) = ("bindings/rvm/tests/hostile.c", "-lrds -lseg -lrvm");
+    Program { source, compiler: C, shared, fixed: String::new() }.run(shared, "plain", &[])?;
     headers()?;
     manual()?;
     tutorial()

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 struct heap *heap;
 pthread_mutex_t heap_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -218,12 +219,27 @@ int rds_init_heap(char *base, rvm_length_t length, unsigned long chunk_size, uns
     return code == SUCCESS ? 0 : -1;
 }
 
+/* Whether what a header says can be: its lists and a block lie within the heap, and all of that in memory. */
+static int can_be(const struct heap *found)
+{
+    uint64_t chunk = found->chunk, length = found->length;
+    uint64_t lists = length > sizeof *found ? (length - sizeof *found) / sizeof found->lists[0] : 0;
+    uintptr_t page = (uintptr_t)found / RVM_PAGE_SIZE * RVM_PAGE_SIZE;
+    return chunk >= CHUNK_MIN && chunk % sizeof(uint64_t) == 0 && chunk <= length && found->lists_count >= 1 &&
+           found->lists_count <= lists && found->largest <= found->lists_count &&
+           length < UINTPTR_MAX - (uintptr_t)found &&
+           /* Refused if anything there is not mapped. */
+           msync((void *)page, (uintptr_t)found - page + length, MS_ASYNC) == 0;
+}
+
 int rds_start_heap(char *start_addr, int *err)
 {
     struct heap *found = (struct heap *)start_addr;
     int code = start_addr == NULL ? EBAD_ARGS : SUCCESS;
     if (code == SUCCESS && strncmp(found->version, HEAP_VERSION, sizeof found->version) != 0)
         code = EHEAP_VERSION_SKEW;
+    if (code == SUCCESS && !can_be(found))
+        code = ECORRUPT;
     pthread_mutex_lock(&heap_lock);
     heap = code == SUCCESS ? found : NULL;
     pthread_mutex_unlock(&heap_lock);

@@ -32,10 +32,17 @@ static int declare_block(rvm_tid_t *tid, struct block *block, int links)
     return declare(tid, block, links ? sizeof *block : 2 * sizeof(uint64_t));
 }
 
+/* Whether there is room for a block at an address: what is in a heap may point anywhere. */
+int is_inside(const struct block *block)
+{
+    return block >= first_block() && block < end_of_heap() && (uintptr_t)block % sizeof(uint64_t) == 0 &&
+           (uint64_t)((char *)end_of_heap() - (char *)block) >= heap->chunk;
+}
+
 /* Whether a block is whole: within the heap, its guards as they must be. */
 static int is_sound(const struct block *block, uint64_t type)
 {
-    if (block < first_block() || block >= end_of_heap() || (uintptr_t)block % sizeof(uint64_t) != 0)
+    if (!is_inside(block))
         return 0;
     uint64_t room = (uint64_t)((char *)end_of_heap() - (char *)block);
     return block->type == type && block->size > 0 && block->size <= room / heap->chunk &&
@@ -71,6 +78,8 @@ static int unlink_block(struct block *block, rvm_tid_t *tid)
     struct list *list = block->previous == NULL ? list_of(block) : NULL;
     if (block->previous == NULL && (list == NULL || list->guard != LIST_GUARD))
         return EBAD_LIST;
+    if ((block->previous != NULL && !is_inside(block->previous)) || (block->next != NULL && !is_inside(block->next)))
+        return ECORRUPT;
     struct block **before = list != NULL ? &list->head : &block->previous->next;
     if (*before != block)
         return EBAD_LIST;
@@ -97,6 +106,8 @@ static int link_block(struct block *block, uint64_t chunks, rvm_tid_t *tid)
     struct list *list = &heap->lists[number];
     if (list->guard != LIST_GUARD)
         return EBAD_LIST;
+    if (list->head != NULL && !is_inside(list->head))
+        return ECORRUPT;
     int code = declare_block(tid, block, 1);
     if (code == RVM_SUCCESS)
         code = declare(tid, (char *)block + chunks * heap->chunk - sizeof(uint64_t), sizeof(uint64_t));
@@ -123,12 +134,14 @@ static int link_block(struct block *block, uint64_t chunks, rvm_tid_t *tid)
    is not one is an error. */
 static int look_from(uint64_t number, uint64_t chunks, struct block **found)
 {
+    /* No list has more blocks than there is room for: it goes round in a circle. */
+    uint64_t most = heap->length / heap->chunk;
     *found = NULL;
     for (; number <= heap->largest && *found == NULL; number++) {
         if (heap->lists[number].guard != LIST_GUARD)
             return EBAD_LIST;
         for (struct block *block = heap->lists[number].head; block != NULL; block = block->next) {
-            if (!is_sound(block, FREE_TYPE))
+            if (!is_sound(block, FREE_TYPE) || most-- == 0)
                 return ECORRUPT;
             if (block->size >= chunks && (*found == NULL || block->size < (*found)->size))
                 *found = block;
@@ -280,8 +293,7 @@ int put_block(struct block *block, rvm_tid_t *tid)
 int find_block(const char *data, struct block **found)
 {
     struct block *block = (struct block *)(data - 2 * sizeof(uint64_t));
-    if (data == NULL || (uintptr_t)data % sizeof(uint64_t) != 0 || block < first_block() ||
-        (char *)block + OVERHEAD > (char *)end_of_heap())
+    if (data == NULL || !is_inside(block))
         return EBAD_ARGS;
     if (block->type == FREE_TYPE)
         return EFREED_TWICE;

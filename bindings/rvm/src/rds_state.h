@@ -90,5 +90,6 @@ int put_block(struct block *block, rvm_tid_t *tid);
 int find_block(const char *data, struct block **found);
 int change_stats(rvm_tid_t *tid);
 int is_there(uint64_t chunks);
+int is_inside(const struct block *block);
 
 #endif

@@ -66,7 +66,9 @@ static void dump(FILE *out)
 {
     for (uint64_t number = 1; number <= heap->lists_count; number++) {
         unsigned long count = 0, chunks = 0;
-        for (const struct block *block = heap->lists[number].head; block != NULL; block = block->next) {
+        uint64_t most = heap->length / heap->chunk;
+        const struct block *block = heap->lists[number].head;
+        for (; block != NULL && is_inside(block) && most > 0; block = block->next, most--) {
             count++;
             chunks += block->size;
         }
@@ -108,7 +110,7 @@ int rds_trace_dump_heap(void)
     int there = heap != NULL;
     if (there && rds_tracing && rds_tracing_file != NULL) {
         const struct block *block = first_block();
-        while ((const char *)block + OVERHEAD <= (const char *)end_of_heap() && block->size > 0) {
+        while (is_inside(block) && block->size > 0 && block->size <= heap->length / heap->chunk) {
             fprintf(rds_tracing_file, "%p: %s, %lu chunks\n", (const void *)block,
                     block->type == FREE_TYPE ? "free" : "allocated", (unsigned long)block->size);
             block = after(block);

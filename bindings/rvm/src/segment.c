@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 /* What programs import, though no header declares it: of the segment loaded last. */
 long rds_rvmsize;
@@ -34,7 +35,7 @@ static int by_address(const void *a, const void *b)
 static int overlapping(const rvm_region_def_t *defs, unsigned long count)
 {
     for (unsigned long i = 0; i + 1 < count; i++)
-        if (defs[i].vmaddr + defs[i].length > defs[i + 1].vmaddr)
+        if (defs[i].length > (rvm_length_t)(defs[i + 1].vmaddr - defs[i].vmaddr))
             return 1;
     return 0;
 }
@@ -169,12 +170,21 @@ static rvm_return_t unmap_defs(unsigned long count, const rvm_region_def_t *defs
     return code;
 }
 
+/* Bytes from an offset to the end of a segment. */
+static rvm_length_t to_the_end(const char *dev, rvm_offset_t dev_length, rvm_offset_t offset)
+{
+    struct stat about;
+    rvm_length_t end = RVM_OFFSET_TO_LENGTH(dev_length), from = RVM_OFFSET_TO_LENGTH(offset);
+    if (stat(dev, &about) == 0 && S_ISREG(about.st_mode))
+        end = (rvm_length_t)about.st_size;
+    return end > from ? end - from : 0;
+}
+
 /* Whether nothing is in an address range of this process. */
 static int is_free(char *start, rvm_length_t length)
 {
     const int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
-    /* To the segment's end: its first page, at least. */
-    length = length == 0 ? RVM_PAGE_SIZE : RVM_ROUND_LENGTH_UP_TO_PAGE_SIZE(length);
+    length = RVM_ROUND_LENGTH_UP_TO_PAGE_SIZE(length);
     /* Kernels before 4.17 take the flag for a hint. */
     char *there = mmap(start, length, PROT_NONE, kind, -1, 0);
     if (there != MAP_FAILED)
@@ -204,7 +214,8 @@ rvm_return_t rvm_load_segment(char *dev, rvm_offset_t dev_length, rvm_options_t 
         region.length = found[mapped].length;
         region.vmaddr = found[mapped].vmaddr;
         /* What the program has there is not given up for it. */
-        code = is_free(region.vmaddr, region.length) ? rvm_map(&region, NULL) : RVM_EINTERNAL;
+        rvm_length_t taken = region.length != 0 ? region.length : to_the_end(dev, dev_length, region.offset);
+        code = is_free(region.vmaddr, taken) ? rvm_map(&region, NULL) : RVM_EINTERNAL;
         if (code != RVM_SUCCESS)
             break;
         found[mapped].length = region.length;
