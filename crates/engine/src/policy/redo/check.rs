@@ -16,6 +16,7 @@ use crate::storage::progress::{Phase, Watch};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::report::{Problem, Report};
 use crate::storage::segment::{Extents, SegmentState};
+use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::log;
 use caliburn_log::scan;
@@ -153,8 +154,8 @@ fn check_log(
         scan::scan(medium, &status, known, |record| {
             report.records += 1;
             report.transactions = report.transactions.saturating_add(record.transactions);
-            if let Some((lsn, _, text)) = recovery::stray_range(record, &extents) {
-                stray.push((recovery::log_offset(lsn, capacity), text));
+            if let Some((lsn, segment, text)) = recovery::stray_range(record, &extents) {
+                stray.push((recovery::log_offset(lsn, capacity), segment, text));
             }
             prepared::recover(&mut prepared, record);
         })
@@ -167,10 +168,22 @@ fn check_log(
     }
     report.prepared = prepared.len() as u64;
     if !stray.is_empty() {
-        stray.into_iter().for_each(|(offset, text)| report.problem(&path, offset, text));
+        // What may not be looked at may be sound.
+        stray.iter().try_for_each(|(_, segment, _)| may_look(store, *segment))?;
+        stray.into_iter().for_each(|(offset, _, text)| report.problem(&path, offset, text));
         return Ok(None);
     }
     Ok(Some(RedoRanges::of_log(&*medium, capacity, scanned.from, scanned.tail)?))
+}
+
+/// Refuses to judge a segment outside of the directory that nobody has listed, or that is another user's.
+fn may_look(store: &Closed<'_>, id: SegmentId) -> Result<(), OpenError> {
+    let entry = store.catalog.segments.iter().find(|entry| entry.id == id && entry.is_external());
+    let open = |entry| SegmentState::open(store.media, store.dir, store.catalog, entry, (false, false));
+    match entry.map(open) {
+        Some(Err(error)) if error.is_permission() => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Verifies the stage; what it holds, if it can be read.
