@@ -217,20 +217,22 @@ impl Undecided for Redo {
         };
         let mut work = self.lock_flush();
         let done = self.append_forced(&mut work, kind, global_id, body);
-        let end = self.log.tail();
+        let found = committed.filter(|claimed| done.is_ok() && claimed.slot.is_none());
+        if let Some(claimed) = found {
+            // Recovery found it: its values are in memory where regions were mapped, and nowhere else. From here
+            // they keep the head back, and until here the table does.
+            let end = self.log.tail();
+            let mut unapplied = self.unapplied.write().expect("no panic under this lock");
+            unapplied.get_or_insert_with(|| RedoRanges::none(end)).push(claimed.body.clone(), end);
+        }
         match &done {
             Ok(_) => drop(self.lock_prepared().remove(global_id)),
             Err(_) => self.unclaim(global_id),
         }
         self.unlock_flush(work);
-        done?;
-        if let Some(claimed) = committed.filter(|claimed| claimed.slot.is_none()) {
-            // Recovery found it: its values are in memory where regions were mapped, and nowhere else.
-            let mut unapplied = self.unapplied.write().expect("no panic under this lock");
-            unapplied.get_or_insert_with(|| RedoRanges::none(end)).push(claimed.body.clone(), end);
-            drop(unapplied);
+        if found.is_some() {
             self.wake_truncation();
         }
-        Ok(())
+        done.map(drop)
     }
 }
