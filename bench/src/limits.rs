@@ -12,13 +12,15 @@ use std::time::Instant;
 type Deed = fn(&Options, &Path, u64) -> Result<f64, Failure>;
 
 /// What, with which policy, how often at most.
-const DEEDS: [(&str, Policy, u64, Deed); 7] = [
+const DEEDS: [(&str, Policy, u64, Deed); 9] = [
     ("transactions open at once", Policy::Redo, 100_000, transactions),
     ("transactions open at once", Policy::Undo, 100_000, transactions),
     ("ranges in one transaction", Policy::Redo, 1_000_000, ranges),
     ("ranges in one transaction", Policy::Undo, 1_000_000, ranges),
-    ("segments", Policy::Redo, 2_000, segments),
-    ("segments", Policy::Undo, 2_000, segments),
+    ("segments made", Policy::Redo, 10_000, segments),
+    ("segments made", Policy::Undo, 10_000, segments),
+    ("segments used in turn", Policy::Redo, 10_000, used),
+    ("segments used in turn", Policy::Undo, 10_000, used),
     ("regions", Policy::Redo, 8_000, regions),
 ];
 
@@ -85,16 +87,42 @@ fn ranges(with: &Options, dir: &Path, count: u64) -> Result<f64, Failure> {
     lost.map_or(Ok(seconds), |number| Err(format!("range {number} was lost").into()))
 }
 
-fn segments(with: &Options, dir: &Path, count: u64) -> Result<f64, Failure> {
+fn made(with: &Options, dir: &Path, count: u64) -> Result<(), Failure> {
     let store = with.open(dir)?;
-    let start = Instant::now();
     for number in 0..count {
         store.create_segment(&format!("s{number}"), 1)?;
     }
+    Ok(store.close()?)
+}
+
+fn segments(with: &Options, dir: &Path, count: u64) -> Result<f64, Failure> {
+    let start = Instant::now();
+    made(with, dir, count)?;
     let seconds = start.elapsed().as_secs_f64();
-    store.close()?;
     let found = Store::open(dir)?.segments().len() as u64;
     if found == count { Ok(seconds) } else { Err(format!("{found} of {count} segments are there").into()) }
+}
+
+/// Opens the store, maps each segment, stores to it, and unmaps it; closes the store.
+fn used(with: &Options, dir: &Path, count: u64) -> Result<f64, Failure> {
+    made(with, dir, count)?;
+    let start = Instant::now();
+    let store = with.open(dir)?;
+    for (number, segment) in store.segments().iter().enumerate() {
+        let region = segment.map_all()?;
+        let mut tx = store.begin(Mode::Restore)?;
+        tx.store(&region, 8, &number)?;
+        tx.commit(Class::Process)?;
+    }
+    store.close()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let store = with.open(dir)?;
+    for (number, segment) in store.segments().iter().enumerate() {
+        if segment.map_all()?.load::<usize>(8) != number {
+            return Err(format!("what was stored to segment {number} was lost").into());
+        }
+    }
+    Ok(seconds)
 }
 
 /// Maps them, and stores to each and its neighbour.

@@ -1,7 +1,7 @@
 //! Campaigns: what one thread does of a simulator's command, and what all of them have done.
 
 use caliburn_sim::explore::{self, Effort, Explorer, Failure};
-use caliburn_sim::life::{Flavour, Start, default_start};
+use caliburn_sim::life::{Flavour, Start};
 use caliburn_sim::random::Random;
 use caliburn_sim::script::{self, Script};
 use caliburn_sim::{creation, damage, heap};
@@ -20,14 +20,14 @@ pub struct Totals {
     pub flips: AtomicU64,
     pub noticed: AtomicU64,
     stop: AtomicBool,
-    flags: &'static str,
+    flags: String,
     failure: Mutex<Option<String>>,
     first: Explorer,
 }
 
 impl Totals {
     /// None yet, of a command with these flags.
-    pub fn of(flags: &'static str) -> Totals {
+    pub fn of(flags: String) -> Totals {
         Totals { flags, ..Totals::default() }
     }
 
@@ -66,8 +66,8 @@ fn seed_of(seed: u64, number: u64) -> u64 {
 }
 
 impl<'t> Campaign<'t> {
-    pub fn new(flavour: Flavour, part: (u64, u64), totals: &'t Totals) -> Campaign<'t> {
-        Campaign { start: default_start(flavour), part, totals }
+    pub fn new(start: Start, part: (u64, u64), totals: &'t Totals) -> Campaign<'t> {
+        Campaign { start, part, totals }
     }
 
     fn is_mine(&self, number: u64) -> bool {
@@ -128,9 +128,9 @@ impl<'t> Campaign<'t> {
             let seed = seed_of(seed, number);
             let steps = 20 + Random::new(seed).below(150) as usize;
             let mut start = self.start.clone();
-            start.short = number.is_multiple_of(3);
+            start.short |= number.is_multiple_of(3);
             start.truncate_percent = [50, 1, 10, 90][number as usize / 3 % 4];
-            let short = if start.short { "--short " } else { "" };
+            let short = if start.short && !self.start.short { "--short " } else { "" };
             let flags = format!("{short}--truncate-percent {}", start.truncate_percent);
             let what = format!("torture, seed {seed}, replay with {flags}");
             let effort = Effort { losses: 1, first: 3, later: 1, lives: 3 };

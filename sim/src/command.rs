@@ -25,9 +25,16 @@ struct Command {
     /// With a file that was adopted, to which only declared bytes go.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent"])]
     adopted: bool,
+    /// The machine is short of memory and descriptors.
+    #[arg(long, global = true)]
+    short: bool,
 }
 
 impl Command {
+    fn start(&self) -> Start {
+        Start { short: self.short, ..default_start(self.flavour()) }
+    }
+
     fn flavour(&self) -> Flavour {
         match (self.undo, self.persistent, self.adopted) {
             (true, ..) => Flavour::Undo,
@@ -124,9 +131,6 @@ enum Kind {
     Replay {
         /// `script | cut | script ...`
         path: String,
-        /// The machine is short of memory.
-        #[arg(long)]
-        short: bool,
         /// Share of the log at which truncation begins.
         #[arg(long, default_value_t = 50)]
         truncate_percent: u8,
@@ -135,17 +139,16 @@ enum Kind {
 
 pub fn main() -> ExitCode {
     let command = Command::parse();
-    let flags = match command.flavour() {
+    let flavour = match command.flavour() {
         Flavour::Redo => "",
         Flavour::Undo => " --undo",
         Flavour::Persistent => " --persistent",
         Flavour::Adopted => " --adopted",
     };
-    let totals = Totals::of(flags);
+    let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));
     let start = Instant::now();
-    if let Kind::Replay { path, short, truncate_percent } = &command.kind {
-        let start =
-            Start { short: *short, truncate_percent: *truncate_percent, ..default_start(command.flavour()) };
+    if let Kind::Replay { path, truncate_percent } = &command.kind {
+        let start = Start { truncate_percent: *truncate_percent, ..command.start() };
         return match explore::replay(&start, path, true) {
             Ok(()) => {
                 println!("nothing is wrong");
@@ -238,7 +241,7 @@ fn threads(_schedules: u64, _seed: u64, _heap: bool, _group: bool) -> ExitCode {
 }
 
 fn work(command: &Command, thread: u64, totals: &Totals) {
-    let campaign = Campaign::new(command.flavour(), (thread, command.threads), totals);
+    let campaign = Campaign::new(command.start(), (thread, command.threads), totals);
     match command.kind {
         Kind::Exhaustive { transactions, later } => campaign.exhaustive(transactions, later),
         Kind::Torture { images, seed } => campaign.torture(images, seed),

@@ -41,7 +41,7 @@ pub struct Start {
     pub history: History,
     /// Whether all of the disk is durable, as after a power cut.
     pub durable: bool,
-    /// Whether the machine is short of memory.
+    /// Whether the machine is short of memory and descriptors.
     pub short: bool,
     /// Share of the log at which truncation begins, in percent.
     pub truncate_percent: u8,
@@ -461,6 +461,10 @@ impl Life {
             }
             Ok(()) => {
                 let segment = segment(self.store(), self.flavour).map_err(failure)?;
+                // For whose files those of the first are closed, where descriptors are short.
+                if let Ok(more) = self.store().segment("more") {
+                    drop(more.map_all().map_err(failure)?);
+                }
                 self.region = Some(segment.map_all().map_err(failure)?);
             }
             Err(error) => {

@@ -77,7 +77,7 @@ pub struct Machine<M> {
 /// What a machine is made of.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hardware {
-    /// It is short of memory.
+    /// It is short of memory and descriptors.
     pub short: bool,
     /// Files are mapped from persistent memory.
     pub persistent: bool,
@@ -504,6 +504,10 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
 
     fn limits(&self) -> Limits {
         Limits::of(8 << 30, self.0.hardware.short)
+    }
+
+    fn descriptors(&self) -> u64 {
+        if self.0.hardware.short { 0 } else { u64::MAX }
     }
 
     fn boot_id(&self) -> io::Result<Id> {

@@ -35,6 +35,20 @@ pub fn random_id() -> io::Result<Id> {
     Ok(id)
 }
 
+/// How many descriptors this process may have.
+pub fn descriptors() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current.unwrap_or(u64::MAX)
+}
+
+/// Whether a file could not be opened since too many are.
+pub fn are_descriptors_short(error: &io::Error) -> bool {
+    matches!(
+        rustix::io::Errno::from_io_error(error),
+        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+    )
+}
+
 /// A lock on a file, with a text that names the holder. The kernel drops it when the process ends, however
 /// it ends.
 #[derive(Debug)]

@@ -183,6 +183,11 @@ pub unsafe trait Media: Send + Sync + fmt::Debug {
         Limits::read()
     }
 
+    /// How many descriptors this process may have.
+    fn descriptors(&self) -> u64 {
+        host::descriptors()
+    }
+
     /// The identity of this boot: memory with another one did not survive.
     fn boot_id(&self) -> io::Result<Id> {
         host::boot_id()

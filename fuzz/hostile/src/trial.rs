@@ -5,13 +5,17 @@ use crate::sample::{ADOPTED, Kind, Sample, VICTIM, Works, victim};
 use caliburn::heap::Heap;
 use caliburn::{Class, Filter, Mode, Store};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
+/// More than the stage, the chunks of undo logs and the growth of a heap take together.
+const MADE: u64 = 64 << 20;
 /// Segments longer than this are not mapped.
 const MAPPED: u64 = 8 << 20;
 
 pub fn run(sample: &Sample, works: &Works, changed: &Changed) {
     let path = works.store();
     put(works, changed);
+    let allocated = allocated_in(works);
     let options = sample.options(works);
 
     let _ = options.info(&path);
@@ -48,6 +52,15 @@ pub fn run(sample: &Sample, works: &Works, changed: &Changed) {
         }
     }
     untouched(works);
+    let after = allocated_in(works);
+    assert!(after <= 2 * allocated + MADE, "{allocated} bytes were there, and {after} are");
+}
+
+/// Bytes that the store takes of its medium: holes take none.
+fn allocated_in(works: &Works) -> u64 {
+    let blocks =
+        |entry: std::io::Result<fs::DirEntry>| entry.and_then(|entry| Ok(entry.metadata()?.blocks() * 512));
+    fs::read_dir(works.store()).expect("there").map(|entry| blocks(entry).expect("there")).sum()
 }
 
 /// Makes the directory anew.

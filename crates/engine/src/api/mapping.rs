@@ -2,16 +2,18 @@
 
 use crate::api::region::Region;
 use crate::api::shared::Shared;
-use crate::storage::error::MapError;
+use crate::storage::error::{Failure, MapError};
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
 use crate::storage::{Regions, entry_of, gate, meeting};
+use caliburn_log::SegmentId;
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::host;
 use caliburn_os::map::Reservation;
 use caliburn_os::mappings;
 use caliburn_os::simulated::unless;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,6 +64,7 @@ impl Shared {
         if self.storage.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
             return Err(MapError::Closed);
         }
+        self.hold(segment)?;
         let mut regions = self.storage.regions.write().expect("no panic under this lock");
         if let Some(other) = meeting(&regions, segment.id, start..end) {
             let (mapped_start, mapped_end) = (other.start, other.end());
@@ -91,6 +94,43 @@ impl Shared {
         self.storage.table.put(&region);
         regions.insert((region.id, region.start), region.clone());
         Ok(Region { state: region, store: self.clone(), mapped: true })
+    }
+
+    /// Opens the files of a segment that is to be mapped; if need be those of others are closed, of which nothing is
+    /// mapped. The mapping lock is held.
+    fn hold(&self, segment: &SegmentState) -> Result<(), MapError> {
+        let storage = &self.storage;
+        if segment.is_held() {
+            return Ok(());
+        }
+        if !storage.descriptors.has_room() {
+            // So many at once that it seldom happens: all that was committed is brought to its place for it.
+            self.rest_unused(storage.descriptors.most() / 8)?;
+        }
+        let held = match segment.hold() {
+            Err(error) if host::are_descriptors_short(&error) => {
+                self.rest_unused(1)?;
+                segment.hold()
+            }
+            held => held,
+        };
+        let fail = |source| MapError::Io { segment: segment.name.clone(), len: segment.len(), source };
+        held.map_err(fail)
+    }
+
+    /// Closes the files of the segments of which nothing is mapped, if they are so many. The mapping lock is held.
+    fn rest_unused(&self, least: u64) -> Result<(), Failure> {
+        let storage = &self.storage;
+        let unused: Vec<Arc<SegmentState>> = {
+            let regions = storage.regions.read().expect("no panic under this lock");
+            let mapped: BTreeSet<SegmentId> = regions.keys().map(|(segment, _)| *segment).collect();
+            let segments = storage.segments.read().expect("no panic under this lock");
+            segments.iter().filter(|s| s.is_held() && !mapped.contains(&s.id)).cloned().collect()
+        };
+        match unused.len() as u64 >= least.max(1) {
+            true => self.policy.put_to_rest(&unused),
+            false => Ok(()),
+        }
     }
 
     /// Takes memory of the caller's, who vouched for it.

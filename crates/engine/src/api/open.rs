@@ -7,6 +7,8 @@ use crate::policy::table;
 use crate::storage;
 use crate::storage::directory::{self, CATALOG, LOCK, LOG, STAGE, UNDO};
 use crate::storage::error::OpenError;
+use crate::storage::segment::Opener;
+use crate::storage::segment_file::Descriptors;
 use caliburn_os::host::Lock;
 use caliburn_os::simulated::{planted, unless};
 use std::path::Path;
@@ -87,10 +89,11 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Shared, OpenErro
     }
     let catalog = directory::read_catalog(media, dir)?;
     let kind = table::kind_of(dir, &catalog)?;
-    let segments = directory::open_segments(media, dir, &catalog, kind.sums(), write)?;
-    let wanted = options.tracking();
-    let found =
-        storage::Found { dir: dir.to_owned(), catalog, segments, locks: vec![lock], keys: wanted.keys() };
+    let descriptors = Descriptors::of(media);
+    let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write };
+    let segments = directory::open_segments(opener, &catalog, kind.sums())?;
+    let (wanted, locks, dir) = (options.tracking(), vec![lock], dir.to_owned());
+    let found = storage::Found { dir, catalog, segments, descriptors, locks, keys: wanted.keys() };
     let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
     Ok(Shared::new(options, kind.policy(), opened))
 }

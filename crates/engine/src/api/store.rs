@@ -154,7 +154,7 @@ impl Store {
     fn admit_outside(&self, medium: &dyn Medium) -> Result<(), SegmentError> {
         let identity = medium.identity();
         let mut segments = self.segments().into_iter();
-        let twin = segments.find(|s| identity.is_some() && s.state.medium.identity() == identity);
+        let twin = segments.find(|s| identity.is_some() && s.state.file.identity() == identity);
         if let Some(twin) = twin {
             return Err(SegmentError::Exists { name: twin.name().to_owned() });
         }

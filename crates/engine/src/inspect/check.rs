@@ -9,7 +9,8 @@ use crate::storage::catalog::Catalog;
 use crate::storage::directory;
 use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::report::Report;
-use crate::storage::segment::SegmentState;
+use crate::storage::segment::{Opener, SegmentState};
+use crate::storage::segment_file::Descriptors;
 use crate::storage::settings::Settings;
 use std::io;
 use std::path::Path;
@@ -28,18 +29,18 @@ pub fn check(dir: impl AsRef<Path>) -> Result<Report, OpenError> {
 /// [`check()`], of a store that is to be opened so.
 pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, OpenError> {
     let mut report = Report::default();
-    let media = &*directory::hold(dir, settings)?;
+    let media = &directory::hold(dir, settings)?;
     if !media.exists(&dir.join(directory::CATALOG)) {
         return Err(OpenError::NotAStore { path: dir.to_owned() });
     }
-    let lock = match directory::lock(media, dir, true) {
+    let lock = match directory::lock(&**media, dir, true) {
         Err(OpenError::InUse { holder, .. }) => {
             report.in_use_by = Some(holder);
             None
         }
         lock => Some(lock?),
     };
-    let known = directory::read_catalog(media, dir)
+    let known = directory::read_catalog(&**media, dir)
         .and_then(|catalog| table::kind_of(dir, &catalog).map(|kind| (catalog, kind)));
     let (catalog, kind) = match known {
         Ok(known) => known,
@@ -55,6 +56,7 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
     if lock.is_some() && claim.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
         report.in_use_by = Some("a program that has its files in another directory".into());
     }
+    let opener = Opener { media, descriptors: &Descriptors::of(&**media), dir, write: false };
     let mut segments = Vec::new();
     for entry in &catalog.segments {
         // Whoever has the store has locked what is elsewhere, or is about to.
@@ -63,7 +65,7 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
             report.notes.push(format!("segment {:?} was not verified: {path} is in use", entry.name));
             continue;
         }
-        match SegmentState::open(media, dir, &catalog, entry, (kind.sums(), false)) {
+        match SegmentState::open(opener, &catalog, entry, kind.sums()) {
             Ok(segment) => segments.push(Arc::new(segment)),
             // Damage only if the log names it, which is found there.
             Err(error) if entry.is_external() => report.notes.push(error.to_string()),

@@ -59,8 +59,8 @@ pub fn info(dir: impl AsRef<Path>) -> Result<Info, OpenError> {
 
 /// [`info()`], of a store that is to be opened so.
 pub(crate) fn info_with(settings: &Settings, dir: &Path) -> Result<Info, OpenError> {
-    let media = &*directory::hold(dir, settings)?;
-    let catalog = directory::read_catalog(media, dir)?;
+    let media = &directory::hold(dir, settings)?;
+    let catalog = directory::read_catalog(&**media, dir)?;
     let kind = table::kind_of(dir, &catalog)?;
     let (log, clean) = kind.info(&Closed {
         copied: settings.copied,
@@ -70,7 +70,7 @@ pub(crate) fn info_with(settings: &Settings, dir: &Path) -> Result<Info, OpenErr
         dir,
         catalog: &catalog,
     })?;
-    let in_use_by = match directory::lock(media, dir, true) {
+    let in_use_by = match directory::lock(&**media, dir, true) {
         Err(OpenError::InUse { holder, .. }) => Some(holder),
         _ => None,
     };
@@ -85,7 +85,7 @@ pub(crate) fn info_with(settings: &Settings, dir: &Path) -> Result<Info, OpenErr
         id: format::hex(&catalog.store),
         format: VERSION,
         policy: kind.policy(),
-        reach: reach(media, dir, &catalog, kind)?,
+        reach: reach(&**media, dir, &catalog, kind)?,
         clean,
         in_use_by,
         log,

@@ -7,7 +7,7 @@ use crate::storage::class::Class;
 use crate::storage::error::OpenError;
 use crate::storage::progress::Watch;
 use crate::storage::report::Report;
-use crate::storage::segment::SegmentState;
+use crate::storage::segment::{Opener, SegmentState};
 use crate::storage::settings::Settings;
 use crate::storage::{self, Storage};
 use crate::write_set::Sets;
@@ -75,7 +75,7 @@ pub(crate) struct Closed<'a> {
     pub in_use: bool,
     /// Is told how far its check is.
     pub watch: &'a Watch,
-    pub media: &'a dyn Media,
+    pub media: &'a Arc<dyn Media>,
     pub dir: &'a Path,
     pub catalog: &'a Catalog,
 }
@@ -99,6 +99,12 @@ impl Opening<'_> {
 
     pub fn write(&self) -> bool {
         !self.settings.read_only
+    }
+
+    /// How its segments are opened.
+    pub fn opener(&self) -> Opener<'_> {
+        let (media, descriptors) = (&self.settings.media, &self.found.descriptors);
+        Opener { media, descriptors, dir: self.dir(), write: self.write() }
     }
 
     /// Refuses to write to a store whose files are not those that were in use, unless that is meant; whether it is.

@@ -13,6 +13,7 @@ pub(crate) mod undo;
 use crate::storage::class::Class;
 use crate::storage::error::{CommitError, Failure, RangeError, SegmentError};
 use crate::storage::region::RegionState;
+use crate::storage::segment::SegmentState;
 use crate::write_set::{Position, Terms, WriteSet};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
@@ -20,6 +21,7 @@ use query::{Prepared, Query, Statistics};
 use std::any::Any;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A recovery policy at work in an open store: all that a store asks of it.
 ///
@@ -39,6 +41,9 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn growing(&self, grow: &mut dyn FnMut() -> Result<(), SegmentError>) -> Result<(), SegmentError> {
         grow()
     }
+    /// Closes the files of segments of which nothing is mapped, nor will be until this returns, when nothing is
+    /// left to be written to them or forced. They stay open where that can't be had.
+    fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure>;
     /// What commits to a segment on this medium survive.
     fn survives(&self, medium: &dyn Medium) -> Class;
 

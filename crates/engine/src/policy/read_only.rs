@@ -9,6 +9,7 @@ use crate::storage::class::Class;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::region::RegionState;
+use crate::storage::segment::SegmentState;
 use crate::write_set::{Layout, Position, Sets, Terms, WriteSet};
 use caliburn_os::medium::Medium;
 use std::io;
@@ -43,6 +44,11 @@ const NO_CHANGES: &str = "a read-only store begins no transaction";
 impl Recovery for ReadOnly {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
         region.map_private(&self.storage, part, self.lacking.as_ref(), false)
+    }
+
+    fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
+        unused.iter().for_each(|segment| segment.rest());
+        Ok(())
     }
 
     fn survives(&self, _: &dyn Medium) -> Class {

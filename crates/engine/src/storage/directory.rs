@@ -3,7 +3,7 @@
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
-use crate::storage::segment::SegmentState;
+use crate::storage::segment::{Opener, SegmentState};
 use crate::storage::settings::Settings;
 use caliburn_os::host::{Lock, LockError};
 use caliburn_os::medium::{Media, Medium, Replaced};
@@ -154,15 +154,13 @@ pub(crate) fn read_catalog(media: &dyn Media, dir: &Path) -> Result<Catalog, Ope
 /// The segments of a store, with checksums if its policy keeps them. Not external ones whose files cannot be
 /// opened: they may go when the log has nothing for them.
 pub(crate) fn open_segments(
-    media: &dyn Media,
-    dir: &Path,
+    opener: Opener<'_>,
     catalog: &Catalog,
     sums: bool,
-    write: bool,
 ) -> Result<Vec<Arc<SegmentState>>, OpenError> {
     let mut segments = Vec::new();
     for entry in &catalog.segments {
-        match SegmentState::open(media, dir, catalog, entry, (sums, write)) {
+        match SegmentState::open(opener, catalog, entry, sums) {
             Ok(segment) => segments.push(Arc::new(segment)),
             Err(_) if entry.is_external() => {}
             Err(error) => return Err(error.into()),
@@ -172,6 +170,6 @@ pub(crate) fn open_segments(
 }
 
 /// What survives of a medium that was forced.
-pub(crate) fn forced(medium: &dyn Medium) -> Class {
-    if medium.volatile() { Class::Process } else { Class::Power }
+pub(crate) fn forced(volatile: bool) -> Class {
+    if volatile { Class::Process } else { Class::Power }
 }

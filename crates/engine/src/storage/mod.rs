@@ -10,6 +10,7 @@ pub(crate) mod region;
 pub(crate) mod region_table;
 pub(crate) mod report;
 pub(crate) mod segment;
+pub(crate) mod segment_file;
 pub(crate) mod settings;
 pub(crate) mod sums;
 pub(crate) mod tuning;
@@ -28,7 +29,8 @@ use class::Class;
 use error::{Failure, SegmentError};
 use region::RegionState;
 use region_table::RegionTable;
-use segment::SegmentState;
+use segment::{Opener, SegmentState};
+use segment_file::Descriptors;
 use settings::Settings;
 use std::collections::BTreeMap;
 use std::io;
@@ -69,6 +71,7 @@ pub(crate) struct Storage {
     /// The same regions, for those who must not wait.
     pub table: RegionTable,
     pub segments: RwLock<Vec<Arc<SegmentState>>>,
+    pub descriptors: Arc<Descriptors>,
     pub catalog: Mutex<Catalog>,
     failure: OnceLock<Failure>,
     tuning: RwLock<Tuning>,
@@ -83,6 +86,7 @@ pub(crate) struct Found {
     pub dir: PathBuf,
     pub catalog: Catalog,
     pub segments: Vec<Arc<SegmentState>>,
+    pub descriptors: Arc<Descriptors>,
     pub locks: Vec<Lock>,
     /// See [`Storage::keys`].
     pub keys: bool,
@@ -107,6 +111,7 @@ impl Storage {
             regions: RwLock::default(),
             table: RegionTable::default(),
             segments: RwLock::new(found.segments),
+            descriptors: found.descriptors,
             catalog: Mutex::new(found.catalog),
             failure: OnceLock::new(),
             budget: AtomicU64::new(settings.tuning.budget(&limits)),
@@ -182,6 +187,12 @@ impl Storage {
             }
             self.locks.lock().expect("no panic under this lock").clear();
         }
+    }
+
+    /// How its segments are opened.
+    pub fn opener(&self) -> Opener<'_> {
+        let write = self.gate.load(Ordering::SeqCst) & gate::READ_ONLY == 0;
+        Opener { media: &self.media, descriptors: &self.descriptors, dir: &self.dir, write }
     }
 
     pub fn lock_mapping(&self) -> MutexGuard<'_, ()> {

@@ -73,7 +73,7 @@ impl RegionState {
         write: bool,
     ) -> io::Result<()> {
         let lacking = lacking.filter(|lacking| unless("pending-not-laid-over", !lacking.is_empty()));
-        let (medium, at) = (&self.segment.medium, self.segment.data + self.start + part.start as u64);
+        let (medium, at) = (self.segment.file.medium()?, self.segment.data + self.start + part.start as u64);
         let (start, len) = (self.at(part.start), part.len());
         let writable = write || lacking.is_some();
         // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never shrink,
@@ -103,7 +103,7 @@ impl RegionState {
     /// Maps part of the region so that it is the segment, which was never mapped before. `sync`: as persistent
     /// memory.
     pub fn map_shared(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
-        let (medium, at) = (&self.segment.medium, self.segment.data + self.start + part.start as u64);
+        let (medium, at) = (self.segment.file.medium()?, self.segment.data + self.start + part.start as u64);
         let (start, len) = (self.at(part.start), part.len());
         // SAFETY: as in `map_private`.
         unsafe { self.reservation.map_shared(part.start, len, medium.descriptor(), at, sync) }?;

@@ -3,6 +3,7 @@
 use crate::storage::Storage;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::error::SegmentError;
+use crate::storage::segment_file::{Descriptors, SegmentFile};
 use crate::storage::sums::Sums;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM_UNIT, SegmentHeader};
@@ -11,7 +12,7 @@ use caliburn_log::record::Range;
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::observed::Tell;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -33,7 +34,7 @@ const LEN_MAX: u64 = i64::MAX as u64 - SEGMENT_DATA - LEN_UNIT;
 pub(crate) struct SegmentState {
     pub id: SegmentId,
     pub name: String,
-    pub medium: Arc<dyn Medium>,
+    pub file: SegmentFile,
     pub len: AtomicU64,
     /// Where its data begin in the medium; 0 if there is nothing else, not even sums: it is external.
     pub data: u64,
@@ -88,19 +89,29 @@ fn sums_path(store: &Path, name: &str) -> PathBuf {
     store.join(format!("{name}.sums"))
 }
 
-fn open_sums(
-    media: &dyn Media,
-    dir: &Path,
-    store: &Id,
-    entry: &Entry,
-    write: bool,
-) -> Result<Sums, SegmentError> {
-    let path = sums_path(dir, &entry.name);
-    let sums = media.open(&path, write).map_err(io_error("open sums", &path))?;
-    Sums::open(sums, store, entry.id, entry.len).map_err(|error| match error {
-        Ok(defect) => SegmentError::Bad { path, offset: 0, defect },
-        Err(media) => media.into(),
-    })
+/// How the segments of a store are opened.
+#[derive(Clone, Copy)]
+pub(crate) struct Opener<'a> {
+    pub media: &'a Arc<dyn Media>,
+    pub descriptors: &'a Arc<Descriptors>,
+    pub dir: &'a Path,
+    pub write: bool,
+}
+
+impl Opener<'_> {
+    fn file(&self, medium: &Arc<dyn Medium>) -> SegmentFile {
+        SegmentFile::new(self.media, self.descriptors, medium, self.write)
+    }
+
+    fn open_sums(&self, store: &Id, entry: &Entry) -> Result<Sums, SegmentError> {
+        let path = sums_path(self.dir, &entry.name);
+        let medium = self.media.open(&path, self.write).map_err(io_error("open sums", &path))?;
+        let verified = Sums::verify(&*medium, store, entry.id, entry.len);
+        verified.map(|()| Sums::of(self.file(&medium))).map_err(|error| match error {
+            Ok(defect) => SegmentError::Bad { path, offset: 0, defect },
+            Err(media) => media.into(),
+        })
+    }
 }
 
 /// Whether a file begins with the header of the segment that the catalog names.
@@ -198,8 +209,9 @@ impl SegmentState {
         medium.sync().map_err(fail("force segment", 0))?;
         let sums = match sums_path {
             Some(path) => {
-                let sums = media.create(path).map_err(io_error("create sums", path))?;
-                Some(Sums::create(sums, *store, entry.id, entry.len)?)
+                let medium = media.create(path).map_err(io_error("create sums", path))?;
+                Sums::create(&*medium, *store, entry.id, entry.len)?;
+                Some(Sums::of(storage.opener().file(&medium)))
             }
             None => None,
         };
@@ -209,7 +221,7 @@ impl SegmentState {
         if !planted("name-not-forced") {
             media.sync_directory(dir).map_err(io_error("force directory", dir))?;
         }
-        Ok(SegmentState::of(entry, medium, claim, sums))
+        Ok(SegmentState::of(entry, storage.opener().file(&medium), claim, sums))
     }
 
     /// Takes over a file or device as it is; the catalog entry, whose length is set, comes after. Its name and
@@ -231,22 +243,22 @@ impl SegmentState {
         if let Some(above) = path.parent().filter(|_| unless("adopted-name-not-forced", true)) {
             media.sync_directory(above).map_err(io_error("force directory", above))?;
         }
-        Ok(SegmentState::of(entry, medium, claim, None))
+        Ok(SegmentState::of(entry, storage.opener().file(&medium), claim, None))
     }
 
     /// The length that an external segment's file has now.
     pub fn external_len(&self) -> Result<u64, SegmentError> {
-        external_len(&*self.medium, &self.name)
+        external_len(&*self.file.reach("open segment")?, &self.name)
     }
 
     /// Takes up a segment of the catalog.
     pub fn open(
-        media: &dyn Media,
-        dir: &Path,
+        opener: Opener<'_>,
         catalog: &Catalog,
         entry: &Entry,
-        (sums, write): (bool, bool),
+        sums: bool,
     ) -> Result<SegmentState, SegmentError> {
+        let Opener { media, dir, write, .. } = opener;
         let path = Catalog::resolve(dir, &entry.path);
         let bad = |offset, defect| SegmentError::Bad { path: path.clone(), offset, defect };
         // Of others the header tells what they are.
@@ -269,22 +281,46 @@ impl SegmentState {
             return Err(bad(held, Defect::Value(text)));
         }
         let sums = match sums && !entry.is_external() {
-            true => Some(open_sums(media, dir, &catalog.store, entry, write)?),
+            true => Some(opener.open_sums(&catalog.store, entry)?),
             false => None,
         };
-        Ok(SegmentState::of(entry, medium, claim, sums))
+        Ok(SegmentState::of(entry, opener.file(&medium), claim, sums))
     }
 
-    fn of(entry: &Entry, medium: Arc<dyn Medium>, claim: Option<Lock>, sums: Option<Sums>) -> SegmentState {
+    fn of(entry: &Entry, file: SegmentFile, claim: Option<Lock>, sums: Option<Sums>) -> SegmentState {
         SegmentState {
             id: entry.id,
             name: entry.name.clone(),
-            medium,
+            file,
             len: AtomicU64::new(entry.len),
             data: entry.data,
             claim: Mutex::new(claim),
             sums: sums.map(Mutex::new),
             forcing: Forcing::default(),
+        }
+    }
+
+    /// Whether its files stay open.
+    pub fn is_held(&self) -> bool {
+        let sums = |sums: &Mutex<Sums>| sums.lock().expect("no panic under this lock").file.held().is_some();
+        self.file.held().is_some() && self.sums.as_ref().is_none_or(sums)
+    }
+
+    /// Opens its files until they are put to [rest](SegmentState::rest): before it is mapped, and before a log that
+    /// names it is relied on, so that bringing it up to date never meets a shortage of descriptors.
+    pub fn hold(&self) -> io::Result<()> {
+        self.file.hold()?;
+        if let Some(sums) = &self.sums {
+            sums.lock().expect("no panic under this lock").file.hold()?;
+        }
+        Ok(())
+    }
+
+    /// Closes its files: nothing of it is mapped, and all that was written to it is forced. A claim stays.
+    pub fn rest(&self) {
+        self.file.rest();
+        if let Some(sums) = &self.sums {
+            sums.lock().expect("no panic under this lock").file.rest();
         }
     }
 
@@ -308,15 +344,23 @@ impl SegmentState {
 
     fn put(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
         let at = self.data + offset;
-        self.medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*self.medium, at, e))
+        let fail = |e| MediaError::of_name("open segment", self.file.path().to_owned(), e);
+        let medium = self.file.hold().map_err(fail)?;
+        medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*medium, at, e))
     }
 
-    /// Writes again what is there, all of it.
+    /// Writes again what is there, all of it. The caller has the file open, and forces it.
     pub fn rewrite(&self) -> Result<(), MediaError> {
+        let medium = self.file.reach("open segment")?;
         let mut data = vec![0; LEN_UNIT as usize];
-        for offset in (0..self.len()).step_by(data.len()) {
-            self.read(offset, &mut data)?;
-            self.write_part(offset, &data)?;
+        let mut at = self.data;
+        // To a hole nothing was ever written.
+        let written = |at| instead("holes-written-again", medium.next_data(at), Some(at));
+        while let Some(next) = written(at).filter(|next| *next < self.data + self.len()) {
+            at = next - (next - self.data) % LEN_UNIT;
+            let fail = |e| MediaError::new("write again segment", &*medium, at, e);
+            medium.read_at(&mut data, at).and_then(|()| medium.write_at(&data, at)).map_err(fail)?;
+            at += LEN_UNIT;
         }
         Ok(())
     }
@@ -332,7 +376,8 @@ impl SegmentState {
         let at = self.data + offset;
         let (data, beyond) = data.split_at_mut(self.within(offset, data.len()));
         beyond.fill(0);
-        self.medium.read_at(data, at).map_err(|e| MediaError::new("read segment", &*self.medium, at, e))
+        let medium = self.file.reach("open segment")?;
+        medium.read_at(data, at).map_err(|e| MediaError::new("read segment", &*medium, at, e))
     }
 
     /// Forces data and sums.
@@ -340,7 +385,8 @@ impl SegmentState {
         if planted("segment-not-forced") {
             return self.with_sums(Sums::write);
         }
-        self.forcing.sync(&*self.medium, "force segment", self.data)?;
+        let medium = self.file.reach("open segment")?;
+        self.forcing.sync(&*medium, "force segment", self.data)?;
         self.with_sums(Sums::write)
     }
 
@@ -350,13 +396,16 @@ impl SegmentState {
 
     /// Makes the medium longer and durably so; the catalog says so afterwards.
     pub fn extend(&self, len: u64) -> Result<(), MediaError> {
-        let end = self.data + len;
-        let fail = |action| move |e| MediaError::new(action, &*self.medium, end, e);
-        self.medium.set_len(end).map_err(fail("allocate segment"))?;
+        let (end, medium) = (self.data + len, self.file.reach("open segment")?);
+        let fail = |action| {
+            let medium = &*medium;
+            move |e| MediaError::new(action, medium, end, e)
+        };
+        medium.set_len(end).map_err(fail("allocate segment"))?;
         // After a growth that failed the file may look longer than it durably is.
-        self.medium.write_at(&[0; BLOCK], end - BLOCK as u64).map_err(fail("write segment"))?;
+        medium.write_at(&[0; BLOCK], end - BLOCK as u64).map_err(fail("write segment"))?;
         if !planted("growth-not-forced") {
-            self.forcing.sync(&*self.medium, "force segment", end)?;
+            self.forcing.sync(&*medium, "force segment", end)?;
         }
         self.with_sums(|sums| sums.grow(len))
     }
@@ -370,15 +419,23 @@ impl SegmentState {
     ) -> Result<Vec<u64>, MediaError> {
         const BATCH: u64 = 256;
         let Some(sums) = &self.sums else { return Ok(Vec::new()) };
+        let medium = self.file.reach("open segment")?;
         let units = self.len() / SUM_UNIT as u64;
-        let mut damaged = Vec::new();
+        let (mut damaged, mut first) = (Vec::new(), 0);
         let mut data = vec![0; BATCH as usize * SUM_UNIT];
         let sums = sums.lock().expect("no panic under this lock");
-        for first in (0..units).step_by(BATCH as usize) {
+        loop {
+            // Where both are holes, there are zeros, and said to be.
+            let next = medium.next_data(self.data + first * SUM_UNIT as u64);
+            let next = next.map_or(u64::MAX, |next| (next - self.data) / SUM_UNIT as u64);
+            first = next.min(sums.next_unit(first)?).max(first);
+            if first >= units {
+                break;
+            }
             let count = BATCH.min(units - first);
             let data = &mut data[..count as usize * SUM_UNIT];
             let at = first * SUM_UNIT as u64;
-            tell(at).map_err(|e| MediaError::new("verify segment", &*self.medium, self.data + at, e))?;
+            tell(at).map_err(|e| MediaError::new("verify segment", &*medium, self.data + at, e))?;
             self.read(at, data)?;
             for (i, (unit, sum)) in data.chunks(SUM_UNIT).zip(sums.read(first, count)?).enumerate() {
                 let sound =
@@ -387,6 +444,7 @@ impl SegmentState {
                     damaged.push(first + i as u64);
                 }
             }
+            first += count;
         }
         Ok(damaged)
     }
@@ -407,7 +465,7 @@ impl Extents {
     }
 }
 
-/// A digest of which page caches the segments lie in, if that can be told of all of them, each is forced
+/// A digest of which page caches the segments lie in, if that can be told of all of them, each is open and forced
 /// through here alone, and no force of any has failed. Only to be compared with one by the same program.
 pub(crate) fn cache_identity(segments: &[Arc<SegmentState>]) -> Option<u64> {
     let mut caches: Vec<(u32, [u64; 3])> = Vec::with_capacity(segments.len());
@@ -415,7 +473,7 @@ pub(crate) fn cache_identity(segments: &[Arc<SegmentState>]) -> Option<u64> {
         if segment.data == 0 || unless("checkpoint-after-a-failed-force", segment.forcing.sound().is_err()) {
             return None;
         }
-        caches.push((segment.id.0, segment.medium.cache()?));
+        caches.push((segment.id.0, segment.file.held()?.cache()?));
     }
     caches.sort_unstable();
     let mut hasher = DefaultHasher::new();
@@ -453,4 +511,42 @@ fn zero_device(medium: &dyn Medium, entry: &Entry) -> io::Result<()> {
         at += len;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use caliburn_os::files::Files;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    #[test]
+    fn holes_take_no_time_and_no_room() {
+        const LEN: u64 = 256 << 20;
+        const AT: u64 = LEN / 2 + 5 * SUM_UNIT as u64;
+        let dir = tempfile::tempdir().unwrap();
+        let made = |name: &str, len: u64| {
+            let path = dir.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+            path
+        };
+        let (path, sums) =
+            (made("a.segment", SEGMENT_DATA + LEN), made("a.sums", crate::storage::sums::file_bytes(LEN)));
+        let data = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        data.write_all_at(b"said to be zeros", SEGMENT_DATA + AT).unwrap();
+        let media: Arc<dyn Media> = Arc::new(Files);
+        let opener =
+            Opener { media: &media, descriptors: &Descriptors::of(&Files), dir: dir.path(), write: true };
+        let file = |path: &Path| opener.file(&Files.open(path, true).unwrap());
+        let (id, name, path) = (SegmentId(1), "a".to_owned(), path.clone());
+        let entry = Entry { id, name, path, len: LEN, address: 0, data: SEGMENT_DATA };
+        let segment = SegmentState::of(&entry, file(&entry.path), None, Some(Sums::of(file(&sums))));
+        let damaged = segment.damaged_units(|_| false, &|_| Ok(())).unwrap();
+        assert_eq!(damaged, [AT / SUM_UNIT as u64]);
+        segment.rewrite().unwrap();
+        let allocated = data.metadata().unwrap().blocks() * 512;
+        assert!(allocated <= 4 * LEN_UNIT, "{allocated} bytes");
+        let mut found = vec![0; 16];
+        segment.read(AT, &mut found).unwrap();
+        assert_eq!(found, b"said to be zeros");
+    }
 }

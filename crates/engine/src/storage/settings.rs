@@ -5,7 +5,7 @@ use crate::storage::error::OpenError;
 use crate::storage::progress::Watch;
 use crate::storage::tuning::Tuning;
 use caliburn_os::files::Files;
-use caliburn_os::medium::{Media, Medium, Memory, Rules};
+use caliburn_os::medium::{Media, Memory, Rules};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -52,9 +52,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The memory that a medium maps, as far as the system knows or the program says.
-    pub fn memory(&self, medium: &dyn Medium) -> Memory {
-        let known = medium.memory();
+    /// The memory that a medium maps, as far as the system knows of it, or as the program says.
+    pub fn memory(&self, known: Memory) -> Memory {
         self.memory_survives.map_or(known, |class| known.surviving(class.into()))
     }
 

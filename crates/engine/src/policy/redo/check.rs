@@ -15,7 +15,8 @@ use crate::storage::error::OpenError;
 use crate::storage::progress::{Phase, Watch};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::report::{Problem, Report};
-use crate::storage::segment::{Extents, SegmentState};
+use crate::storage::segment::{Extents, Opener, SegmentState};
+use crate::storage::segment_file::Descriptors;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
 use caliburn_log::log;
@@ -179,7 +180,9 @@ fn check_log(
 /// Refuses to judge a segment outside of the directory that nobody has listed, or that is another user's.
 fn may_look(store: &Closed<'_>, id: SegmentId) -> Result<(), OpenError> {
     let entry = store.catalog.segments.iter().find(|entry| entry.id == id && entry.is_external());
-    let open = |entry| SegmentState::open(store.media, store.dir, store.catalog, entry, (false, false));
+    let (media, dir, descriptors) = (store.media, store.dir, &Descriptors::of(&**store.media));
+    let opener = Opener { media, descriptors, dir, write: false };
+    let open = |entry| SegmentState::open(opener, store.catalog, entry, false);
     match entry.map(open) {
         Some(Err(error)) if error.is_permission() => Err(error.into()),
         _ => Ok(()),
@@ -255,7 +258,7 @@ fn check_sums_of(
             segment.name,
             run[0] * SUM_UNIT as u64
         );
-        report.problem(segment.medium.path(), offset, text);
+        report.problem(segment.file.path(), offset, text);
     }
     report.data_bytes += segment.len();
     Ok(())

@@ -88,7 +88,7 @@ impl Redo {
     /// A digest of the page caches that the segments lie in, which are watched from now on.
     pub(super) fn cache_identity(&self) -> Option<u64> {
         let segments = self.storage.segments.read().expect("no panic under this lock");
-        segments.iter().for_each(|segment| segment.medium.watch());
+        segments.iter().filter_map(|segment| segment.file.held()).for_each(|medium| medium.watch());
         segment::cache_identity(&segments)
     }
 }
@@ -122,8 +122,7 @@ mod tests {
             options.create(true).log_bytes(1 << 20).background(false).open(dir.path().join("s")).unwrap();
         let segment = store.create_segment("data", 1 << 20).unwrap();
         let region = segment.map_all().unwrap();
-        segment.state.medium.watch();
-        if segment.state.medium.cache().is_none() {
+        if redo(&store).cache_identity().is_none() {
             eprintln!("not tested: of this file system nothing can be told after a process is gone");
             return;
         }
@@ -161,8 +160,7 @@ mod tests {
         let store = Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
         let segment = store.create_segment("data", 1 << 20).unwrap();
         let region = segment.map_all().unwrap();
-        segment.state.medium.watch();
-        if segment.state.medium.cache().is_none() {
+        if redo(&store).cache_identity().is_none() {
             eprintln!("not tested: of this file system nothing can be told after a process is gone");
             return;
         }

@@ -48,7 +48,7 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
 
 fn fill(new: &New<'_>, catalog: &Catalog, log_medium: &dyn Medium, made: bool) -> Result<(), OpenError> {
     let (dir, settings, media) = (new.dir, new.settings, &*new.settings.media);
-    settings.require(dir, (log_medium.path().to_owned(), directory::forced(log_medium)))?;
+    settings.require(dir, (log_medium.path().to_owned(), directory::forced(log_medium.volatile())))?;
     log::create(log_medium, catalog.store, settings.log_bytes)?;
     let _ = media.remove(&dir.join(STAGE));
     let stage_path = dir.join(STAGE);

@@ -98,7 +98,7 @@ impl kind::Kind for Kind {
     }
 
     fn survives(&self, medium: &dyn Medium) -> Class {
-        directory::forced(medium)
+        directory::forced(medium.volatile())
     }
 }
 
@@ -184,6 +184,10 @@ impl Recovery for Redo {
         self.write_region(region)
     }
 
+    fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
+        self.put_all_to_rest(unused)
+    }
+
     fn unmapped(&self, region: &RegionState, left: bool) {
         if left {
             // The truncator may have found the region before it was taken off.
@@ -198,7 +202,7 @@ impl Recovery for Redo {
     }
 
     fn survives(&self, medium: &dyn Medium) -> Class {
-        directory::forced(medium)
+        directory::forced(medium.volatile())
     }
 
     fn terms(&self) -> Terms {

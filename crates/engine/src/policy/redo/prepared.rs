@@ -17,6 +17,7 @@ use crate::policy::{Claimed, Undecided};
 use crate::storage::error::{CommitError, Failure};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::write_set::WriteSet;
+use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, GLOBAL_ID_MAX, Kind, Ranges, Record, prefix};
 use caliburn_os::clock::wall_ns;
@@ -62,6 +63,11 @@ pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
 /// First record of an undecided transaction.
 pub(crate) fn oldest(table: &PreparedTable) -> Lsn {
     table.values().map(|entry| entry.lsn).min().unwrap_or(Lsn(u64::MAX))
+}
+
+/// The segments that they change, some more than once.
+pub(crate) fn segments(table: &PreparedTable) -> impl Iterator<Item = SegmentId> {
+    table.values().flat_map(|entry| Ranges::of(&entry.body)).map(|range| range.segment)
 }
 
 /// Bytes that their records take together.

@@ -13,11 +13,11 @@
 //! ```
 //!
 //! Segments are not written to here: regions are mapped with the noted ranges laid over them, and the truncation
-//! thread applies them as an epoch while the program runs. The exception: if the log has no room for what the
-//! stage holds, step 5 applies the forced log first. So recovery can be killed anywhere and run again: steps 1 to
-//! 3 change nothing but the stage, which is made if it is missing, and its checkpoint is withdrawn; 4 and 5
-//! append to the log, where records that are repeated change nothing, because the whole suffix is repeated in
-//! order.
+//! thread applies them as an epoch while the program runs. The exception: if the log has no room for what the stage
+//! holds, or names more segments than may be open at once, step 5 applies the forced log first. So recovery can be
+//! killed anywhere and run again: steps 1 to 3 change nothing but the stage, which is made if it is missing, and
+//! its checkpoint is withdrawn; 4 and 5 append to the log, where records that are repeated change nothing, because
+//! the whole suffix is repeated in order.
 
 use super::Redo;
 use super::check;
@@ -51,6 +51,7 @@ use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::{even_if, instead, planted, unless};
 use caliburn_os::sync::{Mutex, RwLock};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -68,6 +69,7 @@ pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
     }
     let (log, mut unapplied) = recovery.begin_incarnation(&scanned)?;
     recovery.append_staged(&log, &mut unapplied, &staged_tail)?;
+    recovery.hold_named(&log, &mut unapplied, &staged_tail)?;
     recovery.serve(log, unapplied, &staged_tail, reach)
 }
 
@@ -128,8 +130,7 @@ impl<'o> Recovery<'o> {
     fn missing(&self, id: SegmentId) -> Option<SegmentError> {
         let (opening, catalog) = (&self.opening, &self.opening.found.catalog);
         let entry = catalog.segments.iter().find(|entry| entry.id == id && entry.is_external())?;
-        let how = (false, opening.write());
-        SegmentState::open(opening.media(), opening.dir(), catalog, entry, how).err()
+        SegmentState::open(opening.opener(), catalog, entry, false).err()
     }
 
     /// Step 2.
@@ -167,9 +168,9 @@ impl<'o> Recovery<'o> {
         if !planted("answer-not-awaited") {
             staged_tail::forget_checkpoint(&*self.stage)?;
         }
-        let lost = |segment: &&Arc<SegmentState>| segment.medium.written_back().is_err();
         // All are asked: what is not told now would be told to a later force.
-        let lost = self.segments().iter().filter(lost).count();
+        let media = self.segments().iter().filter_map(|segment| segment.file.held());
+        let lost = media.filter(|medium| medium.written_back().is_err()).count();
         Ok(even_if("write-back-not-asked", lost == 0))
     }
 
@@ -220,8 +221,9 @@ impl<'o> Recovery<'o> {
 
     /// What a commit can survive, refused if it is less than was required.
     fn reach(&self) -> Result<Class, OpenError> {
-        let media = self.segments().iter().map(|segment| &segment.medium).chain([&self.log]);
-        let known = media.map(|medium| (medium.path().to_owned(), forced(&**medium)));
+        let log = [(self.log.path().to_owned(), forced(self.log.volatile()))];
+        let segments = self.segments().iter().map(|segment| &segment.file);
+        let known = segments.map(|file| (file.path().to_owned(), forced(file.is_volatile()))).chain(log);
         self.opening.settings.reach(self.opening.dir(), known)
     }
 
@@ -260,7 +262,7 @@ impl<'o> Recovery<'o> {
         let records = staged_tail.records.iter();
         for (stamp, body) in records.skip(instead("first-staged-lost", 0, 1)) {
             if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&self.prepared) {
-                self.make_room(log, unapplied, *stamp)?;
+                self.make_room(log, unapplied, Some(*stamp))?;
             }
             append(log, Kind::Commit, &[], body)?;
             unapplied.push(body.to_vec(), log.tail());
@@ -268,15 +270,24 @@ impl<'o> Recovery<'o> {
         Ok(())
     }
 
-    /// The log has no room for what the stage left over: truncates it as an epoch before going on. The stage's
-    /// frontier is moved to `stamp` before the head can pass it.
-    fn make_room(&mut self, log: &Log, unapplied: &mut RedoRanges, stamp: u64) -> Result<(), OpenError> {
-        let advance = || match planted("frontier-kept-for-room") {
-            true => Ok(()),
-            false => staged_tail::advance(&*self.stage, stamp, log.tail()),
+    /// The log has no room for what the stage left over, or names very many segments: truncates it as an epoch
+    /// before going on. The frontier of a stage that is believed is moved to `stamp` before the head can pass it.
+    fn make_room(
+        &mut self,
+        log: &Log,
+        unapplied: &mut RedoRanges,
+        stamp: Option<u64>,
+    ) -> Result<(), OpenError> {
+        let advance = || match stamp {
+            Some(stamp) if !planted("frontier-kept-for-room") => {
+                staged_tail::advance(&*self.stage, stamp, log.tail())
+            }
+            _ => Ok(()),
         };
         // A force that fails below may tell nobody else that a write-back was lost.
-        staged_tail::forget_checkpoint(&*self.stage)?;
+        if stamp.is_some() {
+            staged_tail::forget_checkpoint(&*self.stage)?;
+        }
         log.force()?;
         advance()?;
         // Not what was laid over the segments alone: of what they show besides, the sums may be missing.
@@ -284,8 +295,12 @@ impl<'o> Recovery<'o> {
         scan::verify(&**log.medium(), log.capacity(), span.0..span.1)?;
         let all = RedoRanges::of_log(&**log.medium(), log.capacity(), span.0, span.1)?;
         for segment in self.segments() {
+            let held = segment.is_held();
             all.apply(segment, caliburn_os::page_size(), |_| {})?;
             segment.sync()?;
+            if !held {
+                segment.rest();
+            }
         }
         drop(all);
         *unapplied = RedoRanges::none(log.tail());
@@ -303,6 +318,30 @@ impl<'o> Recovery<'o> {
         log.force()?;
         advance()?;
         log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
+        Ok(())
+    }
+
+    /// The files of segments to which the log is to be applied stay open, so that truncation meets no shortage of
+    /// descriptors. If they are too many for that, the log is applied now.
+    fn hold_named(
+        &mut self,
+        log: &Log,
+        unapplied: &mut RedoRanges,
+        staged_tail: &StagedTail,
+    ) -> Result<(), OpenError> {
+        if self.segments().iter().all(|segment| segment.is_held()) {
+            return Ok(());
+        }
+        let named: BTreeSet<SegmentId> =
+            unapplied.segments().chain(prepared::segments(&self.prepared)).collect();
+        let resting = self.segments().iter().filter(|segment| !segment.is_held());
+        for segment in resting.filter(|segment| named.contains(&segment.id)) {
+            if !self.opening.found.descriptors.has_room() {
+                let beyond = staged_tail.appended.map(|_| staged_tail.last + 1);
+                return self.make_room(log, unapplied, beyond);
+            }
+            segment.hold().map_err(OpenError::io("open segment", segment.file.path()))?;
+        }
         Ok(())
     }
 

@@ -125,7 +125,22 @@ impl Redo {
     /// Brings every committed change so far to its segment.
     pub(super) fn truncate_all(&self) -> Result<(), Failure> {
         self.flush_all()?;
+        self.truncate_flushed(&mut self.lock_truncation())
+    }
+
+    /// See [`Recovery::put_to_rest`]. Under the lock nothing is written to segments after the truncation.
+    pub(super) fn put_all_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
+        self.flush_all()?;
         let unforced = &mut *self.lock_truncation();
+        // What is undecided may have to be written any time.
+        if self.prepared_bytes() == 0 {
+            self.truncate_flushed(unforced)?;
+            unused.iter().for_each(|segment| segment.rest());
+        }
+        Ok(())
+    }
+
+    fn truncate_flushed(&self, unforced: &mut Unforced) -> Result<(), Failure> {
         if self.is_unapplied() {
             self.epoch(unforced)?;
         }

@@ -97,6 +97,12 @@ impl Recovery for Undo {
         region.map_shared(&self.storage, part, self.chunks.memory().sync)
     }
 
+    fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
+        self.force(unused)?;
+        unused.iter().for_each(|segment| segment.rest());
+        Ok(())
+    }
+
     fn survives(&self, medium: &dyn Medium) -> Class {
         if self.assumed {
             return self.storage.reach;
@@ -178,19 +184,30 @@ impl Recovery for Undo {
     fn close(&self) -> Result<(), Failure> {
         let undo = &self.chunks;
         let segments = self.storage.segments.read().expect("no panic under this lock");
-        if unless("undo-not-rewritten", undo.suspect) {
-            segments.iter().try_for_each(|segment| segment.rewrite()).map_err(|e| self.storage.fail(e))?;
-        }
-        if !planted("undo-closed-unforced")
-            && let Err(error) = segments.iter().try_for_each(|segment| segment.sync())
-        {
-            let failure = self.storage.fail(error);
-            // Reopened, it would look sound; as it is in persistent memory, where commits were written back.
-            if undo.memory().survives == Survives::Process {
-                let _ = undo.mark_damaged();
+        for segment in segments.iter() {
+            // Open until it is forced: a file that goes from memory takes along what became of it.
+            let _open = segment.file.reach("open segment").map_err(|e| self.storage.fail(e))?;
+            if unless("undo-not-rewritten", undo.suspect) {
+                segment.rewrite().map_err(|e| self.storage.fail(e))?;
             }
-            return Err(failure);
+            if !planted("undo-closed-unforced") {
+                self.force(std::slice::from_ref(segment))?;
+            }
         }
         undo.mark_clean().map_err(|e| self.storage.fail(e))
+    }
+}
+
+impl Undo {
+    /// Forces segments. If that fails, the system may show what the medium lacks.
+    fn force(&self, segments: &[Arc<SegmentState>]) -> Result<(), Failure> {
+        segments.iter().try_for_each(|segment| segment.sync()).map_err(|error| {
+            let failure = self.storage.fail(error);
+            // Reopened, it would look sound; as it is in persistent memory, where commits were written back.
+            if self.chunks.memory().survives == Survives::Process {
+                let _ = self.chunks.mark_damaged();
+            }
+            failure
+        })
     }
 }

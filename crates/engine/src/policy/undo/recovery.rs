@@ -50,7 +50,7 @@ fn create_logs(new: &New<'_>) -> Result<(), OpenError> {
     let (media, dir, path) = (&*new.settings.media, new.dir, new.dir.join(UNDO));
     let _ = media.remove(&path);
     let medium = media.create(&path).map_err(OpenError::io("create undo logs", &path))?;
-    let reach = new.settings.memory(&*medium).survives.into();
+    let reach = new.settings.memory(medium.memory()).survives.into();
     new.settings.require(dir, (path, reach))?;
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     Ok(uncommitted::create(&*medium, new.store, boot)?)
@@ -85,9 +85,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
         }
         Err(error) => return Err(error),
     };
-    let all = segments.iter().map(|segment| &segment.medium).chain([&medium]);
+    let logs = (medium.path(), medium.memory());
+    let all = segments.iter().map(|segment| (segment.file.path(), segment.file.memory())).chain([logs]);
     let known: Vec<(PathBuf, Memory)> =
-        all.map(|medium| (medium.path().to_owned(), settings.memory(&**medium))).collect();
+        all.map(|(path, memory)| (path.to_owned(), settings.memory(memory))).collect();
     let weights = known.iter().map(|(path, memory)| (path.clone(), memory.survives.into()));
     let reach = settings.reach(dir, weights)?;
     let memory =
@@ -131,7 +132,12 @@ fn restore(
     for log in &found.uncommitted {
         for range in log.newest_first() {
             let segment = by_id[&range.segment];
+            let stays = segment.is_held() || segment.file.has_room();
             segment.write_part(range.offset, range.bytes)?;
+            if !stays {
+                segment.sync()?;
+                segment.rest();
+            }
         }
     }
     // What is to be relied on after this boot: what was just restored, and what a process left that relied on
