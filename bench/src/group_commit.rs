@@ -109,7 +109,7 @@ fn in_flight(store: &Store, region: &Region, part: usize, seconds: f64, expected
     while start.elapsed().as_secs_f64() < seconds {
         for _ in 0..64 {
             if flying.len() == IN_FLIGHT {
-                let (began, ticket): (Instant, caliburn::Ticket<'_>) = flying.pop_front().expect("full");
+                let (began, ticket): (Instant, caliburn::Ticket) = flying.pop_front().expect("full");
                 ticket.wait().expect("the store is sound");
                 latencies.push(began.elapsed().as_nanos() as u64);
             }

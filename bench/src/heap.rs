@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                     drop(black_box(Vec::<u8>::with_capacity(black_box(LEN))));
                 }
             });
-            let pair = |heap: &Heap<'_>| {
+            let pair = |heap: &Heap| {
                 let mut tx = heap.begin().expect("the store is sound");
                 let mut places = [Place(0); 32];
                 for place in &mut places[..pairs] {

@@ -32,7 +32,7 @@ fn len(random: &mut Random) -> u64 {
 
 /// One transaction; the state if it commits.
 fn transaction(
-    heap: &Heap<'_>,
+    heap: &Heap,
     before: &State,
     number: u64,
     random: &mut Random,
@@ -80,7 +80,7 @@ fn transaction(
 }
 
 /// Whether the heap is as that state says.
-fn is(heap: &Heap<'_>, state: &State) -> bool {
+fn is(heap: &Heap, state: &State) -> bool {
     let statistics = heap.statistics();
     let count = statistics.classes.iter().map(|c| c.objects).sum::<u64>() + statistics.large_objects;
     let holds = |(place, bytes): (&Place, &Arc<[u8]>)| {

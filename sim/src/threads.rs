@@ -303,7 +303,7 @@ fn own(owned: &Owned, place: u64, len: u64, committed: bool) {
 }
 
 /// A thread that allocates objects and frees what it finds, its own and others'.
-fn objects(heap: &Heap<'_>, owned: &Owned, thread: usize, seed: u64) {
+fn objects(heap: &Heap, owned: &Owned, thread: usize, seed: u64) {
     let mut random = Random::new(seed.wrapping_mul(31) + thread as u64);
     for _ in 0..6 {
         let mut tx = heap.begin().expect("sound");
@@ -368,7 +368,7 @@ fn heap_schedule(default_start: &Disk, seed: u64) {
     });
 }
 
-fn same(heap: &Heap<'_>, owned: &Owned) {
+fn same(heap: &Heap, owned: &Owned) {
     heap.check().expect("nothing was overwritten");
     let owned = owned.lock().expect("one at a time");
     let statistics = heap.statistics();

@@ -296,7 +296,7 @@ impl Code for CloseError {
     fn code(&self) -> c_int {
         match self {
             CloseError::Failed(_) => CALIBURN_FAILED,
-            CloseError::Uncommitted(_) => CALIBURN_BUSY,
+            CloseError::Uncommitted(_) | CloseError::Shared => CALIBURN_BUSY,
         }
     }
 }

@@ -27,11 +27,11 @@ pub const CALIBURN_NO_RESTORE: c_int = 1;
 /// A commit that may not be durable yet.
 pub struct caliburn_ticket;
 
-static TICKETS: Table<(Ticket<'static>, &'static Open)> = Table::new(6);
+static TICKETS: Table<(Ticket, &'static Open)> = Table::new(6);
 
 /// A heap of an open store, and what of it is out.
 pub struct HeapInUse {
-    pub heap: Heap<'static>,
+    pub heap: Heap,
     pub store: &'static Open,
     /// Open transactions, which refer to the heap.
     pub transactions: AtomicUsize,

@@ -7,7 +7,7 @@ use caliburn::heap::{Heap, HeapError, Place};
 use caliburn::{Class, Policy, Store};
 
 /// The text that is published.
-pub fn current(heap: &Heap<'_>) -> Option<String> {
+pub fn current(heap: &Heap) -> Option<String> {
     let place = heap.root("text")?;
     let len: u64 = heap.region().load(place.0 as usize);
     let mut bytes = vec![0; len as usize];
@@ -16,7 +16,7 @@ pub fn current(heap: &Heap<'_>) -> Option<String> {
 }
 
 /// Publishes another.
-pub fn publish(heap: &Heap<'_>, text: &str) -> Result<(), HeapError> {
+pub fn publish(heap: &Heap, text: &str) -> Result<(), HeapError> {
     // A transaction for the new version alone: the old one is not touched, however long this takes.
     let mut tx = heap.begin()?;
     let new = tx.allocate(8 + text.len() as u64)?;

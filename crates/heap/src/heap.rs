@@ -86,9 +86,8 @@ pub(crate) struct Root {
     pub place: Place,
 }
 
-/// A heap in a store. Any number of threads may use it, each in transactions of its own.
-pub struct Heap<'s> {
-    pub(crate) store: &'s Store,
+/// A heap in a store, which it keeps open. Any number of threads may use it, each in transactions of its own.
+pub struct Heap {
     pub(crate) name: String,
     pub(crate) data: Region,
     pub(crate) meta: Region,
@@ -102,9 +101,11 @@ pub struct Heap<'s> {
     pub(crate) partial: [Mutex<Vec<u32>>; CLASSES],
     pub(crate) caches: Box<[Cache]>,
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
+    /// After the regions: a store that is closed with a heap knows nothing of it any more.
+    pub(crate) store: Store,
 }
 
-impl fmt::Debug for Heap<'_> {
+impl fmt::Debug for Heap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Heap").field("name", &self.name).field("bytes", &self.data.len()).finish()
     }
@@ -116,13 +117,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<'s> Heap<'s> {
+impl Heap {
     /// Opens the heap of that name, made if there is none: segments `NAME` for the objects and `NAME.heap` for
     /// what the heap knows of them. Time in proportion to the number of objects' spans.
     ///
     /// # Errors
     /// When the segments cannot be made or mapped, or hold something else: [`HeapError::Damaged`].
-    pub fn open(store: &'s Store, name: &str) -> Result<Heap<'s>, HeapError> {
+    pub fn open(store: &Store, name: &str) -> Result<Heap, HeapError> {
         let meta_name = format!("{name}.heap");
         let refused =
             |text: &str| HeapError::Damaged { heap: name.to_owned(), offset: 0, text: text.to_owned() };
@@ -136,7 +137,7 @@ impl<'s> Heap<'s> {
         let meta = store.segment_or_create(&meta_name, meta::bytes_for(1))?;
         let data = store.segment_or_create(name, SPAN)?;
         let heap = Heap {
-            store,
+            store: store.clone(),
             name: name.to_owned(),
             data: data.map_all()?,
             meta: meta.map_all()?,
@@ -151,6 +152,11 @@ impl<'s> Heap<'s> {
         heap.read_roots()?;
         heap.read_rows()?;
         Ok(heap)
+    }
+
+    /// The store that it is in.
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Its name.

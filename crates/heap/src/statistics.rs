@@ -43,7 +43,7 @@ impl Statistics {
     }
 }
 
-impl Heap<'_> {
+impl Heap {
     /// What the heap holds.
     pub fn statistics(&self) -> Statistics {
         let free = lock(&self.free).clone();

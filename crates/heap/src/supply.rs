@@ -8,7 +8,7 @@ use crate::span::{SPANS_MAX, SpanOwner};
 use caliburn_os::sync::atomic::{AtomicU32, Ordering};
 use std::sync::TryLockError;
 
-impl Heap<'_> {
+impl Heap {
     /// Takes an object of a class when the cache has none.
     #[cold]
     pub(crate) fn refill(&self, cached: &AtomicU32, class: u8) -> Result<(u32, u32), HeapError> {

@@ -55,7 +55,7 @@ const _: () = assert!(class::objects(0) <= 1 << 12);
 
 /// A transaction with allocations. Dropped without commit, it is aborted: the heap is as it was.
 pub struct HeapTransaction<'h> {
-    heap: &'h Heap<'h>,
+    heap: &'h Heap,
     tx: Option<Transaction<'h>>,
     changes: SmallVec<[Change; 4]>,
     /// When there are too many changes to look through.
@@ -81,7 +81,7 @@ impl fmt::Debug for HeapTransaction<'_> {
 
 impl<'h> HeapTransaction<'h> {
     #[inline]
-    pub(crate) fn new(heap: &'h Heap<'h>, tx: Transaction<'h>) -> HeapTransaction<'h> {
+    pub(crate) fn new(heap: &'h Heap, tx: Transaction<'h>) -> HeapTransaction<'h> {
         HeapTransaction { heap, tx: Some(tx), changes: SmallVec::new(), found: None, roots: Vec::new() }
     }
 
@@ -248,13 +248,51 @@ impl<'h> HeapTransaction<'h> {
     /// # Panics
     /// With [`Options::verify`](caliburn_engine::Options::verify), when recoverable memory was changed without
     /// being declared; the text names the object.
-    pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
+    pub fn commit(self, class: Class) -> Result<(), HeapError> {
+        let ticket = self.make_lasting(class)?;
+        Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
+    }
+
+    /// Commits in class `Process`, visibly at once; in `class` when the ticket was waited for
+    /// ([`Transaction::commit_ticket`]).
+    ///
+    /// # Errors
+    /// As [`HeapTransaction::commit`].
+    ///
+    /// # Panics
+    /// As [`HeapTransaction::commit`].
+    pub fn commit_ticket(self, class: Class) -> Result<Ticket, HeapError> {
+        let store = self.heap.store.clone();
+        match self.make_lasting(class)? {
+            Some(ticket) => Ok(ticket),
+            // There is nothing to wait for.
+            None => Ok(store.begin(Mode::Restore)?.commit_ticket(Class::Process).map_err(HeapError::from)?),
+        }
+    }
+
+    /// Commits like [`HeapTransaction::commit`] with `Class::Process`, and asks for the force without waiting for it.
+    ///
+    /// # Errors
+    /// As [`HeapTransaction::commit`].
+    ///
+    /// # Panics
+    /// As [`HeapTransaction::commit`].
+    pub fn commit_async(self) -> Result<Ticket, HeapError> {
+        self.commit_ticket(Class::Power)
+    }
+
+    /// Commits. What there is to wait for, without locks.
+    #[inline]
+    fn make_lasting(mut self, class: Class) -> Result<Option<Ticket>, HeapError> {
         let heap = self.heap;
         if heap.store.verifies()
             && let Some((found, Some(object))) =
                 heap.undeclared().into_iter().find(|(_, object)| object.is_some())
         {
             panic!("{found}, in the object at {} of heap {:?}", object.0, heap.name());
+        }
+        if self.changes.is_empty() && self.roots.is_empty() {
+            return commit_inner(self.tx.take().expect("not spent"), class);
         }
         self.changes.sort_unstable();
         // What was taken and given up again nobody else ever saw.
@@ -267,7 +305,7 @@ impl<'h> HeapTransaction<'h> {
         // 4
         let changes = std::mem::take(&mut self.changes);
         changes.iter().filter(|c| c.freed()).for_each(|freed| heap.put(freed.span(), freed.object()));
-        Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
+        Ok(ticket)
     }
 
     /// Commits with the words that tell of objects, and the roots.
@@ -275,7 +313,7 @@ impl<'h> HeapTransaction<'h> {
         &mut self,
         class: Class,
         passing: impl Fn(&[Change]) -> bool,
-    ) -> Result<Option<Ticket<'h>>, HeapError> {
+    ) -> Result<Option<Ticket>, HeapError> {
         let heap = self.heap;
         let lasting: Vec<Change> =
             of_objects(&self.changes).filter(|of| !passing(of)).flatten().copied().collect();
@@ -314,7 +352,7 @@ impl<'h> HeapTransaction<'h> {
     }
 }
 
-impl Heap<'_> {
+impl Heap {
     /// Begins a transaction that can allocate and free.
     ///
     /// # Errors
@@ -353,7 +391,7 @@ impl HeapTransaction<'_> {
 }
 
 /// Commits; another class than the least is waited for later, without locks.
-fn commit_inner(tx: Transaction<'_>, class: Class) -> Result<Option<Ticket<'_>>, HeapError> {
+fn commit_inner(tx: Transaction<'_>, class: Class) -> Result<Option<Ticket>, HeapError> {
     Ok(match class {
         Class::Process => tx.commit(class).map(|()| None),
         _ => tx.commit_ticket(class).map(Some),
@@ -366,11 +404,7 @@ fn of_objects(changes: &[Change]) -> impl Iterator<Item = &[Change]> {
 }
 
 /// Brings the words of the spans up to date; they are locked.
-fn change_words<'h>(
-    heap: &'h Heap<'h>,
-    tx: &mut Transaction<'h>,
-    changes: &[Change],
-) -> Result<(), HeapError> {
+fn change_words<'h>(heap: &'h Heap, tx: &mut Transaction<'h>, changes: &[Change]) -> Result<(), HeapError> {
     let mut set = |offset: u64, bits: u64| tx.store(&heap.meta, offset as usize, &meta::seal(bits, offset));
     for of_span in changes.chunk_by(|a, b| a.span() == b.span()) {
         let span = of_span[0].span();
@@ -412,7 +446,7 @@ fn change_words<'h>(
 
 /// Stores the roots; what they are after the commit.
 fn change_roots<'h>(
-    heap: &'h Heap<'h>,
+    heap: &'h Heap,
     tx: &mut Transaction<'h>,
     roots: &[Option<Root>],
     changes: &mut [(String, Option<Place>)],

@@ -31,7 +31,7 @@ fn content(number: u64, len: u64) -> Vec<u8> {
     (0..len).map(|i| (number * 131 + i * 7) as u8).collect()
 }
 
-fn read(heap: &Heap<'_>, place: Place, len: u64) -> Vec<u8> {
+fn read(heap: &Heap, place: Place, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     heap.region().read(place.0 as usize, &mut bytes);
     bytes
@@ -40,7 +40,7 @@ fn read(heap: &Heap<'_>, place: Place, len: u64) -> Vec<u8> {
 /// Objects by place: number and length.
 type Model = BTreeMap<Place, (u64, u64)>;
 
-fn compare(heap: &Heap<'_>, model: &Model) -> Result<(), TestCaseError> {
+fn compare(heap: &Heap, model: &Model) -> Result<(), TestCaseError> {
     let mut end = 0;
     for (place, (number, len)) in model {
         prop_assert!(place.0 >= end, "{:?} overlaps the object before it", place);
@@ -174,7 +174,7 @@ proptest! {
     }
 }
 
-fn with_heap(policy: Policy, test: impl FnOnce(&Path, &Store, &Heap<'_>)) {
+fn with_heap(policy: Policy, test: impl FnOnce(&Path, &Store, &Heap)) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let store = options(policy).open(&path).unwrap();
@@ -541,7 +541,7 @@ fn what_is_taken_and_given_up_again_leaves_no_trace() {
             assert!(matches!(tx.reallocate(kept, u64::MAX), Err(HeapError::Size { .. })));
             tx.commit(Class::Process).unwrap();
             heap.check().unwrap();
-            let objects = |heap: &Heap<'_>| {
+            let objects = |heap: &Heap| {
                 let statistics = heap.statistics();
                 statistics.classes.iter().map(|c| c.objects).sum::<u64>() + statistics.large_objects
             };

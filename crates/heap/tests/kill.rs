@@ -36,7 +36,7 @@ fn content(number: u64) -> Vec<u8> {
 }
 
 /// The table: a thread's last number, and its places, plus one.
-fn table(heap: &Heap<'_>, thread: u64) -> Place {
+fn table(heap: &Heap, thread: u64) -> Place {
     let name = format!("table {thread}");
     if let Some(place) = heap.root(&name) {
         return place;
@@ -49,7 +49,7 @@ fn table(heap: &Heap<'_>, thread: u64) -> Place {
     place
 }
 
-fn load(heap: &Heap<'_>, place: Place, offset: u64) -> u64 {
+fn load(heap: &Heap, place: Place, offset: u64) -> u64 {
     heap.region().load((place.0 + offset) as usize)
 }
 

@@ -12,9 +12,10 @@ use crate::storage::segment_file::Descriptors;
 use caliburn_os::host::Lock;
 use caliburn_os::simulated::{planted, unless};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Opens or creates the store as the options say.
-pub(super) fn open(dir: &Path, options: &Options) -> Result<Shared, OpenError> {
+pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenError> {
     let settings = &options.settings;
     let may_create = (options.create_new || options.create) && !settings.read_only;
     let media = &*settings.media;
@@ -77,7 +78,7 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
 }
 
 /// Reads the catalog, opens the segments, and leaves the rest to the policy.
-fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Shared, OpenError> {
+fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, OpenError> {
     let settings = &options.settings;
     let (media, write) = (&*settings.media, !settings.read_only);
     if write {

@@ -5,19 +5,21 @@
 use crate::api::options::Options;
 use crate::policy::Recovery;
 use crate::policy::kind::{Opened, Policy};
-use crate::storage::Storage;
 use crate::storage::class::Class;
 use crate::storage::error::{CommitError, OpenError, RangeError, SegmentError};
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
 use crate::storage::tuning::Tuning;
+use crate::storage::{Storage, gate};
 use crate::tracking::Tracked;
 use crate::write_set::{Sets, Terms, WriteSet};
 use caliburn_os::span;
-use std::sync::Arc;
+use caliburn_os::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 /// An open store, shared by its handles, regions and background threads.
 pub(crate) struct Shared {
+    me: Weak<Shared>,
     pub storage: Arc<Storage>,
     pub sets: Arc<Sets>,
     pub policy: Box<dyn Recovery>,
@@ -31,14 +33,22 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(options: &Options, kind: Policy, opened: Opened) -> Shared {
+    pub fn new(options: &Options, kind: Policy, opened: Opened) -> Arc<Shared> {
         let Opened { storage, sets, policy, damage } = opened;
         let wanted = options.tracking();
         let tracked = Tracked::begin(&wanted, &storage, &sets);
         let terms = policy.terms();
-        let shared = Shared { storage, sets, policy, tracked, terms, kind, damage };
+        let shared = Arc::new_cyclic(|me| {
+            let me = me.clone();
+            Shared { me, storage, sets, policy, tracked, terms, kind, damage }
+        });
         shared.policy.tuned();
         shared
+    }
+
+    /// For handles that outlive the call: whoever has a reference keeps it alive meanwhile.
+    pub fn handle(&self) -> Arc<Shared> {
+        self.me.upgrade().expect("a reference is alive")
     }
 
     pub fn set_tuning(&self, tuning: Tuning) {
@@ -46,6 +56,14 @@ impl Shared {
         self.policy.tuned();
         // Those who wait for an interval or a limit that was changed.
         self.policy.wake();
+    }
+
+    /// Refuses what would change a store that is only read.
+    pub fn takes_changes(&self) -> Result<(), CommitError> {
+        match self.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY {
+            0 => Ok(()),
+            _ => Err(CommitError::ReadOnly),
+        }
     }
 
     /// Whether a commit can survive what it is to survive.

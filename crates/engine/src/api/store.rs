@@ -35,11 +35,18 @@ pub enum BeginError {
     ReadOnly,
 }
 
-/// An open store of recoverable memory.
+/// An open store of recoverable memory: a handle, of which there can be any number. Clones are cheap.
 ///
-/// Dropping it closes it; [`Store::close`] also reports what went wrong.
+/// Dropping the last of them closes the store; [`Store::close`] also reports what went wrong.
+#[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
+    life: Arc<Life>,
+}
+
+/// Ends with the last handle, and closes the store then.
+struct Life {
+    shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -64,7 +71,7 @@ impl Store {
     }
 
     pub(crate) fn open_with(path: &Path, options: &Options) -> Result<Store, OpenError> {
-        let shared = Arc::new(open::open(path, options)?);
+        let shared = open::open(path, options)?;
         let mut threads = Vec::new();
         let wanted = if options.settings.background { shared.policy.threads() } else { &[] };
         for (number, name) in wanted.iter().enumerate() {
@@ -81,7 +88,8 @@ impl Store {
                 }
             }
         }
-        Ok(Store { shared, threads })
+        let life = Arc::new(Life { shared: shared.clone(), threads });
+        Ok(Store { shared, life })
     }
 
     /// Creates a segment of `len` bytes of zeros, rounded up to 64 KiB, in a file of the store.
@@ -265,7 +273,7 @@ impl Store {
     /// # Errors
     /// When the store has failed, or its memory cannot survive that: see [`Policy::Undo`].
     pub fn flush(&self) -> Result<(), CommitError> {
-        self.takes_changes()?;
+        self.shared.takes_changes()?;
         self.shared.reaches(Class::Power)?;
         Ok(self.shared.policy.flush()?)
     }
@@ -276,7 +284,7 @@ impl Store {
     /// # Errors
     /// When the store has failed.
     pub fn tend_flush(&self, force: bool) -> Result<(), CommitError> {
-        self.takes_changes()?;
+        self.shared.takes_changes()?;
         Ok(self.shared.policy.tend_flush(force)?)
     }
 
@@ -285,7 +293,7 @@ impl Store {
     /// # Errors
     /// When the store has failed.
     pub fn tend_truncation(&self) -> Result<(), CommitError> {
-        self.takes_changes()?;
+        self.shared.takes_changes()?;
         Ok(self.shared.policy.tend_truncation()?)
     }
 
@@ -295,15 +303,8 @@ impl Store {
     /// # Errors
     /// When the store has failed.
     pub fn truncate(&self) -> Result<(), CommitError> {
-        self.takes_changes()?;
+        self.shared.takes_changes()?;
         Ok(self.shared.policy.truncate()?)
-    }
-
-    fn takes_changes(&self) -> Result<(), CommitError> {
-        match self.shared.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY {
-            0 => Ok(()),
-            _ => Err(CommitError::ReadOnly),
-        }
     }
 
     /// Changes what can be changed while the store is open.
@@ -349,12 +350,17 @@ impl Store {
     /// still mapped stay readable.
     ///
     /// # Errors
-    /// When the store has failed, now or before, or transactions were forgotten. The store is closed all
-    /// the same, not marked clean, and the next opening recovers it.
-    pub fn close(mut self) -> Result<(), CloseError> {
-        self.shut()
+    /// [`CloseError::Shared`] while other handles hold it (clones, and heaps): the last to be dropped closes it. When
+    /// the store has failed, now or before, or transactions were forgotten: it is closed all the same, not marked
+    /// clean, and the next opening recovers it.
+    pub fn close(self) -> Result<(), CloseError> {
+        let Store { shared, life } = self;
+        drop(shared);
+        Arc::into_inner(life).ok_or(CloseError::Shared)?.shut()
     }
+}
 
+impl Life {
     fn shut(&mut self) -> Result<(), CloseError> {
         let shared = self.shared.clone();
         if shared.storage.is_closed() || shared.storage.is_inherited() {
@@ -373,7 +379,7 @@ impl Store {
 
     /// Brings everything to its place, ends the threads, and says that all is in order.
     fn finish(&mut self, shared: &Shared) -> Result<(), CloseError> {
-        if self.takes_changes().is_err() {
+        if shared.takes_changes().is_err() {
             return Ok(());
         }
         let done = shared.storage.failure().and_then(|()| shared.policy.truncate());
@@ -394,7 +400,7 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for Life {
     fn drop(&mut self) {
         if let Err(error) = self.shut() {
             tracing::error!(%error, store = %self.shared.storage.dir.display(), "the store did not close in good order");

@@ -270,7 +270,7 @@ impl<'t> Transaction<'t> {
     ///
     /// # Errors
     /// As [`Transaction::commit`].
-    pub fn commit_async(self) -> Result<Ticket<'t>, CommitError> {
+    pub fn commit_async(self) -> Result<Ticket, CommitError> {
         self.commit_ticket(Class::Power)
     }
 
@@ -279,14 +279,14 @@ impl<'t> Transaction<'t> {
     ///
     /// # Errors
     /// As [`Transaction::commit`].
-    pub fn commit_ticket(self, class: Class) -> Result<Ticket<'t>, CommitError> {
+    pub fn commit_ticket(self, class: Class) -> Result<Ticket, CommitError> {
         let store = self.store;
         store.reaches(class)?;
         let stamp = self.make_lasting(class)?.filter(|_| class > Class::Process);
         if stamp.is_some() {
             store.policy.want_force();
         }
-        Ok(Ticket { store, stamp })
+        Ok(Ticket { store: store.handle(), stamp })
     }
 
     /// Commits and hands back the old values that were replaced (RVM, section 8): what a layer needs to

@@ -22,6 +22,7 @@ use std::any::Any;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 
 /// A recovery policy at work in an open store: all that a store asks of it.
 ///
@@ -89,6 +90,10 @@ pub(crate) trait Recovery: Any + Send + Sync {
     /// Waits until it does.
     fn wait_durable(&self, _stamp: u64) -> Result<(), Failure> {
         Ok(())
+    }
+    /// Whether it does, or the store has failed; if neither, the waker is called when that may have changed.
+    fn poll_durable(&self, _stamp: u64, _waker: &Waker) -> Poll<Result<(), Failure>> {
+        Poll::Ready(Ok(()))
     }
     /// Somebody was given a stamp and will wait for it later.
     fn want_force(&self) {}

@@ -520,4 +520,7 @@ pub enum CloseError {
     /// Forgotten transactions are still open.
     #[error("{0} transaction(s) are still open; the next opening recovers the store, and undoes them")]
     Uncommitted(usize),
+    /// It was not closed.
+    #[error("other handles hold the store (clones, heaps): it closes when the last of them is dropped")]
+    Shared,
 }

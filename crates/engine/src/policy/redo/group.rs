@@ -9,6 +9,9 @@ use crate::storage::error::Failure;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::{even_if, planted, unless};
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard};
+use std::sync::PoisonError;
+use std::task::{Poll, Waker};
 use std::time::Instant;
 
 /// The rounds of group commit.
@@ -23,13 +26,28 @@ pub(super) struct Rounds {
     moved: [Event; 2],
     /// Counts the threads that came to wait for a force.
     arrivals: AtomicU64,
+    /// Whom to tell that a commit is durable, beside threads that sleep here: futures.
+    wakers: Mutex<Vec<(u64, Waker)>>,
 }
 
 impl Rounds {
     /// Wakes everybody.
     pub fn wake_all(&self) {
         self.moved.iter().for_each(Event::signal);
+        self.wake_futures(u64::MAX);
     }
+
+    /// Tells those whose commit was stamped before the horizon.
+    fn wake_futures(&self, horizon: u64) {
+        let mut wakers = lock(&self.wakers);
+        let told: Vec<_> = wakers.extract_if(.., |(stamp, _)| *stamp < horizon).collect();
+        drop(wakers);
+        told.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+fn lock(wakers: &Mutex<Vec<(u64, Waker)>>) -> MutexGuard<'_, Vec<(u64, Waker)>> {
+    wakers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Wakes everybody if its holder panics: the others must not sleep for its sake.
@@ -48,6 +66,26 @@ impl Redo {
         self.rounds.durable.load(Ordering::Acquire) > stamp
     }
 
+    pub(super) fn poll_forced(&self, stamp: u64, waker: &Waker) -> Poll<Result<(), Failure>> {
+        let now = || match self.is_forced(stamp) {
+            true => Poll::Ready(Ok(())),
+            false => {
+                self.storage.failure().map_or_else(|failure| Poll::Ready(Err(failure)), |()| Poll::Pending)
+            }
+        };
+        if let Poll::Ready(done) = now() {
+            return Poll::Ready(done);
+        }
+        {
+            let mut wakers = lock(&self.rounds.wakers);
+            if !wakers.iter().any(|(of, known)| *of == stamp && known.will_wake(waker)) {
+                wakers.push((stamp, waker.clone()));
+            }
+        }
+        // Again: a force that ended before the waker was there told nobody.
+        now()
+    }
+
     /// Step 7 after the others, by the holder of the flush lock. Forces even if nothing was staged, since
     /// an earlier flush may not have forced.
     pub(super) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
@@ -58,7 +96,10 @@ impl Redo {
         }
         self.storage.failure()?;
         self.flush.forces.fetch_add(1, Ordering::Relaxed);
-        self.rounds.durable.fetch_max(horizon, Ordering::AcqRel);
+        self.rounds.durable.fetch_max(horizon, Ordering::SeqCst);
+        if !planted("futures-not-woken") {
+            self.rounds.wake_futures(horizon);
+        }
         Ok(())
     }
 

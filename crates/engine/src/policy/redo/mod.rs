@@ -58,6 +58,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use truncation::Truncation;
 
 /// What the redo policy does with stores that are not open.
@@ -254,6 +255,10 @@ impl Recovery for Redo {
 
     fn wait_durable(&self, stamp: u64) -> Result<(), Failure> {
         self.wait_forced(stamp, false)
+    }
+
+    fn poll_durable(&self, stamp: u64, waker: &Waker) -> Poll<Result<(), Failure>> {
+        self.poll_forced(stamp, waker)
     }
 
     fn want_force(&self) {
