@@ -1,0 +1,543 @@
+//! `#[derive(Recoverable)]`: see `caliburn_typed::Recoverable`. For a struct it generates
+//!
+//! * `Recoverable`, which records names and offsets of the fields;
+//! * `NAMEFields`, guards of the fields (`guard.fields()`), as visible as the fields are;
+//! * `NAMEInit`, a struct whose fields may be what the real ones can be made of (`&str` for a `PString`).
+//!
+//! For an enum `NAMEFields` is an enum, with guards of the fields of each variant.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{
+    Data, DataEnum, DeriveInput, Error, Fields, Generics, Ident, Type, parse_macro_input, parse_quote,
+};
+
+/// Lets values of the type live in a store. See `caliburn_typed::Recoverable`.
+#[proc_macro_derive(Recoverable)]
+pub fn recoverable(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = parse_macro_input!(input as DeriveInput);
+    derive(&input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+/// What `#[repr(...)]` says.
+#[derive(Default)]
+struct Repr {
+    c: bool,
+    transparent: bool,
+    packed: bool,
+    tag: Option<Ident>,
+}
+
+fn repr(input: &DeriveInput) -> Result<Repr, Error> {
+    let mut repr = Repr::default();
+    for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")) {
+        attribute.parse_nested_meta(|meta| {
+            let name = meta.path.require_ident()?;
+            match name.to_string().as_str() {
+                "C" => repr.c = true,
+                "transparent" => repr.transparent = true,
+                "packed" => repr.packed = true,
+                "u8" | "u16" | "u32" | "u64" | "i8" | "i16" | "i32" | "i64" => repr.tag = Some(name.clone()),
+                _ => {}
+            }
+            if meta.input.peek(syn::token::Paren) {
+                let inner;
+                syn::parenthesized!(inner in meta.input);
+                inner.parse::<TokenStream>()?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(repr)
+}
+
+fn derive(input: &DeriveInput) -> Result<TokenStream, Error> {
+    if let Some(lifetime) = input.generics.lifetimes().next() {
+        let text = "a type in a store holds no references: they mean nothing in another process";
+        return Err(Error::new(lifetime.span(), text));
+    }
+    let repr = repr(input)?;
+    if repr.packed {
+        let text = "a packed type cannot live in a store: its fields would not be aligned";
+        return Err(Error::new(input.ident.span(), text));
+    }
+    match &input.data {
+        Data::Struct(data) => {
+            if !repr.c && !repr.transparent {
+                let text = "add #[repr(C)]: in a store a layout must be fixed, and the compiler is free to change that of \
+                            a Rust struct";
+                return Err(Error::new(input.ident.span(), text));
+            }
+            Ok(of_struct(input, &data.fields))
+        }
+        Data::Enum(data) => {
+            let Some(tag) = repr.tag else {
+                let text = "add #[repr(u8)] (or u16, u32): in a store a layout must be fixed, and the compiler is free to \
+                            change that of a Rust enum";
+                return Err(Error::new(input.ident.span(), text));
+            };
+            if repr.c {
+                let text = "#[repr(C, u8)] puts the fields elsewhere than #[repr(u8)], which is what is recorded: leave C out";
+                return Err(Error::new(input.ident.span(), text));
+            }
+            if data.variants.is_empty() {
+                return Err(Error::new(
+                    input.ident.span(),
+                    "an enum without variants has no values to live in a store",
+                ));
+            }
+            Ok(of_enum(input, data, &tag))
+        }
+        Data::Union(_) => {
+            let text =
+                "a union cannot live in a store: nothing says which of its fields is there; use an enum";
+            Err(Error::new(input.ident.span(), text))
+        }
+    }
+}
+
+/// The generics with `Recoverable` for each type.
+fn bounded(generics: &Generics) -> Generics {
+    let mut generics = generics.clone();
+    for parameter in generics.type_params_mut() {
+        parameter.bounds.push(parse_quote!(::caliburn_typed::Recoverable));
+    }
+    generics
+}
+
+/// The name of a field: its own, or its number.
+fn member(index: usize, field: &syn::Field) -> (syn::Member, String) {
+    match &field.ident {
+        Some(name) => (name.clone().into(), name.to_string().trim_start_matches("r#").to_owned()),
+        None => (index.into(), index.to_string()),
+    }
+}
+
+/// `<A as Recoverable>::Pointers` of all types, joined.
+fn pointers<'t>(types: impl Iterator<Item = &'t Type>) -> TokenStream {
+    types.fold(quote!(::caliburn_typed::No), |before, of| {
+        quote_spanned! {of.span()=>
+            <#before as ::caliburn_typed::Answer>::Or<<#of as ::caliburn_typed::Recoverable>::Pointers>
+        }
+    })
+}
+
+/// The name of the type with those of its parameters, at run time.
+fn name_of(input: &DeriveInput) -> TokenStream {
+    let name = input.ident.to_string();
+    let parameters: Vec<TokenStream> = input
+        .generics
+        .params
+        .iter()
+        .filter_map(|parameter| match parameter {
+            syn::GenericParam::Type(of) => {
+                let of = &of.ident;
+                Some(quote!(types.name_of::<#of>()))
+            }
+            syn::GenericParam::Const(value) => {
+                let value = &value.ident;
+                Some(quote!(::std::string::ToString::to_string(&#value)))
+            }
+            syn::GenericParam::Lifetime(_) => None,
+        })
+        .collect();
+    if parameters.is_empty() {
+        return quote!(::std::string::String::from(#name));
+    }
+    quote!(::std::format!("{}<{}>", #name, [#(#parameters),*].join(", ")))
+}
+
+/// What refuses `Drop`: a value in a store is not dropped, it is freed.
+fn not_drop(input: &DeriveInput, generics: &Generics) -> TokenStream {
+    let name = &input.ident;
+    let (impl_generics, type_generics, bounds) = generics.split_for_impl();
+    quote! {
+        const _: () = {
+            #[allow(dead_code, drop_bounds)]
+            trait TypesInAStoreDoNotImplementDrop {}
+            #[allow(drop_bounds)]
+            impl<T: ::std::ops::Drop> TypesInAStoreDoNotImplementDrop for T {}
+            impl #impl_generics TypesInAStoreDoNotImplementDrop for #name #type_generics #bounds {}
+        };
+    }
+}
+
+fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
+    let name = &input.ident;
+    let generics = bounded(&input.generics);
+    let (impl_generics, type_generics, bounds) = generics.split_for_impl();
+    let types: Vec<&Type> = fields.iter().map(|field| &field.ty).collect();
+    let (members, names): (Vec<_>, Vec<_>) =
+        fields.iter().enumerate().map(|(i, field)| member(i, field)).unzip();
+    let pointers = pointers(types.iter().copied());
+    let full_name = name_of(input);
+    let stores = types.iter().zip(&members).map(|(of, member)| {
+        quote_spanned! {of.span()=>
+            <#of as ::caliburn_typed::Recoverable>::store(&raw const (*from).#member, &raw mut (*to).#member);
+        }
+    });
+    let init_self = init_of_self(input);
+    let not_drop = not_drop(input, &generics);
+    let guards = guards_of_struct(input, fields);
+    let init = init_struct(input, fields);
+    quote! {
+        #[automatically_derived]
+        // SAFETY: its layout is fixed, its fields may live in a store, and each is told what the whole is told.
+        unsafe impl #impl_generics ::caliburn_typed::Recoverable for #name #type_generics #bounds {
+            type Pointers = #pointers;
+            type Borrowed = Self;
+            const PADDED: bool = #(<#types as ::caliburn_typed::Recoverable>::PADDED ||)*
+                ::std::mem::size_of::<Self>() > 0 #(+ ::std::mem::size_of::<#types>())*;
+
+            fn describe(types: &mut ::caliburn_typed::Types) -> ::std::string::String {
+                let name = #full_name;
+                types.define::<Self>("struct", &name, |definition| {
+                    #(definition.field::<#types>(#names, ::std::mem::offset_of!(Self, #members));)*
+                    let _ = definition;
+                })
+            }
+
+            #[inline]
+            #[allow(unused_variables, unused_unsafe)]
+            unsafe fn store(from: *const Self, to: *mut Self) {
+                unsafe {
+                    if !<Self as ::caliburn_typed::Recoverable>::PADDED {
+                        return ::std::ptr::copy_nonoverlapping(from, to, 1);
+                    }
+                    #(#stores)*
+                }
+            }
+
+            #[inline]
+            #[allow(unused_variables, unused_unsafe)]
+            unsafe fn moved(this: *mut Self, by: isize) {
+                unsafe { #(<#types as ::caliburn_typed::Recoverable>::moved(&raw mut (*this).#members, by);)* }
+            }
+
+            #[inline]
+            #[allow(unused_variables, unused_unsafe)]
+            unsafe fn free(this: *mut Self, tx: ::caliburn_typed::Tx<'_>) {
+                unsafe { #(<#types as ::caliburn_typed::Recoverable>::free(&raw mut (*this).#members, tx);)* }
+            }
+        }
+        #init_self
+        #guards
+        #init
+        #not_drop
+    }
+}
+
+/// A value with pointers is empty while it is outside of a store, so any value can be put into one as it is.
+fn init_of_self(input: &DeriveInput) -> TokenStream {
+    let name = &input.ident;
+    let plain = bounded(&input.generics);
+    let mut generics = plain.clone();
+    generics.params.insert(0, parse_quote!('caliburn));
+    let (impl_generics, _, bounds) = generics.split_for_impl();
+    let (_, type_generics, _) = plain.split_for_impl();
+    quote! {
+        #[automatically_derived]
+        // SAFETY: the value is stored; what it could own is empty outside of a store.
+        unsafe impl #impl_generics ::caliburn_typed::Init<'caliburn, Self> for #name #type_generics #bounds {
+            #[inline]
+            unsafe fn init(self, to: *mut Self, _tx: ::caliburn_typed::Tx<'caliburn>) {
+                let this = ::std::mem::ManuallyDrop::new(self);
+                unsafe { <Self as ::caliburn_typed::Recoverable>::store(&*this, to) }
+            }
+        }
+    }
+}
+
+/// The generics of guards: two lifetimes more.
+fn guard_generics(generics: &Generics) -> Generics {
+    let mut generics = bounded(generics);
+    generics.params.insert(0, parse_quote!('id));
+    generics.params.insert(0, parse_quote!('a));
+    generics
+}
+
+fn guards_of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
+    let (name, visibility) = (&input.ident, &input.vis);
+    let guards = format_ident!("{}Fields", name);
+    let generics = bounded(&input.generics);
+    let (impl_generics, type_generics, bounds) = generics.split_for_impl();
+    let with_lifetimes = guard_generics(&input.generics);
+    let (_, guard_type, guard_bounds) = with_lifetimes.split_for_impl();
+    let text = format!("Guards of the fields of a [`{name}`].");
+    let parts = fields.iter().enumerate().map(|(i, field)| {
+        let (member, field_name) = member(i, field);
+        let (of, visibility, text) = (&field.ty, &field.vis, format!("A guard of `{field_name}`."));
+        let kind = quote!(::caliburn_typed::Mut<'a, 'id, #of>);
+        match &field.ident {
+            Some(_) => quote!(#[doc = #text] #visibility #member: #kind),
+            None => quote!(#[doc = #text] #visibility #kind),
+        }
+    });
+    let members: Vec<syn::Member> = fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
+    let hold = unused(&input.generics);
+    let body = match fields {
+        Fields::Named(_) => quote!({ #(#parts,)* #[doc(hidden)] __holds: #hold }),
+        _ => quote!((#(#parts,)* #[doc(hidden)] #hold) #guard_bounds;),
+    };
+    let last: syn::Member = match fields {
+        Fields::Named(_) => format_ident!("__holds").into(),
+        _ => members.len().into(),
+    };
+    let definition = match fields {
+        Fields::Named(_) => quote!(#visibility struct #guards #with_lifetimes #guard_bounds #body),
+        _ => quote!(#visibility struct #guards #with_lifetimes #body),
+    };
+    quote! {
+        #[doc = #text]
+        #[allow(dead_code)]
+        #definition
+        #[automatically_derived]
+        impl #impl_generics ::caliburn_typed::Fields for #name #type_generics #bounds {
+            type Of<'a, 'id> = #guards #guard_type;
+
+            #[inline(always)]
+            #[allow(unused_variables)]
+            fn of<'a, 'id>(value: ::caliburn_typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
+                let (at, tx) = (value.as_ptr(), value.tx());
+                #guards {
+                    // SAFETY: the fields are apart, each in the value that the guard has alone.
+                    #(#members: unsafe { ::caliburn_typed::Mut::new(&raw mut (*at).#members, tx) },)*
+                    #last: ::std::marker::PhantomData,
+                }
+            }
+        }
+    }
+}
+
+/// Uses all parameters of a type with guards, whatever its fields are.
+fn unused(generics: &Generics) -> TokenStream {
+    let types = generics.type_params().map(|parameter| &parameter.ident);
+    quote!(::std::marker::PhantomData<(&'a (), &'id (), #(#types,)*)>)
+}
+
+/// A struct of what the fields can be made of.
+fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
+    if fields.is_empty() {
+        return TokenStream::new();
+    }
+    let (name, visibility) = (&input.ident, &input.vis);
+    let init = format_ident!("{}Init", name);
+    let made: Vec<Ident> = (0..fields.len()).map(|i| format_ident!("Made{i}")).collect();
+    let text =
+        format!("What a [`{name}`] in a store can be made of: fields of what its fields can be made of.");
+    let members: Vec<syn::Member> = fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
+    let parts = fields.iter().zip(&made).map(|(field, made)| {
+        let visibility = &field.vis;
+        match &field.ident {
+            Some(name) => quote!(#[allow(missing_docs)] #visibility #name: #made),
+            None => quote!(#[allow(missing_docs)] #visibility #made),
+        }
+    });
+    let definition = match fields {
+        Fields::Named(_) => quote!(#visibility struct #init<#(#made),*> { #(#parts),* }),
+        _ => quote!(#visibility struct #init<#(#made),*>(#(#parts),*);),
+    };
+    let plain = bounded(&input.generics);
+    let (_, type_generics, _) = plain.split_for_impl();
+    let mut generics = plain.clone();
+    for (made, field) in made.iter().zip(fields) {
+        let of = &field.ty;
+        generics.params.push(parse_quote!(#made: ::caliburn_typed::Init<'caliburn, #of>));
+    }
+    generics.params.insert(0, parse_quote!('caliburn));
+    let (impl_generics, _, bounds) = generics.split_for_impl();
+    quote! {
+        #[doc = #text]
+        #[derive(Debug)]
+        #[allow(dead_code)]
+        #definition
+        #[automatically_derived]
+        // SAFETY: each field is made.
+        unsafe impl #impl_generics ::caliburn_typed::Init<'caliburn, #name #type_generics> for #init<#(#made),*> #bounds {
+            #[inline]
+            unsafe fn init(self, to: *mut #name #type_generics, tx: ::caliburn_typed::Tx<'caliburn>) {
+                unsafe { #(self.#members.init(&raw mut (*to).#members, tx);)* }
+            }
+        }
+    }
+}
+
+fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
+    let name = &input.ident;
+    let generics = bounded(&input.generics);
+    let (impl_generics, type_generics, bounds) = generics.split_for_impl();
+    let types: Vec<&Type> =
+        data.variants.iter().flat_map(|variant| &variant.fields).map(|field| &field.ty).collect();
+    let pointers = pointers(types.iter().copied());
+    let full_name = name_of(input);
+    let parameters: Vec<&Ident> = input.generics.type_params().map(|parameter| &parameter.ident).collect();
+    // What #[repr(u8)] lays out for each variant (RFC 2195): the tag, then the fields.
+    let layouts = data.variants.iter().map(|variant| {
+        let (layout, types) = (layout_of(variant), variant.fields.iter().map(|field| &field.ty));
+        quote! {
+            #[repr(C)]
+            #[allow(dead_code)]
+            struct #layout #impl_generics (#tag, #(#types,)* ::std::marker::PhantomData<(#(#parameters,)*)>) #bounds;
+        }
+    });
+    let (mut describes, mut stores, mut moves, mut frees) = (vec![], vec![], vec![], vec![]);
+    for variant in &data.variants {
+        let (ident, text, layout) = (&variant.ident, variant.ident.to_string(), layout_of(variant));
+        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("field{i}")).collect();
+        let of: Vec<&Type> = variant.fields.iter().map(|field| &field.ty).collect();
+        let (members, names): (Vec<_>, Vec<_>) =
+            variant.fields.iter().enumerate().map(|(i, field)| member(i, field)).unzip();
+        let places: Vec<syn::Member> = (1..=variant.fields.len()).map(Into::into).collect();
+        let pattern = quote!(Self::#ident { #(#members: #bindings),* });
+        let offsets: Vec<TokenStream> = places
+            .iter()
+            .map(|place| quote!(::std::mem::offset_of!(#layout #type_generics, #place)))
+            .collect();
+        describes.push(quote! {
+            definition.variant(#text, Self::__caliburn_tag(#text));
+            #(definition.variant_field::<#of>(#names, #offsets);)*
+        });
+        stores.push(quote! {
+            #pattern => { #(<#of as ::caliburn_typed::Recoverable>::store(#bindings, to.byte_add(#offsets).cast());)* }
+        });
+        moves.push(quote!(#pattern => { #(<#of as ::caliburn_typed::Recoverable>::moved(#bindings, by);)* }));
+        frees.push(quote!(#pattern => { #(<#of as ::caliburn_typed::Recoverable>::free(#bindings, tx);)* }));
+    }
+    let tags = tags(data, tag);
+    let init_self = init_of_self(input);
+    let guards = guards_of_enum(input, data);
+    let not_drop = not_drop(input, &generics);
+    quote! {
+        const _: () = {
+        #(#layouts)*
+        #[automatically_derived]
+        impl #impl_generics #name #type_generics #bounds {
+            #tags
+        }
+        #[automatically_derived]
+        // SAFETY: its layout is fixed, its fields may live in a store, and each is told what the whole is told.
+        unsafe impl #impl_generics ::caliburn_typed::Recoverable for #name #type_generics #bounds {
+            type Pointers = #pointers;
+            type Borrowed = Self;
+            const PADDED: bool = ::std::mem::size_of::<Self>() > ::std::mem::size_of::<#tag>();
+
+            fn describe(types: &mut ::caliburn_typed::Types) -> ::std::string::String {
+                let name = #full_name;
+                types.define::<Self>("enum", &name, |definition| { #(#describes)* })
+            }
+
+            #[allow(unused_variables, unused_unsafe)]
+            unsafe fn store(from: *const Self, to: *mut Self) {
+                unsafe {
+                    to.cast::<#tag>().write(from.cast::<#tag>().read());
+                    match &*from { #(#stores)* }
+                }
+            }
+
+            #[allow(unused_variables, unused_unsafe)]
+            unsafe fn moved(this: *mut Self, by: isize) {
+                unsafe { match &mut *this { #(#moves)* } }
+            }
+
+            #[allow(unused_variables, unused_unsafe)]
+            unsafe fn free(this: *mut Self, tx: ::caliburn_typed::Tx<'_>) {
+                unsafe { match &mut *this { #(#frees)* } }
+            }
+        }
+        };
+        #init_self
+        #guards
+        #not_drop
+    }
+}
+
+/// The name of the struct that is laid out as a variant is.
+fn layout_of(variant: &syn::Variant) -> Ident {
+    format_ident!("__Caliburn{}", variant.ident)
+}
+
+/// The tags, as the language counts them.
+fn tags(data: &DataEnum, tag: &Ident) -> TokenStream {
+    let mut before: Option<TokenStream> = None;
+    let mut arms = Vec::new();
+    for variant in &data.variants {
+        let value = match (&variant.discriminant, &before) {
+            (Some((_, value)), _) => quote!(({ const VALUE: #tag = #value; VALUE })),
+            (None, Some(before)) => quote!((#before + 1)),
+            (None, None) => quote!((0 as #tag)),
+        };
+        let text = variant.ident.to_string();
+        arms.push(quote!(#text => #value as u64,));
+        before = Some(value);
+    }
+    quote! {
+        #[doc(hidden)]
+        #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
+        fn __caliburn_tag(variant: &str) -> u64 {
+            match variant {
+                #(#arms)*
+                _ => unreachable!(),
+            }
+        }
+    }
+}
+
+fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
+    let (name, visibility) = (&input.ident, &input.vis);
+    let guards = format_ident!("{}Fields", name);
+    let generics = bounded(&input.generics);
+    let (impl_generics, type_generics, bounds) = generics.split_for_impl();
+    let with_lifetimes = guard_generics(&input.generics);
+    let (_, guard_type, guard_bounds) = with_lifetimes.split_for_impl();
+    let text = format!("Guards of the fields of a [`{name}`]'s variants.");
+    let mut variants = Vec::new();
+    let mut arms = Vec::new();
+    for variant in &data.variants {
+        let ident = &variant.ident;
+        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("field{i}")).collect();
+        let members: Vec<syn::Member> =
+            variant.fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
+        let kinds = variant.fields.iter().map(|field| {
+            let of = &field.ty;
+            let kind = quote!(::caliburn_typed::Mut<'a, 'id, #of>);
+            match &field.ident {
+                Some(name) => quote!(#[allow(missing_docs)] #name: #kind),
+                None => quote!(#[allow(missing_docs)] #kind),
+            }
+        });
+        let text = format!("The variant `{ident}`.");
+        variants.push(match &variant.fields {
+            Fields::Named(_) => quote!(#[doc = #text] #ident { #(#kinds),* }),
+            Fields::Unnamed(_) => quote!(#[doc = #text] #ident(#(#kinds),*)),
+            Fields::Unit => quote!(#[doc = #text] #ident),
+        });
+        arms.push(quote! {
+            // SAFETY: the fields are apart, each in the value that the guard has alone.
+            #name::#ident { #(#members: #bindings),* } => unsafe {
+                #guards::#ident { #(#members: ::caliburn_typed::Mut::new(#bindings, tx)),* }
+            },
+        });
+    }
+    let hold = unused(&input.generics);
+    quote! {
+        #[doc = #text]
+        #[allow(dead_code)]
+        #visibility enum #guards #with_lifetimes #guard_bounds {
+            #(#variants,)*
+            #[doc(hidden)]
+            __Holds(::std::convert::Infallible, #hold),
+        }
+        #[automatically_derived]
+        impl #impl_generics ::caliburn_typed::Fields for #name #type_generics #bounds {
+            type Of<'a, 'id> = #guards #guard_type;
+
+            #[allow(unused_variables, unused_unsafe)]
+            fn of<'a, 'id>(value: ::caliburn_typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
+                let (at, tx) = (value.as_ptr(), value.tx());
+                // SAFETY: the guard has the value alone.
+                match unsafe { &mut *at } { #(#arms)* }
+            }
+        }
+    }
+}

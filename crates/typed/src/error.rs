@@ -1,0 +1,57 @@
+//! What can go wrong with typed objects.
+
+use caliburn_engine::{BeginError, CloseError, CommitError, Failure, OpenError, RangeError, SegmentError};
+use caliburn_heap::HeapError;
+
+/// Why objects could not be opened, read or changed. Nothing was changed then, unless it says so.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The heap is full, damaged, or another's.
+    #[error(transparent)]
+    Heap(#[from] HeapError),
+    /// The transaction became larger than the log or the memory budget takes.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// It did not begin.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
+    /// It did not commit.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// It committed, and the force failed that makes it durable. What survives is known when the store was opened
+    /// again.
+    #[error("committed in memory, but not durable: {0}")]
+    NotDurable(#[source] Failure),
+    /// The store did not close in good order.
+    #[error(transparent)]
+    Close(#[from] CloseError),
+    /// The types in the store are not those of the program.
+    #[error(
+        "heap {heap:?} holds other types than the program has (-: the store's, +: the program's); open it with the \
+         types that it was made with, or migrate it:\n{difference}"
+    )]
+    Changed {
+        /// Name of the heap.
+        heap: String,
+        /// What differs, line by line.
+        difference: String,
+    },
+    /// The heap was not made by typed objects.
+    #[error("heap {heap:?} holds no typed objects: {why}")]
+    NotTyped {
+        /// Name of the heap.
+        heap: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+impl From<SegmentError> for Error {
+    fn from(error: SegmentError) -> Error {
+        Error::Heap(error.into())
+    }
+}

@@ -1,0 +1,540 @@
+//! Hash maps: extendible hashing (Fagin et al., 1979). A directory of 2^depth links, indexed by the highest bits of the
+//! hash, leads to [tables](table) of some hundred entries. A full table is split in two, and the directory doubled when one
+//! table would need more bits than it has: so no insertion moves more than one table's entries, however large the map.
+
+mod entry;
+mod iter;
+mod table;
+
+pub use entry::{Entry, OccupiedEntry, VacantEntry};
+pub use iter::{Iter, IterMut};
+
+use crate::guard::Mut;
+use crate::hash::StoreHasher;
+use crate::layout::Types;
+use crate::link::Link;
+use crate::recoverable::{Answer, Init, Recoverable, Taken, Yes, take};
+use crate::tx::Tx;
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::Hash;
+use std::marker::PhantomData;
+use std::ops::Index;
+use std::ptr;
+use table::{Header, Slot, Table};
+
+/// Most bits of the directory. Tables that would need more grow instead.
+const DEPTH_MAX: u32 = 24;
+
+/// A hash map in a store: what `HashMap` is elsewhere. Keys are looked up by what they lend: `get("name")` where they are
+/// [`PString`](crate::PString)s.
+#[repr(C)]
+pub struct PHashMap<K, V> {
+    directory: Link<Link<Header>>,
+    len: u64,
+    /// Those of the heap, from the first insertion on.
+    hash_keys: [u64; 2],
+    depth: u32,
+    reserved: u32,
+    holds: PhantomData<(K, V)>,
+}
+
+impl<K, V> PHashMap<K, V> {
+    /// An empty map.
+    pub const fn new() -> PHashMap<K, V> {
+        let (directory, hash_keys) = (Link::NONE, [0; 2]);
+        PHashMap { directory, len: 0, hash_keys, depth: 0, reserved: 0, holds: PhantomData }
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The place in the directory of a hash.
+    #[inline(always)]
+    fn place(&self, hash: u64) -> usize {
+        // Two steps: none of 64 bits are left where the directory has one place.
+        (hash >> 1 >> (63 - self.depth)) as usize
+    }
+
+    /// The table at a place of the directory, which is there.
+    #[inline(always)]
+    fn table(&self, place: usize) -> Table<K, V> {
+        // SAFETY: the directory has 2^depth links to tables.
+        unsafe { Table::at((*self.directory.get().add(place)).get()) }
+    }
+
+    #[inline(always)]
+    fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64 {
+        StoreHasher::of(self.hash_keys, key)
+    }
+
+    #[inline(always)]
+    fn find<Q>(&self, key: &Q) -> Option<*mut Slot<K, V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        if self.directory.is_none() {
+            return None;
+        }
+        let hash = self.hash(key);
+        let table = self.table(self.place(hash));
+        table.find(hash, |found| found.borrow() == key).map(|index| table.slot(index))
+    }
+
+    /// The value of a key.
+    #[inline]
+    pub fn get<Q>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        // SAFETY: an entry of the map, which nobody changes while it is borrowed.
+        self.find(key).map(|slot| unsafe { &(*slot).value })
+    }
+
+    /// A key and its value.
+    pub fn get_key_value<Q>(&self, key: &Q) -> Option<(&K, &V)>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        // SAFETY: as in `get`.
+        self.find(key).map(|slot| unsafe { (&(*slot).key, &(*slot).value) })
+    }
+
+    /// Whether there is an entry with that key.
+    pub fn contains_key<Q>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.find(key).is_some()
+    }
+
+    /// The entries, in no particular order.
+    pub fn iter(&self) -> Iter<'_, K, V> {
+        Iter::new(self)
+    }
+
+    /// The keys.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &K> {
+        self.iter().map(|(key, _)| key)
+    }
+
+    /// The values.
+    pub fn values(&self) -> impl ExactSizeIterator<Item = &V> {
+        self.iter().map(|(_, value)| value)
+    }
+}
+
+impl<K, V> Default for PHashMap<K, V> {
+    fn default() -> PHashMap<K, V> {
+        PHashMap::new()
+    }
+}
+
+impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for PHashMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+impl<K: Eq + Hash, V: PartialEq> PartialEq for PHashMap<K, V> {
+    fn eq(&self, other: &PHashMap<K, V>) -> bool {
+        self.len == other.len && self.iter().all(|(key, value)| other.get(key).is_some_and(|v| *v == *value))
+    }
+}
+
+impl<K: Eq + Hash, V: Eq> Eq for PHashMap<K, V> {}
+
+impl<K, Q, V> Index<&Q> for PHashMap<K, V>
+where
+    K: Borrow<Q>,
+    Q: Hash + Eq + ?Sized,
+{
+    type Output = V;
+
+    fn index(&self, key: &Q) -> &V {
+        self.get(key).expect("no entry has that key")
+    }
+}
+
+impl<'m, K, V> IntoIterator for &'m PHashMap<K, V> {
+    type Item = (&'m K, &'m V);
+    type IntoIter = Iter<'m, K, V>;
+
+    fn into_iter(self) -> Iter<'m, K, V> {
+        self.iter()
+    }
+}
+
+// SAFETY: a link, told when it is moved, and numbers.
+unsafe impl<K: Recoverable, V: Recoverable> Recoverable for PHashMap<K, V> {
+    type Pointers = Yes;
+    type Borrowed = PHashMap<K, V>;
+    const PADDED: bool = false;
+
+    fn describe(types: &mut Types) -> String {
+        format!("PHashMap<{}, {}>", types.name_of::<K>(), types.name_of::<V>())
+    }
+
+    unsafe fn store(from: *const Self, to: *mut Self) {
+        // SAFETY: the caller's word.
+        unsafe { ptr::copy_nonoverlapping(from, to, 1) }
+    }
+
+    unsafe fn moved(this: *mut Self, by: isize) {
+        // SAFETY: the caller's word.
+        unsafe { Link::moved(&raw mut (*this).directory, by) }
+    }
+
+    unsafe fn free(this: *mut Self, tx: Tx<'_>) {
+        /// Frees what the entries of a table own.
+        unsafe fn entries<K: Recoverable, V: Recoverable>(at: *mut u8, tx: Tx<'_>, _count: usize) {
+            // SAFETY: a table is there, see below.
+            unsafe {
+                let table = Table::<K, V>::at(at.cast());
+                let mut from = 0;
+                while let Some(index) = table.next_taken(from) {
+                    K::free(&raw mut (*table.slot(index)).key, tx);
+                    V::free(&raw mut (*table.slot(index)).value, tx);
+                    from = index + 1;
+                }
+            }
+        }
+        /// Frees the tables of a directory.
+        unsafe fn tables<K: Recoverable, V: Recoverable>(at: *mut u8, tx: Tx<'_>, depth: usize) {
+            let directory = at.cast::<Link<Header>>();
+            let mut place = 0;
+            while place < 1 << depth {
+                // SAFETY: a link to a table, which others follow for the same one.
+                unsafe {
+                    let header = (*directory.add(place)).get();
+                    place += 1 << (depth as u32 - (*header).depth);
+                    let owns = <K::Pointers as Answer>::YES || <V::Pointers as Answer>::YES;
+                    match owns {
+                        true => tx.free_counted(header.cast(), 0, entries::<K, V>),
+                        false => tx.free(header),
+                    }
+                }
+            }
+        }
+        // SAFETY: the map owns its directory and tables.
+        unsafe {
+            if !(*this).directory.is_none() {
+                let depth = (*this).depth as usize;
+                tx.free_counted((*this).directory.get().cast(), depth, tables::<K, V>);
+            }
+        }
+    }
+}
+
+// SAFETY: an empty map is the same anywhere, and no other has a value outside of a store.
+unsafe impl<'id, K: Recoverable, V: Recoverable> Init<'id, PHashMap<K, V>> for PHashMap<K, V> {
+    unsafe fn init(self, to: *mut PHashMap<K, V>, _tx: Tx<'id>) {
+        // SAFETY: the caller's word.
+        unsafe { to.write(self) }
+    }
+}
+
+// SAFETY: a map is made, of entries that are made.
+unsafe impl<'id, K, V, I, J, S> Init<'id, PHashMap<K, V>> for std::collections::HashMap<I, J, S>
+where
+    K: Recoverable + Borrow<K::Borrowed>,
+    K::Borrowed: Hash + Eq,
+    V: Recoverable,
+    I: Init<'id, K> + Borrow<K::Borrowed>,
+    J: Init<'id, V>,
+{
+    unsafe fn init(self, to: *mut PHashMap<K, V>, tx: Tx<'id>) {
+        // SAFETY: memory for a map, declared if need be; it is one from here on.
+        let mut made = unsafe {
+            to.write(PHashMap::new());
+            Mut::<PHashMap<K, V>>::new(to, tx)
+        };
+        made.reserve(self.len());
+        made.extend(self);
+    }
+}
+
+/// What `HashMap` does, with std's names. A key that is put in is of any kind that a key can be made of and looked up by.
+impl<'a, 'id, K, V> Mut<'a, 'id, PHashMap<K, V>>
+where
+    K: Recoverable + Borrow<K::Borrowed>,
+    K::Borrowed: Hash + Eq,
+    V: Recoverable,
+{
+    fn set_len(&mut self, len: u64) {
+        // SAFETY: the field of the guard's map, declared.
+        unsafe {
+            let field = &raw mut (*self.as_ptr()).len;
+            self.tx().declare(field, 1);
+            field.write(len);
+        }
+    }
+
+    /// Puts an entry in. The value that the key had is the transaction's.
+    pub fn insert<I, J>(&mut self, key: I, value: J) -> Option<Taken<'id, V>>
+    where
+        I: Init<'id, K> + Borrow<K::Borrowed>,
+        J: Init<'id, V>,
+    {
+        match self.reborrow().into_entry(key) {
+            Entry::Occupied(entry) => Some(entry.insert(value)),
+            Entry::Vacant(entry) => {
+                entry.insert(value);
+                None
+            }
+        }
+    }
+
+    /// The place of a key, with its value or without.
+    pub fn entry<I>(&mut self, key: I) -> Entry<'_, 'id, K, V, I>
+    where
+        I: Init<'id, K> + Borrow<K::Borrowed>,
+    {
+        self.reborrow().into_entry(key)
+    }
+
+    /// The same, for as long as the guard would have lived.
+    pub fn into_entry<I>(mut self, key: I) -> Entry<'a, 'id, K, V, I>
+    where
+        I: Init<'id, K> + Borrow<K::Borrowed>,
+    {
+        if self.directory.is_none() {
+            self.begin(1, 0);
+        }
+        let hash = self.hash::<K::Borrowed>(key.borrow());
+        let table = self.table(self.place(hash));
+        let found = table
+            .find(hash, |found| Borrow::<K::Borrowed>::borrow(found) == Borrow::<K::Borrowed>::borrow(&key));
+        match found {
+            Some(index) => Entry::Occupied(OccupiedEntry { map: self, table, index }),
+            None => Entry::Vacant(VacantEntry { map: self, key, hash }),
+        }
+    }
+
+    /// A guard of the value of a key.
+    #[inline]
+    pub fn get_mut<Q>(&mut self, key: &Q) -> Option<Mut<'_, 'id, V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.reborrow().into_get(key)
+    }
+
+    /// The same, for as long as the guard would have lived.
+    #[inline]
+    pub fn into_get<Q>(self, key: &Q) -> Option<Mut<'a, 'id, V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        // SAFETY: an entry of the map, which the guard has alone.
+        self.find(key).map(|slot| unsafe { Mut::new(&raw mut (*slot).value, self.tx()) })
+    }
+
+    /// Takes an entry out: its value is the transaction's, its key is freed.
+    pub fn remove<Q>(&mut self, key: &Q) -> Option<Taken<'id, V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.remove_entry(key).map(|(_, value)| value)
+    }
+
+    /// Takes an entry out.
+    pub fn remove_entry<Q>(&mut self, key: &Q) -> Option<(Taken<'id, K>, Taken<'id, V>)>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        if self.directory.is_none() {
+            return None;
+        }
+        let hash = self.hash(key);
+        let table = self.table(self.place(hash));
+        let index = table.find(hash, |found| Borrow::<Q>::borrow(found) == key)?;
+        Some(self.take_out(table, index))
+    }
+
+    /// Takes out what is in a slot.
+    fn take_out(&mut self, table: Table<K, V>, index: usize) -> (Taken<'id, K>, Taken<'id, V>) {
+        let tx = self.tx();
+        self.set_len(self.len - 1);
+        table.release(tx, index);
+        let slot = table.slot(index);
+        // SAFETY: the entry is no longer the map's.
+        unsafe { (take(&raw mut (*slot).key, tx), take(&raw mut (*slot).value, tx)) }
+    }
+
+    /// Frees all entries, and the memory.
+    pub fn clear(&mut self) {
+        self.set(PHashMap::new());
+    }
+
+    /// Keeps the entries for which `keep` holds, and frees the others. If it panics, those that it has refused are gone.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K, Mut<'_, 'id, V>) -> bool) {
+        let tx = self.tx();
+        let mut entries = IterMut::new(self.reborrow());
+        let mut refused = Vec::new();
+        while let Some((table, index)) = entries.next_slot() {
+            let slot = table.slot(index);
+            // SAFETY: an entry of the map, which the guard has alone.
+            let kept = unsafe { keep(&(*slot).key, Mut::new(&raw mut (*slot).value, tx)) };
+            if !kept {
+                refused.push((table, index));
+            }
+        }
+        for (table, index) in refused {
+            drop(self.take_out(table, index));
+        }
+    }
+
+    /// Takes all entries out.
+    pub fn drain(&mut self) -> impl Iterator<Item = (Taken<'id, K>, Taken<'id, V>)> + use<'id, K, V> {
+        let mut slots = Vec::with_capacity(self.len());
+        let mut entries = IterMut::new(self.reborrow());
+        while let Some(slot) = entries.next_slot() {
+            slots.push(slot);
+        }
+        let taken: Vec<_> = slots.into_iter().map(|(table, index)| self.take_out(table, index)).collect();
+        taken.into_iter()
+    }
+
+    /// The entries, with guards of their values.
+    pub fn iter_mut(&mut self) -> IterMut<'_, 'id, K, V> {
+        IterMut::new(self.reborrow())
+    }
+
+    /// Guards of the values.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = Mut<'_, 'id, V>> {
+        self.iter_mut().map(|(_, value)| value)
+    }
+
+    /// Makes room for so many entries at once, in a map that has none. One that has some grows table by table.
+    pub fn reserve(&mut self, additional: usize) {
+        if !self.directory.is_none() {
+            return;
+        }
+        let groups = additional.div_ceil(6).max(1);
+        let largest = Table::<K, V>::groups_max();
+        let depth = groups.div_ceil(largest).next_power_of_two().ilog2().min(DEPTH_MAX);
+        self.begin(groups.next_power_of_two().min(largest), depth);
+    }
+
+    /// Makes tables of so many groups, for a directory of `depth` bits.
+    #[cold]
+    fn begin(&mut self, groups: usize, depth: u32) {
+        let (this, tx) = (self.as_ptr(), self.tx());
+        let directory = tx.allocate::<Link<Header>>(1 << depth);
+        tx.declare(directory, 1 << depth);
+        for place in 0..1 << depth {
+            let table = Table::<K, V>::make(tx, groups, depth);
+            // SAFETY: within the directory, declared.
+            unsafe { Link::set(directory.add(place), table.1) };
+        }
+        tx.declare(this, 1);
+        // SAFETY: the guard's map, declared.
+        unsafe {
+            Link::set(&raw mut (*this).directory, directory);
+            (*this).depth = depth;
+            (*this).hash_keys = tx.hash_keys();
+        }
+    }
+
+    /// Makes room in the table that a hash belongs to.
+    #[cold]
+    fn make_room(&mut self, hash: u64) {
+        let place = self.place(hash);
+        let table = self.table(place);
+        let header = table.header();
+        let (groups, depth, largest) = (header.groups as usize, header.depth, Table::<K, V>::groups_max());
+        // First what may panic: keys are hashed by the program's code.
+        let mut entries = Vec::with_capacity(header.entries as usize);
+        let mut from = 0;
+        while let Some(index) = table.next_taken(from) {
+            // SAFETY: the slot holds an entry.
+            let key = unsafe { &(*table.slot(index)).key };
+            entries.push((index, self.hash::<K::Borrowed>(key.borrow())));
+            from = index + 1;
+        }
+        if entries.len() * 2 <= table.slots() {
+            // Many were left: the same size will do.
+            return self.replace(place, table, &[(groups, depth)], &entries);
+        }
+        let ones = entries.iter().filter(|(_, hash)| hash >> (63 - depth) & 1 == 1).count();
+        let even = ones.min(entries.len() - ones) > entries.len() / 8;
+        if groups < largest || depth >= DEPTH_MAX || !even {
+            let more = if groups < largest { (groups * 2).min(largest) } else { groups * 2 };
+            return self.replace(place, table, &[(more, depth)], &entries);
+        }
+        if depth == self.depth {
+            self.double();
+        }
+        self.replace(self.place(hash), table, &[(groups, depth + 1), (groups, depth + 1)], &entries);
+    }
+
+    /// Puts tables of so many groups and such a depth in place of one: another, or one for each value of the next bit.
+    fn replace(&mut self, place: usize, old: Table<K, V>, new: &[(usize, u32)], entries: &[(usize, u64)]) {
+        let (tx, depth) = (self.tx(), old.header().depth);
+        let made: Vec<Table<K, V>> =
+            new.iter().map(|(groups, depth)| Table::make(tx, *groups, *depth)).collect();
+        for (bit, table) in made.iter().enumerate() {
+            let of_it =
+                |(_, hash): &&(usize, u64)| made.len() == 1 || (hash >> (63 - depth) & 1) as usize == bit;
+            old.move_to(tx, *table, entries.iter().filter(of_it).copied());
+        }
+        let places = 1 << (self.depth - depth);
+        let first = place / places * places;
+        // SAFETY: the places of the directory that lead to the table.
+        unsafe {
+            let directory = self.directory.get().add(first);
+            tx.declare(directory, places);
+            tx.free(old.1);
+            for i in 0..places {
+                Link::set(directory.add(i), made[i * made.len() / places].1);
+            }
+        }
+    }
+
+    /// Doubles the directory.
+    fn double(&mut self) {
+        let (this, tx, depth) = (self.as_ptr(), self.tx(), self.depth);
+        let old = self.directory.get();
+        let new = tx.allocate::<Link<Header>>(2 << depth);
+        tx.declare(new, 2 << depth);
+        tx.declare(this, 1);
+        // SAFETY: each link is set twice in the new directory, declared; the old one is given up.
+        unsafe {
+            for place in 0..2 << depth {
+                Link::set(new.add(place), (*old.add(place / 2)).get());
+            }
+            tx.free(old);
+            Link::set(&raw mut (*this).directory, new);
+            (*this).depth = depth + 1;
+        }
+    }
+}
+
+impl<'id, K, V, I, J> Extend<(I, J)> for Mut<'_, 'id, PHashMap<K, V>>
+where
+    K: Recoverable + Borrow<K::Borrowed>,
+    K::Borrowed: Hash + Eq,
+    V: Recoverable,
+    I: Init<'id, K> + Borrow<K::Borrowed>,
+    J: Init<'id, V>,
+{
+    fn extend<L: IntoIterator<Item = (I, J)>>(&mut self, entries: L) {
+        entries.into_iter().for_each(|(key, value)| drop(self.insert(key, value)));
+    }
+}

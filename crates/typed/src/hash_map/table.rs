@@ -1,0 +1,270 @@
+//! A table of a map: some hundred entries in one object, found by groups of eight tags.
+//!
+//! ```text
+//!   | depth, groups | entries, free | tags: a byte each, eight to a group | slots: key, value |
+//! ```
+//!
+//! A tag is seven bits of the hash, or says that its slot is empty (the search ends) or was left (it goes on). A search
+//! begins at the group that the hash names, and goes through the others in turn. At most seven eighths of the slots are
+//! ever taken, so that it ends.
+
+use crate::recoverable::{Recoverable, relocate};
+use crate::tx::Tx;
+
+/// Slots of a group.
+pub(super) const GROUP: usize = 8;
+const EMPTY: u8 = 0xFF;
+const LEFT: u8 = 0x80;
+const LOW: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = 0x8080_8080_8080_8080;
+
+/// A key and its value.
+#[repr(C)]
+pub(super) struct Slot<K, V> {
+    pub key: K,
+    pub value: V,
+}
+
+/// What a table begins with.
+#[repr(C)]
+pub(super) struct Header {
+    /// How many bits of their hashes all of its entries share.
+    pub depth: u32,
+    pub groups: u32,
+    pub entries: u32,
+    /// Slots that may be taken before the table is full: not those that were left.
+    pub free: u32,
+}
+
+/// A table that is there.
+pub(super) struct Table<K, V>(pub *mut Slot<K, V>, pub *mut Header);
+
+impl<K, V> Clone for Table<K, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K, V> Copy for Table<K, V> {}
+
+/// Most slots that are taken of so many groups.
+const fn most(groups: usize) -> usize {
+    groups * GROUP / 8 * 7
+}
+
+/// Bytes in front of the slots.
+const fn slots_at<K, V>(groups: usize) -> usize {
+    (size_of::<Header>() + groups * GROUP).next_multiple_of(align_of::<Slot<K, V>>())
+}
+
+/// The bits of the bytes that are zero, the lowest always right.
+#[inline(always)]
+fn zeros(word: u64) -> u64 {
+    word.wrapping_sub(LOW) & !word & HIGH
+}
+
+impl<K, V> Table<K, V> {
+    /// Bytes of a table of so many groups.
+    pub const fn bytes(groups: usize) -> usize {
+        slots_at::<K, V>(groups) + groups * GROUP * size_of::<Slot<K, V>>()
+    }
+
+    /// Most groups of a table that is split rather than made larger.
+    pub const fn groups_max() -> usize {
+        let mut groups = 1;
+        // As much as the heap's largest object of many to a span has room for, by doubling.
+        while Table::<K, V>::bytes(groups * 2) <= 20 << 10 {
+            groups *= 2;
+        }
+        groups
+    }
+
+    /// The table whose header is at `header`.
+    ///
+    /// # Safety
+    /// One is there.
+    #[inline(always)]
+    pub unsafe fn at(header: *mut Header) -> Table<K, V> {
+        // SAFETY: the caller's word.
+        unsafe { Table(header.byte_add(slots_at::<K, V>((*header).groups as usize)).cast(), header) }
+    }
+
+    #[inline(always)]
+    pub fn header(&self) -> &Header {
+        // SAFETY: see `at`.
+        unsafe { &*self.1 }
+    }
+
+    #[inline(always)]
+    fn tags(&self) -> *mut u8 {
+        // SAFETY: they follow the header.
+        unsafe { self.1.add(1).cast() }
+    }
+
+    #[inline(always)]
+    fn group(&self, group: usize) -> u64 {
+        // SAFETY: within the tags, which are aligned as the header is.
+        unsafe { self.tags().cast::<u64>().add(group).read().to_le() }
+    }
+
+    pub fn slots(&self) -> usize {
+        self.header().groups as usize * GROUP
+    }
+
+    #[inline(always)]
+    pub fn slot(&self, index: usize) -> *mut Slot<K, V> {
+        // SAFETY: within the slots.
+        unsafe { self.0.add(index) }
+    }
+
+    /// The group that a search begins at.
+    #[inline(always)]
+    fn first(hash: u64, groups: usize) -> usize {
+        ((hash >> 7 & 0xFFFF_FFFF) * groups as u64 >> 32) as usize
+    }
+
+    /// The slot of an entry with that hash, of which `is` holds.
+    #[inline(always)]
+    pub fn find(&self, hash: u64, mut is: impl FnMut(&K) -> bool) -> Option<usize> {
+        let groups = self.header().groups as usize;
+        let tag = LOW * (hash & 0x7F);
+        let mut group = Self::first(hash, groups);
+        for _ in 0..groups {
+            let tags = self.group(group);
+            let mut same = zeros(tags ^ tag);
+            while same != 0 {
+                let index = group * GROUP + same.trailing_zeros() as usize / 8;
+                // SAFETY: a slot with a tag of a hash holds an entry; a false one may be above a right one in the word,
+                // and then its tag differs.
+                if unsafe { self.tags().add(index).read() } == tag as u8
+                    && is(unsafe { &(*self.slot(index)).key })
+                {
+                    return Some(index);
+                }
+                same &= same - 1;
+            }
+            // An empty tag has its two highest bits set.
+            if tags & (tags << 1) & HIGH != 0 {
+                return None;
+            }
+            group = if group + 1 == groups { 0 } else { group + 1 };
+        }
+        None
+    }
+
+    /// The next slot from `index` on that holds an entry.
+    #[inline]
+    pub fn next_taken(&self, mut index: usize) -> Option<usize> {
+        while index < self.slots() {
+            let taken = !self.group(index / GROUP) & HIGH;
+            let rest = taken >> (index % GROUP * 8);
+            if rest != 0 {
+                return Some(index + rest.trailing_zeros() as usize / 8);
+            }
+            index = (index / GROUP + 1) * GROUP;
+        }
+        None
+    }
+}
+
+impl<K: Recoverable, V: Recoverable> Table<K, V> {
+    /// A new table with nothing in it, of so many groups, at least one.
+    pub fn make(tx: Tx<'_>, groups: usize, depth: u32) -> Table<K, V> {
+        let header = tx.allocate_bytes(Self::bytes(groups), align_of::<Slot<K, V>>()).cast::<Header>();
+        // SAFETY: memory for the table; header and tags are declared, slots when they are stored to.
+        unsafe {
+            tx.declare(header.cast::<u8>(), size_of::<Header>() + groups * GROUP);
+            header.write(Header { depth, groups: groups as u32, entries: 0, free: most(groups) as u32 });
+            header.add(1).cast::<u8>().write_bytes(EMPTY, groups * GROUP);
+            Table::at(header)
+        }
+    }
+
+    /// The slot that the next entry with that hash is put in. There is one.
+    #[inline]
+    pub fn next_open(&self, hash: u64) -> usize {
+        let groups = self.header().groups as usize;
+        let mut group = Self::first(hash, groups);
+        loop {
+            // Left or empty: the highest bit is set.
+            let open = self.group(group) & HIGH;
+            if open != 0 {
+                return group * GROUP + open.trailing_zeros() as usize / 8;
+            }
+            group = if group + 1 == groups { 0 } else { group + 1 };
+        }
+    }
+
+    /// Says that the entry at [`next_open`](Table::next_open) is there.
+    #[inline]
+    pub fn claim(&self, tx: Tx<'_>, hash: u64) -> usize {
+        let index = self.next_open(hash);
+        // SAFETY: within the tags and the header, declared.
+        unsafe {
+            let tag = self.tags().add(index);
+            tx.declare(tag, 1);
+            let counts = &raw mut (*self.1).entries;
+            tx.declare(counts, 2);
+            *counts += 1;
+            (*self.1).free -= u32::from(tag.read() == EMPTY);
+            tag.write((hash & 0x7F) as u8);
+        }
+        index
+    }
+
+    /// Lets a slot go whose entry was taken out.
+    #[inline]
+    pub fn release(&self, tx: Tx<'_>, index: usize) {
+        let group = self.group(index / GROUP);
+        // If a search ends in this group anyway, it may end here.
+        let ends = group & (group << 1) & HIGH != 0;
+        // SAFETY: within the tags and the header, declared.
+        unsafe {
+            let tag = self.tags().add(index);
+            tx.declare(tag, 1);
+            let counts = &raw mut (*self.1).entries;
+            tx.declare(counts, 2);
+            *counts -= 1;
+            (*self.1).free += u32::from(ends);
+            tag.write(if ends { EMPTY } else { LEFT });
+        }
+    }
+
+    /// Moves entries with these hashes to another table, which has room, and in which nothing is declared but what it began
+    /// with.
+    pub fn move_to(&self, tx: Tx<'_>, other: Table<K, V>, entries: impl Iterator<Item = (usize, u64)>) {
+        for (from, hash) in entries {
+            let to = other.claim(tx, hash);
+            tx.declare(other.slot(to), 1);
+            // SAFETY: an entry moves into a slot that was claimed for it.
+            unsafe {
+                let (from, to) = (self.slot(from), other.slot(to));
+                relocate(&raw const (*from).key, &raw mut (*to).key, 1);
+                relocate(&raw const (*from).value, &raw mut (*to).value, 1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_zero_byte_is_found() {
+        assert_eq!(zeros(u64::MAX), 0);
+        for byte in 0..8 {
+            let word = !(0xFF << (byte * 8));
+            assert_eq!(zeros(word).trailing_zeros() as usize / 8, byte);
+        }
+    }
+
+    #[test]
+    fn tables_fill_their_objects() {
+        assert_eq!(Table::<u64, u64>::groups_max(), 128);
+        assert!(Table::<u64, [u8; 9000]>::groups_max() == 1);
+        for groups in 1..20 {
+            assert!(most(groups) < groups * GROUP && most(groups) >= groups * 7 / 8);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The layouts of the types in a heap, as text: recorded with the first opening, compared at every other.
+//!
+//! ```text
+//! caliburn types 1
+//! hashing 8d3a41c29f0e7b56
+//! root Bank
+//! struct Bank 40 8
+//!   accounts 0 PHashMap<PString, Account>
+//!   transfers 32 u64
+//! enum Kind 16 8
+//!   Open 0
+//!     0 8 i64
+//!   Closed 1
+//! ```
+//!
+//! After the name of a type its size and alignment in bytes; after the name of a field its offset and type; after that of
+//! a variant its tag. The types of the language and of this crate are known by their names. Two types of one name are
+//! told apart by a number behind it.
+
+use crate::recoverable::Recoverable;
+use std::any::TypeId;
+use std::fmt::Write;
+
+/// First line of a record.
+const HEADER: &str = "caliburn types 1";
+
+/// The types that a root is made of.
+#[derive(Debug, Default)]
+pub struct Types {
+    defined: Vec<Defined>,
+}
+
+#[derive(Debug)]
+struct Defined {
+    id: TypeId,
+    name: String,
+    text: String,
+}
+
+/// The layout of a type, being written down.
+#[derive(Debug)]
+pub struct Definition<'a> {
+    types: &'a mut Types,
+    text: String,
+}
+
+impl Types {
+    /// The record of a root and all it is made of.
+    pub(crate) fn record<R: Recoverable>() -> String {
+        let mut types = Types::default();
+        let root = types.name_of::<R>();
+        let mut text = format!("{HEADER}\nhashing {:016x}\nroot {root}\n", crate::hash::fingerprint());
+        types.defined.iter().for_each(|defined| text.push_str(&defined.text));
+        text
+    }
+
+    /// The name of a type, whose layout is noted.
+    pub fn name_of<T: Recoverable>(&mut self) -> String {
+        T::describe(self)
+    }
+
+    /// Notes the layout of a struct (`what`: `struct`) or an enum, if that was not done; its name in the record.
+    pub fn define<T: Recoverable>(
+        &mut self,
+        what: &str,
+        name: &str,
+        body: impl FnOnce(&mut Definition<'_>),
+    ) -> String {
+        let id = TypeId::of::<T>();
+        if let Some(defined) = self.defined.iter().find(|defined| defined.id == id) {
+            return defined.name.clone();
+        }
+        let same = |defined: &&Defined| defined.name.split('\'').next() == Some(name);
+        let name = match self.defined.iter().filter(same).count() {
+            0 => name.to_owned(),
+            others => format!("{name}'{}", others + 1),
+        };
+        // Before the fields: a type may be reached from itself.
+        let at = self.defined.len();
+        self.defined.push(Defined { id, name: name.clone(), text: String::new() });
+        let text = format!("{what} {name} {} {}\n", size_of::<T>(), align_of::<T>());
+        let mut definition = Definition { types: self, text };
+        body(&mut definition);
+        let text = definition.text;
+        self.defined[at].text = text;
+        name
+    }
+
+    /// Notes where the compiler has put the value of an option.
+    pub(crate) fn note_option<T: Recoverable>(&mut self, inner: &str) {
+        self.define::<Option<T>>("option", &format!("Option<{inner}>"), |definition| {
+            definition.line(&format!("0 {} {inner}", size_of::<Option<T>>() - size_of::<T>()));
+        });
+    }
+
+    /// Notes where the compiler has put the fields of a tuple.
+    pub(crate) fn note_tuple<T: Recoverable>(&mut self, names: &[String], offsets: &[usize]) -> String {
+        let comma = if names.len() == 1 { "," } else { "" };
+        self.define::<T>("tuple", &format!("({}{comma})", names.join(", ")), |definition| {
+            for (i, (name, offset)) in names.iter().zip(offsets).enumerate() {
+                definition.line(&format!("{i} {offset} {name}"));
+            }
+        })
+    }
+}
+
+impl Definition<'_> {
+    fn line(&mut self, text: &str) {
+        writeln!(self.text, "  {text}").expect("a string takes all");
+    }
+
+    /// A field of a struct.
+    pub fn field<T: Recoverable>(&mut self, name: &str, offset: usize) {
+        let of = self.types.name_of::<T>();
+        self.line(&format!("{name} {offset} {of}"));
+    }
+
+    /// A variant of an enum, whose fields come next.
+    pub fn variant(&mut self, name: &str, tag: u64) {
+        self.line(&format!("{name} {tag}"));
+    }
+
+    /// A field of that variant.
+    pub fn variant_field<T: Recoverable>(&mut self, name: &str, offset: usize) {
+        let of = self.types.name_of::<T>();
+        self.line(&format!("  {name} {offset} {of}"));
+    }
+}
+
+/// What differs between two records, line by line: `-` for what the store has, `+` for what the program has, with the
+/// heading of each type that differs.
+pub(crate) fn difference(store: &str, program: &str) -> String {
+    let (store, program): (Vec<&str>, Vec<&str>) = (store.lines().collect(), program.lines().collect());
+    // Longest common subsequence; records have some hundred lines.
+    let mut longest = vec![vec![0u32; program.len() + 1]; store.len() + 1];
+    for i in (0..store.len()).rev() {
+        for j in (0..program.len()).rev() {
+            longest[i][j] = match store[i] == program[j] {
+                true => longest[i + 1][j + 1] + 1,
+                false => longest[i + 1][j].max(longest[i][j + 1]),
+            };
+        }
+    }
+    let (mut i, mut j, mut heading, mut text) = (0, 0, None, String::new());
+    while i < store.len() || j < program.len() {
+        let both = i < store.len() && j < program.len();
+        if both && store[i] == program[j] {
+            if !store[i].starts_with(' ') {
+                heading = Some(store[i]);
+            }
+            (i, j) = (i + 1, j + 1);
+            continue;
+        }
+        let from_store = j == program.len() || i < store.len() && longest[i + 1][j] >= longest[i][j + 1];
+        let (sign, line) = if from_store { ('-', store[i]) } else { ('+', program[j]) };
+        match heading.take() {
+            Some(heading) if line.starts_with(' ') => {
+                writeln!(text, "  {heading}").expect("a string takes all")
+            }
+            _ => {}
+        }
+        writeln!(text, "{sign} {line}").expect("a string takes all");
+        if from_store { i += 1 } else { j += 1 }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_names_the_type_and_the_fields() {
+        let store = "root A\nstruct A 16 8\n  x 0 u64\n  y 8 u64\nstruct B 8 8\n  z 0 u64\n";
+        let program = "root A\nstruct A 16 8\n  x 0 u64\n  y 8 i64\nstruct B 8 8\n  z 0 u64\n";
+        assert_eq!(difference(store, program), "  struct A 16 8\n-   y 8 u64\n+   y 8 i64\n");
+        assert_eq!(difference(store, store), "");
+        assert_eq!(difference("", "a\n"), "+ a\n");
+    }
+
+    #[test]
+    fn a_record_lists_what_the_root_is_made_of() {
+        let text = Types::record::<(u64, [Option<u32>; 2], (u8,))>();
+        assert!(text.starts_with("caliburn types 1\nhashing "), "{text}");
+        let text = text.split_once("\nroot ").unwrap().1;
+        let wanted =
+            "(u64, [Option<u32>; 2], (u8,))\noption Option<u32> 8 4\n  0 4 u32\ntuple (u8,) 1 1\n  0 0 u8\n";
+        assert!(text.starts_with(wanted), "{text}");
+        assert!(text.contains("tuple (u64, [Option<u32>; 2], (u8,)) 32 8\n"), "{text}");
+    }
+}

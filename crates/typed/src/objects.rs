@@ -1,0 +1,392 @@
+//! The objects of a heap, reached from one root: opening them, reading, and changing them in transactions.
+
+use crate::error::Error;
+use crate::guard::Mut;
+use crate::layout::{self, Types};
+use crate::recoverable::{Init, Recoverable};
+use crate::tx::{Core, Tx, is_out_of_room};
+use caliburn_engine::{Class, Store, Ticket};
+use caliburn_heap::{Heap, Place};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::ptr;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Name of the heap's root that names the anchor, and of the one that names the record of types.
+const ANCHOR: &str = "caliburn.root";
+const TYPES: &str = "caliburn.types";
+/// Heap of [`Objects::create`].
+const DEFAULT: &str = "objects";
+
+/// What a typed heap begins with.
+#[repr(C)]
+struct Anchor<R> {
+    hash_keys: [u64; 2],
+    root: R,
+}
+
+/// Typed objects in a heap of a store, all of them reached from a root of type `R`. A handle: clones are cheap, and
+/// hold the store open.
+///
+/// **Concurrency.** One writer and any number of readers: [`write`](Objects::write) and
+/// [`transact`](Objects::transact) wait until no [`View`] is alive and no other transaction on these objects is open;
+/// [`read`](Objects::read) waits until no transaction is. So a reader never sees a transaction that is not committed, and a
+/// transaction is never disturbed. Threads that write in parallel use several heaps of a store. A thread that holds
+/// a `View` and asks for a transaction on the same objects waits for itself.
+pub struct Objects<R> {
+    inner: Arc<Inner>,
+    root: PhantomData<fn() -> R>,
+}
+
+struct Inner {
+    lock: RwLock<()>,
+    /// Where the root is in the heap's region, and the keys of its hash function.
+    root: usize,
+    hash_keys: [u64; 2],
+    class: Class,
+    heap: Heap,
+}
+
+impl<R> Clone for Objects<R> {
+    fn clone(&self) -> Objects<R> {
+        Objects { inner: self.inner.clone(), root: PhantomData }
+    }
+}
+
+impl<R> fmt::Debug for Objects<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Objects").field("heap", &self.inner.heap.name()).finish_non_exhaustive()
+    }
+}
+
+impl<R: Recoverable> Objects<R> {
+    /// Opens the store at `path`, made if there is none, with the objects in it.
+    ///
+    /// # Errors
+    /// When the store cannot be opened, or as [`Objects::open`].
+    pub fn create(path: impl AsRef<Path>) -> Result<Objects<R>, Error>
+    where
+        R: Default + for<'id> Init<'id, R>,
+    {
+        let store = Store::options().create(true).open(path)?;
+        Objects::open(&store, DEFAULT)
+    }
+
+    /// Opens the objects in the heap of that name, made with the root's default if there is none. Commits are in the
+    /// most lasting class that the store has, unless said otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when the heap was made with other types, [`Error::NotTyped`] when it is not one of typed
+    /// objects.
+    pub fn open(store: &Store, name: &str) -> Result<Objects<R>, Error>
+    where
+        R: Default + for<'id> Init<'id, R>,
+    {
+        let heap = Heap::open(store, name)?;
+        let wanted = Types::record::<R>();
+        let (anchor, types) = match (heap.root(ANCHOR), heap.root(TYPES)) {
+            (Some(anchor), Some(types)) => (anchor, types),
+            (None, None) if is_empty(&heap) => Self::make(&heap, &wanted)?,
+            (anchor, types) => {
+                let why = match (anchor, types) {
+                    (None, None) => "another program has allocated its objects",
+                    _ => "one of its two roots is missing",
+                };
+                return Err(Error::NotTyped { heap: name.to_owned(), why: why.to_owned() });
+            }
+        };
+        let found = read_types(&heap, types)?;
+        if found != wanted {
+            let difference = layout::difference(&found, &wanted);
+            return Err(Error::Changed { heap: name.to_owned(), difference });
+        }
+        if heap.usable_len(anchor)? < size_of::<Anchor<R>>() as u64 {
+            let why = "its root is shorter than its type".to_owned();
+            return Err(Error::NotTyped { heap: name.to_owned(), why });
+        }
+        let at = anchor.0 as usize;
+        let hash_keys = heap.region().load(at);
+        let root = at + std::mem::offset_of!(Anchor<R>, root);
+        heap.region().as_ptr().expose_provenance();
+        let inner = Inner { lock: RwLock::new(()), root, hash_keys, class: store.reach(), heap };
+        Ok(Objects { inner: Arc::new(inner), root: PhantomData })
+    }
+
+    /// Makes the root and the record of types, in one transaction.
+    fn make(heap: &Heap, record: &str) -> Result<(Place, Place), Error>
+    where
+        R: Default + for<'id> Init<'id, R>,
+    {
+        let random = RandomState::new();
+        let hash_keys = [random.hash_one(1), random.hash_one(2)];
+        run::<(), Error>(heap, hash_keys, None, |tx| {
+            let anchor = tx.allocate::<Anchor<R>>(1);
+            tx.declare(anchor, 1);
+            // SAFETY: memory for an anchor, declared.
+            unsafe {
+                (&raw mut (*anchor).hash_keys).write(hash_keys);
+                R::default().init(&raw mut (*anchor).root, tx);
+            }
+            tx.set_root(ANCHOR, anchor);
+            let len = record.len();
+            let types = tx.allocate_bytes(8 + len, 8);
+            tx.declare(types, 8 + len);
+            // SAFETY: memory for so many bytes, declared.
+            unsafe {
+                types.cast::<u64>().write(len as u64);
+                ptr::copy_nonoverlapping(record.as_ptr(), types.add(8), len);
+            }
+            tx.set_root(TYPES, types);
+            Ok(())
+        })?;
+        let place = |name| heap.root(name).expect("it was just named");
+        Ok((place(ANCHOR), place(TYPES)))
+    }
+
+    /// Waits for the right to change the objects, for as many transactions as wanted.
+    pub fn write(&self) -> Writer<'_, R> {
+        let lock = self.inner.lock.write().unwrap_or_else(PoisonError::into_inner);
+        Writer { objects: self, class: self.inner.class, _lock: lock }
+    }
+
+    /// Runs a transaction: committed if the closure returns `Ok`, undone if it returns an error or panics. Durable, as far
+    /// as the store can be, when this returns.
+    ///
+    /// # Errors
+    /// The closure's; and when the log or the disk is full, or the store has failed.
+    pub fn transact<T, E: From<Error>>(
+        &self,
+        body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.transact_in(self.inner.class, body)
+    }
+
+    /// Runs a transaction that survives what `class` names when this returns.
+    ///
+    /// # Errors
+    /// As [`Objects::transact`].
+    pub fn transact_in<T, E: From<Error>>(
+        &self,
+        class: Class,
+        body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut writer = self.write();
+        let (value, ticket) = writer.run(class, body)?;
+        // Others go on while the disk is waited for.
+        drop(writer);
+        if let Some(ticket) = ticket {
+            ticket.wait().map_err(Error::NotDurable)?;
+        }
+        Ok(value)
+    }
+
+    /// Runs a transaction and does not wait for the disk: the ticket does.
+    ///
+    /// # Errors
+    /// As [`Objects::transact`]; [`CommitError::Class`](caliburn_engine::CommitError::Class) where nothing is forced.
+    pub fn transact_async<T, E: From<Error>>(
+        &self,
+        body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
+    ) -> Result<(T, Ticket), E> {
+        let (value, ticket) = self.write().run(Class::Power, body)?;
+        Ok((value, ticket.expect("a class that is waited for")))
+    }
+
+    /// Runs a transaction that cannot fail by itself: committed when the closure returns.
+    ///
+    /// # Errors
+    /// When the log or the disk is full, or the store has failed.
+    pub fn update<T>(&self, body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> T) -> Result<T, Error> {
+        self.transact(|root| Ok(body(root)))
+    }
+
+    /// The root, to be read, with all that it leads to. Waits for the end of the transaction that is open.
+    pub fn read(&self) -> View<'_, R> {
+        let lock = self.inner.lock.read().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: nothing is changed while there are views.
+        View { root: unsafe { &*self.root() }, _lock: lock }
+    }
+
+    #[inline(always)]
+    fn root(&self) -> *mut R {
+        self.inner.heap.region().as_ptr().wrapping_add(self.inner.root).cast()
+    }
+
+    /// The layouts of all that the root is made of, as they are recorded in the store.
+    ///
+    /// # Errors
+    /// [`Error::NotTyped`] when the record was overwritten.
+    pub fn types(&self) -> Result<String, Error> {
+        let place = self.heap().root(TYPES).ok_or_else(|| Error::NotTyped {
+            heap: self.heap().name().to_owned(),
+            why: "the root of its types was taken away".to_owned(),
+        })?;
+        read_types(self.heap(), place)
+    }
+
+    /// The heap.
+    pub fn heap(&self) -> &Heap {
+        &self.inner.heap
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        self.inner.heap.store()
+    }
+
+    /// Closes the objects and their store, if nothing else holds them.
+    ///
+    /// # Errors
+    /// As [`Store::close`]; while there are other handles, they are told by
+    /// [`CloseError::Shared`](caliburn_engine::CloseError::Shared).
+    pub fn close(self) -> Result<(), Error> {
+        let inner = Arc::into_inner(self.inner).ok_or(caliburn_engine::CloseError::Shared)?;
+        let store = inner.heap.store().clone();
+        drop(inner);
+        Ok(store.close()?)
+    }
+}
+
+/// Whether nothing was ever allocated, or everything was freed.
+fn is_empty(heap: &Heap) -> bool {
+    let statistics = heap.statistics();
+    statistics.large_objects == 0 && statistics.classes.iter().all(|class| class.objects == 0)
+}
+
+/// The record of types of a heap.
+fn read_types(heap: &Heap, at: Place) -> Result<String, Error> {
+    let bad = |why: &str| Error::NotTyped { heap: heap.name().to_owned(), why: why.to_owned() };
+    let room = heap.usable_len(at)?;
+    let at = at.0 as usize;
+    let len: u64 = heap.region().load(at);
+    if len > room.saturating_sub(8) {
+        return Err(bad("the record of its types is longer than its object"));
+    }
+    let mut bytes = vec![0; len as usize];
+    heap.region().read(at + 8, &mut bytes);
+    String::from_utf8(bytes).map_err(|_| bad("the record of its types is not text"))
+}
+
+/// The right to change objects, for as many transactions as wanted: what a thread that is the only writer takes once.
+pub struct Writer<'o, R> {
+    objects: &'o Objects<R>,
+    class: Class,
+    _lock: RwLockWriteGuard<'o, ()>,
+}
+
+impl<R> fmt::Debug for Writer<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer")
+            .field("objects", &self.objects)
+            .field("class", &self.class)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R: Recoverable> Writer<'_, R> {
+    /// Commits in this class from now on.
+    pub fn set_class(&mut self, class: Class) {
+        self.class = class;
+    }
+
+    /// As [`Objects::transact`].
+    ///
+    /// # Errors
+    /// Likewise.
+    #[inline]
+    pub fn transact<T, E: From<Error>>(
+        &mut self,
+        body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let (value, ticket) = self.run(self.class, body)?;
+        if let Some(ticket) = ticket {
+            ticket.wait().map_err(Error::NotDurable)?;
+        }
+        Ok(value)
+    }
+
+    /// As [`Objects::update`].
+    ///
+    /// # Errors
+    /// Likewise.
+    #[inline]
+    pub fn update<T>(&mut self, body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> T) -> Result<T, Error> {
+        self.transact(|root| Ok(body(root)))
+    }
+
+    /// The root, as the last transaction has left it.
+    pub fn root(&self) -> &R {
+        // SAFETY: nothing is changed meanwhile.
+        unsafe { &*self.objects.root() }
+    }
+
+    #[inline]
+    fn run<T, E: From<Error>>(
+        &mut self,
+        class: Class,
+        body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
+    ) -> Result<(T, Option<Ticket>), E> {
+        let (inner, root) = (&*self.objects.inner, self.objects.root());
+        run(&inner.heap, inner.hash_keys, Some(class), |tx| {
+            // SAFETY: the root is a value of this heap, and this thread alone has the right to change it.
+            body(unsafe { Mut::new(root, tx) })
+        })
+    }
+}
+
+/// Runs a transaction on a heap; in no class: as lasting as the store is, and waited for.
+#[inline]
+fn run<T, E: From<Error>>(
+    heap: &Heap,
+    hash_keys: [u64; 2],
+    class: Option<Class>,
+    body: impl for<'id> FnOnce(Tx<'id>) -> Result<T, E>,
+) -> Result<(T, Option<Ticket>), E> {
+    let core = Core::new(heap, heap.begin().map_err(Error::from)?, hash_keys);
+    // SAFETY: the core outlives the call, and the closure takes any lifetime, so it can mix it up with no other.
+    let done = panic::catch_unwind(AssertUnwindSafe(|| body(unsafe { Tx::new(&core) })));
+    let (tx, failure) = core.into_parts();
+    let value = match (done, failure) {
+        (Ok(Ok(value)), None) => value,
+        (Ok(Err(error)), _) => return Err(error),
+        (Ok(_), Some(failure)) => return Err(failure.into()),
+        (Err(payload), failure) => {
+            // Undone before anybody else can look.
+            drop(tx);
+            match failure {
+                Some(failure) if is_out_of_room(&*payload) => return Err(failure.into()),
+                _ => panic::resume_unwind(payload),
+            }
+        }
+    };
+    match class {
+        Some(Class::Process) => tx.commit(Class::Process).map(|()| (value, None)),
+        Some(class) => tx.commit_ticket(class).map(|ticket| (value, Some(ticket))),
+        None => tx.commit(heap.store().reach()).map(|()| (value, None)),
+    }
+    .map_err(|error| Error::from(error).into())
+}
+
+/// The objects as the last transaction has left them. While it is alive, none begins.
+pub struct View<'o, R> {
+    root: &'o R,
+    _lock: RwLockReadGuard<'o, ()>,
+}
+
+impl<R> Deref for View<'_, R> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        self.root
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for View<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.root.fmt(f)
+    }
+}

@@ -1,0 +1,228 @@
+//! A transaction on the objects of a heap, as guards see it.
+//!
+//! ```text
+//!   transact --> closure with guards --+-- Ok ------------------> commit
+//!                                      +-- Err, panic ----------> abort
+//!                                      +-- out of room: unwound -> abort, an error
+//! ```
+//!
+//! Operations on guards have std's signatures, so they cannot return that the log or the disk is full. They unwind, past
+//! the closure, and [`Objects::transact`](crate::Objects::transact) returns the error. Whatever was half done then is
+//! undone with the transaction: a closure that catches the unwinding can look, but not commit.
+
+use crate::error::Error;
+use caliburn_engine::RangeError;
+use caliburn_heap::{Heap, HeapError, HeapTransaction, Place};
+use caliburn_os::simulated::planted;
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::marker::PhantomData;
+use std::panic;
+
+/// Frees what so many values at an address own.
+type FreeContents = unsafe fn(*mut u8, Tx<'_>, usize);
+
+/// What the guards of a transaction share. One thread works with it.
+pub(crate) struct Core<'h> {
+    heap: &'h Heap,
+    tx: UnsafeCell<HeapTransaction<'h>>,
+    /// First byte of the heap's objects.
+    base: usize,
+    /// Why it cannot commit any more.
+    failure: RefCell<Option<Error>>,
+    /// Objects that were given up and own others, which are to be given up as well: a list, since what owns
+    /// a million others one in the other would otherwise take as many stack frames.
+    doomed: RefCell<Vec<(usize, usize, FreeContents)>>,
+    freeing: Cell<bool>,
+    /// Keys of the heap's hash function.
+    hash_keys: [u64; 2],
+}
+
+impl std::fmt::Debug for Core<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("heap", &self.heap).finish_non_exhaustive()
+    }
+}
+
+/// What unwinds out of a closure when an operation found no room. The reason is in the core.
+struct OutOfRoom;
+
+/// Whether that is what unwound.
+pub(crate) fn is_out_of_room(payload: &(dyn std::any::Any + Send)) -> bool {
+    payload.is::<OutOfRoom>()
+}
+
+impl<'h> Core<'h> {
+    pub(crate) fn new(heap: &'h Heap, tx: HeapTransaction<'h>, hash_keys: [u64; 2]) -> Core<'h> {
+        Core {
+            heap,
+            tx: UnsafeCell::new(tx),
+            base: heap.region().as_ptr().expose_provenance(),
+            failure: RefCell::new(None),
+            doomed: RefCell::default(),
+            freeing: Cell::new(false),
+            hash_keys,
+        }
+    }
+
+    /// The transaction, to be ended, and why it cannot be committed.
+    pub(crate) fn into_parts(self) -> (HeapTransaction<'h>, Option<Error>) {
+        (self.tx.into_inner(), self.failure.into_inner())
+    }
+}
+
+/// A transaction, for as long as its guards may live. `'id` is no other transaction's: what belongs to one cannot be
+/// put into another's objects.
+#[derive(Clone, Copy)]
+pub struct Tx<'id> {
+    /// Points to a core that outlives `'id`.
+    core: *const Core<'static>,
+    brand: PhantomData<fn(&'id ()) -> &'id ()>,
+}
+
+impl std::fmt::Debug for Tx<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tx")
+    }
+}
+
+impl<'id> Tx<'id> {
+    /// The transaction of a core.
+    ///
+    /// # Safety
+    /// The core outlives `'id`, which no other transaction has.
+    pub(crate) unsafe fn new(core: &Core<'_>) -> Tx<'id> {
+        Tx { core: std::ptr::from_ref(core).cast(), brand: PhantomData }
+    }
+
+    #[inline(always)]
+    fn core(&self) -> &Core<'id> {
+        // SAFETY: see `new`; the heap outlives the core, and so what is asked for here.
+        unsafe { &*self.core.cast() }
+    }
+
+    /// Keys of the heap's hash function.
+    pub(crate) fn hash_keys(self) -> [u64; 2] {
+        self.core().hash_keys
+    }
+
+    /// Declares bytes that are about to change.
+    #[inline(always)]
+    pub(crate) fn declare<T>(self, at: *const T, count: usize) {
+        let core = self.core();
+        let (offset, len) = (at.addr().wrapping_sub(core.base), count * size_of::<T>());
+        if len == 0 {
+            return;
+        }
+        // SAFETY: this thread alone works with the core, and nothing below calls back.
+        let tx = unsafe { &mut *core.tx.get() };
+        if planted("typed-undeclared") {
+            return;
+        }
+        if let Err(error) = tx.set_range(core.heap.region(), offset..offset.wrapping_add(len)) {
+            self.not_declared(offset, error);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_declared(self, offset: usize, error: RangeError) {
+        // A value that is being made on its way to the heap needs no declaring.
+        if offset < self.core().heap.region().len() {
+            self.fail(error.into());
+        }
+    }
+
+    /// Takes memory for `count` values. What is stored there is to be declared.
+    #[inline]
+    pub(crate) fn allocate<T>(self, count: usize) -> *mut T {
+        let Some(len) = count.checked_mul(size_of::<T>()) else { self.too_large(count) };
+        self.allocate_bytes(len, align_of::<T>()).cast()
+    }
+
+    #[cold]
+    fn too_large(self, count: usize) -> ! {
+        let (heap, why) = (self.core().heap.name().to_owned(), "no heap is that large");
+        self.fail(HeapError::Size { heap, len: count as u64, align: 1, why }.into())
+    }
+
+    /// Takes memory. What is stored there is to be declared.
+    pub(crate) fn allocate_bytes(self, len: usize, align: usize) -> *mut u8 {
+        let core = self.core();
+        // SAFETY: as in `declare`.
+        let tx = unsafe { &mut *core.tx.get() };
+        let len = len.max(1);
+        match tx.allocate_aligned(len as u64, align.max(16) as u64) {
+            Ok(place) => std::ptr::with_exposed_provenance_mut(core.base + place.0 as usize),
+            Err(error) => self.fail(error.into()),
+        }
+    }
+
+    /// Bytes that an object can hold.
+    pub(crate) fn usable_len(self, at: *const u8) -> usize {
+        self.core().heap.usable_len(self.place(at)).unwrap_or_else(|error| self.fail(error.into())) as usize
+    }
+
+    fn place(self, at: *const u8) -> Place {
+        Place(at.addr().wrapping_sub(self.core().base) as u64)
+    }
+
+    /// Gives an object up, whose contents own nothing any more. Its bytes stay until the commit.
+    pub(crate) fn free<T>(self, at: *const T) {
+        let place = self.place(at.cast());
+        // SAFETY: as in `declare`.
+        let tx = unsafe { &mut *self.core().tx.get() };
+        if let Err(error) = tx.free(place) {
+            if std::thread::panicking() {
+                // What unwinds already must not unwind twice.
+                self.core().failure.borrow_mut().get_or_insert(error.into());
+            } else {
+                self.fail(error.into());
+            }
+        }
+    }
+
+    /// Gives an object up, with what it owns.
+    ///
+    /// # Safety
+    /// `contents` frees what the `count` values in the object at `at` own, which nothing uses again.
+    pub(crate) unsafe fn free_counted(self, at: *mut u8, count: usize, contents: FreeContents) {
+        let core = self.core();
+        core.doomed.borrow_mut().push((at.expose_provenance(), count, contents));
+        if core.freeing.replace(true) {
+            return;
+        }
+        /// Also when it is unwound.
+        struct Done<'a>(&'a Cell<bool>);
+        impl Drop for Done<'_> {
+            fn drop(&mut self) {
+                self.0.set(false);
+            }
+        }
+        let _done = Done(&core.freeing);
+        loop {
+            let next = core.doomed.borrow_mut().pop();
+            let Some((at, count, contents)) = next else { break };
+            let at = std::ptr::with_exposed_provenance_mut(at);
+            // SAFETY: the caller's word, here or where it was put on the list.
+            unsafe { contents(at, self, count) };
+            if !planted("typed-object-leaked") {
+                self.free(at);
+            }
+        }
+    }
+
+    /// Names an object, or takes the name away.
+    pub(crate) fn set_root<T>(self, name: &str, at: *const T) {
+        // SAFETY: as in `declare`.
+        let tx = unsafe { &mut *self.core().tx.get() };
+        tx.set_root(name, Some(self.place(at.cast()))).unwrap_or_else(|error| self.fail(error.into()));
+    }
+
+    /// Leaves the closure: the transaction cannot go on.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn fail(self, error: Error) -> ! {
+        self.core().failure.borrow_mut().get_or_insert(error);
+        panic::resume_unwind(Box::new(OutOfRoom))
+    }
+}
