@@ -90,6 +90,8 @@ pub enum Workload {
     Calls,
     /// What is done many times at once: transactions, ranges, segments, regions.
     Limits,
+    /// Typed objects: debit-credit through guards, and maps, `Process` class
+    Typed,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

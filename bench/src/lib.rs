@@ -25,6 +25,7 @@ pub mod synthetic;
 pub mod target;
 mod threads;
 mod tpca;
+pub mod typed;
 pub mod work;
 
 pub use arguments::{Arguments, Workload};
@@ -49,5 +50,6 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Latency => latency::run(arguments),
         Workload::Sustained => sustained::run(arguments),
         Workload::Limits => limits::run(arguments),
+        Workload::Typed => typed::run(arguments),
     }
 }

@@ -6,6 +6,7 @@ use caliburn_bench::debit_credit::{Layout, SEED, Stream};
 use caliburn_bench::floor::{HandWritten, Mapped, Plain};
 use caliburn_bench::synthetic::Ranges;
 use caliburn_bench::target::{Failure, Redo, Target, Undo, options};
+use caliburn_bench::typed::Typed;
 use caliburn_bench::work::Workload;
 use clap::Parser;
 use std::path::Path;
@@ -13,7 +14,8 @@ use std::path::Path;
 /// Runs a hot path.
 #[derive(Parser)]
 struct Arguments {
-    /// `plain`, `floor` (the hand-written undo log), `redo`, `undo`, `persistent` or `heap`.
+    /// `plain`, `floor` (the hand-written undo log), `redo`, `undo`, `persistent`, `heap`,
+    /// `typed-redo` or `typed-undo`.
     kind: String,
     /// Bytes of the one range; 0: debit-credit.
     bytes: usize,
@@ -43,6 +45,8 @@ fn main() -> Result<(), Failure> {
             work(&mut Undo::new(&at("persistent"), &options, DATA, Class::Power)?, &arguments)
         }
         "heap" => heap(&at("heap"), &arguments, options.policy(Policy::Undo)),
+        "typed-redo" => typed(&at("typed"), &arguments, options.policy(Policy::Redo)),
+        "typed-undo" => typed(&at("typed"), &arguments, options.policy(Policy::Undo)),
         other => Err(format!("no hot path is called {other}").into()),
     }
 }
@@ -67,6 +71,16 @@ fn hot_path(count: u64, mut transaction: impl FnMut()) {
     for _ in 0..count {
         transaction();
     }
+}
+
+/// Debit-credit through guards.
+fn typed(path: &Path, arguments: &Arguments, options: &Options) -> Result<(), Failure> {
+    let mut typed = Typed::new(&options.open(path)?, 10_000)?;
+    typed.work(|step| {
+        (0..arguments.count).for_each(|_| step());
+        hot_path(arguments.count, step);
+    });
+    typed.check()
 }
 
 /// Objects allocated and freed.

@@ -103,6 +103,16 @@
 pub use caliburn_engine::*;
 /// Objects that are allocated and freed in transactions.
 pub use caliburn_heap as heap;
+/// Typed objects: transactions as scopes, guards, pointers, collections.
+pub use caliburn_typed as typed;
+pub use caliburn_typed::{
+    Error, Mut, Objects, Owned, PBox, PHashMap, PString, PVec, Recoverable, Tx, View, Writer,
+};
+
+/// What most programs use of typed objects.
+pub mod prelude {
+    pub use crate::{Class, Mut, Objects, PBox, PHashMap, PString, PVec, Recoverable, Store};
+}
 
 /// The examples of the README, run as tests.
 #[doc = include_str!("../../../README.md")]

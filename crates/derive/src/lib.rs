@@ -1,4 +1,4 @@
-//! `#[derive(Recoverable)]`: see `caliburn_typed::Recoverable`. For a struct it generates
+//! `#[derive(Recoverable)]`: see `caliburn::Recoverable`. For a struct it generates
 //!
 //! * `Recoverable`, which records names and offsets of the fields;
 //! * `NAMEFields`, guards of the fields (`guard.fields()`), as visible as the fields are;
@@ -13,7 +13,7 @@ use syn::{
     Data, DataEnum, DeriveInput, Error, Fields, Generics, Ident, Type, parse_macro_input, parse_quote,
 };
 
-/// Lets values of the type live in a store. See `caliburn_typed::Recoverable`.
+/// Lets values of the type live in a store. See `caliburn::Recoverable`.
 #[proc_macro_derive(Recoverable)]
 pub fn recoverable(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -101,7 +101,7 @@ fn derive(input: &DeriveInput) -> Result<TokenStream, Error> {
 fn bounded(generics: &Generics) -> Generics {
     let mut generics = generics.clone();
     for parameter in generics.type_params_mut() {
-        parameter.bounds.push(parse_quote!(::caliburn_typed::Recoverable));
+        parameter.bounds.push(parse_quote!(::caliburn::typed::Recoverable));
     }
     generics
 }
@@ -116,9 +116,9 @@ fn member(index: usize, field: &syn::Field) -> (syn::Member, String) {
 
 /// `<A as Recoverable>::Pointers` of all types, joined.
 fn pointers<'t>(types: impl Iterator<Item = &'t Type>) -> TokenStream {
-    types.fold(quote!(::caliburn_typed::No), |before, of| {
+    types.fold(quote!(::caliburn::typed::No), |before, of| {
         quote_spanned! {of.span()=>
-            <#before as ::caliburn_typed::Answer>::Or<<#of as ::caliburn_typed::Recoverable>::Pointers>
+            <#before as ::caliburn::typed::Answer>::Or<<#of as ::caliburn::typed::Recoverable>::Pointers>
         }
     })
 }
@@ -174,7 +174,7 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     let full_name = name_of(input);
     let stores = types.iter().zip(&members).map(|(of, member)| {
         quote_spanned! {of.span()=>
-            <#of as ::caliburn_typed::Recoverable>::store(&raw const (*from).#member, &raw mut (*to).#member);
+            <#of as ::caliburn::typed::Recoverable>::store(&raw const (*from).#member, &raw mut (*to).#member);
         }
     });
     let init_self = init_of_self(input);
@@ -184,13 +184,13 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     quote! {
         #[automatically_derived]
         // SAFETY: its layout is fixed, its fields may live in a store, and each is told what the whole is told.
-        unsafe impl #impl_generics ::caliburn_typed::Recoverable for #name #type_generics #bounds {
+        unsafe impl #impl_generics ::caliburn::typed::Recoverable for #name #type_generics #bounds {
             type Pointers = #pointers;
             type Borrowed = Self;
-            const PADDED: bool = #(<#types as ::caliburn_typed::Recoverable>::PADDED ||)*
+            const PADDED: bool = #(<#types as ::caliburn::typed::Recoverable>::PADDED ||)*
                 ::std::mem::size_of::<Self>() > 0 #(+ ::std::mem::size_of::<#types>())*;
 
-            fn describe(types: &mut ::caliburn_typed::Types) -> ::std::string::String {
+            fn describe(types: &mut ::caliburn::typed::Types) -> ::std::string::String {
                 let name = #full_name;
                 types.define::<Self>("struct", &name, |definition| {
                     #(definition.field::<#types>(#names, ::std::mem::offset_of!(Self, #members));)*
@@ -202,7 +202,7 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
             #[allow(unused_variables, unused_unsafe)]
             unsafe fn store(from: *const Self, to: *mut Self) {
                 unsafe {
-                    if !<Self as ::caliburn_typed::Recoverable>::PADDED {
+                    if !<Self as ::caliburn::typed::Recoverable>::PADDED {
                         return ::std::ptr::copy_nonoverlapping(from, to, 1);
                     }
                     #(#stores)*
@@ -212,13 +212,13 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
             #[inline]
             #[allow(unused_variables, unused_unsafe)]
             unsafe fn moved(this: *mut Self, by: isize) {
-                unsafe { #(<#types as ::caliburn_typed::Recoverable>::moved(&raw mut (*this).#members, by);)* }
+                unsafe { #(<#types as ::caliburn::typed::Recoverable>::moved(&raw mut (*this).#members, by);)* }
             }
 
             #[inline]
             #[allow(unused_variables, unused_unsafe)]
-            unsafe fn free(this: *mut Self, tx: ::caliburn_typed::Tx<'_>) {
-                unsafe { #(<#types as ::caliburn_typed::Recoverable>::free(&raw mut (*this).#members, tx);)* }
+            unsafe fn free(this: *mut Self, tx: ::caliburn::typed::Tx<'_>) {
+                unsafe { #(<#types as ::caliburn::typed::Recoverable>::free(&raw mut (*this).#members, tx);)* }
             }
         }
         #init_self
@@ -239,11 +239,11 @@ fn init_of_self(input: &DeriveInput) -> TokenStream {
     quote! {
         #[automatically_derived]
         // SAFETY: the value is stored; what it could own is empty outside of a store.
-        unsafe impl #impl_generics ::caliburn_typed::Init<'caliburn, Self> for #name #type_generics #bounds {
+        unsafe impl #impl_generics ::caliburn::typed::Init<'caliburn, Self> for #name #type_generics #bounds {
             #[inline]
-            unsafe fn init(self, to: *mut Self, _tx: ::caliburn_typed::Tx<'caliburn>) {
+            unsafe fn init(self, to: *mut Self, _tx: ::caliburn::typed::Tx<'caliburn>) {
                 let this = ::std::mem::ManuallyDrop::new(self);
-                unsafe { <Self as ::caliburn_typed::Recoverable>::store(&*this, to) }
+                unsafe { <Self as ::caliburn::typed::Recoverable>::store(&*this, to) }
             }
         }
     }
@@ -268,7 +268,7 @@ fn guards_of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     let parts = fields.iter().enumerate().map(|(i, field)| {
         let (member, field_name) = member(i, field);
         let (of, visibility, text) = (&field.ty, &field.vis, format!("A guard of `{field_name}`."));
-        let kind = quote!(::caliburn_typed::Mut<'a, 'id, #of>);
+        let kind = quote!(::caliburn::typed::Mut<'a, 'id, #of>);
         match &field.ident {
             Some(_) => quote!(#[doc = #text] #visibility #member: #kind),
             None => quote!(#[doc = #text] #visibility #kind),
@@ -293,16 +293,16 @@ fn guards_of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
         #[allow(dead_code)]
         #definition
         #[automatically_derived]
-        impl #impl_generics ::caliburn_typed::Fields for #name #type_generics #bounds {
+        impl #impl_generics ::caliburn::typed::Fields for #name #type_generics #bounds {
             type Of<'a, 'id> = #guards #guard_type;
 
             #[inline(always)]
             #[allow(unused_variables)]
-            fn of<'a, 'id>(value: ::caliburn_typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
+            fn of<'a, 'id>(value: ::caliburn::typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
                 let (at, tx) = (value.as_ptr(), value.tx());
                 #guards {
                     // SAFETY: the fields are apart, each in the value that the guard has alone.
-                    #(#members: unsafe { ::caliburn_typed::Mut::new(&raw mut (*at).#members, tx) },)*
+                    #(#members: unsafe { ::caliburn::typed::Mut::new(&raw mut (*at).#members, tx) },)*
                     #last: ::std::marker::PhantomData,
                 }
             }
@@ -343,7 +343,7 @@ fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     let mut generics = plain.clone();
     for (made, field) in made.iter().zip(fields) {
         let of = &field.ty;
-        generics.params.push(parse_quote!(#made: ::caliburn_typed::Init<'caliburn, #of>));
+        generics.params.push(parse_quote!(#made: ::caliburn::typed::Init<'caliburn, #of>));
     }
     generics.params.insert(0, parse_quote!('caliburn));
     let (impl_generics, _, bounds) = generics.split_for_impl();
@@ -354,9 +354,9 @@ fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
         #definition
         #[automatically_derived]
         // SAFETY: each field is made.
-        unsafe impl #impl_generics ::caliburn_typed::Init<'caliburn, #name #type_generics> for #init<#(#made),*> #bounds {
+        unsafe impl #impl_generics ::caliburn::typed::Init<'caliburn, #name #type_generics> for #init<#(#made),*> #bounds {
             #[inline]
-            unsafe fn init(self, to: *mut #name #type_generics, tx: ::caliburn_typed::Tx<'caliburn>) {
+            unsafe fn init(self, to: *mut #name #type_generics, tx: ::caliburn::typed::Tx<'caliburn>) {
                 unsafe { #(self.#members.init(&raw mut (*to).#members, tx);)* }
             }
         }
@@ -399,10 +399,11 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
             #(definition.variant_field::<#of>(#names, #offsets);)*
         });
         stores.push(quote! {
-            #pattern => { #(<#of as ::caliburn_typed::Recoverable>::store(#bindings, to.byte_add(#offsets).cast());)* }
+            #pattern => { #(<#of as ::caliburn::typed::Recoverable>::store(#bindings, to.byte_add(#offsets).cast());)* }
         });
-        moves.push(quote!(#pattern => { #(<#of as ::caliburn_typed::Recoverable>::moved(#bindings, by);)* }));
-        frees.push(quote!(#pattern => { #(<#of as ::caliburn_typed::Recoverable>::free(#bindings, tx);)* }));
+        moves
+            .push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::moved(#bindings, by);)* }));
+        frees.push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::free(#bindings, tx);)* }));
     }
     let tags = tags(data, tag);
     let init_self = init_of_self(input);
@@ -417,12 +418,12 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
         }
         #[automatically_derived]
         // SAFETY: its layout is fixed, its fields may live in a store, and each is told what the whole is told.
-        unsafe impl #impl_generics ::caliburn_typed::Recoverable for #name #type_generics #bounds {
+        unsafe impl #impl_generics ::caliburn::typed::Recoverable for #name #type_generics #bounds {
             type Pointers = #pointers;
             type Borrowed = Self;
             const PADDED: bool = ::std::mem::size_of::<Self>() > ::std::mem::size_of::<#tag>();
 
-            fn describe(types: &mut ::caliburn_typed::Types) -> ::std::string::String {
+            fn describe(types: &mut ::caliburn::typed::Types) -> ::std::string::String {
                 let name = #full_name;
                 types.define::<Self>("enum", &name, |definition| { #(#describes)* })
             }
@@ -441,7 +442,7 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
             }
 
             #[allow(unused_variables, unused_unsafe)]
-            unsafe fn free(this: *mut Self, tx: ::caliburn_typed::Tx<'_>) {
+            unsafe fn free(this: *mut Self, tx: ::caliburn::typed::Tx<'_>) {
                 unsafe { match &mut *this { #(#frees)* } }
             }
         }
@@ -500,7 +501,7 @@ fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
             variant.fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
         let kinds = variant.fields.iter().map(|field| {
             let of = &field.ty;
-            let kind = quote!(::caliburn_typed::Mut<'a, 'id, #of>);
+            let kind = quote!(::caliburn::typed::Mut<'a, 'id, #of>);
             match &field.ident {
                 Some(name) => quote!(#[allow(missing_docs)] #name: #kind),
                 None => quote!(#[allow(missing_docs)] #kind),
@@ -515,7 +516,7 @@ fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
         arms.push(quote! {
             // SAFETY: the fields are apart, each in the value that the guard has alone.
             #name::#ident { #(#members: #bindings),* } => unsafe {
-                #guards::#ident { #(#members: ::caliburn_typed::Mut::new(#bindings, tx)),* }
+                #guards::#ident { #(#members: ::caliburn::typed::Mut::new(#bindings, tx)),* }
             },
         });
     }
@@ -529,11 +530,11 @@ fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
             __Holds(::std::convert::Infallible, #hold),
         }
         #[automatically_derived]
-        impl #impl_generics ::caliburn_typed::Fields for #name #type_generics #bounds {
+        impl #impl_generics ::caliburn::typed::Fields for #name #type_generics #bounds {
             type Of<'a, 'id> = #guards #guard_type;
 
             #[allow(unused_variables, unused_unsafe)]
-            fn of<'a, 'id>(value: ::caliburn_typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
+            fn of<'a, 'id>(value: ::caliburn::typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
                 let (at, tx) = (value.as_ptr(), value.tx());
                 // SAFETY: the guard has the value alone.
                 match unsafe { &mut *at } { #(#arms)* }

@@ -58,14 +58,14 @@ pub struct HeapTransaction<'h> {
     heap: &'h Heap,
     tx: Option<Transaction<'h>>,
     changes: SmallVec<[Change; 4]>,
-    /// When there are too many changes to look through.
-    found: Option<Box<Found>>,
-    roots: Vec<(String, Option<Place>)>,
+    rare: Option<Box<Rare>>,
 }
 
-/// Objects of so many changes.
+/// What most transactions do without.
 #[derive(Default)]
-struct Found {
+struct Rare {
+    roots: Vec<(String, Option<Place>)>,
+    /// Objects of so many changes, when there are too many to look through.
     objects: HashSet<u64>,
     changes: usize,
 }
@@ -80,11 +80,12 @@ impl fmt::Debug for HeapTransaction<'_> {
 }
 
 impl<'h> HeapTransaction<'h> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(heap: &'h Heap, tx: Transaction<'h>) -> HeapTransaction<'h> {
-        HeapTransaction { heap, tx: Some(tx), changes: SmallVec::new(), found: None, roots: Vec::new() }
+        HeapTransaction { heap, tx: Some(tx), changes: SmallVec::new(), rare: None }
     }
 
+    #[inline(always)]
     fn inner(&mut self) -> &mut Transaction<'h> {
         self.tx.as_mut().expect("a transaction is there until it is spent")
     }
@@ -93,6 +94,7 @@ impl<'h> HeapTransaction<'h> {
     ///
     /// # Errors
     /// As [`Transaction::set_range`].
+    #[inline(always)]
     pub fn set_range(&mut self, region: &'h Region, range: Range<usize>) -> Result<(), RangeError> {
         self.inner().set_range(region, range)
     }
@@ -153,7 +155,7 @@ impl<'h> HeapTransaction<'h> {
         if self.changes.len() <= SCANNED {
             return self.changes.iter().any(|change| change.whose() == whose);
         }
-        let Found { objects, changes } = &mut **self.found.get_or_insert_default();
+        let Rare { objects, changes, .. } = &mut **self.rare.get_or_insert_default();
         objects.extend(self.changes[*changes..].iter().map(|change| change.whose()));
         *changes = self.changes.len();
         objects.contains(&whose)
@@ -233,8 +235,9 @@ impl<'h> HeapTransaction<'h> {
         if let Some(place) = place {
             self.heap.find(place)?;
         }
-        self.roots.retain(|(other, _)| other != name);
-        self.roots.push((name.to_owned(), place));
+        let roots = &mut self.rare.get_or_insert_default().roots;
+        roots.retain(|(other, _)| other != name);
+        roots.push((name.to_owned(), place));
         Ok(())
     }
 
@@ -248,7 +251,17 @@ impl<'h> HeapTransaction<'h> {
     /// # Panics
     /// With [`Options::verify`](caliburn_engine::Options::verify), when recoverable memory was changed without
     /// being declared; the text names the object.
-    pub fn commit(self, class: Class) -> Result<(), HeapError> {
+    #[inline(always)]
+    pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
+        if self.changes.is_empty() && self.rare.is_none() && !self.heap.store.verifies() {
+            // Nothing of the heap's own has changed.
+            return Ok(self.tx.take().expect("not spent").commit(class)?);
+        }
+        self.commit_all(class)
+    }
+
+    #[inline(never)]
+    fn commit_all(self, class: Class) -> Result<(), HeapError> {
         let ticket = self.make_lasting(class)?;
         Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
     }
@@ -291,16 +304,14 @@ impl<'h> HeapTransaction<'h> {
         {
             panic!("{found}, in the object at {} of heap {:?}", object.0, heap.name());
         }
-        if self.changes.is_empty() && self.roots.is_empty() {
-            return commit_inner(self.tx.take().expect("not spent"), class);
-        }
         self.changes.sort_unstable();
         // What was taken and given up again nobody else ever saw.
         let passing = |of: &[Change]| !of[0].freed() && of[of.len() - 1].freed();
-        let ticket = if self.roots.is_empty() && of_objects(&self.changes).all(passing) {
+        let mut roots = self.rare.take().map(|rare| rare.roots).unwrap_or_default();
+        let ticket = if roots.is_empty() && of_objects(&self.changes).all(passing) {
             commit_inner(self.tx.take().expect("not spent"), class)?
         } else {
-            self.commit_changes(class, passing)?
+            self.commit_changes(class, passing, &mut roots)?
         };
         // 4
         let changes = std::mem::take(&mut self.changes);
@@ -313,6 +324,7 @@ impl<'h> HeapTransaction<'h> {
         &mut self,
         class: Class,
         passing: impl Fn(&[Change]) -> bool,
+        named: &mut [(String, Option<Place>)],
     ) -> Result<Option<Ticket>, HeapError> {
         let heap = self.heap;
         let lasting: Vec<Change> =
@@ -323,14 +335,14 @@ impl<'h> HeapTransaction<'h> {
         });
         let locks = (spans.next(), spans.collect::<Vec<_>>());
         let mut roots =
-            (!self.roots.is_empty()).then(|| heap.roots.lock().unwrap_or_else(PoisonError::into_inner));
+            (!named.is_empty()).then(|| heap.roots.lock().unwrap_or_else(PoisonError::into_inner));
         // From here on the transaction ends before the locks do, however it ends: nobody must see words that
         // are yet to be restored.
         let mut tx = self.tx.take().expect("not spent");
         // 2
         change_words(heap, &mut tx, &lasting)?;
         let next = match &roots {
-            Some(roots) => Some(change_roots(heap, &mut tx, roots, &mut self.roots)?),
+            Some(roots) => Some(change_roots(heap, &mut tx, roots, named)?),
             None => None,
         };
         // 3
@@ -357,7 +369,7 @@ impl Heap {
     ///
     /// # Errors
     /// As [`caliburn_engine::Store::begin`].
-    #[inline]
+    #[inline(always)]
     pub fn begin(&self) -> Result<HeapTransaction<'_>, BeginError> {
         Ok(HeapTransaction::new(self, self.store.begin(Mode::Restore)?))
     }

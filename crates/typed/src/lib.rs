@@ -1,8 +1,5 @@
 //! Typed objects in recoverable memory. (The tour is in `caliburn`.)
 
-// The code that the derive generates names this crate, also in its own tests.
-extern crate self as caliburn_typed;
-
 mod error;
 mod guard;
 mod hash;

@@ -16,7 +16,7 @@ use std::ptr;
 /// Where it goes it is made, by [`PBox::new`]:
 ///
 /// ```
-/// use caliburn_typed::{Objects, PBox, Recoverable};
+/// use caliburn::{Objects, PBox, Recoverable};
 ///
 /// #[derive(Recoverable, Default)]
 /// #[repr(C)]

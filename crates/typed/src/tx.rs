@@ -14,7 +14,7 @@ use crate::error::Error;
 use caliburn_engine::RangeError;
 use caliburn_heap::{Heap, HeapError, HeapTransaction, Place};
 use caliburn_os::simulated::planted;
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::{Cell, OnceCell, RefCell, UnsafeCell};
 use std::marker::PhantomData;
 use std::panic;
 
@@ -27,14 +27,20 @@ pub(crate) struct Core<'h> {
     tx: UnsafeCell<HeapTransaction<'h>>,
     /// First byte of the heap's objects.
     base: usize,
+    /// Keys of the heap's hash function.
+    hash_keys: [u64; 2],
+    rare: OnceCell<Box<Rare>>,
+}
+
+/// What most transactions do without.
+#[derive(Default)]
+struct Rare {
     /// Why it cannot commit any more.
     failure: RefCell<Option<Error>>,
     /// Objects that were given up and own others, which are to be given up as well: a list, since what owns
     /// a million others one in the other would otherwise take as many stack frames.
     doomed: RefCell<Vec<(usize, usize, FreeContents)>>,
     freeing: Cell<bool>,
-    /// Keys of the heap's hash function.
-    hash_keys: [u64; 2],
 }
 
 impl std::fmt::Debug for Core<'_> {
@@ -52,21 +58,25 @@ pub(crate) fn is_out_of_room(payload: &(dyn std::any::Any + Send)) -> bool {
 }
 
 impl<'h> Core<'h> {
+    #[inline(always)]
     pub(crate) fn new(heap: &'h Heap, tx: HeapTransaction<'h>, hash_keys: [u64; 2]) -> Core<'h> {
         Core {
             heap,
             tx: UnsafeCell::new(tx),
             base: heap.region().as_ptr().expose_provenance(),
-            failure: RefCell::new(None),
-            doomed: RefCell::default(),
-            freeing: Cell::new(false),
             hash_keys,
+            rare: OnceCell::new(),
         }
     }
 
     /// The transaction, to be ended, and why it cannot be committed.
+    #[inline(always)]
     pub(crate) fn into_parts(self) -> (HeapTransaction<'h>, Option<Error>) {
-        (self.tx.into_inner(), self.failure.into_inner())
+        (self.tx.into_inner(), self.rare.into_inner().and_then(|rare| rare.failure.into_inner()))
+    }
+
+    fn rare(&self) -> &Rare {
+        self.rare.get_or_init(Box::default)
     }
 }
 
@@ -174,7 +184,7 @@ impl<'id> Tx<'id> {
         if let Err(error) = tx.free(place) {
             if std::thread::panicking() {
                 // What unwinds already must not unwind twice.
-                self.core().failure.borrow_mut().get_or_insert(error.into());
+                self.core().rare().failure.borrow_mut().get_or_insert(error.into());
             } else {
                 self.fail(error.into());
             }
@@ -186,7 +196,7 @@ impl<'id> Tx<'id> {
     /// # Safety
     /// `contents` frees what the `count` values in the object at `at` own, which nothing uses again.
     pub(crate) unsafe fn free_counted(self, at: *mut u8, count: usize, contents: FreeContents) {
-        let core = self.core();
+        let core = self.core().rare();
         core.doomed.borrow_mut().push((at.expose_provenance(), count, contents));
         if core.freeing.replace(true) {
             return;
@@ -222,7 +232,7 @@ impl<'id> Tx<'id> {
     #[cold]
     #[inline(never)]
     pub(crate) fn fail(self, error: Error) -> ! {
-        self.core().failure.borrow_mut().get_or_insert(error);
+        self.core().rare().failure.borrow_mut().get_or_insert(error);
         panic::resume_unwind(Box::new(OutOfRoom))
     }
 }

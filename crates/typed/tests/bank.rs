@@ -2,8 +2,8 @@
 
 mod support;
 
-use caliburn_engine::{Class, Policy};
-use caliburn_typed::{Error, Objects, PBox, PHashMap, PString, PVec, Recoverable};
+use caliburn::{Class, Policy};
+use caliburn::{Error, Objects, PBox, PHashMap, PString, PVec, Recoverable};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use support::{allocated, objects, store};
 
@@ -128,7 +128,7 @@ fn a_bank_is_what_its_transactions_made_of_it() {
         check(&bank);
         drop(store);
         bank.close().unwrap();
-        let store = caliburn_engine::Store::open(dir.path().join("store")).unwrap();
+        let store = caliburn::Store::open(dir.path().join("store")).unwrap();
         check(&objects::<Bank>(&store));
     }
 }
@@ -173,8 +173,7 @@ fn values_move_between_places_of_a_transaction() {
 fn what_an_owner_held_is_freed_with_it_also_a_million_deep() {
     for policy in [Policy::Redo, Policy::Undo] {
         let dir = tempfile::tempdir().unwrap();
-        let options =
-            caliburn_engine::Store::options().create(true).policy(policy).log_bytes(1 << 30).clone();
+        let options = caliburn::Store::options().create(true).policy(policy).log_bytes(1 << 30).clone();
         let store = options.open(dir.path().join("store")).unwrap();
         let bank = objects::<Bank>(&store);
         let before = allocated(bank.heap());
@@ -204,8 +203,7 @@ fn what_an_owner_held_is_freed_with_it_also_a_million_deep() {
 #[test]
 fn a_transaction_that_finds_no_room_is_undone_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
-    let options =
-        caliburn_engine::Store::options().create(true).log_bytes(1 << 20).stage_bytes(1 << 20).clone();
+    let options = caliburn::Store::options().create(true).log_bytes(1 << 20).stage_bytes(1 << 20).clone();
     let store = options.open(dir.path().join("store")).unwrap();
     let bank = objects::<Bank>(&store);
     bank.update(|mut bank| {
@@ -216,7 +214,7 @@ fn a_transaction_that_finds_no_room_is_undone_and_says_why() {
     for caught in [false, true] {
         let error = bank
             .update(|mut bank| {
-                let fill = |bank: &mut caliburn_typed::Mut<'_, '_, Bank>| {
+                let fill = |bank: &mut caliburn::Mut<'_, '_, Bank>| {
                     for i in 0..1_000_000 {
                         let account = AccountInit { owner: "somebody", balance: i, kind: Kind::Plain };
                         drop(bank.fields().accounts.insert(format!("account number {i}"), account));
@@ -260,7 +258,7 @@ fn other_types_are_refused_with_what_differs() {
         assert!(text.contains(line), "{text}");
     }
 
-    let heap = caliburn_heap::Heap::open(&store, "plain").unwrap();
+    let heap = caliburn::heap::Heap::open(&store, "plain").unwrap();
     let mut tx = heap.begin().unwrap();
     tx.allocate(8).unwrap();
     tx.commit(Class::Process).unwrap();

@@ -117,6 +117,7 @@ impl Tracked {
         self.0.iter().flat_map(|way| way.undeclared()).collect()
     }
 
+    #[inline]
     pub fn verifies(&self) -> bool {
         self.0.iter().any(|way| way.verifies())
     }

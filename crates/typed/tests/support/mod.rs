@@ -1,8 +1,9 @@
 //! Stores for tests.
 
-use caliburn_engine::{Policy, Store};
-use caliburn_heap::Heap;
-use caliburn_typed::{Init, Objects, Recoverable};
+use caliburn::heap::Heap;
+use caliburn::typed::Init;
+use caliburn::{Objects, Recoverable};
+use caliburn::{Policy, Store};
 use tempfile::TempDir;
 
 /// A store of a policy in a directory that goes with it.
