@@ -106,12 +106,16 @@ pub use caliburn_heap as heap;
 /// Typed objects: transactions as scopes, guards, pointers, collections.
 pub use caliburn_typed as typed;
 pub use caliburn_typed::{
-    Error, Mut, Objects, Owned, PBox, PHashMap, PString, PVec, Recoverable, Tx, View, Writer,
+    Error, Mut, Objects, Owned, PArc, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PRc, PSlotMap, PString,
+    PVec, PVecDeque, PWeak, Recoverable, SlotKey, Tx, View, Writer,
 };
 
 /// What most programs use of typed objects.
 pub mod prelude {
-    pub use crate::{Class, Mut, Objects, PBox, PHashMap, PString, PVec, Recoverable, Store};
+    pub use crate::{
+        Class, Mut, Objects, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PRc, PSlotMap, PString, PVec,
+        PVecDeque, Recoverable, SlotKey, Store,
+    };
 }
 
 /// The examples of the README, run as tests.

@@ -29,6 +29,9 @@ pub enum Error {
     /// The store did not close in good order.
     #[error(transparent)]
     Close(#[from] CloseError),
+    /// A value that was taken out of its place was dropped by a panic.
+    #[error("a panic has dropped values of the transaction, which cannot be committed any more")]
+    Unwound,
     /// The types in the store are not those of the program.
     #[error(
         "heap {heap:?} holds other types than the program has (-: the store's, +: the program's); open it with the \

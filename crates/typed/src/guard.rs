@@ -1,5 +1,6 @@
 //! Guards: the only way to change what is in a store. A guard declares what it changes, and nothing more.
 
+use crate::error::Error;
 use crate::recoverable::{Fields, Init, No, Recoverable};
 use crate::tx::Tx;
 use std::fmt;
@@ -228,6 +229,10 @@ impl<T: Recoverable> Deref for Owned<'_, T> {
 
 impl<T: Recoverable> Drop for Owned<'_, T> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Freeing may find no room, and what unwinds must not unwind again.
+            return self.tx.spoil(Error::Unwound);
+        }
         // SAFETY: the value is not used again, and its pointers count from here.
         unsafe { T::free(self.value.as_mut_ptr(), self.tx) }
     }

@@ -1,5 +1,8 @@
 //! Typed objects in recoverable memory. (The tour is in `caliburn`.)
 
+mod btree_map;
+mod deque;
+mod entry;
 mod error;
 mod guard;
 mod hash;
@@ -9,20 +12,27 @@ mod link;
 mod objects;
 mod pbox;
 mod recoverable;
+mod set;
+mod shared;
+mod slot_map;
 mod string;
 mod tx;
 mod vec;
 
+pub use btree_map::{Iter as BTreeMapIter, IterMut as BTreeMapIterMut, PBTreeMap};
 pub use caliburn_derive::Recoverable;
+pub use deque::PVecDeque;
+pub use entry::{AsKey, Entry, OccupiedEntry, VacantEntry};
 pub use error::Error;
 pub use guard::{Mut, Owned};
-pub use hash_map::{
-    Entry, Iter as HashMapIter, IterMut as HashMapIterMut, OccupiedEntry, PHashMap, VacantEntry,
-};
+pub use hash_map::{Iter as HashMapIter, IterMut as HashMapIterMut, PHashMap};
 pub use layout::{Definition, Types};
 pub use objects::{Objects, View, Writer};
 pub use pbox::{NewBox, PBox};
 pub use recoverable::{Answer, Fields, Init, No, Recoverable, Taken, Yes};
+pub use set::{PBTreeSet, PHashSet};
+pub use shared::{NewRc, PArc, PRc, PWeak, Shared};
+pub use slot_map::{PSlotMap, SlotKey};
 pub use string::PString;
 pub use tx::Tx;
 pub use vec::{IterMut, PVec};

@@ -8,6 +8,7 @@
 use crate::guard::{Mut, Owned};
 use crate::layout::Types;
 use crate::tx::Tx;
+use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::num::{
@@ -96,7 +97,7 @@ pub trait Answer: private::Sealed + 'static {
     /// Yes if either is.
     type Or<B: Answer>: Answer;
     /// What a value is when it was taken out of its collection: itself, or with pointers still the transaction's.
-    type Taken<'id, T: Recoverable>;
+    type Taken<'id, T: Recoverable>: Borrow<T>;
 
     /// Takes a value out of its place.
     ///
@@ -164,6 +165,23 @@ pub(crate) unsafe fn relocate<T: Recoverable>(from: *const T, to: *mut T, count:
             let by = to.addr().wrapping_sub(from.addr()).cast_signed();
             (0..count).for_each(|i| T::moved(to.add(i), by));
         }
+    }
+}
+
+/// Moves the value behind `count` others in front of them.
+///
+/// # Safety
+/// `count` and one values are at `at`, declared.
+pub(crate) unsafe fn turn<T: Recoverable>(at: *mut T, count: usize) {
+    if count == 0 {
+        return;
+    }
+    let mut aside = MaybeUninit::<T>::uninit();
+    // SAFETY: the caller's word.
+    unsafe {
+        relocate(at.add(count), aside.as_mut_ptr(), 1);
+        relocate(at, at.add(1), count);
+        relocate(aside.as_ptr(), at, 1);
     }
 }
 

@@ -13,7 +13,7 @@
 use crate::error::Error;
 use caliburn_engine::RangeError;
 use caliburn_heap::{Heap, HeapError, HeapTransaction, Place};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::cell::{Cell, OnceCell, RefCell, UnsafeCell};
 use std::marker::PhantomData;
 use std::panic;
@@ -32,6 +32,14 @@ pub(crate) struct Core<'h> {
     rare: OnceCell<Box<Rare>>,
 }
 
+/// Values that are no longer used, at an address.
+struct Doomed {
+    at: usize,
+    count: usize,
+    contents: FreeContents,
+    object: bool,
+}
+
 /// What most transactions do without.
 #[derive(Default)]
 struct Rare {
@@ -39,7 +47,7 @@ struct Rare {
     failure: RefCell<Option<Error>>,
     /// Objects that were given up and own others, which are to be given up as well: a list, since what owns
     /// a million others one in the other would otherwise take as many stack frames.
-    doomed: RefCell<Vec<(usize, usize, FreeContents)>>,
+    doomed: RefCell<Vec<Doomed>>,
     freeing: Cell<bool>,
 }
 
@@ -182,12 +190,7 @@ impl<'id> Tx<'id> {
         // SAFETY: as in `declare`.
         let tx = unsafe { &mut *self.core().tx.get() };
         if let Err(error) = tx.free(place) {
-            if std::thread::panicking() {
-                // What unwinds already must not unwind twice.
-                self.core().rare().failure.borrow_mut().get_or_insert(error.into());
-            } else {
-                self.fail(error.into());
-            }
+            self.fail(error.into());
         }
     }
 
@@ -196,9 +199,18 @@ impl<'id> Tx<'id> {
     /// # Safety
     /// `contents` frees what the `count` values in the object at `at` own, which nothing uses again.
     pub(crate) unsafe fn free_counted(self, at: *mut u8, count: usize, contents: FreeContents) {
-        let core = self.core().rare();
-        core.doomed.borrow_mut().push((at.expose_provenance(), count, contents));
-        if core.freeing.replace(true) {
+        // SAFETY: the caller's word.
+        unsafe { self.later(at, count, contents, true) }
+    }
+
+    /// Calls `contents`, not before those that are being called have ended; then gives up the object at `at`, if it is one.
+    ///
+    /// # Safety
+    /// As [`Tx::free_counted`].
+    pub(crate) unsafe fn later(self, at: *mut u8, count: usize, contents: FreeContents, object: bool) {
+        let rare = self.core().rare();
+        rare.doomed.borrow_mut().push(Doomed { at: at.expose_provenance(), count, contents, object });
+        if rare.freeing.replace(true) {
             return;
         }
         /// Also when it is unwound.
@@ -208,14 +220,14 @@ impl<'id> Tx<'id> {
                 self.0.set(false);
             }
         }
-        let _done = Done(&core.freeing);
+        let _done = Done(&rare.freeing);
         loop {
-            let next = core.doomed.borrow_mut().pop();
-            let Some((at, count, contents)) = next else { break };
+            let next = rare.doomed.borrow_mut().pop();
+            let Some(Doomed { at, count, contents, object }) = next else { break };
             let at = std::ptr::with_exposed_provenance_mut(at);
             // SAFETY: the caller's word, here or where it was put on the list.
             unsafe { contents(at, self, count) };
-            if !planted("typed-object-leaked") {
+            if unless("typed-object-leaked", object) {
                 self.free(at);
             }
         }
@@ -228,11 +240,23 @@ impl<'id> Tx<'id> {
         tx.set_root(name, Some(self.place(at.cast()))).unwrap_or_else(|error| self.fail(error.into()));
     }
 
+    /// Lets the transaction end, but not by a commit.
+    pub(crate) fn spoil(self, error: Error) {
+        self.core().rare().failure.borrow_mut().get_or_insert(error);
+    }
+
+    /// Refuses a pointer into another heap.
+    pub(crate) fn check_holds<T>(self, at: *const T) {
+        let heap = self.core().heap;
+        let holds = at.addr().wrapping_sub(self.core().base) < heap.region().len();
+        assert!(holds, "the object is in another heap than {:?}, which the transaction changes", heap.name());
+    }
+
     /// Leaves the closure: the transaction cannot go on.
     #[cold]
     #[inline(never)]
     pub(crate) fn fail(self, error: Error) -> ! {
-        self.core().rare().failure.borrow_mut().get_or_insert(error);
+        self.spoil(error);
         panic::resume_unwind(Box::new(OutOfRoom))
     }
 }

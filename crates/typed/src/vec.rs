@@ -3,7 +3,7 @@
 use crate::guard::{Mut, Owned};
 use crate::layout::Types;
 use crate::link::Link;
-use crate::recoverable::{Init, No, Recoverable, Taken, Yes, free_all, relocate, take};
+use crate::recoverable::{Init, No, Recoverable, Taken, Yes, free_all, relocate, take, turn};
 use crate::tx::Tx;
 use std::cmp::Ordering;
 use std::fmt;
@@ -317,14 +317,15 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, PVec<T>> {
         let len = self.len();
         assert!(index <= len, "index {index} of a vector of {len}");
         self.reserve(1);
-        // SAFETY: the values from `index` on move into the room behind the last; all is declared.
+        // SAFETY: made behind the last value, where nobody looks yet, it goes in front of those from `index` on; all is
+        // declared.
         unsafe {
             let slot = self.items().add(index);
             self.tx().declare(slot, len - index + 1);
-            relocate(slot, slot.add(1), len - index);
-            value.init(slot, self.tx());
+            value.init(slot.add(len - index), self.tx());
+            self.set_len(len + 1);
+            turn(slot, len - index);
         }
-        self.set_len(len + 1);
     }
 
     /// Takes the value at `index` out; those behind move up.

@@ -2,13 +2,12 @@
 //! hash, leads to [tables](table) of some hundred entries. A full table is split in two, and the directory doubled when one
 //! table would need more bits than it has: so no insertion moves more than one table's entries, however large the map.
 
-mod entry;
 mod iter;
 mod table;
 
-pub use entry::{Entry, OccupiedEntry, VacantEntry};
 pub use iter::{Iter, IterMut};
 
+use crate::entry::{AsKey, Entry, Places};
 use crate::guard::Mut;
 use crate::hash::StoreHasher;
 use crate::layout::Types;
@@ -251,7 +250,7 @@ where
     K: Recoverable + Borrow<K::Borrowed>,
     K::Borrowed: Hash + Eq,
     V: Recoverable,
-    I: Init<'id, K> + Borrow<K::Borrowed>,
+    I: AsKey<'id, K>,
     J: Init<'id, V>,
 {
     unsafe fn init(self, to: *mut PHashMap<K, V>, tx: Tx<'id>) {
@@ -284,11 +283,11 @@ where
     /// Puts an entry in. The value that the key had is the transaction's.
     pub fn insert<I, J>(&mut self, key: I, value: J) -> Option<Taken<'id, V>>
     where
-        I: Init<'id, K> + Borrow<K::Borrowed>,
+        I: AsKey<'id, K>,
         J: Init<'id, V>,
     {
         match self.reborrow().into_entry(key) {
-            Entry::Occupied(entry) => Some(entry.insert(value)),
+            Entry::Occupied(mut entry) => Some(entry.insert(value)),
             Entry::Vacant(entry) => {
                 entry.insert(value);
                 None
@@ -297,18 +296,12 @@ where
     }
 
     /// The place of a key, with its value or without.
-    pub fn entry<I>(&mut self, key: I) -> Entry<'_, 'id, K, V, I>
-    where
-        I: Init<'id, K> + Borrow<K::Borrowed>,
-    {
+    pub fn entry<I: AsKey<'id, K>>(&mut self, key: I) -> Entry<'_, 'id, PHashMap<K, V>, I> {
         self.reborrow().into_entry(key)
     }
 
     /// The same, for as long as the guard would have lived.
-    pub fn into_entry<I>(mut self, key: I) -> Entry<'a, 'id, K, V, I>
-    where
-        I: Init<'id, K> + Borrow<K::Borrowed>,
-    {
+    pub fn into_entry<I: AsKey<'id, K>>(mut self, key: I) -> Entry<'a, 'id, PHashMap<K, V>, I> {
         if self.directory.is_none() {
             self.begin(1, 0);
         }
@@ -317,8 +310,8 @@ where
         let found = table
             .find(hash, |found| Borrow::<K::Borrowed>::borrow(found) == Borrow::<K::Borrowed>::borrow(&key));
         match found {
-            Some(index) => Entry::Occupied(OccupiedEntry { map: self, table, index }),
-            None => Entry::Vacant(VacantEntry { map: self, key, hash }),
+            Some(index) => Entry::occupied(self, (table, index)),
+            None => Entry::vacant(self, key, hash),
         }
     }
 
@@ -364,11 +357,11 @@ where
         let hash = self.hash(key);
         let table = self.table(self.place(hash));
         let index = table.find(hash, |found| Borrow::<Q>::borrow(found) == key)?;
-        Some(self.take_out(table, index))
+        Some(self.take_slot(table, index))
     }
 
     /// Takes out what is in a slot.
-    fn take_out(&mut self, table: Table<K, V>, index: usize) -> (Taken<'id, K>, Taken<'id, V>) {
+    fn take_slot(&mut self, table: Table<K, V>, index: usize) -> (Taken<'id, K>, Taken<'id, V>) {
         let tx = self.tx();
         self.set_len(self.len - 1);
         table.release(tx, index);
@@ -396,7 +389,7 @@ where
             }
         }
         for (table, index) in refused {
-            drop(self.take_out(table, index));
+            drop(self.take_slot(table, index));
         }
     }
 
@@ -407,7 +400,7 @@ where
         while let Some(slot) = entries.next_slot() {
             slots.push(slot);
         }
-        let taken: Vec<_> = slots.into_iter().map(|(table, index)| self.take_out(table, index)).collect();
+        let taken: Vec<_> = slots.into_iter().map(|(table, index)| self.take_slot(table, index)).collect();
         taken.into_iter()
     }
 
@@ -526,12 +519,63 @@ where
     }
 }
 
+// SAFETY: a place is a slot of a table that holds an entry, or the hash of a key that has none.
+unsafe impl<K, V> Places for PHashMap<K, V>
+where
+    K: Recoverable + Borrow<K::Borrowed>,
+    K::Borrowed: Hash + Eq,
+    V: Recoverable,
+{
+    type Key = K;
+    type Value = V;
+    type Occupied = (Table<K, V>, usize);
+    type Vacant = u64;
+
+    fn entry((table, index): &(Table<K, V>, usize)) -> (*const K, *mut V) {
+        let slot = table.slot(*index);
+        // SAFETY: a slot of a table.
+        unsafe { (&raw const (*slot).key, &raw mut (*slot).value) }
+    }
+
+    fn put<'id, I: Init<'id, K>, J: Init<'id, V>>(
+        mut map: Mut<'_, 'id, Self>,
+        hash: u64,
+        key: I,
+        value: J,
+    ) -> *mut V {
+        let mut table = map.table(map.place(hash));
+        while table.header().free == 0 {
+            map.make_room(hash);
+            table = map.table(map.place(hash));
+        }
+        let (tx, len) = (map.tx(), map.len);
+        map.set_len(len + 1);
+        // Where the entry will be: before its tag says that it is there.
+        let slot = table.slot(table.next_open(hash));
+        // SAFETY: a slot that holds no entry, declared, is filled.
+        unsafe {
+            tx.declare(slot, 1);
+            key.init(&raw mut (*slot).key, tx);
+            value.init(&raw mut (*slot).value, tx);
+            table.claim(tx, hash);
+            &raw mut (*slot).value
+        }
+    }
+
+    fn take_out<'id>(
+        mut map: Mut<'_, 'id, Self>,
+        (table, index): (Table<K, V>, usize),
+    ) -> (Taken<'id, K>, Taken<'id, V>) {
+        map.take_slot(table, index)
+    }
+}
+
 impl<'id, K, V, I, J> Extend<(I, J)> for Mut<'_, 'id, PHashMap<K, V>>
 where
     K: Recoverable + Borrow<K::Borrowed>,
     K::Borrowed: Hash + Eq,
     V: Recoverable,
-    I: Init<'id, K> + Borrow<K::Borrowed>,
+    I: AsKey<'id, K>,
     J: Init<'id, V>,
 {
     fn extend<L: IntoIterator<Item = (I, J)>>(&mut self, entries: L) {

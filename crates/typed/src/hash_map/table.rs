@@ -20,14 +20,14 @@ const HIGH: u64 = 0x8080_8080_8080_8080;
 
 /// A key and its value.
 #[repr(C)]
-pub(super) struct Slot<K, V> {
+pub struct Slot<K, V> {
     pub key: K,
     pub value: V,
 }
 
 /// What a table begins with.
 #[repr(C)]
-pub(super) struct Header {
+pub struct Header {
     /// How many bits of their hashes all of its entries share.
     pub depth: u32,
     pub groups: u32,
@@ -37,7 +37,7 @@ pub(super) struct Header {
 }
 
 /// A table that is there.
-pub(super) struct Table<K, V>(pub *mut Slot<K, V>, pub *mut Header);
+pub struct Table<K, V>(pub *mut Slot<K, V>, pub *mut Header);
 
 impl<K, V> Clone for Table<K, V> {
     fn clone(&self) -> Self {

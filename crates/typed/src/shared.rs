@@ -1,0 +1,330 @@
+//! Objects with several owners: counted, as `Rc` is.
+
+use crate::guard::{Mut, Owned};
+use crate::layout::Types;
+use crate::link::Link;
+use crate::recoverable::{Init, Recoverable, Yes, free_all};
+use crate::tx::Tx;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::offset_of;
+use std::ops::Deref;
+use std::ptr;
+
+/// An object that several pointers own.
+#[repr(C)]
+struct Counted<T> {
+    /// Owners; and pointers that do not own, with one for all owners.
+    strong: u64,
+    weak: u64,
+    value: T,
+}
+
+/// A pointer that owns an object together with others: what `Rc` is elsewhere (and `Arc`: a store's objects are read by any
+/// thread). The object is freed with the last of them. It can be changed while it has one owner, as with
+/// [`Rc::get_mut`](std::rc::Rc::get_mut).
+#[repr(transparent)]
+pub struct PRc<T>(Link<Counted<T>>);
+
+/// As [`PRc`]: the same, for those who look for it by this name.
+pub type PArc<T> = PRc<T>;
+
+/// A pointer to such an object that does not own it.
+#[repr(transparent)]
+pub struct PWeak<T>(Link<Counted<T>>);
+
+/// An object with a count that is to be made.
+pub struct NewRc<T, I>(I, PhantomData<fn() -> T>);
+
+/// One more owner that is to be made.
+pub struct Shared<'r, T>(&'r PRc<T>);
+
+impl<T, I> fmt::Debug for NewRc<T, I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NewRc")
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Shared<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T> PRc<T> {
+    /// An object that is allocated where the pointer is put.
+    pub fn new<I>(value: I) -> NewRc<T, I> {
+        NewRc(value, PhantomData)
+    }
+
+    fn counted(&self) -> *mut Counted<T> {
+        self.0.get()
+    }
+
+    /// Owners of the object.
+    pub fn strong_count(this: &PRc<T>) -> u64 {
+        // SAFETY: the pointer keeps the object.
+        unsafe { (&raw const (*this.counted()).strong).read() }
+    }
+
+    /// Whether both lead to the same object.
+    pub fn ptr_eq(this: &PRc<T>, other: &PRc<T>) -> bool {
+        ptr::eq(this.counted(), other.counted())
+    }
+}
+
+impl<T: Recoverable> PRc<T> {
+    /// One more owner, for a place in the same transaction.
+    ///
+    /// # Panics
+    /// If the pointer is in another heap than the transaction's.
+    pub fn share<'id>(this: &PRc<T>, tx: Tx<'id>) -> Owned<'id, PRc<T>> {
+        tx.check_holds(this.counted());
+        Owned::new(Shared(this), tx)
+    }
+
+    /// A pointer that does not own the object.
+    ///
+    /// # Panics
+    /// As [`PRc::share`].
+    pub fn downgrade<'id>(this: &PRc<T>, tx: Tx<'id>) -> Owned<'id, PWeak<T>> {
+        tx.check_holds(this.counted());
+        Owned::new(Weaker(this.counted()), tx)
+    }
+}
+
+impl<T> Deref for PRc<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the pointer keeps the object, which changes only while it has one owner, through its guard.
+        unsafe { &(*self.counted()).value }
+    }
+}
+
+impl<'id, T: Recoverable> Mut<'_, 'id, PRc<T>> {
+    /// A guard of the object, if there is no other pointer to it.
+    pub fn get_mut(&mut self) -> Option<Mut<'_, 'id, T>> {
+        let counted = self.counted();
+        // SAFETY: the guard has the only pointer to the object.
+        unsafe {
+            let alone =
+                (&raw const (*counted).strong).read() == 1 && (&raw const (*counted).weak).read() == 1;
+            alone.then(|| Mut::new(&raw mut (*counted).value, self.tx()))
+        }
+    }
+}
+
+impl<T> PWeak<T> {
+    /// A pointer to nothing.
+    pub const fn new() -> PWeak<T> {
+        PWeak(Link::NONE)
+    }
+
+    /// The object, if it still has owners.
+    pub fn get(&self) -> Option<&T> {
+        if self.0.is_none() {
+            return None;
+        }
+        let counted = self.0.get();
+        // SAFETY: the pointer keeps the counts; an object with owners is there, and changes only while no other pointer
+        // leads to it.
+        unsafe { ((&raw const (*counted).strong).read() > 0).then(|| &(*counted).value) }
+    }
+}
+
+impl<T: Recoverable> PWeak<T> {
+    /// One more owner, if there are some still.
+    ///
+    /// # Panics
+    /// As [`PRc::share`].
+    pub fn upgrade<'id>(&self, tx: Tx<'id>) -> Option<Owned<'id, PRc<T>>> {
+        self.get()?;
+        tx.check_holds(self.0.get());
+        Some(Owned::new(Owner(self.0.get()), tx))
+    }
+}
+
+impl<T> Default for PWeak<T> {
+    fn default() -> PWeak<T> {
+        PWeak::new()
+    }
+}
+
+/// Adds to a count of an object.
+///
+/// # Safety
+/// It is one of an object of the transaction's heap.
+unsafe fn count(tx: Tx<'_>, field: *mut u64, by: i64) -> u64 {
+    tx.declare(field, 1);
+    // SAFETY: the caller's word. No reference to the counts is ever made: readers copy them.
+    unsafe {
+        field.write(field.read().checked_add_signed(by).expect("an object has fewer than 2^64 pointers"));
+        field.read()
+    }
+}
+
+/// One owner more of an object of the heap.
+struct Owner<T>(*mut Counted<T>);
+/// One pointer more that does not own it.
+struct Weaker<T>(*mut Counted<T>);
+
+// SAFETY: one more owner, counted.
+unsafe impl<'id, T: Recoverable> Init<'id, PRc<T>> for Owner<T> {
+    unsafe fn init(self, to: *mut PRc<T>, tx: Tx<'id>) {
+        // SAFETY: the caller's word.
+        unsafe {
+            count(tx, &raw mut (*self.0).strong, 1);
+            Link::set(to.cast(), self.0);
+        }
+    }
+}
+
+// SAFETY: one more pointer, counted.
+unsafe impl<'id, T: Recoverable> Init<'id, PWeak<T>> for Weaker<T> {
+    unsafe fn init(self, to: *mut PWeak<T>, tx: Tx<'id>) {
+        // SAFETY: the caller's word.
+        unsafe {
+            count(tx, &raw mut (*self.0).weak, 1);
+            Link::set(to.cast(), self.0);
+        }
+    }
+}
+
+// SAFETY: one more owner, counted; `share` looked whether the heap is the transaction's.
+unsafe impl<'id, T: Recoverable> Init<'id, PRc<T>> for Shared<'_, T> {
+    unsafe fn init(self, to: *mut PRc<T>, tx: Tx<'id>) {
+        // SAFETY: the caller's word.
+        unsafe { Owner(self.0.counted()).init(to, tx) }
+    }
+}
+
+// SAFETY: an object with one owner is made.
+unsafe impl<'id, T: Recoverable, I: Init<'id, T>> Init<'id, PRc<T>> for NewRc<T, I> {
+    unsafe fn init(self, to: *mut PRc<T>, tx: Tx<'id>) {
+        let at = tx.allocate::<Counted<T>>(1);
+        tx.declare(at, 1);
+        // SAFETY: memory for the object, declared.
+        unsafe {
+            (&raw mut (*at).strong).write(1);
+            (&raw mut (*at).weak).write(1);
+            self.0.init(&raw mut (*at).value, tx);
+            Link::set(to.cast(), at);
+        }
+    }
+}
+
+// SAFETY: there is no owner to begin with: none leaves a store by value. What may hold one may be without.
+unsafe impl<'id, T: Recoverable> Init<'id, PRc<T>> for PRc<T> {
+    unsafe fn init(self, _to: *mut PRc<T>, _tx: Tx<'id>) {
+        unreachable!("no pointer leaves a store by value")
+    }
+}
+
+// SAFETY: a pointer to nothing is the same anywhere, and no other has a value outside of a store.
+unsafe impl<'id, T: Recoverable> Init<'id, PWeak<T>> for PWeak<T> {
+    unsafe fn init(self, to: *mut PWeak<T>, _tx: Tx<'id>) {
+        // SAFETY: the caller's word.
+        unsafe { to.write(self) }
+    }
+}
+
+/// Gives the counts back with the last pointer.
+///
+/// # Safety
+/// The object has no owner, and the pointer that goes was counted.
+unsafe fn forget_weak<T: Recoverable>(counted: *mut Counted<T>, tx: Tx<'_>) {
+    // SAFETY: the caller's word.
+    if unsafe { count(tx, &raw mut (*counted).weak, -1) } == 0 {
+        tx.free(counted);
+    }
+}
+
+// SAFETY: a link, told when it is moved.
+unsafe impl<T: Recoverable> Recoverable for PRc<T> {
+    type Pointers = Yes;
+    type Borrowed = PRc<T>;
+    const PADDED: bool = false;
+
+    fn describe(types: &mut Types) -> String {
+        format!("PRc<{}>", types.name_of::<T>())
+    }
+
+    unsafe fn store(from: *const Self, to: *mut Self) {
+        // SAFETY: the caller's word.
+        unsafe { ptr::copy_nonoverlapping(from, to, 1) }
+    }
+
+    unsafe fn moved(this: *mut Self, by: isize) {
+        // SAFETY: the caller's word.
+        unsafe { Link::moved(this.cast::<Link<Counted<T>>>(), by) }
+    }
+
+    unsafe fn free(this: *mut Self, tx: Tx<'_>) {
+        /// Frees what the object owns; the counts stay while others point to them.
+        unsafe fn contents<T: Recoverable>(value: *mut u8, tx: Tx<'_>, _count: usize) {
+            // SAFETY: the value of an object without owners.
+            unsafe {
+                free_all(value.cast::<T>(), 1, tx);
+                forget_weak(value.byte_sub(offset_of!(Counted<T>, value)).cast::<Counted<T>>(), tx);
+            }
+        }
+        // SAFETY: one owner goes; the last takes the object with it.
+        unsafe {
+            let counted = (*this).counted();
+            if count(tx, &raw mut (*counted).strong, -1) == 0 {
+                tx.later((&raw mut (*counted).value).cast(), 1, contents::<T>, false);
+            }
+        }
+    }
+}
+
+// SAFETY: a link, told when it is moved.
+unsafe impl<T: Recoverable> Recoverable for PWeak<T> {
+    type Pointers = Yes;
+    type Borrowed = PWeak<T>;
+    const PADDED: bool = false;
+
+    fn describe(types: &mut Types) -> String {
+        format!("PWeak<{}>", types.name_of::<T>())
+    }
+
+    unsafe fn store(from: *const Self, to: *mut Self) {
+        // SAFETY: the caller's word.
+        unsafe { ptr::copy_nonoverlapping(from, to, 1) }
+    }
+
+    unsafe fn moved(this: *mut Self, by: isize) {
+        // SAFETY: the caller's word.
+        unsafe { Link::moved(this.cast::<Link<Counted<T>>>(), by) }
+    }
+
+    unsafe fn free(this: *mut Self, tx: Tx<'_>) {
+        // SAFETY: a pointer that was counted goes.
+        unsafe {
+            if !(*this).0.is_none() {
+                forget_weak((*this).0.get(), tx);
+            }
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for PRc<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T> fmt::Debug for PWeak<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PWeak")
+    }
+}
+
+impl<T: PartialEq> PartialEq for PRc<T> {
+    fn eq(&self, other: &PRc<T>) -> bool {
+        **self == **other
+    }
+}
+
+impl<T: Eq> Eq for PRc<T> {}
