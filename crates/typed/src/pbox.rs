@@ -58,6 +58,7 @@ impl<T, I> fmt::Debug for NewBox<T, I> {
 
 impl<T: Recoverable> PBox<T> {
     /// An object that is allocated where the box is put.
+    #[expect(clippy::new_ret_no_self, reason = "as `Box::new` is called")]
     pub fn new<I>(value: I) -> NewBox<T, I> {
         NewBox(value, PhantomData)
     }

@@ -53,6 +53,7 @@ impl<T: fmt::Debug> fmt::Debug for Shared<'_, T> {
 
 impl<T> PRc<T> {
     /// An object that is allocated where the pointer is put.
+    #[expect(clippy::new_ret_no_self, reason = "as `Box::new` is called")]
     pub fn new<I>(value: I) -> NewRc<T, I> {
         NewRc(value, PhantomData)
     }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use support::{allocated, objects, store};
+use support::{allocated, objects, store_with};
 
 /// How a transaction ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,7 +31,7 @@ fn transactions<O: Debug>(op: impl Strategy<Value = O>) -> impl Strategy<Value =
 /// Runs transactions on objects and on a model, which must be the same after each; then opens the store again, and empties
 /// it.
 fn compare<R, M: Clone, O: Debug>(
-    policy: Policy,
+    (policy, verify): (Policy, bool),
     mut model: M,
     transactions: &[(Vec<O>, End)],
     apply: impl Fn(&mut Mut<'_, '_, R>, &mut M, &O),
@@ -40,7 +40,7 @@ fn compare<R, M: Clone, O: Debug>(
 ) where
     R: Recoverable + Default + for<'id> caliburn::typed::Init<'id, R>,
 {
-    let (dir, opened) = store(policy);
+    let (dir, opened) = store_with(policy, verify);
     let objects: Objects<R> = objects(&opened);
     let before = allocated(objects.heap());
     for (operations, end) in transactions {
@@ -387,22 +387,42 @@ fn policy() -> impl Strategy<Value = Policy> {
     prop_oneof![Just(Policy::Redo), Just(Policy::Undo)]
 }
 
+fn same_vec(vec: &PVec<PString>, model: &Vec<String>) {
+    assert_eq!(vec, model);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_hash_map_is_as_the_one_of_the_standard_library(policy in policy(), all in transactions(of_map())) {
-        compare(policy, HashMap::new(), &all, hash_map, same_hash, |map| map.clear());
+        compare((policy, false), HashMap::new(), &all, hash_map, same_hash, |map| map.clear());
     }
 
     #[test]
     fn a_sorted_map_is_as_the_one_of_the_standard_library(policy in policy(), all in transactions(of_map())) {
-        compare(policy, BTreeMap::new(), &all, btree_map, same_btree, |map| map.clear());
+        compare((policy, false), BTreeMap::new(), &all, btree_map, same_btree, |map| map.clear());
     }
 
     #[test]
     fn a_vector_is_as_the_one_of_the_standard_library(policy in policy(), all in transactions(of_vec())) {
-        let same = |vec: &PVec<PString>, model: &Vec<String>| assert_eq!(vec, model);
-        compare(policy, Vec::new(), &all, vec, same, |vec| vec.set(PVec::new()));
+        compare((policy, false), Vec::new(), &all, vec, same_vec, |vec| vec.set(PVec::new()));
+    }
+}
+
+proptest! {
+    // Each commit reads all of the heap.
+    #![proptest_config(ProptestConfig { cases: 20, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_changed_undeclared(
+        policy in policy(),
+        maps in transactions(of_map()),
+        vecs in transactions(of_vec()),
+    ) {
+        let how = (policy, true);
+        compare(how, HashMap::new(), &maps, hash_map, same_hash, |map| map.clear());
+        compare(how, BTreeMap::new(), &maps, btree_map, same_btree, |map| map.clear());
+        compare(how, Vec::new(), &vecs, vec, same_vec, |vec| vec.set(PVec::new()));
     }
 }

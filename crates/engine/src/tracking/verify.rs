@@ -11,6 +11,7 @@ use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
 use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Sets, WriteSet};
+use caliburn_log::SegmentId;
 use caliburn_os::span;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -107,7 +108,7 @@ impl Tracking for Verifier {
     /// Compares every region with its shadow.
     fn undeclared(&self) -> Vec<Undeclared> {
         let mut found: Vec<Undeclared> = Vec::new();
-        let mut buffer = vec![0; STEP];
+        let (mut buffer, mut declared) = (vec![0; STEP], vec![false; STEP]);
         // Mapping locks the list first, and then the shadows.
         let mapped =
             || self.storage.regions.read().expect("no panic under this lock").values().cloned().collect();
@@ -121,13 +122,12 @@ impl Tracking for Verifier {
                 if there == expected {
                     continue;
                 }
-                for at in (0..expected.len()).filter(|at| there[*at] != expected[*at]) {
-                    let offset = region.start + (i * STEP + at) as u64;
-                    // A transaction that declared it before it was copied has not ended since: that takes the
-                    // lock.
-                    if !self.sets.slots.touching(region.id, offset..offset + 1).is_empty() {
-                        continue;
-                    }
+                // After the copy: a transaction that declared a byte before it was copied has not ended since,
+                // which takes the lock.
+                let from = region.start + (i * STEP) as u64;
+                self.mark_declared(region.id, from, &mut declared[..expected.len()]);
+                for at in (0..expected.len()).filter(|at| there[*at] != expected[*at] && !declared[*at]) {
+                    let offset = from + at as u64;
                     match found.last_mut() {
                         Some(last)
                             if last.offset + last.len == offset && last.segment == region.segment.name =>
@@ -144,6 +144,19 @@ impl Tracking for Verifier {
 }
 
 impl Verifier {
+    /// Marks the bytes from `from` on that open transactions have declared.
+    fn mark_declared(&self, segment: SegmentId, from: u64, declared: &mut [bool]) {
+        declared.fill(false);
+        let end = from + declared.len() as u64;
+        self.sets.slots.each_declared(|range| {
+            if range.segment == segment {
+                let first = range.offset.clamp(from, end);
+                let last = (range.offset + range.len as u64).clamp(from, end);
+                declared[(first - from) as usize..(last - from) as usize].fill(true);
+            }
+        });
+    }
+
     /// Holds up every commit and abort of the store.
     fn lock(&self) -> MutexGuard<'_, Shadows> {
         self.shadows.lock().unwrap_or_else(|poisoned| poisoned.into_inner())

@@ -120,7 +120,7 @@ impl<K, V> Table<K, V> {
     /// The group that a search begins at.
     #[inline(always)]
     fn first(hash: u64, groups: usize) -> usize {
-        ((hash >> 7 & 0xFFFF_FFFF) * groups as u64 >> 32) as usize
+        (((hash >> 7 & 0xFFFF_FFFF) * groups as u64) >> 32) as usize
     }
 
     /// The slot of an entry with that hash, of which `is` holds.
@@ -134,11 +134,10 @@ impl<K, V> Table<K, V> {
             let mut same = zeros(tags ^ tag);
             while same != 0 {
                 let index = group * GROUP + same.trailing_zeros() as usize / 8;
-                // SAFETY: a slot with a tag of a hash holds an entry; a false one may be above a right one in the word,
-                // and then its tag differs.
-                if unsafe { self.tags().add(index).read() } == tag as u8
-                    && is(unsafe { &(*self.slot(index)).key })
-                {
+                // SAFETY: within the tags. A false match may stand above a right one in the word: its tag differs.
+                let right = unsafe { self.tags().add(index).read() } == tag as u8;
+                // SAFETY: a slot with a tag of a hash holds an entry.
+                if right && is(unsafe { &(*self.slot(index)).key }) {
                     return Some(index);
                 }
                 same &= same - 1;

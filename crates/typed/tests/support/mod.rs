@@ -7,9 +7,16 @@ use caliburn::{Policy, Store};
 use tempfile::TempDir;
 
 /// A store of a policy in a directory that goes with it.
+#[allow(dead_code)]
 pub fn store(policy: Policy) -> (TempDir, Store) {
+    store_with(policy, false)
+}
+
+/// The same; `verify`: what is changed without being declared ends the test at the commit.
+pub fn store_with(policy: Policy, verify: bool) -> (TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::options().create(true).policy(policy).open(dir.path().join("store")).unwrap();
+    let options = Store::options().create(true).policy(policy).verify(verify).clone();
+    let store = options.open(dir.path().join("store")).unwrap();
     (dir, store)
 }
 
