@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::recoverable::{Fields, Init, No, Recoverable};
 use crate::tx::Tx;
+use caliburn_os::simulated::planted;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{self, MaybeUninit};
@@ -79,7 +80,9 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, T> {
         self.tx.declare(self.at, 1);
         // SAFETY: it is a value, declared, and a new one takes its place.
         unsafe {
-            T::free(self.at, self.tx);
+            if !planted("typed-old-value-kept") {
+                T::free(self.at, self.tx);
+            }
             value.init(self.at, self.tx);
         }
     }
@@ -162,6 +165,21 @@ impl<T> Deref for Mut<'_, '_, T> {
 impl<T: Recoverable<Pointers = No>> DerefMut for Mut<'_, '_, T> {
     /// Declares the whole value. Only of values without pointers, and without bytes that belong to no field: use
     /// [`Mut::set`] for those.
+    ///
+    /// ```compile_fail
+    /// use caliburn::prelude::*;
+    ///
+    /// #[derive(Recoverable, Default)]
+    /// #[repr(C)]
+    /// struct Padded {
+    ///     small: u8,
+    ///     large: u64,
+    /// }
+    ///
+    /// let objects: Objects<Padded> = Objects::create("store").unwrap();
+    /// // What lay in memory between the two would get into the store.
+    /// objects.update(|mut root| *root = Padded { small: 1, large: 2 }).unwrap();
+    /// ```
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         const { assert!(!T::PADDED, "the type has padding, which would leak: change it by `set` or by `fields`") };
@@ -232,6 +250,9 @@ impl<T: Recoverable> Drop for Owned<'_, T> {
         if std::thread::panicking() {
             // Freeing may find no room, and what unwinds must not unwind again.
             return self.tx.spoil(Error::Unwound);
+        }
+        if planted("typed-owned-kept") {
+            return;
         }
         // SAFETY: the value is not used again, and its pointers count from here.
         unsafe { T::free(self.value.as_mut_ptr(), self.tx) }

@@ -7,6 +7,7 @@ use crate::recoverable::{Init, Recoverable};
 use crate::tx::{Core, Tx, is_out_of_room};
 use caliburn_engine::{Class, Store, Ticket};
 use caliburn_heap::{Heap, Place};
+use caliburn_os::simulated::{planted, unless};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
@@ -100,7 +101,7 @@ impl<R: Recoverable> Objects<R> {
             }
         };
         let found = read_types(&heap, types)?;
-        if found != wanted {
+        if unless("typed-types-not-compared", found != wanted) {
             let difference = layout::difference(&found, &wanted);
             return Err(Error::Changed { heap: name.to_owned(), difference });
         }
@@ -149,6 +150,10 @@ impl<R: Recoverable> Objects<R> {
 
     /// Waits for the right to change the objects, for as many transactions as wanted.
     pub fn write(&self) -> Writer<'_, R> {
+        if planted("typed-views-not-waited-for") {
+            // Unlocked at once: readers see what is not committed.
+            drop(self.inner.lock.write());
+        }
         let lock = self.inner.lock.write().unwrap_or_else(PoisonError::into_inner);
         Writer { objects: self, class: self.inner.class, _lock: lock }
     }
@@ -352,9 +357,14 @@ fn run<T, E: From<Error>>(
     let (tx, failure) = core.into_parts();
     let value = match (done, failure) {
         (Ok(Ok(value)), None) => value,
+        (Ok(Ok(value)), Some(_)) if planted("typed-failure-forgotten") => value,
         (Ok(Err(error)), _) => return Err(error),
         (Ok(_), Some(failure)) => return Err(failure.into()),
         (Err(payload), failure) => {
+            if planted("typed-panic-commits") {
+                tx.commit(Class::Process).map_err(Error::from)?;
+                panic::resume_unwind(payload);
+            }
             // Undone before anybody else can look.
             drop(tx);
             match failure {

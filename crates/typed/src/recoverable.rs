@@ -8,6 +8,7 @@
 use crate::guard::{Mut, Owned};
 use crate::layout::Types;
 use crate::tx::Tx;
+use caliburn_os::simulated::{planted, unless};
 use std::borrow::Borrow;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -161,7 +162,7 @@ pub(crate) unsafe fn relocate<T: Recoverable>(from: *const T, to: *mut T, count:
     // SAFETY: the caller's word.
     unsafe {
         ptr::copy(from, to, count);
-        if <T::Pointers as Answer>::YES {
+        if unless("typed-links-not-moved", <T::Pointers as Answer>::YES) {
             let by = to.addr().wrapping_sub(from.addr()).cast_signed();
             (0..count).for_each(|i| T::moved(to.add(i), by));
         }
@@ -326,6 +327,9 @@ unsafe impl<T: Recoverable> Recoverable for Option<T> {
         // SAFETY: the caller's word; the value is written where it is in `from`, and the tag in front of it.
         unsafe {
             let Some(value) = &*from else { return to.write(None) };
+            if planted("typed-padding-stored") {
+                return ptr::copy_nonoverlapping(from, to, 1);
+            }
             let at = ptr::from_ref(value).addr() - from.addr();
             ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), at);
             T::store(value, to.byte_add(at).cast());

@@ -5,6 +5,7 @@ use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Init, Recoverable, Yes, free_all};
 use crate::tx::Tx;
+use caliburn_os::simulated::{even_if, unless};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::offset_of;
@@ -111,6 +112,7 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PRc<T>> {
         unsafe {
             let alone =
                 (&raw const (*counted).strong).read() == 1 && (&raw const (*counted).weak).read() == 1;
+            let alone = even_if("shared-object-changed", alone);
             alone.then(|| Mut::new(&raw mut (*counted).value, self.tx()))
         }
     }
@@ -273,7 +275,7 @@ unsafe impl<T: Recoverable> Recoverable for PRc<T> {
         // SAFETY: one owner goes; the last takes the object with it.
         unsafe {
             let counted = (*this).counted();
-            if count(tx, &raw mut (*counted).strong, -1) == 0 {
+            if unless("counted-object-kept", count(tx, &raw mut (*counted).strong, -1) == 0) {
                 tx.later((&raw mut (*counted).value).cast(), 1, contents::<T>, false);
             }
         }

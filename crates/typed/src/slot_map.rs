@@ -6,6 +6,7 @@ use crate::layout::Types;
 use crate::recoverable::{Init, No, Recoverable, Taken, Yes, take};
 use crate::tx::Tx;
 use crate::vec::PVec;
+use caliburn_os::simulated::planted;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -301,7 +302,7 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PSlotMap<T>> {
                 (*slot).generation = 0;
                 (*slot).next = NONE;
             } else {
-                (*slot).generation += 1;
+                (*slot).generation = if planted("slot-key-used-again") { 0 } else { key.generation + 1 };
                 (*slot).next = (*this).free;
                 (*this).free = key.index;
             }

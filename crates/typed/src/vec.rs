@@ -5,6 +5,7 @@ use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Init, No, Recoverable, Taken, Yes, free_all, relocate, take, turn};
 use crate::tx::Tx;
+use caliburn_os::simulated::unless;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -259,7 +260,7 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, PVec<T>> {
         // SAFETY: `to` has room for the values, all is declared; what was theirs is given up.
         unsafe {
             relocate(from, to, len);
-            if old > 0 {
+            if unless("typed-grown-vector-leaks", old > 0) {
                 tx.free(from);
             }
             Link::set(&raw mut (*this).items, to);

@@ -12,6 +12,7 @@ use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Init, Recoverable, Taken, Yes, free_all, relocate, take};
 use crate::tx::Tx;
+use caliburn_os::simulated::{even_if, unless};
 use iter::Walk;
 use node::{FEWEST, Leaf, MOST, Node};
 use path::Path;
@@ -453,7 +454,7 @@ where
         }
         // 3 Nodes with too few are filled up, from the leaf towards the root.
         for depth in (1..path.len()).rev() {
-            if path.step(depth).0.len() >= FEWEST {
+            if even_if("btree-nodes-not-filled", path.step(depth).0.len() >= FEWEST) {
                 break;
             }
             let (parent, child) = *path.step(depth - 1);
@@ -536,7 +537,7 @@ where
             let (parent, child) = *path.step(depth - 1);
             parent.split_child(tx, child);
             let index = path.step(depth).1;
-            if index > FEWEST {
+            if unless("btree-split-goes-left", index > FEWEST) {
                 *path.step(depth - 1) = (parent, child + 1);
                 *path.step(depth) = (parent.child(child + 1), index - FEWEST - 1);
             }

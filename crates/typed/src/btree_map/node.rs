@@ -6,6 +6,7 @@
 use crate::link::Link;
 use crate::recoverable::{Recoverable, relocate, turn};
 use crate::tx::Tx;
+use caliburn_os::simulated::planted;
 use std::mem::{MaybeUninit, offset_of};
 
 /// Most entries of a node, and fewest but for the root.
@@ -280,7 +281,9 @@ impl<K: Recoverable, V: Recoverable> Node<K, V> {
         right.declare_entries(tx, 0, r - 1);
         right.declare_links(tx, 0, r);
         self.move_entries(index, 1, left, l);
-        right.move_links(0, 1, left, l + 1);
+        if !planted("btree-child-left-behind") {
+            right.move_links(0, 1, left, l + 1);
+        }
         right.move_entries(0, 1, self, index);
         right.move_entries(1, r - 1, right, 0);
         right.move_links(1, r, right, 0);

@@ -14,6 +14,7 @@ use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Answer, Init, Recoverable, Taken, Yes, take};
 use crate::tx::Tx;
+use caliburn_os::simulated::planted;
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::Hash;
@@ -483,8 +484,9 @@ where
         let made: Vec<Table<K, V>> =
             new.iter().map(|(groups, depth)| Table::make(tx, *groups, *depth)).collect();
         for (bit, table) in made.iter().enumerate() {
+            let of = if planted("hash-split-by-next-bit") { depth + 1 } else { depth };
             let of_it =
-                |(_, hash): &&(usize, u64)| made.len() == 1 || (hash >> (63 - depth) & 1) as usize == bit;
+                |(_, hash): &&(usize, u64)| made.len() == 1 || (hash >> (63 - of) & 1) as usize == bit;
             old.move_to(tx, *table, entries.iter().filter(of_it).copied());
         }
         let places = 1 << (self.depth - depth);
@@ -494,6 +496,7 @@ where
             let directory = self.directory.get().add(first);
             tx.declare(directory, places);
             tx.free(old.1);
+            let places = if planted("hash-directory-half-set") { places.div_ceil(2) } else { places };
             for i in 0..places {
                 Link::set(directory.add(i), made[i * made.len() / places].1);
             }

@@ -10,6 +10,7 @@
 
 use crate::recoverable::{Recoverable, relocate};
 use crate::tx::Tx;
+use caliburn_os::simulated::even_if;
 
 /// Slots of a group.
 pub(super) const GROUP: usize = 8;
@@ -216,7 +217,7 @@ impl<K: Recoverable, V: Recoverable> Table<K, V> {
     pub fn release(&self, tx: Tx<'_>, index: usize) {
         let group = self.group(index / GROUP);
         // If a search ends in this group anyway, it may end here.
-        let ends = group & (group << 1) & HIGH != 0;
+        let ends = even_if("hash-search-ends-early", group & (group << 1) & HIGH != 0);
         // SAFETY: within the tags and the header, declared.
         unsafe {
             let tag = self.tags().add(index);
