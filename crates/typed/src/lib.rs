@@ -16,6 +16,7 @@ mod set;
 mod shared;
 mod slot_map;
 mod string;
+mod turns;
 mod tx;
 mod vec;
 

@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::guard::Mut;
 use crate::layout::{self, Types};
 use crate::recoverable::{Init, Recoverable};
+use crate::turns::{Reading, Turns, Writing};
 use crate::tx::{Core, Tx, is_out_of_room};
 use caliburn_engine::{Class, Store, Ticket};
 use caliburn_heap::{Heap, Place};
@@ -15,7 +16,7 @@ use std::ops::Deref;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::ptr;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 /// Name of the heap's root that names the anchor, and of the one that names the record of types.
 const ANCHOR: &str = "caliburn.root";
@@ -36,15 +37,15 @@ struct Anchor<R> {
 /// **Concurrency.** One writer and any number of readers: [`write`](Objects::write) and
 /// [`transact`](Objects::transact) wait until no [`View`] is alive and no other transaction on these objects is open;
 /// [`read`](Objects::read) waits until no transaction is. So a reader never sees a transaction that is not committed, and a
-/// transaction is never disturbed. Threads that write in parallel use several heaps of a store. A thread that holds
-/// a `View` and asks for a transaction on the same objects waits for itself.
+/// transaction is never disturbed. Threads that write in parallel use several heaps of a store. A thread that would
+/// wait for itself, since it holds a `View` and asks for a transaction, panics.
 pub struct Objects<R> {
     inner: Arc<Inner>,
     root: PhantomData<fn() -> R>,
 }
 
 struct Inner {
-    lock: RwLock<()>,
+    turns: Turns,
     /// Where the root is in the heap's region, and the keys of its hash function.
     root: usize,
     hash_keys: [u64; 2],
@@ -113,7 +114,7 @@ impl<R: Recoverable> Objects<R> {
         let hash_keys = heap.region().load(at);
         let root = at + std::mem::offset_of!(Anchor<R>, root);
         heap.region().as_ptr().expose_provenance();
-        let inner = Inner { lock: RwLock::new(()), root, hash_keys, class: store.reach(), heap };
+        let inner = Inner { turns: Turns::default(), root, hash_keys, class: store.reach(), heap };
         Ok(Objects { inner: Arc::new(inner), root: PhantomData })
     }
 
@@ -149,17 +150,18 @@ impl<R: Recoverable> Objects<R> {
     }
 
     /// Waits for the right to change the objects, for as many transactions as wanted.
+    ///
+    /// # Panics
+    /// If this thread has it already, or holds a [`View`] of the objects: it would wait for itself.
     pub fn write(&self) -> Writer<'_, R> {
-        if planted("typed-views-not-waited-for") {
-            // Unlocked at once: readers see what is not committed.
-            drop(self.inner.lock.write());
-        }
-        let lock = self.inner.lock.write().unwrap_or_else(PoisonError::into_inner);
-        Writer { objects: self, class: self.inner.class, _lock: lock }
+        Writer { objects: self, class: self.inner.class, _turn: self.inner.turns.write() }
     }
 
     /// Runs a transaction: committed if the closure returns `Ok`, undone if it returns an error or panics. Durable, as far
     /// as the store can be, when this returns.
+    ///
+    /// # Panics
+    /// As [`Objects::write`]; and whatever the closure panics with.
     ///
     /// # Errors
     /// The closure's; and when the log or the disk is full, or the store has failed.
@@ -210,10 +212,13 @@ impl<R: Recoverable> Objects<R> {
     }
 
     /// The root, to be read, with all that it leads to. Waits for the end of the transaction that is open.
+    ///
+    /// # Panics
+    /// In a transaction on the same objects, for whose end it would wait.
     pub fn read(&self) -> View<'_, R> {
-        let lock = self.inner.lock.read().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.inner.turns.read();
         // SAFETY: nothing is changed while there are views.
-        View { root: unsafe { &*self.root() }, _lock: lock }
+        View { root: unsafe { &*self.root() }, _turn: turn }
     }
 
     #[inline(always)]
@@ -280,7 +285,7 @@ fn read_types(heap: &Heap, at: Place) -> Result<String, Error> {
 pub struct Writer<'o, R> {
     objects: &'o Objects<R>,
     class: Class,
-    _lock: RwLockWriteGuard<'o, ()>,
+    _turn: Writing<'o>,
 }
 
 impl<R> fmt::Debug for Writer<'_, R> {
@@ -384,7 +389,7 @@ fn run<T, E: From<Error>>(
 /// The objects as the last transaction has left them. While it is alive, none begins.
 pub struct View<'o, R> {
     root: &'o R,
-    _lock: RwLockReadGuard<'o, ()>,
+    _turn: Reading<'o>,
 }
 
 impl<R> Deref for View<'_, R> {

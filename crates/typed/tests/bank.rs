@@ -318,3 +318,25 @@ fn one_writes_while_others_wait_and_readers_see_whole_transactions() {
     });
     assert_eq!(bank.read().transfers, 400);
 }
+
+#[test]
+fn a_thread_that_would_wait_for_itself_is_told() {
+    let (_dir, store) = store(Policy::Redo);
+    let bank = objects::<Bank>(&store);
+    let told = |what: &mut dyn FnMut()| {
+        let panicked = catch_unwind(AssertUnwindSafe(what)).unwrap_err();
+        panicked.downcast_ref::<&str>().map(|text| text.to_string()).unwrap_or_default()
+    };
+    let view = bank.read();
+    assert!(told(&mut || drop(bank.write())).contains("holds a view"));
+    let again = bank.read();
+    assert_eq!(view.transfers, again.transfers);
+    drop(view);
+    assert!(told(&mut || drop(bank.write())).contains("holds a view"));
+    drop(again);
+    assert!(told(&mut || drop(bank.update(|_| drop(bank.read())))).contains("inside of a transaction"));
+    assert!(told(&mut || drop(bank.update(|_| drop(bank.write())))).contains("inside of another"));
+    bank.update(|mut bank| *bank.fields().transfers += 1).unwrap();
+    // Opened twice, it would have two locks.
+    assert!(matches!(Objects::<Bank>::open(&store, "objects"), Err(Error::Heap(_))));
+}

@@ -1,0 +1,102 @@
+//! Who reads objects and who changes them: any number of readers, or one writer. A thread that would wait for itself is
+//! told so.
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::cell::RefCell;
+
+/// The turns of a heap's objects.
+#[derive(Default)]
+pub(crate) struct Turns(RwLock<()>);
+
+/// What this thread has of some objects.
+struct Held {
+    turns: usize,
+    views: u32,
+    writes: bool,
+}
+
+thread_local! {
+    static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The right to read. It stays with its thread.
+pub(crate) struct Reading<'t> {
+    turns: &'t Turns,
+    _lock: RwLockReadGuard<'t, ()>,
+}
+
+/// The right to change. It stays with its thread.
+pub(crate) struct Writing<'t> {
+    turns: &'t Turns,
+    _lock: RwLockWriteGuard<'t, ()>,
+}
+
+impl Turns {
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Changes what this thread has; forgets what it has not any more.
+    fn note<T>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
+        let turns = self.address();
+        HELD.with_borrow_mut(|all| {
+            let at = all.iter().position(|held| held.turns == turns).unwrap_or_else(|| {
+                all.push(Held { turns, views: 0, writes: false });
+                all.len() - 1
+            });
+            let done = change(&mut all[at]);
+            if all[at].views == 0 && !all[at].writes {
+                all.swap_remove(at);
+            }
+            done
+        })
+    }
+
+    /// Waits for a turn to read.
+    ///
+    /// # Panics
+    /// If this thread has the one to change.
+    pub fn read(&self) -> Reading<'_> {
+        let (views, writes) = self.note(|held| (held.views, held.writes));
+        assert!(
+            !writes,
+            "a view inside of a transaction on the same objects: read through the transaction's guard"
+        );
+        // A writer that waits must not stand between two views of one thread.
+        let lock = if views > 0 { self.0.read_recursive() } else { self.0.read() };
+        self.note(|held| held.views += 1);
+        Reading { turns: self, _lock: lock }
+    }
+
+    /// Waits for a turn to change.
+    ///
+    /// # Panics
+    /// If this thread reads, or has it already.
+    pub fn write(&self) -> Writing<'_> {
+        let (views, writes) = self.note(|held| (held.views, held.writes));
+        assert!(
+            !writes,
+            "a transaction inside of another on the same objects: use the guard of the one that is open"
+        );
+        assert!(
+            views == 0,
+            "a transaction on objects of which this thread holds a view, which would be waited for without end: drop the \
+             view first (one that is made in the head of a `for`, `match` or `if let` lives to its end)"
+        );
+        let lock = self.0.write();
+        self.note(|held| held.writes = true);
+        Writing { turns: self, _lock: lock }
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.turns.note(|held| held.views -= 1);
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.turns.note(|held| held.writes = false);
+    }
+}
