@@ -21,7 +21,7 @@ use std::hash::Hash;
 use std::marker::PhantomData;
 use std::ops::Index;
 use std::ptr;
-use table::{Header, Slot, Table};
+use table::{Door, Slot, Table};
 
 /// Most bits of the directory. Tables that would need more grow instead.
 const DEPTH_MAX: u32 = 24;
@@ -30,7 +30,7 @@ const DEPTH_MAX: u32 = 24;
 /// [`PString`](crate::PString)s.
 #[repr(C)]
 pub struct PHashMap<K, V> {
-    directory: Link<Link<Header>>,
+    directory: Link<Door>,
     len: u64,
     /// Those of the heap, from the first insertion on.
     hash_keys: [u64; 2],
@@ -66,8 +66,8 @@ impl<K, V> PHashMap<K, V> {
     /// The table at a place of the directory, which is there.
     #[inline(always)]
     fn table(&self, place: usize) -> Table<K, V> {
-        // SAFETY: the directory has 2^depth links to tables.
-        unsafe { Table::at((*self.directory.get().add(place)).get()) }
+        // SAFETY: the directory has 2^depth doors to tables.
+        unsafe { Door::table(self.directory.get().add(place)) }
     }
 
     #[inline(always)]
@@ -212,12 +212,12 @@ unsafe impl<K: Recoverable, V: Recoverable> Recoverable for PHashMap<K, V> {
         }
         /// Frees the tables of a directory.
         unsafe fn tables<K: Recoverable, V: Recoverable>(at: *mut u8, tx: Tx<'_>, depth: usize) {
-            let directory = at.cast::<Link<Header>>();
+            let directory = at.cast::<Door>();
             let mut place = 0;
             while place < 1 << depth {
                 // SAFETY: a link to a table, which others follow for the same one.
                 unsafe {
-                    let header = (*directory.add(place)).get();
+                    let header = Door::table::<K, V>(directory.add(place)).as_ptr();
                     place += 1 << (depth as u32 - (*header).depth);
                     let owns = <K::Pointers as Answer>::YES || <V::Pointers as Answer>::YES;
                     match owns {
@@ -430,12 +430,12 @@ where
     #[cold]
     fn begin(&mut self, groups: usize, depth: u32) {
         let (this, tx) = (self.as_ptr(), self.tx());
-        let directory = tx.allocate::<Link<Header>>(1 << depth);
+        let directory = tx.allocate::<Door>(1 << depth);
         tx.declare(directory, 1 << depth);
         for place in 0..1 << depth {
             let table = Table::<K, V>::make(tx, groups, depth);
             // SAFETY: within the directory, declared.
-            unsafe { Link::set(directory.add(place), table.1) };
+            unsafe { Door::set(directory.add(place), table) };
         }
         tx.declare(this, 1);
         // SAFETY: the guard's map, declared.
@@ -452,7 +452,7 @@ where
         let place = self.place(hash);
         let table = self.table(place);
         let header = table.header();
-        let (groups, depth, largest) = (header.groups as usize, header.depth, Table::<K, V>::groups_max());
+        let (groups, depth, largest) = (table.groups(), header.depth, Table::<K, V>::groups_max());
         // First what may panic: keys are hashed by the program's code.
         let mut entries = Vec::with_capacity(header.entries as usize);
         let mut from = 0;
@@ -495,10 +495,10 @@ where
         unsafe {
             let directory = self.directory.get().add(first);
             tx.declare(directory, places);
-            tx.free(old.1);
+            tx.free(old.as_ptr());
             let places = if planted("hash-directory-half-set") { places.div_ceil(2) } else { places };
             for i in 0..places {
-                Link::set(directory.add(i), made[i * made.len() / places].1);
+                Door::set(directory.add(i), made[i * made.len() / places]);
             }
         }
     }
@@ -507,13 +507,13 @@ where
     fn double(&mut self) {
         let (this, tx, depth) = (self.as_ptr(), self.tx(), self.depth);
         let old = self.directory.get();
-        let new = tx.allocate::<Link<Header>>(2 << depth);
+        let new = tx.allocate::<Door>(2 << depth);
         tx.declare(new, 2 << depth);
         tx.declare(this, 1);
         // SAFETY: each link is set twice in the new directory, declared; the old one is given up.
         unsafe {
             for place in 0..2 << depth {
-                Link::set(new.add(place), (*old.add(place / 2)).get());
+                Door::set(new.add(place), Door::table::<K, V>(old.add(place / 2)));
             }
             tx.free(old);
             Link::set(&raw mut (*this).directory, new);

@@ -11,6 +11,8 @@
 use crate::recoverable::{Recoverable, relocate};
 use crate::tx::Tx;
 use caliburn_os::simulated::even_if;
+use std::marker::PhantomData;
+use std::ptr;
 
 /// Slots of a group.
 pub(super) const GROUP: usize = 8;
@@ -37,8 +39,44 @@ pub struct Header {
     pub free: u32,
 }
 
+/// What leads to a table: the distance to it, as in a [`Link`](crate::link::Link), and in the lowest byte the logarithm
+/// of its groups, so that a search need not read the table's beginning.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Door(i64);
+
+impl Door {
+    /// Lets the door at `this` lead to a table.
+    ///
+    /// # Safety
+    /// The door's bytes can be written, and are declared if they are in a store.
+    pub unsafe fn set<K, V>(this: *mut Door, table: Table<K, V>) {
+        let distance = table.header.addr().wrapping_sub(this.addr()) as i64;
+        // SAFETY: the caller's word.
+        unsafe { this.write(Door(distance << 8 | i64::from(table.groups.trailing_zeros()))) }
+    }
+
+    /// The table that it leads to.
+    ///
+    /// # Safety
+    /// `this` leads to a table of such keys and values.
+    #[inline(always)]
+    pub unsafe fn table<K, V>(this: *const Door) -> Table<K, V> {
+        // SAFETY: the caller's word.
+        let Door(word) = unsafe { this.read() };
+        // The mapping's address was exposed when the heap was opened.
+        let header = ptr::with_exposed_provenance_mut(this.addr().wrapping_add_signed((word >> 8) as isize));
+        Table { header, groups: 1 << (word & 0x3F), holds: PhantomData }
+    }
+}
+
 /// A table that is there.
-pub struct Table<K, V>(pub *mut Slot<K, V>, pub *mut Header);
+pub struct Table<K, V> {
+    header: *mut Header,
+    /// A power of two.
+    groups: usize,
+    holds: PhantomData<*mut Slot<K, V>>,
+}
 
 impl<K, V> Clone for Table<K, V> {
     fn clone(&self) -> Self {
@@ -84,22 +122,29 @@ impl<K, V> Table<K, V> {
     ///
     /// # Safety
     /// One is there.
-    #[inline(always)]
     pub unsafe fn at(header: *mut Header) -> Table<K, V> {
         // SAFETY: the caller's word.
-        unsafe { Table(header.byte_add(slots_at::<K, V>((*header).groups as usize)).cast(), header) }
+        Table { header, groups: unsafe { (*header).groups as usize }, holds: PhantomData }
+    }
+
+    pub fn as_ptr(&self) -> *mut Header {
+        self.header
+    }
+
+    pub fn groups(&self) -> usize {
+        self.groups
     }
 
     #[inline(always)]
     pub fn header(&self) -> &Header {
         // SAFETY: see `at`.
-        unsafe { &*self.1 }
+        unsafe { &*self.header }
     }
 
     #[inline(always)]
     fn tags(&self) -> *mut u8 {
         // SAFETY: they follow the header.
-        unsafe { self.1.add(1).cast() }
+        unsafe { self.header.add(1).cast() }
     }
 
     #[inline(always)]
@@ -109,28 +154,33 @@ impl<K, V> Table<K, V> {
     }
 
     pub fn slots(&self) -> usize {
-        self.header().groups as usize * GROUP
+        self.groups * GROUP
     }
 
     #[inline(always)]
     pub fn slot(&self, index: usize) -> *mut Slot<K, V> {
-        // SAFETY: within the slots.
-        unsafe { self.0.add(index) }
+        // SAFETY: within the slots, which follow the tags.
+        unsafe { self.header.byte_add(slots_at::<K, V>(self.groups)).cast::<Slot<K, V>>().add(index) }
     }
 
     /// The group that a search begins at.
     #[inline(always)]
-    fn first(hash: u64, groups: usize) -> usize {
-        (((hash >> 7 & 0xFFFF_FFFF) * groups as u64) >> 32) as usize
+    fn first(&self, hash: u64) -> usize {
+        (hash >> 7) as usize & (self.groups - 1)
+    }
+
+    /// The one after another.
+    #[inline(always)]
+    fn after(&self, group: usize) -> usize {
+        (group + 1) & (self.groups - 1)
     }
 
     /// The slot of an entry with that hash, of which `is` holds.
     #[inline(always)]
     pub fn find(&self, hash: u64, mut is: impl FnMut(&K) -> bool) -> Option<usize> {
-        let groups = self.header().groups as usize;
         let tag = LOW * (hash & 0x7F);
-        let mut group = Self::first(hash, groups);
-        for _ in 0..groups {
+        let mut group = self.first(hash);
+        for _ in 0..self.groups {
             let tags = self.group(group);
             let mut same = zeros(tags ^ tag);
             while same != 0 {
@@ -147,7 +197,7 @@ impl<K, V> Table<K, V> {
             if tags & (tags << 1) & HIGH != 0 {
                 return None;
             }
-            group = if group + 1 == groups { 0 } else { group + 1 };
+            group = self.after(group);
         }
         None
     }
@@ -168,7 +218,7 @@ impl<K, V> Table<K, V> {
 }
 
 impl<K: Recoverable, V: Recoverable> Table<K, V> {
-    /// A new table with nothing in it, of so many groups, at least one.
+    /// A new table with nothing in it, of so many groups, a power of two.
     pub fn make(tx: Tx<'_>, groups: usize, depth: u32) -> Table<K, V> {
         let header = tx.allocate_bytes(Self::bytes(groups), align_of::<Slot<K, V>>()).cast::<Header>();
         // SAFETY: memory for the table; header and tags are declared, slots when they are stored to.
@@ -183,15 +233,14 @@ impl<K: Recoverable, V: Recoverable> Table<K, V> {
     /// The slot that the next entry with that hash is put in. There is one.
     #[inline]
     pub fn next_open(&self, hash: u64) -> usize {
-        let groups = self.header().groups as usize;
-        let mut group = Self::first(hash, groups);
+        let mut group = self.first(hash);
         loop {
             // Left or empty: the highest bit is set.
             let open = self.group(group) & HIGH;
             if open != 0 {
                 return group * GROUP + open.trailing_zeros() as usize / 8;
             }
-            group = if group + 1 == groups { 0 } else { group + 1 };
+            group = self.after(group);
         }
     }
 
@@ -203,10 +252,10 @@ impl<K: Recoverable, V: Recoverable> Table<K, V> {
         unsafe {
             let tag = self.tags().add(index);
             tx.declare(tag, 1);
-            let counts = &raw mut (*self.1).entries;
+            let counts = &raw mut (*self.header).entries;
             tx.declare(counts, 2);
             *counts += 1;
-            (*self.1).free -= u32::from(tag.read() == EMPTY);
+            (*self.header).free -= u32::from(tag.read() == EMPTY);
             tag.write((hash & 0x7F) as u8);
         }
         index
@@ -222,10 +271,10 @@ impl<K: Recoverable, V: Recoverable> Table<K, V> {
         unsafe {
             let tag = self.tags().add(index);
             tx.declare(tag, 1);
-            let counts = &raw mut (*self.1).entries;
+            let counts = &raw mut (*self.header).entries;
             tx.declare(counts, 2);
             *counts -= 1;
-            (*self.1).free += u32::from(ends);
+            (*self.header).free += u32::from(ends);
             tag.write(if ends { EMPTY } else { LEFT });
         }
     }
