@@ -106,8 +106,8 @@ pub use caliburn_heap as heap;
 /// Typed objects: transactions as scopes, guards, pointers, collections.
 pub use caliburn_typed as typed;
 pub use caliburn_typed::{
-    Error, Mut, Objects, Owned, PArc, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PRc, PSlotMap, PString,
-    PVec, PVecDeque, PWeak, Recoverable, SlotKey, Tx, View, Writer,
+    Error, Map, Mut, Objects, Owned, PArc, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PRc, PSlotMap,
+    PString, PVec, PVecDeque, PWeak, Recoverable, SlotKey, SortedMap, Tx, View, Writer, map, sorted_map,
 };
 
 /// What most programs use of typed objects.
