@@ -9,6 +9,7 @@
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
+use syn::visit_mut::VisitMut;
 use syn::{
     Data, DataEnum, DeriveInput, Error, Fields, Generics, Ident, Type, parse_macro_input, parse_quote,
 };
@@ -16,7 +17,10 @@ use syn::{
 /// Lets values of the type live in a store. See `caliburn::Recoverable`.
 #[proc_macro_derive(Recoverable)]
 pub fn recoverable(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
-    let input = parse_macro_input!(input as DeriveInput);
+    let mut input = parse_macro_input!(input as DeriveInput);
+    let (_, arguments, _) = input.generics.split_for_impl();
+    let mut named = Named { name: input.ident.clone(), arguments: quote!(#arguments) };
+    named.visit_data_mut(&mut input.data);
     derive(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
@@ -123,9 +127,8 @@ fn pointers<'t>(types: impl Iterator<Item = &'t Type>) -> TokenStream {
     })
 }
 
-/// The name of the type with those of its parameters, at run time.
-fn name_of(input: &DeriveInput) -> TokenStream {
-    let name = input.ident.to_string();
+/// The parameters of the type as they are written behind its name, at run time.
+fn parameters_of(input: &DeriveInput) -> TokenStream {
     let parameters: Vec<TokenStream> = input
         .generics
         .params
@@ -137,15 +140,34 @@ fn name_of(input: &DeriveInput) -> TokenStream {
             }
             syn::GenericParam::Const(value) => {
                 let value = &value.ident;
-                Some(quote!(::std::string::ToString::to_string(&#value)))
+                Some(quote!(::std::format!("{:?}", #value)))
             }
             syn::GenericParam::Lifetime(_) => None,
         })
         .collect();
     if parameters.is_empty() {
-        return quote!(::std::string::String::from(#name));
+        return quote!(::std::string::String::new());
     }
-    quote!(::std::format!("{}<{}>", #name, [#(#parameters),*].join(", ")))
+    quote!(::std::format!("<{}>", [#(#parameters),*].join(", ")))
+}
+
+/// Says the type's name where a field's type says `Self`, which means something else in what is generated.
+struct Named {
+    name: Ident,
+    arguments: TokenStream,
+}
+
+impl VisitMut for Named {
+    fn visit_type_mut(&mut self, of: &mut Type) {
+        syn::visit_mut::visit_type_mut(self, of);
+        if let Type::Path(path) = &*of
+            && path.qself.is_none()
+            && path.path.is_ident("Self")
+        {
+            let (name, arguments) = (&self.name, &self.arguments);
+            *of = parse_quote!(#name #arguments);
+        }
+    }
 }
 
 /// What refuses `Drop`: a value in a store is not dropped, it is freed.
@@ -171,7 +193,7 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     let (members, names): (Vec<_>, Vec<_>) =
         fields.iter().enumerate().map(|(i, field)| member(i, field)).unzip();
     let pointers = pointers(types.iter().copied());
-    let full_name = name_of(input);
+    let (base, parameters) = (name.to_string(), parameters_of(input));
     let stores = types.iter().zip(&members).map(|(of, member)| {
         quote_spanned! {of.span()=>
             <#of as ::caliburn::typed::Recoverable>::store(&raw const (*from).#member, &raw mut (*to).#member);
@@ -191,8 +213,8 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
                 ::std::mem::size_of::<Self>() > 0 #(+ ::std::mem::size_of::<#types>())*;
 
             fn describe(types: &mut ::caliburn::typed::Types) -> ::std::string::String {
-                let name = #full_name;
-                types.define::<Self>("struct", &name, |definition| {
+                let parameters = #parameters;
+                types.define::<Self>("struct", #base, &parameters, |definition| {
                     #(definition.field::<#types>(#names, ::std::mem::offset_of!(Self, #members));)*
                     let _ = definition;
                 })
@@ -370,15 +392,17 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
     let types: Vec<&Type> =
         data.variants.iter().flat_map(|variant| &variant.fields).map(|field| &field.ty).collect();
     let pointers = pointers(types.iter().copied());
-    let full_name = name_of(input);
-    let parameters: Vec<&Ident> = input.generics.type_params().map(|parameter| &parameter.ident).collect();
+    let (base, parameters) = (name.to_string(), parameters_of(input));
+    let what = format!("enum {tag}");
+    let type_parameters: Vec<&Ident> =
+        input.generics.type_params().map(|parameter| &parameter.ident).collect();
     // What #[repr(u8)] lays out for each variant (RFC 2195): the tag, then the fields.
     let layouts = data.variants.iter().map(|variant| {
         let (layout, types) = (layout_of(variant), variant.fields.iter().map(|field| &field.ty));
         quote! {
             #[repr(C)]
             #[allow(dead_code)]
-            struct #layout #impl_generics (#tag, #(#types,)* ::std::marker::PhantomData<(#(#parameters,)*)>) #bounds;
+            struct #layout #impl_generics (#tag, #(#types,)* ::std::marker::PhantomData<(#(#type_parameters,)*)>) #bounds;
         }
     });
     let (mut describes, mut stores, mut moves, mut frees) = (vec![], vec![], vec![], vec![]);
@@ -424,8 +448,8 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
             const PADDED: bool = ::std::mem::size_of::<Self>() > ::std::mem::size_of::<#tag>();
 
             fn describe(types: &mut ::caliburn::typed::Types) -> ::std::string::String {
-                let name = #full_name;
-                types.define::<Self>("enum", &name, |definition| { #(#describes)* })
+                let parameters = #parameters;
+                types.define::<Self>(#what, #base, &parameters, |definition| { #(#describes)* })
             }
 
             #[allow(unused_variables, unused_unsafe)]

@@ -4,7 +4,7 @@ use crate::guard::Mut;
 use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Init, Recoverable, Taken, Yes, free_all, relocate, take};
-use crate::tx::Tx;
+use crate::tx::{Tx, making};
 use std::fmt;
 use std::ops::Index;
 use std::{ptr, slice};
@@ -135,17 +135,22 @@ unsafe impl<T: Recoverable> Recoverable for PVecDeque<T> {
     }
 
     unsafe fn free(this: *mut Self, tx: Tx<'_>) {
-        // SAFETY: the queue owns its memory and the values in it.
+        /// Frees what the values own.
+        unsafe fn contents<T: Recoverable>(at: *mut u8, tx: Tx<'_>, count: usize) {
+            // SAFETY: so many values are there, see below.
+            unsafe { free_all(at.cast::<T>(), count, tx) }
+        }
+        // SAFETY: the queue owns its memory and the values in it, which lie in two parts.
         unsafe {
-            if (*this).capacity == 0 {
-                return;
+            if (*this).capacity > 0 {
+                let (front, back) = (*this).as_slices();
+                let parts = [(front.as_ptr(), front.len()), (back.as_ptr(), back.len())];
+                let items = (*this).items.get();
+                for (part, count) in parts {
+                    tx.later(part.cast_mut().cast(), count, contents::<T>, false);
+                }
+                tx.free_counted(items.cast(), 0, contents::<T>);
             }
-            let (front, back) = (*this).as_slices();
-            let (front, back) = ((front.as_ptr(), front.len()), (back.as_ptr(), back.len()));
-            let items = (*this).items.get();
-            free_all(front.0.cast_mut(), front.1, tx);
-            free_all(back.0.cast_mut(), back.1, tx);
-            tx.free(items);
         }
     }
 }
@@ -200,7 +205,7 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PVecDeque<T>> {
         unsafe {
             let slot = self.items.get().add(self.place(self.len()));
             self.tx().declare(slot, 1);
-            value.init(slot, self.tx());
+            making(self.tx(), || value.init(slot, self.tx()));
             (*this).len += 1;
         }
     }
@@ -214,7 +219,7 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PVecDeque<T>> {
         unsafe {
             let slot = self.items.get().add(first);
             self.tx().declare(slot, 1);
-            value.init(slot, self.tx());
+            making(self.tx(), || value.init(slot, self.tx()));
             (*this).first = first as u64;
             (*this).len += 1;
         }

@@ -2,6 +2,7 @@
 
 use crate::guard::Mut;
 use crate::recoverable::{Init, Recoverable, Taken, take};
+use crate::tx::making;
 use std::borrow::Borrow;
 use std::fmt;
 
@@ -161,7 +162,7 @@ impl<'a, 'id, M: Places> OccupiedEntry<'a, 'id, M> {
         // SAFETY: the value of an entry, declared, is taken out and another put there.
         unsafe {
             let before = take(place, tx);
-            value.init(place, tx);
+            making(tx, || value.init(place, tx));
             before
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::recoverable::{Fields, Init, No, Recoverable};
-use crate::tx::Tx;
+use crate::tx::{Tx, making};
 use caliburn_os::simulated::planted;
 use std::fmt;
 use std::marker::PhantomData;
@@ -83,7 +83,7 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, T> {
             if !planted("typed-old-value-kept") {
                 T::free(self.at, self.tx);
             }
-            value.init(self.at, self.tx);
+            making(self.tx, || value.init(self.at, self.tx));
         }
     }
 
@@ -225,7 +225,7 @@ impl<'id, T: Recoverable> Owned<'id, T> {
     pub fn new<I: Init<'id, T>>(value: I, tx: Tx<'id>) -> Owned<'id, T> {
         let mut made = Box::<T>::new_uninit();
         // SAFETY: memory for a value, outside of the heap: nothing is to be declared.
-        unsafe { value.init(made.as_mut_ptr(), tx) };
+        unsafe { making(tx, || value.init(made.as_mut_ptr(), tx)) };
         Owned { value: made, tx }
     }
 
@@ -247,7 +247,10 @@ impl<T: Recoverable> Deref for Owned<'_, T> {
 
 impl<T: Recoverable> Drop for Owned<'_, T> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if self.tx.is_frozen() {
+            return;
+        }
+        if self.tx.is_unwinding() {
             // Freeing may find no room, and what unwinds must not unwind again.
             return self.tx.spoil(Error::Unwound);
         }

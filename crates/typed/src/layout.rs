@@ -7,17 +7,18 @@
 //! struct Bank 40 8
 //!   accounts 0 PHashMap<PString, Account>
 //!   transfers 32 u64
-//! enum Kind 16 8
+//! enum Kind 16 8 u8
 //!   Open 0
 //!     0 8 i64
 //!   Closed 1
 //! ```
 //!
-//! After the name of a type its size and alignment in bytes; after the name of a field its offset and type; after that of
+//! After the name of a type its size and alignment in bytes, and the type of an enum's tag; after the name of a field its offset and type; after that of
 //! a variant its tag. The types of the language and of this crate are known by their names. Two types of one name are
-//! told apart by a number behind it.
+//! told apart by a number behind it, and so is one that is called as one of those is.
 
 use crate::recoverable::Recoverable;
+use caliburn_os::simulated::unless;
 use std::any::TypeId;
 use std::fmt::Write;
 
@@ -33,9 +34,55 @@ pub struct Types {
 #[derive(Debug)]
 struct Defined {
     id: TypeId,
+    /// As it calls itself, with the names of its parameters.
+    called: (String, String),
     name: String,
     text: String,
 }
+
+/// Names of the types of the language and of this crate, which no other type has without a number.
+const KNOWN: [&str; 40] = [
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "u128",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "i128",
+    "f32",
+    "f64",
+    "bool",
+    "char",
+    "Option",
+    "PhantomData",
+    "NonZeroU8",
+    "NonZeroU16",
+    "NonZeroU32",
+    "NonZeroU64",
+    "NonZeroU128",
+    "NonZeroI8",
+    "NonZeroI16",
+    "NonZeroI32",
+    "NonZeroI64",
+    "NonZeroI128",
+    "PBox",
+    "PRc",
+    "PWeak",
+    "PVec",
+    "PVecDeque",
+    "PString",
+    "PHashMap",
+    "PHashSet",
+    "PBTreeMap",
+    "PBTreeSet",
+    "PSlotMap",
+    "SlotKey",
+    "usize",
+    "isize",
+];
 
 /// The layout of a type, being written down.
 #[derive(Debug)]
@@ -59,27 +106,31 @@ impl Types {
         T::describe(self)
     }
 
-    /// Notes the layout of a struct (`what`: `struct`) or an enum, if that was not done; its name in the record.
+    /// Notes the layout of a struct or an enum (`what`, with what follows its size), if that was not done; its name in the
+    /// record. `parameters`: as they are written behind the name, or nothing.
     pub fn define<T: Recoverable>(
         &mut self,
         what: &str,
-        name: &str,
+        base: &str,
+        parameters: &str,
         body: impl FnOnce(&mut Definition<'_>),
     ) -> String {
         let id = TypeId::of::<T>();
         if let Some(defined) = self.defined.iter().find(|defined| defined.id == id) {
             return defined.name.clone();
         }
-        let same = |defined: &&Defined| defined.name.split('\'').next() == Some(name);
-        let name = match self.defined.iter().filter(same).count() {
-            0 => name.to_owned(),
-            others => format!("{name}'{}", others + 1),
-        };
+        let called = (base.to_owned(), parameters.to_owned());
+        let others = self.defined.iter().filter(|defined| defined.called == called).count();
+        let ours = ["option", "tuple"].contains(&what);
+        let number = 1 + others + usize::from(!ours && unless("typed-names-shared", KNOWN.contains(&base)));
+        let name =
+            if number == 1 { format!("{base}{parameters}") } else { format!("{base}'{number}{parameters}") };
         // Before the fields: a type may be reached from itself.
         let at = self.defined.len();
-        self.defined.push(Defined { id, name: name.clone(), text: String::new() });
-        let text = format!("{what} {name} {} {}\n", size_of::<T>(), align_of::<T>());
-        let mut definition = Definition { types: self, text };
+        self.defined.push(Defined { id, called, name: name.clone(), text: String::new() });
+        let (kind, rest) = what.split_once(' ').unwrap_or((what, ""));
+        let text = format!("{kind} {name} {} {} {rest}", size_of::<T>(), align_of::<T>());
+        let mut definition = Definition { types: self, text: format!("{}\n", text.trim_end()) };
         body(&mut definition);
         let text = definition.text;
         self.defined[at].text = text;
@@ -88,7 +139,7 @@ impl Types {
 
     /// Notes where the compiler has put the value of an option.
     pub(crate) fn note_option<T: Recoverable>(&mut self, inner: &str) {
-        self.define::<Option<T>>("option", &format!("Option<{inner}>"), |definition| {
+        self.define::<Option<T>>("option", "Option", &format!("<{inner}>"), |definition| {
             definition.line(&format!("0 {} {inner}", size_of::<Option<T>>() - size_of::<T>()));
         });
     }
@@ -96,7 +147,7 @@ impl Types {
     /// Notes where the compiler has put the fields of a tuple.
     pub(crate) fn note_tuple<T: Recoverable>(&mut self, names: &[String], offsets: &[usize]) -> String {
         let comma = if names.len() == 1 { "," } else { "" };
-        self.define::<T>("tuple", &format!("({}{comma})", names.join(", ")), |definition| {
+        self.define::<T>("tuple", "", &format!("({}{comma})", names.join(", ")), |definition| {
             for (i, (name, offset)) in names.iter().zip(offsets).enumerate() {
                 definition.line(&format!("{i} {offset} {name}"));
             }

@@ -4,10 +4,11 @@ use crate::error::Error;
 use crate::guard::Mut;
 use crate::layout::{self, Types};
 use crate::recoverable::{Init, Recoverable};
+use crate::shared::PWeak;
 use crate::turns::{Reading, Turns, Writing};
 use crate::tx::{Core, Tx, is_out_of_room};
 use caliburn_engine::{Class, Store, Ticket};
-use caliburn_heap::{Heap, Place};
+use caliburn_heap::{Heap, Place, Statistics};
 use caliburn_os::simulated::{planted, unless};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -218,7 +219,7 @@ impl<R: Recoverable> Objects<R> {
     pub fn read(&self) -> View<'_, R> {
         let turn = self.inner.turns.read();
         // SAFETY: nothing is changed while there are views.
-        View { root: unsafe { &*self.root() }, _turn: turn }
+        View { root: unsafe { &*self.root() }, heap: &self.inner.heap, _turn: turn }
     }
 
     #[inline(always)]
@@ -231,15 +232,22 @@ impl<R: Recoverable> Objects<R> {
     /// # Errors
     /// [`Error::NotTyped`] when the record was overwritten.
     pub fn types(&self) -> Result<String, Error> {
-        let place = self.heap().root(TYPES).ok_or_else(|| Error::NotTyped {
-            heap: self.heap().name().to_owned(),
-            why: "the root of its types was taken away".to_owned(),
-        })?;
-        read_types(self.heap(), place)
+        let heap = &self.inner.heap;
+        let gone =
+            || Error::NotTyped { heap: heap.name().to_owned(), why: "its types are not named".to_owned() };
+        read_types(heap, heap.root(TYPES).ok_or_else(gone)?)
     }
 
-    /// The heap.
-    pub fn heap(&self) -> &Heap {
+    /// What the heap holds.
+    pub fn statistics(&self) -> Statistics {
+        self.inner.heap.statistics()
+    }
+
+    /// The heap, for tools that look at its bytes.
+    ///
+    /// # Safety
+    /// Nothing of it is changed: no transaction on it is begun, nothing is stored to its regions.
+    pub unsafe fn heap(&self) -> &Heap {
         &self.inner.heap
     }
 
@@ -389,7 +397,26 @@ fn run<T, E: From<Error>>(
 /// The objects as the last transaction has left them. While it is alive, none begins.
 pub struct View<'o, R> {
     root: &'o R,
+    heap: &'o Heap,
     _turn: Reading<'o>,
+}
+
+impl<R> View<'_, R> {
+    /// The object of a weak pointer among these objects, if it still has owners.
+    ///
+    /// # Panics
+    /// If the pointer is in another heap.
+    pub fn weak<'v, T>(&'v self, pointer: &'v PWeak<T>) -> Option<&'v T> {
+        let region = self.heap.region();
+        let offset = pointer.address().addr().wrapping_sub(region.as_ptr().addr());
+        assert!(
+            !pointer.has_owners() || offset < region.len(),
+            "the object is in another heap than {:?}",
+            self.heap.name()
+        );
+        // SAFETY: nothing of this heap is changed while the view is alive.
+        unsafe { pointer.object() }
+    }
 }
 
 impl<R> Deref for View<'_, R> {

@@ -101,6 +101,7 @@ unsafe impl<T: Recoverable> Recoverable for PBox<T> {
     type Pointers = Yes;
     type Borrowed = PBox<T>;
     const PADDED: bool = false;
+    const NONE_IS_WHOLE: bool = true;
 
     fn describe(types: &mut Types) -> String {
         format!("PBox<{}>", types.name_of::<T>())

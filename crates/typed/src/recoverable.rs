@@ -40,6 +40,8 @@ pub unsafe trait Recoverable: Sized + Send + Sync + 'static {
     type Borrowed: ?Sized;
     /// Whether there are bytes in it that belong to no field.
     const PADDED: bool;
+    /// Whether `None` of an option of it says something about all of its bytes: others leave them as they are.
+    const NONE_IS_WHOLE: bool = false;
 
     /// Its name, with the layout of what it is made of noted in `types`.
     fn describe(types: &mut Types) -> String;
@@ -198,12 +200,13 @@ pub(crate) unsafe fn free_all<T: Recoverable>(at: *mut T, count: usize, tx: Tx<'
 }
 
 macro_rules! plain {
-    ($($type:ident)*) => {$(
+    ($whole:literal: $($type:ident)*) => {$(
         // SAFETY: it holds no address, and its bytes mean the same everywhere (little-endian machines only).
         unsafe impl Recoverable for $type {
             type Pointers = No;
             type Borrowed = Self;
             const PADDED: bool = false;
+            const NONE_IS_WHOLE: bool = $whole;
 
             fn describe(_types: &mut Types) -> String {
                 stringify!($type).to_owned()
@@ -227,7 +230,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64 bool char);
+plain!(false: u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64 bool char);
 
 // SAFETY: nothing is in it.
 unsafe impl Recoverable for () {
@@ -247,7 +250,7 @@ unsafe impl<'id> Init<'id, ()> for () {
     unsafe fn init(self, _to: *mut (), _tx: Tx<'id>) {}
 }
 
-plain!(NonZeroU8 NonZeroU16 NonZeroU32 NonZeroU64 NonZeroU128 NonZeroI8 NonZeroI16 NonZeroI32 NonZeroI64 NonZeroI128);
+plain!(true: NonZeroU8 NonZeroU16 NonZeroU32 NonZeroU64 NonZeroU128 NonZeroI8 NonZeroI16 NonZeroI32 NonZeroI64 NonZeroI128);
 
 // SAFETY: nothing is in it.
 unsafe impl<T: Recoverable> Recoverable for PhantomData<T> {
@@ -315,7 +318,7 @@ unsafe impl<'id, T: Recoverable, I: Init<'id, T>, const N: usize> Init<'id, [T; 
 unsafe impl<T: Recoverable> Recoverable for Option<T> {
     type Pointers = T::Pointers;
     type Borrowed = Self;
-    const PADDED: bool = T::PADDED || size_of::<Option<T>>() > size_of::<T>();
+    const PADDED: bool = T::PADDED || !T::NONE_IS_WHOLE;
 
     fn describe(types: &mut Types) -> String {
         let inner = types.name_of::<T>();

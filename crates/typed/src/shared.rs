@@ -124,15 +124,25 @@ impl<T> PWeak<T> {
         PWeak(Link::NONE)
     }
 
+    /// Whether the object still has owners. To read it: [`View::weak`](crate::View::weak), and in a transaction
+    /// [`PWeak::upgrade`].
+    pub fn has_owners(&self) -> bool {
+        // SAFETY: the pointer keeps the counts.
+        !self.0.is_none() && unsafe { (&raw const (*self.0.get()).strong).read() > 0 }
+    }
+
     /// The object, if it still has owners.
-    pub fn get(&self) -> Option<&T> {
-        if self.0.is_none() {
-            return None;
-        }
-        let counted = self.0.get();
-        // SAFETY: the pointer keeps the counts; an object with owners is there, and changes only while no other pointer
-        // leads to it.
-        unsafe { ((&raw const (*counted).strong).read() > 0).then(|| &(*counted).value) }
+    ///
+    /// # Safety
+    /// Nothing is freed while the reference lives.
+    pub(crate) unsafe fn object<'v>(&self) -> Option<&'v T> {
+        // SAFETY: an object with owners is there, and stays by the caller's word.
+        self.has_owners().then(|| unsafe { &(*self.0.get()).value })
+    }
+
+    /// Where the counts are.
+    pub(crate) fn address(&self) -> *const u8 {
+        self.0.get().cast()
     }
 }
 
@@ -142,7 +152,9 @@ impl<T: Recoverable> PWeak<T> {
     /// # Panics
     /// As [`PRc::share`].
     pub fn upgrade<'id>(&self, tx: Tx<'id>) -> Option<Owned<'id, PRc<T>>> {
-        self.get()?;
+        if !self.has_owners() {
+            return None;
+        }
         tx.check_holds(self.0.get());
         Some(Owned::new(Owner(self.0.get()), tx))
     }

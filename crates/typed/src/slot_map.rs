@@ -4,7 +4,7 @@
 use crate::guard::Mut;
 use crate::layout::Types;
 use crate::recoverable::{Init, No, Recoverable, Taken, Yes, take};
-use crate::tx::Tx;
+use crate::tx::{Tx, making};
 use crate::vec::PVec;
 use caliburn_os::simulated::planted;
 use std::fmt;
@@ -63,14 +63,13 @@ impl<T> fmt::Debug for SlotKey<T> {
 }
 
 // SAFETY: two numbers.
-unsafe impl<T: 'static> Recoverable for SlotKey<T> {
+unsafe impl<T: Recoverable> Recoverable for SlotKey<T> {
     type Pointers = No;
     type Borrowed = SlotKey<T>;
     const PADDED: bool = false;
 
-    fn describe(_types: &mut Types) -> String {
-        // Not by what it is a key of: that may be what the key is in.
-        "SlotKey".to_owned()
+    fn describe(types: &mut Types) -> String {
+        format!("SlotKey<{}>", types.name_of::<T>())
     }
 
     unsafe fn store(from: *const Self, to: *mut Self) {
@@ -80,7 +79,7 @@ unsafe impl<T: 'static> Recoverable for SlotKey<T> {
 }
 
 // SAFETY: the value is stored.
-unsafe impl<'id, T: 'static> Init<'id, SlotKey<T>> for SlotKey<T> {
+unsafe impl<'id, T: Recoverable> Init<'id, SlotKey<T>> for SlotKey<T> {
     unsafe fn init(self, to: *mut SlotKey<T>, _tx: Tx<'id>) {
         // SAFETY: the caller's word.
         unsafe { to.write(self) }
@@ -280,7 +279,7 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PSlotMap<T>> {
         unsafe {
             tx.declare(slot, 1);
             tx.declare(this, 1);
-            value.init((&raw mut (*slot).value).cast(), tx);
+            making(tx, || value.init((&raw mut (*slot).value).cast(), tx));
             (*this).free = (*slot).next;
             (*this).len += 1;
             (*slot).generation += 1;

@@ -29,6 +29,11 @@ pub(crate) struct Core<'h> {
     base: usize,
     /// Keys of the heap's hash function.
     hash_keys: [u64; 2],
+    /// It cannot commit any more, and nothing is changed any more: what an operation has left half done is looked at, but
+    /// nothing is built on it.
+    frozen: Cell<bool>,
+    /// The thread was unwinding when the transaction began, in a destructor.
+    unwinding: bool,
     rare: OnceCell<Box<Rare>>,
 }
 
@@ -73,6 +78,8 @@ impl<'h> Core<'h> {
             tx: UnsafeCell::new(tx),
             base: heap.region().as_ptr().expose_provenance(),
             hash_keys,
+            frozen: Cell::new(false),
+            unwinding: std::thread::panicking(),
             rare: OnceCell::new(),
         }
     }
@@ -123,6 +130,18 @@ impl<'id> Tx<'id> {
         self.core().hash_keys
     }
 
+    /// The transaction of the heap.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "one at a time, see below")]
+    fn work(&self) -> &mut HeapTransaction<'id> {
+        let core = self.core();
+        if unless("typed-frozen-changes", core.frozen.get()) {
+            self.refuse();
+        }
+        // SAFETY: this thread alone works with the core, and nothing that is done with the reference calls back.
+        unsafe { &mut *core.tx.get() }
+    }
+
     /// Declares bytes that are about to change.
     #[inline(always)]
     pub(crate) fn declare<T>(self, at: *const T, count: usize) {
@@ -131,8 +150,7 @@ impl<'id> Tx<'id> {
         if len == 0 {
             return;
         }
-        // SAFETY: this thread alone works with the core, and nothing below calls back.
-        let tx = unsafe { &mut *core.tx.get() };
+        let tx = self.work();
         if planted("typed-undeclared") && len < 16 {
             return;
         }
@@ -165,9 +183,7 @@ impl<'id> Tx<'id> {
 
     /// Takes memory. What is stored there is to be declared.
     pub(crate) fn allocate_bytes(self, len: usize, align: usize) -> *mut u8 {
-        let core = self.core();
-        // SAFETY: as in `declare`.
-        let tx = unsafe { &mut *core.tx.get() };
+        let (core, tx) = (self.core(), self.work());
         let len = len.max(1);
         match tx.allocate_aligned(len as u64, align.max(16) as u64) {
             Ok(place) => std::ptr::with_exposed_provenance_mut(core.base + place.0 as usize),
@@ -187,9 +203,7 @@ impl<'id> Tx<'id> {
     /// Gives an object up, whose contents own nothing any more. Its bytes stay until the commit.
     pub(crate) fn free<T>(self, at: *const T) {
         let place = self.place(at.cast());
-        // SAFETY: as in `declare`.
-        let tx = unsafe { &mut *self.core().tx.get() };
-        if let Err(error) = tx.free(place) {
+        if let Err(error) = self.work().free(place) {
             self.fail(error.into());
         }
     }
@@ -235,14 +249,31 @@ impl<'id> Tx<'id> {
 
     /// Names an object, or takes the name away.
     pub(crate) fn set_root<T>(self, name: &str, at: *const T) {
-        // SAFETY: as in `declare`.
-        let tx = unsafe { &mut *self.core().tx.get() };
-        tx.set_root(name, Some(self.place(at.cast()))).unwrap_or_else(|error| self.fail(error.into()));
+        self.work()
+            .set_root(name, Some(self.place(at.cast())))
+            .unwrap_or_else(|error| self.fail(error.into()));
     }
 
-    /// Lets the transaction end, but not by a commit.
+    /// Lets the transaction end, but not by a commit, and be left as it is until then.
     pub(crate) fn spoil(self, error: Error) {
+        self.core().frozen.set(true);
         self.core().rare().failure.borrow_mut().get_or_insert(error);
+    }
+
+    /// Whether nothing is changed any more.
+    pub(crate) fn is_frozen(self) -> bool {
+        self.core().frozen.get()
+    }
+
+    /// Whether a panic of this transaction's unwinds.
+    pub(crate) fn is_unwinding(self) -> bool {
+        std::thread::panicking() && !self.core().unwinding
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refuse(self) -> ! {
+        panic::resume_unwind(Box::new(OutOfRoom))
     }
 
     /// Refuses a pointer into another heap.
@@ -259,4 +290,23 @@ impl<'id> Tx<'id> {
         self.spoil(error);
         panic::resume_unwind(Box::new(OutOfRoom))
     }
+}
+
+/// Spoils a transaction when the making of a value panics: it may have been half made in its place.
+struct Spoils<'id>(Tx<'id>);
+
+impl Drop for Spoils<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.0.spoil(Error::Unwound);
+    }
+}
+
+/// Does what makes a value in its place, with code of the program's.
+#[inline(always)]
+pub(crate) fn making<T>(tx: Tx<'_>, make: impl FnOnce() -> T) -> T {
+    let spoils = Spoils(tx);
+    let made = make();
+    std::mem::forget(spoils);
+    made
 }

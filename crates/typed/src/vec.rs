@@ -4,7 +4,7 @@ use crate::guard::{Mut, Owned};
 use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Init, No, Recoverable, Taken, Yes, free_all, relocate, take, turn};
-use crate::tx::Tx;
+use crate::tx::{Tx, making};
 use caliburn_os::simulated::unless;
 use std::cmp::Ordering;
 use std::fmt;
@@ -243,6 +243,7 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, PVec<T>> {
         let (this, tx, len, old) = (self.as_ptr(), self.tx(), self.len(), self.capacity());
         let from = self.items();
         if size_of::<T>() == 0 {
+            assert!(capacity <= usize::MAX >> 1, "so many values do not fit any memory");
             tx.declare(this, 1);
             // A byte that is never used, so that there is something to lead to.
             let to = if old == 0 { tx.allocate::<T>(1) } else { from };
@@ -296,7 +297,7 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, PVec<T>> {
         unsafe {
             let slot = self.items().add(len);
             self.tx().declare(slot, 1);
-            value.init(slot, self.tx());
+            making(self.tx(), || value.init(slot, self.tx()));
         }
         self.set_len(len + 1);
     }
@@ -323,7 +324,7 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, PVec<T>> {
         unsafe {
             let slot = self.items().add(index);
             self.tx().declare(slot, len - index + 1);
-            value.init(slot.add(len - index), self.tx());
+            making(self.tx(), || value.init(slot.add(len - index), self.tx()));
             self.set_len(len + 1);
             turn(slot, len - index);
         }

@@ -176,7 +176,7 @@ fn what_an_owner_held_is_freed_with_it_also_a_million_deep() {
         let options = caliburn::Store::options().create(true).policy(policy).log_bytes(1 << 30).clone();
         let store = options.open(dir.path().join("store")).unwrap();
         let bank = objects::<Bank>(&store);
-        let before = allocated(bank.heap());
+        let before = allocated(&bank);
         const DEPTH: u64 = 1_000_000;
         bank.transact_in::<_, Error>(Class::Process, |mut bank| {
             let mut fields = bank.fields();
@@ -190,13 +190,13 @@ fn what_an_owner_held_is_freed_with_it_also_a_million_deep() {
             Ok(())
         })
         .unwrap();
-        assert!(allocated(bank.heap()) > before + DEPTH);
+        assert!(allocated(&bank) > before + DEPTH);
         bank.transact_in::<_, Error>(Class::Process, |mut bank| {
             bank.set(Bank::default());
             Ok(())
         })
         .unwrap();
-        assert_eq!(allocated(bank.heap()), before);
+        assert_eq!(allocated(&bank), before);
     }
 }
 
@@ -210,7 +210,7 @@ fn a_transaction_that_finds_no_room_is_undone_and_says_why() {
         bank.fields().accounts.extend([("ann", AccountInit { owner: "ann", balance: 1, kind: Kind::Plain })])
     })
     .unwrap();
-    let before = allocated(bank.heap());
+    let before = allocated(&bank);
     for caught in [false, true] {
         let error = bank
             .update(|mut bank| {
@@ -233,7 +233,7 @@ fn a_transaction_that_finds_no_room_is_undone_and_says_why() {
         assert!(matches!(error, Error::Range(_)), "{error}");
         assert_eq!(bank.read().accounts.len(), 1);
         assert_eq!(bank.read().accounts["ann"].balance, 1);
-        assert_eq!(allocated(bank.heap()), before);
+        assert_eq!(allocated(&bank), before);
     }
     bank.update(|mut bank| *bank.fields().transfers += 1).unwrap();
 }
@@ -275,7 +275,7 @@ fn the_record_names_types_fields_and_offsets() {
     let text = text.split_once("\nroot ").unwrap().1;
     let wanted = "Bank\nstruct Bank 80 8\n  accounts 0 PHashMap<PString, Account>\n  transfers 40 u64\n  log 48 PVec<Event>\n  \
                   first 72 Option<PBox<Node>>\nstruct Account 56 8\n  owner 0 PString\n  balance 24 i64\n  kind 32 Kind\n\
-                  enum Kind 24 8\n  Plain 0\n  Limited 7\n    0 4 u32\n  Joint 8\n    with 8 u64\n    since 16 u16\n";
+                  enum Kind 24 8 u8\n  Plain 0\n  Limited 7\n    0 4 u32\n  Joint 8\n    with 8 u64\n    since 16 u16\n";
     assert!(text.starts_with(wanted), "{text}");
 }
 

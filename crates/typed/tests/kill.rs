@@ -263,7 +263,7 @@ fn kills(policy: Policy, kills: u64) {
     let objects = open(&path, policy);
     assert!(objects.read().done > 100);
     objects.update(|mut root| root.set(Root::default())).unwrap();
-    let statistics = objects.heap().statistics();
+    let statistics = objects.statistics();
     let left = statistics.large_objects + statistics.classes.iter().map(|class| class.objects).sum::<u64>();
     assert_eq!(left, 2, "objects beside the root and the record of its types");
 }

@@ -42,7 +42,7 @@ fn compare<R, M: Clone, O: Debug>(
 {
     let (dir, opened) = store_with(policy, verify);
     let objects: Objects<R> = objects(&opened);
-    let before = allocated(objects.heap());
+    let before = allocated(&objects);
     for (operations, end) in transactions {
         let mut next = model.clone();
         let done = catch_unwind(AssertUnwindSafe(|| {
@@ -74,7 +74,7 @@ fn compare<R, M: Clone, O: Debug>(
     let objects: Objects<R> = Objects::open(&opened, "objects").unwrap();
     same(&objects.read(), &model);
     objects.update(|mut root| empty(&mut root)).unwrap();
-    assert_eq!(allocated(objects.heap()), before, "objects that nothing leads to");
+    assert_eq!(allocated(&objects), before, "objects that nothing leads to");
 }
 
 #[derive(Debug, Clone)]

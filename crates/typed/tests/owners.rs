@@ -100,7 +100,7 @@ proptest! {
     ) {
         let (_dir, store) = store(if undo { Policy::Undo } else { Policy::Redo });
         let root: Objects<Root> = objects(&store);
-        let before = allocated(root.heap());
+        let before = allocated(&root);
         let mut model = Model::default();
         for some in steps.chunks(40) {
             root.transact_in::<_, Error>(Class::Process, |mut root| {
@@ -121,7 +121,7 @@ proptest! {
         prop_assert!(done.is_err());
         same(&root.read(), &model);
         root.update(|mut root| root.set(Root::default())).unwrap();
-        prop_assert_eq!(allocated(root.heap()), before);
+        prop_assert_eq!(allocated(&root), before);
     }
 }
 
@@ -150,7 +150,7 @@ fn an_object_goes_with_its_last_owner_and_weak_pointers_know() {
     for policy in [Policy::Redo, Policy::Undo] {
         let (_dir, store) = store(policy);
         let family: Objects<Family> = objects(&store);
-        let before = allocated(family.heap());
+        let before = allocated(&family);
         family
             .update(|mut root| {
                 let tx = root.tx();
@@ -168,7 +168,7 @@ fn an_object_goes_with_its_last_owner_and_weak_pointers_know() {
         {
             let view = family.read();
             let bob = &view.people["bob"];
-            assert_eq!(bob.parent.get().unwrap().name, "ann");
+            assert_eq!(view.weak(&bob.parent).unwrap().name, "ann");
             assert_eq!(PRc::strong_count(bob.house.as_ref().unwrap()), 2);
             assert!(PRc::ptr_eq(bob.house.as_ref().unwrap(), view.houses[0].as_ref().unwrap()));
         }
@@ -183,8 +183,8 @@ fn an_object_goes_with_its_last_owner_and_weak_pointers_know() {
                 drop(fields.people.remove("ann"));
                 assert_eq!(again.name, "ann");
                 drop(again);
-                assert!(fields.oldest.get().is_none() && fields.oldest.upgrade(tx).is_none());
-                assert!(fields.people["bob"].parent.get().is_none());
+                assert!(!fields.oldest.has_owners() && fields.oldest.upgrade(tx).is_none());
+                assert!(!fields.people["bob"].parent.has_owners());
                 fields.houses.clear();
                 assert_eq!(PRc::strong_count(fields.people["bob"].house.as_ref().unwrap()), 1);
                 let Entry::Occupied(mut bob) = fields.people.entry("bob") else { unreachable!() };
@@ -198,7 +198,7 @@ fn an_object_goes_with_its_last_owner_and_weak_pointers_know() {
             Some("in the hills")
         );
         family.update(|mut root| root.set(Family::default())).unwrap();
-        assert_eq!(allocated(family.heap()), before);
+        assert_eq!(allocated(&family), before);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::guard::{Mut, Owned};
 use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Init, Recoverable, Taken, Yes, free_all, relocate, take};
-use crate::tx::Tx;
+use crate::tx::{Tx, making};
 use caliburn_os::simulated::{even_if, unless};
 use iter::Walk;
 use node::{FEWEST, Leaf, MOST, Node};
@@ -596,16 +596,15 @@ where
     pub fn append(&mut self, other: &mut Mut<'_, 'id, PBTreeMap<K, V>>) {
         while let Some(first) = Path::first_of(other) {
             let (node, index) = first.last();
-            // SAFETY: an entry of the other map.
-            let path = match Path::find::<K::Borrowed>(self, unsafe { (*node.key(index)).borrow() }) {
-                Some((path, true)) => {
-                    drop(self.take_path(path));
-                    // SAFETY: likewise.
-                    Path::find::<K::Borrowed>(self, unsafe { (*node.key(index)).borrow() })
-                        .map(|(path, _)| path)
-                }
-                found => found.map(|(path, _)| path),
-            };
+            // SAFETY: an entry of the other map, which stays until it is moved.
+            let key = || -> &K::Borrowed { unsafe { (*node.key(index)).borrow() } };
+            let mut path = Path::find::<K::Borrowed>(self, key());
+            if let Some((equal, true)) = path {
+                drop(self.take_path(equal));
+                // A place in a leaf, whatever the keys say of their order this time.
+                path = Path::leaf_place(self, |there| there.borrow() < key()).map(|path| (path, false));
+            }
+            let path = path.map(|(path, _)| path);
             self.put_from(other, first, path);
         }
     }
@@ -637,8 +636,10 @@ where
         let tx = map.tx();
         // SAFETY: an entry's place, declared, is filled.
         map.put(path, |k, v| unsafe {
-            key.init(k, tx);
-            value.init(v, tx);
+            making(tx, || {
+                key.init(k, tx);
+                value.init(v, tx);
+            });
         })
     }
 

@@ -83,18 +83,23 @@ impl<K, V> Path<K, V> {
         }
     }
 
-    /// The first entry that is not before a bound.
-    pub fn first_not_before(map: &PBTreeMap<K, V>, mut before: impl FnMut(&K) -> bool) -> Option<Path<K, V>> {
+    /// The place in a leaf behind all entries that are before a bound.
+    pub fn leaf_place(map: &PBTreeMap<K, V>, mut before: impl FnMut(&K) -> bool) -> Option<Path<K, V>> {
         let (mut path, mut node) = Path::from_root(map)?;
         loop {
             let order = |there: &K| if before(there) { Ordering::Less } else { Ordering::Greater };
             let (index, _) = node.search(order);
             path.push(node, index);
             if node.height == 0 {
-                break;
+                return Some(path);
             }
             node = node.child(index);
         }
+    }
+
+    /// The first entry that is not before a bound.
+    pub fn first_not_before(map: &PBTreeMap<K, V>, before: impl FnMut(&K) -> bool) -> Option<Path<K, V>> {
+        let path = Path::leaf_place(map, before)?;
         let (leaf, index) = path.last();
         if index < leaf.len() { Some(path) } else { path.up_to_next() }
     }

@@ -13,7 +13,7 @@ use crate::hash::StoreHasher;
 use crate::layout::Types;
 use crate::link::Link;
 use crate::recoverable::{Answer, Init, Recoverable, Taken, Yes, take};
-use crate::tx::Tx;
+use crate::tx::{Tx, making};
 use caliburn_os::simulated::planted;
 use std::borrow::Borrow;
 use std::fmt;
@@ -376,7 +376,7 @@ where
         self.set(PHashMap::new());
     }
 
-    /// Keeps the entries for which `keep` holds, and frees the others. If it panics, those that it has refused are gone.
+    /// Keeps the entries for which `keep` holds, and frees the others. If it panics, all are there.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, Mut<'_, 'id, V>) -> bool) {
         let tx = self.tx();
         let mut entries = IterMut::new(self.reborrow());
@@ -558,8 +558,10 @@ where
         // SAFETY: a slot that holds no entry, declared, is filled.
         unsafe {
             tx.declare(slot, 1);
-            key.init(&raw mut (*slot).key, tx);
-            value.init(&raw mut (*slot).value, tx);
+            making(tx, || {
+                key.init(&raw mut (*slot).key, tx);
+                value.init(&raw mut (*slot).value, tx);
+            });
             table.claim(tx, hash);
             &raw mut (*slot).value
         }

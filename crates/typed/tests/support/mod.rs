@@ -1,6 +1,5 @@
 //! Stores for tests.
 
-use caliburn::heap::Heap;
 use caliburn::typed::Init;
 use caliburn::{Objects, Recoverable};
 use caliburn::{Policy, Store};
@@ -24,9 +23,9 @@ pub fn objects<R: Recoverable + Default + for<'id> Init<'id, R>>(store: &Store) 
     Objects::open(store, "objects").unwrap()
 }
 
-/// Objects allocated in a heap.
+/// Objects that are allocated.
 #[allow(dead_code)]
-pub fn allocated(heap: &Heap) -> u64 {
-    let statistics = heap.statistics();
+pub fn allocated<R: Recoverable>(objects: &Objects<R>) -> u64 {
+    let statistics = objects.statistics();
     statistics.large_objects + statistics.classes.iter().map(|class| class.objects).sum::<u64>()
 }
