@@ -1,5 +1,5 @@
-//! `typed`: what typed objects cost. Debit-credit through guards, against the same by offsets; and maps with 8-byte keys
-//! and values, against those of the standard library and hashbrown, which survive nothing.
+//! `typed`: what typed objects cost. Debit-credit through guards, against the same by offsets; and maps with
+//! 8-byte keys and values, against those of the standard library and hashbrown, which survive nothing.
 
 use crate::Arguments;
 use crate::debit_credit::{self, Layout, Stream};
@@ -121,7 +121,7 @@ impl Typed {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     debit_credit::<false>(arguments, "redo", Policy::Redo)?;
     debit_credit::<true>(arguments, "undo", Policy::Undo)?;
     maps(arguments, "redo", Policy::Redo)?;

@@ -174,6 +174,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "threads --threads 1,2,8",
         "heap",
         "calls",
+        "typed --accounts 20000",
         "persistent --sizes 8,4096",
         "group-commit --threads 1,8",
         "restart --data-mb 64 --accounts 10000",

@@ -11,7 +11,7 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 6] = [
+const TREES: [Tree; 7] = [
     Tree {
         root: "crates/engine/src",
         floors: &[
@@ -52,6 +52,30 @@ const TREES: [Tree; 6] = [
         root: "crates/heap/src",
         floors: &["class", "meta", "span", "heap", "supply", "statistics", "transaction", "lib"],
         apart: &[],
+    },
+    Tree {
+        root: "crates/typed/src",
+        floors: &[
+            "error",
+            "hash",
+            "link",
+            "turns",
+            "value",
+            "entry",
+            "pbox",
+            "shared",
+            "vec",
+            "string",
+            "deque",
+            "slot_map",
+            "hash_map",
+            "btree_map",
+            "set",
+            "objects",
+            "map",
+            "lib",
+        ],
+        apart: &[("btree_map", "hash_map")],
     },
     Tree {
         root: "crates/os/src",

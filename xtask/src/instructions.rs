@@ -15,7 +15,7 @@ const TOLERANCE: f64 = 5.0;
 /// Transactions of a run; as many come before, uncounted.
 const COUNT: u64 = 10_000;
 
-const PATHS: [(&str, &[u32]); 6] = [
+const PATHS: [(&str, &[u32]); 8] = [
     // What the work takes by itself, and with an undo log written by hand.
     ("plain", &[8, 0]),
     ("floor", &[8, 0]),
@@ -23,6 +23,9 @@ const PATHS: [(&str, &[u32]); 6] = [
     ("undo", &[8, 64, 256, 4096, 0]),
     ("persistent", &[8, 0]),
     ("heap", &[64]),
+    // Debit-credit through guards.
+    ("typed-redo", &[0]),
+    ("typed-undo", &[0]),
 ];
 
 /// Counts and compares.

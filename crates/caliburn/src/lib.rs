@@ -122,3 +122,8 @@ pub mod prelude {
 #[doc = include_str!("../../../README.md")]
 #[cfg(doctest)]
 pub struct Readme;
+
+/// The examples of the guide to typed objects, run as tests.
+#[doc = include_str!("../../../docs/typed.md")]
+#[cfg(doctest)]
+pub struct Guide;

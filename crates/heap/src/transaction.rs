@@ -262,7 +262,7 @@ impl<'h> HeapTransaction<'h> {
 
     #[inline(never)]
     fn commit_all(self, class: Class) -> Result<(), HeapError> {
-        let ticket = self.make_lasting(class)?;
+        let ticket = self.make_lasting(class, false)?;
         Ok(ticket.map_or(Ok(()), Ticket::wait).map_err(caliburn_engine::CommitError::from)?)
     }
 
@@ -275,15 +275,11 @@ impl<'h> HeapTransaction<'h> {
     /// # Panics
     /// As [`HeapTransaction::commit`].
     pub fn commit_ticket(self, class: Class) -> Result<Ticket, HeapError> {
-        let store = self.heap.store.clone();
-        match self.make_lasting(class)? {
-            Some(ticket) => Ok(ticket),
-            // There is nothing to wait for.
-            None => Ok(store.begin(Mode::Restore)?.commit_ticket(Class::Process).map_err(HeapError::from)?),
-        }
+        Ok(self.make_lasting(class, true)?.expect("one was asked for"))
     }
 
-    /// Commits like [`HeapTransaction::commit`] with `Class::Process`, and asks for the force without waiting for it.
+    /// Commits like [`HeapTransaction::commit`] with `Class::Process`, and asks for the force without waiting for
+    /// it.
     ///
     /// # Errors
     /// As [`HeapTransaction::commit`].
@@ -294,9 +290,8 @@ impl<'h> HeapTransaction<'h> {
         self.commit_ticket(Class::Power)
     }
 
-    /// Commits. What there is to wait for, without locks.
-    #[inline]
-    fn make_lasting(mut self, class: Class) -> Result<Option<Ticket>, HeapError> {
+    /// Commits. What there is to wait for, without locks; a ticket in any case if it is wanted.
+    fn make_lasting(mut self, class: Class, wanted: bool) -> Result<Option<Ticket>, HeapError> {
         let heap = self.heap;
         if heap.store.verifies()
             && let Some((found, Some(object))) =
@@ -309,9 +304,9 @@ impl<'h> HeapTransaction<'h> {
         let passing = |of: &[Change]| !of[0].freed() && of[of.len() - 1].freed();
         let mut roots = self.rare.take().map(|rare| rare.roots).unwrap_or_default();
         let ticket = if roots.is_empty() && of_objects(&self.changes).all(passing) {
-            commit_inner(self.tx.take().expect("not spent"), class)?
+            commit_inner(self.tx.take().expect("not spent"), class, wanted)?
         } else {
-            self.commit_changes(class, passing, &mut roots)?
+            self.commit_changes((class, wanted), passing, &mut roots)?
         };
         // 4
         let changes = std::mem::take(&mut self.changes);
@@ -322,7 +317,7 @@ impl<'h> HeapTransaction<'h> {
     /// Commits with the words that tell of objects, and the roots.
     fn commit_changes(
         &mut self,
-        class: Class,
+        (class, wanted): (Class, bool),
         passing: impl Fn(&[Change]) -> bool,
         named: &mut [(String, Option<Place>)],
     ) -> Result<Option<Ticket>, HeapError> {
@@ -346,7 +341,7 @@ impl<'h> HeapTransaction<'h> {
             None => None,
         };
         // 3
-        let ticket = commit_inner(tx, class)?;
+        let ticket = commit_inner(tx, class, wanted)?;
         // Before anybody can reach them by a root.
         for change in of_objects(&lasting).map(|of| of[of.len() - 1]).filter(|change| !change.freed()) {
             heap.spans.get(change.span()).mark_allocated(change.object());
@@ -402,10 +397,10 @@ impl HeapTransaction<'_> {
     }
 }
 
-/// Commits; another class than the least is waited for later, without locks.
-fn commit_inner(tx: Transaction<'_>, class: Class) -> Result<Option<Ticket>, HeapError> {
+/// Commits; another class than the least is waited for later, without locks, by a ticket.
+fn commit_inner(tx: Transaction<'_>, class: Class, wanted: bool) -> Result<Option<Ticket>, HeapError> {
     Ok(match class {
-        Class::Process => tx.commit(class).map(|()| None),
+        Class::Process if !wanted => tx.commit(class).map(|()| None),
         _ => tx.commit_ticket(class).map(Some),
     }?)
 }

@@ -1,10 +1,10 @@
 //! Queues with two ends: a ring of values.
 
-use crate::guard::Mut;
-use crate::layout::Types;
 use crate::link::Link;
-use crate::recoverable::{Init, Recoverable, Taken, Yes, free_all, relocate, take};
-use crate::tx::{Tx, making};
+use crate::value::guard::Mut;
+use crate::value::layout::Types;
+use crate::value::recoverable::{Init, Recoverable, Taken, Yes, free_all, relocate, take};
+use crate::value::tx::{Tx, making};
 use std::fmt;
 use std::ops::Index;
 use std::{ptr, slice};

@@ -1,8 +1,8 @@
 //! Entries of maps, there or not: the same for all kinds of maps.
 
-use crate::guard::Mut;
-use crate::recoverable::{Init, Recoverable, Taken, take};
-use crate::tx::making;
+use crate::value::guard::Mut;
+use crate::value::recoverable::{Init, Recoverable, Taken, take};
+use crate::value::tx::making;
 use std::borrow::Borrow;
 use std::fmt;
 

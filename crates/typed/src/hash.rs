@@ -1,6 +1,6 @@
-//! The hash function of maps in a store. It is part of the format: what it gives for the same bytes and keys never
-//! changes. Multiplication to 128 bits, both halves folded into one, as in wyhash, with keys that are random for each
-//! heap.
+//! The hash function of maps in a store. It is part of the format: what it gives for the same bytes and keys
+//! never changes. Multiplication to 128 bits, both halves folded into one, as in wyhash, with keys that are
+//! random for each heap.
 
 use std::hash::{Hash, Hasher};
 

@@ -1,6 +1,6 @@
-//! Pointers between objects of a heap: how many bytes from where the pointer stands its object is. Following one is an
-//! addition, wherever the heap is mapped, and needs nothing but the pointer. What it costs is that a pointer that is
-//! moved must be told ([`Recoverable::moved`](crate::Recoverable::moved)).
+//! Pointers between objects of a heap: how many bytes from where the pointer stands its object is. Following
+//! one is an addition, wherever the heap is mapped, and needs nothing but the pointer. What it costs is that a
+//! pointer that is moved must be told ([`Recoverable::moved`](crate::Recoverable::moved)).
 //!
 //! Invariant: a link in a heap leads to an object of the same heap.
 

@@ -1,11 +1,12 @@
-//! Stores that are simply maps: a key, a value, nothing to be set up. What programs use that come from sled, redb or heed.
+//! Stores that are simply maps: a key, a value, nothing to be set up. What programs use that come from sled,
+//! redb or heed.
 
 use crate::btree_map::PBTreeMap;
 use crate::entry::AsKey;
 use crate::error::Error;
 use crate::hash_map::PHashMap;
 use crate::objects::Objects;
-use crate::recoverable::{Init, Recoverable};
+use crate::value::recoverable::{Init, Recoverable};
 use caliburn_engine::{Class, Store};
 use std::borrow::Borrow;
 use std::fmt;
@@ -17,9 +18,9 @@ macro_rules! map {
     ($name:ident, $map:ident, $text:literal, $($bound:ident)+) => {
         #[doc = $text]
         ///
-        /// Each call is a transaction of its own. For several changes at once, and for reading without copies, it is also
-        /// [`Objects`] whose root is the map: [`transact`](Objects::transact), [`read`](Objects::read). A handle: clones are
-        /// cheap.
+        /// Each call is a transaction of its own. For several changes at once, and for reading without copies,
+        /// it is also [`Objects`] whose root is the map: [`transact`](Objects::transact),
+        /// [`read`](Objects::read). A handle: clones are cheap.
         pub struct $name<K, V> {
             objects: Objects<$map<K, V>>,
             class: Class,
@@ -59,8 +60,8 @@ macro_rules! map {
                 Objects::create(path).map(Self::of)
             }
 
-            /// Opens the map of that name in a store, made if there is none. Different maps of a store can be changed at
-            /// the same time.
+            /// Opens the map of that name in a store, made if there is none. Different maps of a store can be
+            /// changed at the same time.
             ///
             /// # Errors
             /// As [`Objects::open`].

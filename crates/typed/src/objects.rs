@@ -1,12 +1,12 @@
 //! The objects of a heap, reached from one root: opening them, reading, and changing them in transactions.
 
 use crate::error::Error;
-use crate::guard::Mut;
-use crate::layout::{self, Types};
-use crate::recoverable::{Init, Recoverable};
 use crate::shared::PWeak;
 use crate::turns::{Reading, Turns, Writing};
-use crate::tx::{Core, Tx, is_out_of_room};
+use crate::value::guard::Mut;
+use crate::value::layout::{self, Types};
+use crate::value::recoverable::{Init, Recoverable};
+use crate::value::tx::{Core, Tx, is_out_of_room};
 use caliburn_engine::{Class, Store, Ticket};
 use caliburn_heap::{Heap, Place, Statistics};
 use caliburn_os::simulated::{planted, unless};
@@ -32,14 +32,14 @@ struct Anchor<R> {
     root: R,
 }
 
-/// Typed objects in a heap of a store, all of them reached from a root of type `R`. A handle: clones are cheap, and
-/// hold the store open.
+/// Typed objects in a heap of a store, all of them reached from a root of type `R`. A handle: clones are cheap,
+/// and hold the store open.
 ///
 /// **Concurrency.** One writer and any number of readers: [`write`](Objects::write) and
-/// [`transact`](Objects::transact) wait until no [`View`] is alive and no other transaction on these objects is open;
-/// [`read`](Objects::read) waits until no transaction is. So a reader never sees a transaction that is not committed, and a
-/// transaction is never disturbed. Threads that write in parallel use several heaps of a store. A thread that would
-/// wait for itself, since it holds a `View` and asks for a transaction, panics.
+/// [`transact`](Objects::transact) wait until no [`View`] is alive and no other transaction on these objects is
+/// open; [`read`](Objects::read) waits until no transaction is. So a reader never sees a transaction that is
+/// not committed, and a transaction is never disturbed. Threads that write in parallel use several heaps of a
+/// store. A thread that would wait for itself, since it holds a `View` and asks for a transaction, panics.
 pub struct Objects<R> {
     inner: Arc<Inner>,
     root: PhantomData<fn() -> R>,
@@ -79,8 +79,8 @@ impl<R: Recoverable> Objects<R> {
         Objects::open(&store, DEFAULT)
     }
 
-    /// Opens the objects in the heap of that name, made with the root's default if there is none. Commits are in the
-    /// most lasting class that the store has, unless said otherwise.
+    /// Opens the objects in the heap of that name, made with the root's default if there is none. Commits are
+    /// in the most lasting class that the store has, unless said otherwise.
     ///
     /// # Errors
     /// [`Error::Changed`] when the heap was made with other types, [`Error::NotTyped`] when it is not one of typed
@@ -158,8 +158,8 @@ impl<R: Recoverable> Objects<R> {
         Writer { objects: self, class: self.inner.class, _turn: self.inner.turns.write() }
     }
 
-    /// Runs a transaction: committed if the closure returns `Ok`, undone if it returns an error or panics. Durable, as far
-    /// as the store can be, when this returns.
+    /// Runs a transaction: committed if the closure returns `Ok`, undone if it returns an error or panics.
+    /// Durable, as far as the store can be, when this returns.
     ///
     /// # Panics
     /// As [`Objects::write`]; and whatever the closure panics with.
@@ -195,7 +195,8 @@ impl<R: Recoverable> Objects<R> {
     /// Runs a transaction and does not wait for the disk: the ticket does.
     ///
     /// # Errors
-    /// As [`Objects::transact`]; [`CommitError::Class`](caliburn_engine::CommitError::Class) where nothing is forced.
+    /// As [`Objects::transact`]; [`CommitError::Class`](caliburn_engine::CommitError::Class) where nothing is
+    /// forced.
     pub fn transact_async<T, E: From<Error>>(
         &self,
         body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
@@ -289,7 +290,8 @@ fn read_types(heap: &Heap, at: Place) -> Result<String, Error> {
     String::from_utf8(bytes).map_err(|_| bad("the record of its types is not text"))
 }
 
-/// The right to change objects, for as many transactions as wanted: what a thread that is the only writer takes once.
+/// The right to change objects, for as many transactions as wanted: what a thread that is the only writer takes
+/// once.
 pub struct Writer<'o, R> {
     objects: &'o Objects<R>,
     class: Class,

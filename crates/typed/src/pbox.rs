@@ -1,9 +1,9 @@
 //! Owning pointers to single objects.
 
-use crate::guard::Mut;
-use crate::layout::Types;
-use crate::recoverable::{Init, Recoverable, Yes, free_all};
-use crate::tx::Tx;
+use crate::value::guard::Mut;
+use crate::value::layout::Types;
+use crate::value::recoverable::{Init, Recoverable, Yes, free_all};
+use crate::value::tx::Tx;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::marker::PhantomData;

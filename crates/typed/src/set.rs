@@ -2,11 +2,11 @@
 
 use crate::btree_map::PBTreeMap;
 use crate::entry::{AsKey, Entry};
-use crate::guard::Mut;
 use crate::hash_map::PHashMap;
-use crate::layout::Types;
-use crate::recoverable::{Init, Recoverable, Taken, Yes};
-use crate::tx::Tx;
+use crate::value::guard::Mut;
+use crate::value::layout::Types;
+use crate::value::recoverable::{Init, Recoverable, Taken, Yes};
+use crate::value::tx::Tx;
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::Hash;

@@ -1,10 +1,10 @@
 //! Objects with several owners: counted, as `Rc` is.
 
-use crate::guard::{Mut, Owned};
-use crate::layout::Types;
 use crate::link::Link;
-use crate::recoverable::{Init, Recoverable, Yes, free_all};
-use crate::tx::Tx;
+use crate::value::guard::{Mut, Owned};
+use crate::value::layout::Types;
+use crate::value::recoverable::{Init, Recoverable, Yes, free_all};
+use crate::value::tx::Tx;
 use caliburn_os::simulated::{even_if, unless};
 use std::fmt;
 use std::marker::PhantomData;
@@ -21,9 +21,9 @@ struct Counted<T> {
     value: T,
 }
 
-/// A pointer that owns an object together with others: what `Rc` is elsewhere (and `Arc`: a store's objects are read by any
-/// thread). The object is freed with the last of them. It can be changed while it has one owner, as with
-/// [`Rc::get_mut`](std::rc::Rc::get_mut).
+/// A pointer that owns an object together with others: what `Rc` is elsewhere (and `Arc`: a store's objects are
+/// read by any thread). The object is freed with the last of them. It can be changed while it has one owner, as
+/// with [`Rc::get_mut`](std::rc::Rc::get_mut).
 #[repr(transparent)]
 pub struct PRc<T>(Link<Counted<T>>);
 

@@ -1,10 +1,11 @@
-//! Slot maps: values found by keys that the map gives out, which stay valid until the value is removed, and are known to
-//! be stale after that. What programs build graphs with: keys are plain values, in a store and out of it.
+//! Slot maps: values found by keys that the map gives out, which stay valid until the value is removed, and are
+//! known to be stale after that. What programs build graphs with: keys are plain values, in a store and out of
+//! it.
 
-use crate::guard::Mut;
-use crate::layout::Types;
-use crate::recoverable::{Init, No, Recoverable, Taken, Yes, take};
-use crate::tx::{Tx, making};
+use crate::value::guard::Mut;
+use crate::value::layout::Types;
+use crate::value::recoverable::{Init, No, Recoverable, Taken, Yes, take};
+use crate::value::tx::{Tx, making};
 use crate::vec::PVec;
 use caliburn_os::simulated::planted;
 use std::fmt;

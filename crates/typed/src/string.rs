@@ -1,9 +1,9 @@
 //! Strings.
 
-use crate::guard::Mut;
-use crate::layout::Types;
-use crate::recoverable::{Init, Recoverable, Yes};
-use crate::tx::Tx;
+use crate::value::guard::Mut;
+use crate::value::layout::Types;
+use crate::value::recoverable::{Init, Recoverable, Yes};
+use crate::value::tx::Tx;
 use crate::vec::PVec;
 use std::borrow::Borrow;
 use std::cmp::Ordering;

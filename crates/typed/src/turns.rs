@@ -1,5 +1,5 @@
-//! Who reads objects and who changes them: any number of readers, or one writer. A thread that would wait for itself is
-//! told so.
+//! Who reads objects and who changes them: any number of readers, or one writer. A thread that would wait for
+//! itself is told so.
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Attempts to break objects from safe code, at run time: panics and lack of room that are caught in the midst, keys that lie,
-//! types that call themselves as others do.
+//! Attempts to break objects from safe code, at run time: panics and lack of room that are caught in the midst,
+//! keys that lie, types that call themselves as others do.
 
 mod support;
 
@@ -158,7 +158,7 @@ fn a_panic_of_a_key_leaves_a_map_as_it_was() {
 }
 
 fn honest_key(key: &Key) -> bool {
-    honest() && key.0 % 7 != 0
+    honest() && !key.0.is_multiple_of(7)
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn values_without_bytes_are_counted() {
         .update(|mut units| {
             units.extend((0..1000).map(|_| ()));
             assert_eq!((units.len(), units.pop()), (1000, Some(())));
-            assert!(caught(|| units.extend_from_slice(&vec![(); usize::MAX])));
+            assert!(caught(|| units.extend_from_slice(&[(); usize::MAX])));
             units.push(());
         })
         .unwrap();

@@ -1,6 +1,6 @@
-//! Real processes with typed objects, really killed: random transactions on every collection, which also abort and panic.
-//! After each death the objects are those of one number of whole transactions, none fewer than were acknowledged; they can
-//! be emptied, and then nothing is left in the heap.
+//! Real processes with typed objects, really killed: random transactions on every collection, which also abort
+//! and panic. After each death the objects are those of one number of whole transactions, none fewer than were
+//! acknowledged; they can be emptied, and then nothing is left in the heap.
 
 use caliburn::typed::Error;
 use caliburn::{

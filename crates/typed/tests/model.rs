@@ -1,5 +1,5 @@
-//! Collections against those of the standard library: random transactions that commit, return an error or panic in the midst,
-//! with both policies; then closed and opened, emptied, and nothing is left in the heap.
+//! Collections against those of the standard library: random transactions that commit, return an error or panic
+//! in the midst, with both policies; then closed and opened, emptied, and nothing is left in the heap.
 
 mod support;
 
@@ -28,8 +28,8 @@ fn transactions<O: Debug>(op: impl Strategy<Value = O>) -> impl Strategy<Value =
     prop::collection::vec((prop::collection::vec(op, 1..60), end()), 1..12)
 }
 
-/// Runs transactions on objects and on a model, which must be the same after each; then opens the store again, and empties
-/// it.
+/// Runs transactions on objects and on a model, which must be the same after each; then opens the store again,
+/// and empties it.
 fn compare<R, M: Clone, O: Debug>(
     (policy, verify): (Policy, bool),
     mut model: M,

@@ -1,4 +1,5 @@
-//! What safe code must not do: each file in `refused/` is an attempt that does not compile, with what the compiler says.
+//! What safe code must not do: each file in `refused/` is an attempt that does not compile, with what the
+//! compiler says.
 
 #[test]
 fn misuse_does_not_compile() {

@@ -350,9 +350,9 @@ impl Store {
     /// still mapped stay readable.
     ///
     /// # Errors
-    /// [`CloseError::Shared`] while other handles hold it (clones, and heaps): the last to be dropped closes it. When
-    /// the store has failed, now or before, or transactions were forgotten: it is closed all the same, not marked
-    /// clean, and the next opening recovers it.
+    /// [`CloseError::Shared`] while other handles hold it (clones, and heaps): the last to be dropped closes it.
+    /// When the store has failed, now or before, or transactions were forgotten: it is closed all the same, not
+    /// marked clean, and the next opening recovers it.
     pub fn close(self) -> Result<(), CloseError> {
         let Store { shared, life } = self;
         drop(shared);

@@ -2,9 +2,9 @@
 
 use super::PBTreeMap;
 use super::path::Path;
-use crate::guard::Mut;
-use crate::recoverable::Recoverable;
-use crate::tx::Tx;
+use crate::value::guard::Mut;
+use crate::value::recoverable::Recoverable;
+use crate::value::tx::Tx;
 use std::fmt;
 use std::marker::PhantomData;
 

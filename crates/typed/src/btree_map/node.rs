@@ -1,11 +1,12 @@
-//! Nodes of a tree: up to eleven entries in order, and in an inner node a child in front of each and behind the last.
+//! Nodes of a tree: up to eleven entries in order, and in an inner node a child in front of each and behind the
+//! last.
 //!
-//! Every step declares all that it changes before it changes anything, and leaves a tree: whoever catches a transaction
-//! that found no room in between sees one.
+//! Every step declares all that it changes before it changes anything, and leaves a tree: whoever catches a
+//! transaction that found no room in between sees one.
 
 use crate::link::Link;
-use crate::recoverable::{Recoverable, relocate, turn};
-use crate::tx::Tx;
+use crate::value::recoverable::{Recoverable, relocate, turn};
+use crate::value::tx::Tx;
 use caliburn_os::simulated::planted;
 use std::mem::{MaybeUninit, offset_of};
 
@@ -213,8 +214,8 @@ impl<K: Recoverable, V: Recoverable> Node<K, V> {
         self.declare_entries(tx, index, index + 1);
     }
 
-    /// Splits a full child: its upper half goes to a new node behind it, and the entry in the middle comes up. This
-    /// node is not full.
+    /// Splits a full child: its upper half goes to a new node behind it, and the entry in the middle comes up.
+    /// This node is not full.
     pub fn split_child(self, tx: Tx<'_>, index: usize) {
         let (len, child) = (self.len(), self.child(index));
         let right = Node::make(tx, child.height);
@@ -269,7 +270,8 @@ impl<K: Recoverable, V: Recoverable> Node<K, V> {
         right.put_len(r + 1);
     }
 
-    /// The first entry of the child behind `index` comes up, and the one here goes to the end of the child at `index`.
+    /// The first entry of the child behind `index` comes up, and the one here goes to the end of the child at
+    /// `index`.
     fn turn_left(self, tx: Tx<'_>, index: usize) {
         let (left, right) = (self.child(index), self.child(index + 1));
         let (l, r) = (left.len(), right.len());

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
-/// Nodes from the root down, each with the child that comes next; the last with the entry. No tree is higher than the
-/// numbers of its entries allow: 6^25 is more than 2^64.
+/// Nodes from the root down, each with the child that comes next; the last with the entry. No tree is higher
+/// than the numbers of its entries allow: 6^25 is more than 2^64.
 pub struct Path<K, V>(SmallVec<[(Node<K, V>, usize); 10]>);
 
 impl<K, V> Clone for Path<K, V> {

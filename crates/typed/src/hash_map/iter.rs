@@ -2,8 +2,8 @@
 
 use super::PHashMap;
 use super::table::Table;
-use crate::guard::Mut;
-use crate::recoverable::Recoverable;
+use crate::value::guard::Mut;
+use crate::value::recoverable::Recoverable;
 use std::fmt;
 use std::marker::PhantomData;
 

@@ -1,6 +1,7 @@
-//! Hash maps: extendible hashing (Fagin et al., 1979). A directory of 2^depth links, indexed by the highest bits of the
-//! hash, leads to [tables](table) of some hundred entries. A full table is split in two, and the directory doubled when one
-//! table would need more bits than it has: so no insertion moves more than one table's entries, however large the map.
+//! Hash maps: extendible hashing (Fagin et al., 1979). A directory of 2^depth links, indexed by the highest
+//! bits of the hash, leads to [tables](table) of some hundred entries. A full table is split in two, and the
+//! directory doubled when one table would need more bits than it has: so no insertion moves more than one
+//! table's entries, however large the map.
 
 mod iter;
 mod table;
@@ -8,12 +9,12 @@ mod table;
 pub use iter::{Iter, IterMut};
 
 use crate::entry::{AsKey, Entry, Places};
-use crate::guard::Mut;
 use crate::hash::StoreHasher;
-use crate::layout::Types;
 use crate::link::Link;
-use crate::recoverable::{Answer, Init, Recoverable, Taken, Yes, take};
-use crate::tx::{Tx, making};
+use crate::value::guard::Mut;
+use crate::value::layout::Types;
+use crate::value::recoverable::{Answer, Init, Recoverable, Taken, Yes, take};
+use crate::value::tx::{Tx, making};
 use caliburn_os::simulated::planted;
 use std::borrow::Borrow;
 use std::fmt;
@@ -26,8 +27,8 @@ use table::{Door, Slot, Table};
 /// Most bits of the directory. Tables that would need more grow instead.
 const DEPTH_MAX: u32 = 24;
 
-/// A hash map in a store: what `HashMap` is elsewhere. Keys are looked up by what they lend: `get("name")` where they are
-/// [`PString`](crate::PString)s.
+/// A hash map in a store: what `HashMap` is elsewhere. Keys are looked up by what they lend: `get("name")`
+/// where they are [`PString`](crate::PString)s.
 #[repr(C)]
 pub struct PHashMap<K, V> {
     directory: Link<Door>,
@@ -265,7 +266,8 @@ where
     }
 }
 
-/// What `HashMap` does, with std's names. A key that is put in is of any kind that a key can be made of and looked up by.
+/// What `HashMap` does, with std's names. A key that is put in is of any kind that a key can be made of and
+/// looked up by.
 impl<'a, 'id, K, V> Mut<'a, 'id, PHashMap<K, V>>
 where
     K: Recoverable + Borrow<K::Borrowed>,
@@ -478,7 +480,8 @@ where
         self.replace(self.place(hash), table, &[(groups, depth + 1), (groups, depth + 1)], &entries);
     }
 
-    /// Puts tables of so many groups and such a depth in place of one: another, or one for each value of the next bit.
+    /// Puts tables of so many groups and such a depth in place of one: another, or one for each value of the
+    /// next bit.
     fn replace(&mut self, place: usize, old: Table<K, V>, new: &[(usize, u32)], entries: &[(usize, u64)]) {
         let (tx, depth) = (self.tx(), old.header().depth);
         let made: Vec<Table<K, V>> =

@@ -4,12 +4,12 @@
 //!   | depth, groups | entries, free | tags: a byte each, eight to a group | slots: key, value |
 //! ```
 //!
-//! A tag is seven bits of the hash, or says that its slot is empty (the search ends) or was left (it goes on). A search
-//! begins at the group that the hash names, and goes through the others in turn. At most seven eighths of the slots are
-//! ever taken, so that it ends.
+//! A tag is seven bits of the hash, or says that its slot is empty (the search ends) or was left (it goes on).
+//! A search begins at the group that the hash names, and goes through the others in turn. At most seven eighths
+//! of the slots are ever taken, so that it ends.
 
-use crate::recoverable::{Recoverable, relocate};
-use crate::tx::Tx;
+use crate::value::recoverable::{Recoverable, relocate};
+use crate::value::tx::Tx;
 use caliburn_os::simulated::even_if;
 use std::marker::PhantomData;
 use std::ptr;
@@ -39,8 +39,8 @@ pub struct Header {
     pub free: u32,
 }
 
-/// What leads to a table: the distance to it, as in a [`Link`](crate::link::Link), and in the lowest byte the logarithm
-/// of its groups, so that a search need not read the table's beginning.
+/// What leads to a table: the distance to it, as in a [`Link`](crate::link::Link), and in the lowest byte the
+/// logarithm of its groups, so that a search need not read the table's beginning.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Door(i64);
@@ -279,8 +279,8 @@ impl<K: Recoverable, V: Recoverable> Table<K, V> {
         }
     }
 
-    /// Moves entries with these hashes to another table, which has room, and in which nothing is declared but what it began
-    /// with.
+    /// Moves entries with these hashes to another table, which has room, and in which nothing is declared but
+    /// what it began with.
     pub fn move_to(&self, tx: Tx<'_>, other: Table<K, V>, entries: impl Iterator<Item = (usize, u64)>) {
         for (from, hash) in entries {
             let to = other.claim(tx, hash);

@@ -6,9 +6,10 @@
 //!                                      +-- out of room: unwound -> abort, an error
 //! ```
 //!
-//! Operations on guards have std's signatures, so they cannot return that the log or the disk is full. They unwind, past
-//! the closure, and [`Objects::transact`](crate::Objects::transact) returns the error. Whatever was half done then is
-//! undone with the transaction: a closure that catches the unwinding can look, but not commit.
+//! Operations on guards have std's signatures, so they cannot return that the log or the disk is full. They
+//! unwind, past the closure, and [`Objects::transact`](crate::Objects::transact) returns the error. Whatever
+//! was half done then is undone with the transaction: a closure that catches the unwinding can look, but not
+//! commit.
 
 use crate::error::Error;
 use caliburn_engine::RangeError;
@@ -29,8 +30,8 @@ pub(crate) struct Core<'h> {
     base: usize,
     /// Keys of the heap's hash function.
     hash_keys: [u64; 2],
-    /// It cannot commit any more, and nothing is changed any more: what an operation has left half done is looked at, but
-    /// nothing is built on it.
+    /// It cannot commit any more, and nothing is changed any more: what an operation has left half done is
+    /// looked at, but nothing is built on it.
     frozen: Cell<bool>,
     /// The thread was unwinding when the transaction began, in a destructor.
     unwinding: bool,
@@ -95,8 +96,8 @@ impl<'h> Core<'h> {
     }
 }
 
-/// A transaction, for as long as its guards may live. `'id` is no other transaction's: what belongs to one cannot be
-/// put into another's objects.
+/// A transaction, for as long as its guards may live. `'id` is no other transaction's: what belongs to one
+/// cannot be put into another's objects.
 #[derive(Clone, Copy)]
 pub struct Tx<'id> {
     /// Points to a core that outlives `'id`.
@@ -217,7 +218,8 @@ impl<'id> Tx<'id> {
         unsafe { self.later(at, count, contents, true) }
     }
 
-    /// Calls `contents`, not before those that are being called have ended; then gives up the object at `at`, if it is one.
+    /// Calls `contents`, not before those that are being called have ended; then gives up the object at `at`,
+    /// if it is one.
     ///
     /// # Safety
     /// As [`Tx::free_counted`].

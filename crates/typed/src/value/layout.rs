@@ -13,11 +13,12 @@
 //!   Closed 1
 //! ```
 //!
-//! After the name of a type its size and alignment in bytes, and the type of an enum's tag; after the name of a field its offset and type; after that of
-//! a variant its tag. The types of the language and of this crate are known by their names. Two types of one name are
-//! told apart by a number behind it, and so is one that is called as one of those is.
+//! After the name of a type its size and alignment in bytes, and the type of an enum's tag; after the name of a
+//! field its offset and type; after that of a variant its tag. The types of the language and of this crate are
+//! known by their names. Two types of one name are told apart by a number behind it, and so is one that is
+//! called as one of those is.
 
-use crate::recoverable::Recoverable;
+use crate::value::recoverable::Recoverable;
 use caliburn_os::simulated::unless;
 use std::any::TypeId;
 use std::fmt::Write;
@@ -106,8 +107,8 @@ impl Types {
         T::describe(self)
     }
 
-    /// Notes the layout of a struct or an enum (`what`, with what follows its size), if that was not done; its name in the
-    /// record. `parameters`: as they are written behind the name, or nothing.
+    /// Notes the layout of a struct or an enum (`what`, with what follows its size), if that was not done; its
+    /// name in the record. `parameters`: as they are written behind the name, or nothing.
     pub fn define<T: Recoverable>(
         &mut self,
         what: &str,
@@ -178,8 +179,8 @@ impl Definition<'_> {
     }
 }
 
-/// What differs between two records, line by line: `-` for what the store has, `+` for what the program has, with the
-/// heading of each type that differs.
+/// What differs between two records, line by line: `-` for what the store has, `+` for what the program has,
+/// with the heading of each type that differs.
 pub(crate) fn difference(store: &str, program: &str) -> String {
     let (store, program): (Vec<&str>, Vec<&str>) = (store.lines().collect(), program.lines().collect());
     // Longest common subsequence; records have some hundred lines.

@@ -1,8 +1,8 @@
 //! Guards: the only way to change what is in a store. A guard declares what it changes, and nothing more.
 
 use crate::error::Error;
-use crate::recoverable::{Fields, Init, No, Recoverable};
-use crate::tx::{Tx, making};
+use crate::value::recoverable::{Fields, Init, No, Recoverable};
+use crate::value::tx::{Tx, making};
 use caliburn_os::simulated::planted;
 use std::fmt;
 use std::marker::PhantomData;
@@ -105,7 +105,7 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, T> {
     }
 
     /// Takes the value, and leaves the default of its type in its place.
-    pub fn take(&mut self) -> crate::recoverable::Taken<'id, T>
+    pub fn take(&mut self) -> crate::value::recoverable::Taken<'id, T>
     where
         T: Default + Init<'id, T>,
     {
@@ -113,7 +113,7 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, T> {
         self.tx.declare(self.at, 1);
         // SAFETY: a value is taken out of its place, and another put there.
         unsafe {
-            let taken = crate::recoverable::take(self.at, self.tx);
+            let taken = crate::value::recoverable::take(self.at, self.tx);
             empty.init(self.at, self.tx);
             taken
         }
@@ -201,8 +201,8 @@ impl<T: fmt::Display> fmt::Display for Mut<'_, '_, T> {
     }
 }
 
-/// A value with pointers that was taken out of its place and has no other yet: the transaction's. Put it anywhere in the
-/// same transaction; dropped, what it owns is freed.
+/// A value with pointers that was taken out of its place and has no other yet: the transaction's. Put it
+/// anywhere in the same transaction; dropped, what it owns is freed.
 pub struct Owned<'id, T: Recoverable> {
     /// In one place while it is on its way: its pointers count from there.
     value: Box<MaybeUninit<T>>,
@@ -217,7 +217,7 @@ impl<'id, T: Recoverable> Owned<'id, T> {
     pub(crate) unsafe fn take(from: *mut T, tx: Tx<'id>) -> Owned<'id, T> {
         let mut value = Box::<T>::new_uninit();
         // SAFETY: the caller's word.
-        unsafe { crate::recoverable::relocate(from, value.as_mut_ptr(), 1) };
+        unsafe { crate::value::recoverable::relocate(from, value.as_mut_ptr(), 1) };
         Owned { value, tx }
     }
 
@@ -286,7 +286,7 @@ unsafe impl<'id, T: Recoverable> Init<'id, T> for Owned<'id, T> {
         let mut this = mem::ManuallyDrop::new(self);
         // SAFETY: the caller's word; the value is not used here again, only its memory is given back.
         unsafe {
-            crate::recoverable::relocate(this.value.as_ptr(), to, 1);
+            crate::value::recoverable::relocate(this.value.as_ptr(), to, 1);
             ptr::drop_in_place(&raw mut this.value);
         }
     }

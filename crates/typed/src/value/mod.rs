@@ -1,0 +1,7 @@
+//! Values in a store: what may be one, how it is described, and how a transaction changes it.
+
+pub mod guard;
+pub mod language;
+pub mod layout;
+pub mod recoverable;
+pub mod tx;
