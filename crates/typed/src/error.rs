@@ -43,6 +43,14 @@ pub enum Error {
         /// What differs, line by line.
         difference: String,
     },
+    /// A path into shown objects leads nowhere.
+    #[error("heap {heap:?} holds nothing by the name {step:?} there")]
+    NotThere {
+        /// Name of the heap.
+        heap: String,
+        /// The step that leads nowhere.
+        step: String,
+    },
     /// The heap was not made by typed objects.
     #[error("heap {heap:?} holds no typed objects: {why}")]
     NotTyped {

@@ -20,8 +20,8 @@ use std::ptr;
 use std::sync::Arc;
 
 /// Name of the heap's root that names the anchor, and of the one that names the record of types.
-const ANCHOR: &str = "caliburn.root";
-const TYPES: &str = "caliburn.types";
+pub(crate) const ANCHOR: &str = "caliburn.root";
+pub(crate) const TYPES: &str = "caliburn.types";
 /// Heap of [`Objects::create`].
 const DEFAULT: &str = "objects";
 
@@ -277,7 +277,7 @@ fn is_empty(heap: &Heap) -> bool {
 }
 
 /// The record of types of a heap.
-fn read_types(heap: &Heap, at: Place) -> Result<String, Error> {
+pub(crate) fn read_types(heap: &Heap, at: Place) -> Result<String, Error> {
     let bad = |why: &str| Error::NotTyped { heap: heap.name().to_owned(), why: why.to_owned() };
     let room = heap.usable_len(at)?;
     let at = at.0 as usize;

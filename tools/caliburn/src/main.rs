@@ -9,6 +9,7 @@ mod progress;
 mod rdsinit;
 mod recover;
 mod rvmutl;
+mod show;
 mod size;
 mod text;
 mod words;
@@ -83,6 +84,8 @@ enum Command {
     Info(OneStore),
     /// Verify a whole store without writing to it: exit 0 clean, 1 damaged, 2 could not look.
     Check(OneStore),
+    /// Show typed objects, without the program that made them.
+    Show(show::Arguments),
     /// Search and print the history of modifications that the log holds.
     Log(log::Arguments),
     /// Open a store, which recovers it, bring its segments up to date, and close it.
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         Command::AddSegment(arguments) => create::segment(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Show(arguments) => show::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Rdsinit(arguments) => rdsinit::run(&arguments),

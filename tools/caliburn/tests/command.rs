@@ -181,3 +181,44 @@ fn a_store_with_the_undo_policy_and_a_heap() {
     assert_eq!(check.status.code(), Some(1));
     assert!(text(&check).contains("objects.heap, offset 32768"), "{}", text(&check));
 }
+
+/// What a program keeps; the command knows nothing of it.
+#[derive(caliburn::Recoverable, Default)]
+#[repr(C)]
+struct Shop {
+    stock: caliburn::PHashMap<caliburn::PString, u32>,
+    sold: caliburn::PVec<(u64, bool)>,
+}
+
+#[test]
+fn show_prints_typed_objects_without_their_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let shop = caliburn::Objects::<Shop>::create(&path).unwrap();
+    shop.update(|mut shop| {
+        let mut shop = shop.fields();
+        shop.stock.insert("bread\u{1b}[31m", 3);
+        shop.sold.extend([(1, true), (2, false)]);
+    })
+    .unwrap();
+    let heap = caliburn::heap::Heap::open(shop.store(), "plain").unwrap();
+    drop(heap);
+    shop.close().unwrap();
+    let store = path.to_str().unwrap();
+    let list = text(&caliburn(&["show", store]));
+    assert!(
+        list.contains("objects              Shop\n") && list.contains("plain                not typed\n"),
+        "{list}"
+    );
+    assert_eq!(json(&caliburn(&["show", store, "--json"]))[0]["heaps"][0]["root"], "Shop");
+    let whole = text(&caliburn(&["show", store, "objects"]));
+    assert!(whole.contains("\"bread\\u{1b}[31m\": 3,"), "{whole}");
+    assert_eq!(text(&caliburn(&["show", store, "objects", "sold", "1", "0"])), "2\n");
+    let whole = json(&caliburn(&["show", store, "objects", "--json"])).remove(0);
+    assert_eq!((&whole["stock"]["bread\u{1b}[31m"], &whole["sold"][1]["1"]), (&3.into(), &false.into()));
+    let types = text(&caliburn(&["show", store, "objects", "--types"]));
+    assert!(types.contains("  stock 0 PHashMap<PString, u32>\n"), "{types}");
+    assert_eq!(caliburn(&["show", store, "objects", "sold", "2"]).status.code(), Some(1), "there are two");
+    assert_eq!(caliburn(&["show", store, "other"]).status.code(), Some(2), "no such heap");
+    assert_eq!(caliburn(&["show", store, "plain"]).status.code(), Some(2), "not typed");
+}

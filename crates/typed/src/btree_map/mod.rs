@@ -7,6 +7,7 @@ mod node;
 mod path;
 
 pub use iter::{Iter, IterMut};
+pub(crate) use node::MOST;
 
 use crate::entry::AsKey;
 use crate::link::Link;

@@ -11,7 +11,7 @@ use caliburn_os::simulated::planted;
 use std::mem::{MaybeUninit, offset_of};
 
 /// Most entries of a node, and fewest but for the root.
-pub(super) const MOST: usize = 11;
+pub(crate) const MOST: usize = 11;
 pub(super) const FEWEST: usize = MOST / 2;
 
 #[repr(C)]

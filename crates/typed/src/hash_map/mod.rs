@@ -7,6 +7,7 @@ mod iter;
 mod table;
 
 pub use iter::{Iter, IterMut};
+pub(crate) use table::GROUP;
 
 use crate::entry::{AsKey, Entry, Places};
 use crate::hash::StoreHasher;

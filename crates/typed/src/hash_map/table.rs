@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use std::ptr;
 
 /// Slots of a group.
-pub(super) const GROUP: usize = 8;
+pub(crate) const GROUP: usize = 8;
 const EMPTY: u8 = 0xFF;
 const LEFT: u8 = 0x80;
 const LOW: u64 = 0x0101_0101_0101_0101;

@@ -24,7 +24,7 @@ use std::any::TypeId;
 use std::fmt::Write;
 
 /// First line of a record.
-const HEADER: &str = "caliburn types 1";
+pub(crate) const HEADER: &str = "caliburn types 1";
 
 /// The types that a root is made of.
 #[derive(Debug, Default)]

@@ -19,6 +19,7 @@ pub fn store_with(policy: Policy, verify: bool) -> (TempDir, Store) {
     (dir, store)
 }
 
+#[allow(dead_code)]
 pub fn objects<R: Recoverable + Default + for<'id> Init<'id, R>>(store: &Store) -> Objects<R> {
     Objects::open(store, "objects").unwrap()
 }

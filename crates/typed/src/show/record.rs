@@ -1,0 +1,203 @@
+//! The record of types, read back: see [`layout`](crate::value::layout).
+
+use std::collections::HashMap;
+
+/// A type as it is written in a record: a name with parameters, a tuple, an array.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Type {
+    /// As it is written, without parameters; empty for a tuple.
+    pub name: String,
+    /// Parameters, or what a tuple or an array consists of.
+    pub of: Vec<Type>,
+    /// Values of an array.
+    pub count: Option<u64>,
+    /// As it is written.
+    pub text: String,
+}
+
+/// A field: its name, where it is, and its type.
+#[derive(Debug, Clone)]
+pub struct Field {
+    pub name: String,
+    pub offset: u64,
+    pub of: Type,
+}
+
+/// What a record says of a type.
+#[derive(Debug, Clone, Default)]
+pub struct Layout {
+    pub size: u64,
+    pub align: u64,
+    /// Bytes of an enum's tag.
+    pub tag: u64,
+    pub fields: Vec<Field>,
+    /// Name, tag and fields.
+    pub variants: Vec<(String, u64, Vec<Field>)>,
+}
+
+/// A record.
+#[derive(Debug)]
+pub struct Record {
+    pub root: Type,
+    pub layouts: HashMap<String, Layout>,
+}
+
+impl Type {
+    /// A type of that text.
+    pub fn parse(text: &str) -> Result<Type, String> {
+        let bad = || format!("{text:?} is no type");
+        let within = |open: char, close: char| text.strip_prefix(open).and_then(|t| t.strip_suffix(close));
+        let (name, of, count) = if let Some(inner) = within('(', ')') {
+            (String::new(), list(inner)?, None)
+        } else if let Some(inner) = within('[', ']') {
+            let (of, count) = inner.rsplit_once("; ").ok_or_else(bad)?;
+            ("[]".to_owned(), vec![Type::parse(of)?], Some(count.parse().map_err(|_| bad())?))
+        } else if let Some((name, rest)) = text.split_once('<') {
+            (name.to_owned(), list(rest.strip_suffix('>').ok_or_else(bad)?)?, None)
+        } else {
+            (text.to_owned(), Vec::new(), None)
+        };
+        Ok(Type { name, of, count, text: text.to_owned() })
+    }
+
+    /// The parameter of that number.
+    pub fn parameter(&self, number: usize) -> Result<&Type, String> {
+        self.of.get(number).ok_or_else(|| format!("the type {:?} lacks a parameter", self.text))
+    }
+}
+
+/// Types with commas between them. A constant that is no type is one by its text.
+fn list(text: &str) -> Result<Vec<Type>, String> {
+    let (mut depth, mut from, mut all) = (0usize, 0, Vec::new());
+    for (at, letter) in text.char_indices().chain([(text.len(), ',')]) {
+        match letter {
+            '<' | '(' | '[' => depth += 1,
+            '>' | ')' | ']' => {
+                depth = depth.checked_sub(1).ok_or_else(|| format!("{text:?} are no types"))?
+            }
+            ',' if depth == 0 => {
+                let part = text[from..at].trim();
+                if !part.is_empty() {
+                    all.push(Type::parse(part)?);
+                }
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    Ok(all)
+}
+
+fn field(line: &str) -> Result<Field, String> {
+    let bad = || format!("no field: {line:?}");
+    let (name, rest) = line.split_once(' ').ok_or_else(bad)?;
+    let (offset, of) = rest.split_once(' ').ok_or_else(bad)?;
+    Ok(Field { name: name.to_owned(), offset: offset.parse().map_err(|_| bad())?, of: Type::parse(of)? })
+}
+
+impl Record {
+    /// A record of that text.
+    pub fn parse(text: &str) -> Result<Record, String> {
+        let mut lines = text.lines();
+        if lines.next() != Some(crate::value::layout::HEADER) {
+            return Err("it is no record of types that this program knows".to_owned());
+        }
+        let (mut root, mut layouts, mut now) = (None, HashMap::new(), None);
+        for line in lines {
+            let bad = || format!("a line of the record is not understood: {line:?}");
+            if let Some(line) = line.strip_prefix("    ") {
+                let layout: &mut Layout =
+                    now.as_ref().and_then(|now| layouts.get_mut(now)).ok_or_else(bad)?;
+                layout.variants.last_mut().ok_or_else(bad)?.2.push(field(line)?);
+            } else if let Some(line) = line.strip_prefix("  ") {
+                let layout: &mut Layout =
+                    now.as_ref().and_then(|now| layouts.get_mut(now)).ok_or_else(bad)?;
+                match layout.tag {
+                    0 => layout.fields.push(field(line)?),
+                    _ => {
+                        let (name, tag) = line.split_once(' ').ok_or_else(bad)?;
+                        layout.variants.push((name.to_owned(), tag.parse().map_err(|_| bad())?, Vec::new()));
+                    }
+                }
+            } else if let Some(name) = line.strip_prefix("root ") {
+                root = Some(Type::parse(name)?);
+            } else if !line.starts_with("hashing ") {
+                // The name may have spaces, what is around it has none.
+                let (kind, rest) = line.split_once(' ').ok_or_else(bad)?;
+                let (rest, tag) = match kind {
+                    "enum" => {
+                        rest.rsplit_once(' ').map(|(rest, tag)| (rest, tag_bytes(tag))).ok_or_else(bad)?
+                    }
+                    _ => (rest, 0),
+                };
+                let (rest, align) = rest.rsplit_once(' ').ok_or_else(bad)?;
+                let (name, size) = rest.rsplit_once(' ').ok_or_else(bad)?;
+                let [size, align] = [size, align].map(|number| number.parse::<u64>());
+                let layout = Layout {
+                    size: size.map_err(|_| bad())?,
+                    align: align.ok().filter(|align| align.is_power_of_two()).ok_or_else(bad)?,
+                    tag,
+                    ..Layout::default()
+                };
+                now = Some(name.to_owned());
+                layouts.insert(name.to_owned(), layout);
+            }
+        }
+        Ok(Record { root: root.ok_or("it names no root")?, layouts })
+    }
+
+    /// Size and alignment of a type.
+    pub fn size(&self, of: &Type) -> Result<(u64, u64), String> {
+        if let Some(layout) = self.layouts.get(&of.text) {
+            return Ok((layout.size, layout.align));
+        }
+        if let Some(count) = of.count {
+            let (size, align) = self.size(of.parameter(0)?)?;
+            let size = size.checked_mul(count).ok_or_else(|| format!("no memory holds a {:?}", of.text))?;
+            return Ok((size, align));
+        }
+        let bytes = |size| Ok((size, size));
+        match of.name.trim_start_matches("NonZero").to_ascii_lowercase().as_str() {
+            "u8" | "i8" | "bool" => bytes(1),
+            "u16" | "i16" => bytes(2),
+            "u32" | "i32" | "f32" | "char" => bytes(4),
+            "u64" | "i64" | "f64" | "pbox" | "prc" | "pweak" => bytes(8),
+            "u128" | "i128" => bytes(16),
+            "" | "phantomdata" => Ok((0, 1)),
+            "slotkey" => Ok((8, 4)),
+            "pvec" | "pstring" | "pbtreemap" | "pbtreeset" => Ok((24, 8)),
+            "pvecdeque" => Ok((32, 8)),
+            "phashmap" | "phashset" | "pslotmap" => Ok((40, 8)),
+            _ => Err(format!("the record says nothing of the type {:?}", of.text)),
+        }
+    }
+}
+
+/// Bytes of an integer's type; of what is none, as many as no tag has.
+fn tag_bytes(text: &str) -> u64 {
+    text.get(1..).and_then(|bits| bits.parse::<u64>().ok()).map_or(0, |bits| bits / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_read_as_they_are_written() {
+        let of = Type::parse("PHashMap<(u64, [Option<Pair'2<u8>>; 3]), PString>").unwrap();
+        assert_eq!((of.name.as_str(), of.of.len()), ("PHashMap", 2));
+        assert_eq!(of.of[0].of[1].count, Some(3));
+        assert_eq!(of.of[0].of[1].of[0].of[0].text, "Pair'2<u8>");
+        assert!(Type::parse("PVec<u8").is_err() && Type::parse("[u8]").is_err());
+        assert!(Type::parse("()").unwrap().of.is_empty());
+    }
+
+    #[test]
+    fn records_of_nonsense_are_refused() {
+        let header = crate::value::layout::HEADER;
+        for text in ["", "  x", "struct A 8", "struct A 8 3", "root A\n    x 0 u8", "enum A 8 8 u8\n  B"] {
+            assert!(Record::parse(&format!("{header}\n{text}\n")).is_err(), "{text}");
+        }
+        assert!(Record::parse("another text").is_err());
+    }
+}

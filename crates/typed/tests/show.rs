@@ -1,0 +1,181 @@
+//! What a store holds, shown by the layouts that it records, without the types.
+
+mod support;
+
+use caliburn::heap::Heap;
+use caliburn::typed::{Extent, Shown, show};
+use caliburn::{
+    Error, Objects, PBTreeMap, PBTreeSet, PBox, PHashMap, PRc, PSlotMap, PString, PVec, PVecDeque, PWeak,
+    Policy, Recoverable, SlotKey, Store,
+};
+use std::num::NonZeroU16;
+use support::store_with;
+
+#[derive(Recoverable, Default)]
+#[repr(C)]
+struct Root {
+    flag: bool,
+    small: i8,
+    real: f64,
+    letter: Option<char>,
+    truth: Option<bool>,
+    number: Option<NonZeroU16>,
+    plain: Option<u32>,
+    choice: Option<Choice>,
+    pair: (u8, Option<i32>),
+    array: [u16; 3],
+    texts: PVec<PString>,
+    queue: PVecDeque<u64>,
+    hashed: PHashMap<PString, Option<PBox<Link>>>,
+    sorted: PBTreeMap<(u32, u8), PVec<u8>>,
+    set: PBTreeSet<u64>,
+    nodes: PSlotMap<Choice>,
+    counted: Option<PRc<PString>>,
+    weak: PWeak<PString>,
+    nothing: PVec<()>,
+}
+
+#[derive(Recoverable)]
+#[repr(C)]
+struct Link {
+    value: u64,
+    next: Option<PBox<Link>>,
+}
+
+#[derive(Recoverable)]
+#[repr(i8)]
+enum Choice {
+    First = -3,
+    Second(u64, bool),
+    Third { text: PString, key: SlotKey<Choice> },
+}
+
+fn fill(store: &Store) -> Result<(), Error> {
+    Objects::<Root>::open(store, "objects")?.update(|mut root| {
+        let tx = root.tx();
+        let mut root = root.fields();
+        (*root.flag, *root.small, *root.real) = (true, -7, 1.5);
+        root.letter.set(Some('x'));
+        root.truth.set(Some(false));
+        root.plain.set(Some(0));
+        root.choice.set(Some(Choice::Second(9, true)));
+        root.pair.set((1, Some(-2)));
+        root.array.set([1, 2, 3]);
+        root.texts.extend(["one", "two\n"]);
+        root.queue.extend(0..6);
+        (0..4).for_each(|i| {
+            root.queue.pop_front();
+            root.queue.push_back(10 + i);
+        });
+        for i in 0..1000u64 {
+            let last = Some(PBox::new(LinkInit { value: 1, next: None::<PBox<Link>> }));
+            root.hashed.insert(format!("key {i}"), Some(PBox::new(LinkInit { value: i, next: last })));
+        }
+        (0..300).for_each(|i| drop(root.sorted.insert((i, 7), vec![1u8; i as usize % 3])));
+        root.set.extend([5, 3, 8]);
+        let key = root.nodes.insert(Choice::First);
+        root.nodes.insert(Choice::Third { text: PString::new(), key });
+        let gone = root.nodes.insert(Choice::First);
+        root.nodes.remove(gone);
+        root.counted.set(Some(PRc::new("shared")));
+        root.weak.set(PRc::downgrade(root.counted.as_ref().unwrap(), tx));
+        root.nothing.extend([(), ()]);
+    })
+}
+
+const WHOLE: &str = r#"Root {
+    flag: true,
+    small: -7,
+    real: 1.5,
+    letter: "x",
+    truth: false,
+    number: None,
+    plain: 0,
+    choice: Second {
+        0: 9,
+        1: true,
+    },
+    pair: {
+        0: 1,
+        1: -2,
+    },
+    array: [
+        1,
+        2,
+        ... 1 more
+    ],
+    texts: [
+        "one",
+        "two\n",
+    ],
+    queue: [
+        4,
+        5,
+        ... 4 more
+    ],
+"#;
+
+#[test]
+fn a_store_is_shown_without_its_types() {
+    for policy in [Policy::Redo, Policy::Undo] {
+        let (dir, store) = store_with(policy, false);
+        fill(&store).unwrap();
+        store.close().unwrap();
+        let store = Store::options().read_only(true).open(dir.path().join("store")).unwrap();
+        let heap = Heap::open(&store, "objects").unwrap();
+        let two = Extent { items: 2, depth: 4 };
+        let whole = show(&heap, &[] as &[&str], two).unwrap().to_string();
+        assert!(whole.starts_with(WHOLE), "{whole}");
+        let at = |path: &[&str]| show(&heap, path, Extent { items: 3, depth: 9 }).unwrap().to_string();
+        assert_eq!(at(&["hashed", "key 77", "value"]), "77");
+        assert_eq!(at(&["hashed", "key 999", "next", "value"]), "1");
+        assert_eq!(at(&["hashed", "key 999", "next", "next"]), "None");
+        assert!(at(&["hashed"]).ends_with("... 997 more\n}"));
+        assert!(
+            at(&["sorted"]).starts_with("{\n    {\n        0: 0,\n        1: 7,\n    }: [],\n"),
+            "{}",
+            at(&["sorted"])
+        );
+        assert_eq!(at(&["set"]), "[\n    3,\n    5,\n    8,\n]");
+        assert_eq!(
+            at(&["nodes"]),
+            "{\n    \"0v1\": First,\n    \"1v1\": Third {\n        text: \"\",\n        key: \"0v1\",\n    },\n}"
+        );
+        assert_eq!((at(&["counted"]), at(&["weak"])), ("\"shared\"".to_owned(), "\"shared\"".to_owned()));
+        assert_eq!(
+            (at(&["array", "2"]), at(&["nothing"])),
+            ("3".to_owned(), "[\n    None,\n    None,\n]".to_owned())
+        );
+        assert_eq!(show(&heap, &["truth"], two).unwrap(), Shown::Bool(false));
+        for path in [&["array", "3"][..], &["hashed", "key"], &["small", "x"], &["other"]] {
+            assert!(matches!(show(&heap, path, two), Err(Error::NotThere { .. })), "{path:?}");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_heap_is_refused_or_shown_and_never_followed_out_of_it() {
+    let (dir, store) = store_with(Policy::Undo, false);
+    fill(&store).unwrap();
+    store.close().unwrap();
+    let path = dir.path().join("store/objects.segment");
+    let whole = std::fs::read(&path).unwrap();
+    let anything = Extent { items: u64::MAX, depth: 20 };
+    let (mut refused, mut random) = (0, 0x9E37_79B9_7F4A_7C15u64);
+    for _ in 0..400 {
+        let mut bytes = whole.clone();
+        for _ in 0..40 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (random >> 20) as usize % bytes.len().min(120_000);
+            // Behind the file's header, which has a checksum of its own.
+            if at >= 8192 {
+                bytes[at] = (random >> 8) as u8;
+            }
+        }
+        std::fs::write(&path, bytes).unwrap();
+        let Ok(store) = Store::options().read_only(true).open(dir.path().join("store")) else { continue };
+        let Ok(heap) = Heap::open(&store, "objects") else { continue };
+        refused += u32::from(show(&heap, &[] as &[&str], anything).is_err());
+    }
+    assert!(refused > 20, "{refused}");
+}
