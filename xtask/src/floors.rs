@@ -73,6 +73,7 @@ const TREES: [Tree; 7] = [
             "set",
             "objects",
             "map",
+            "migrate",
             "show",
             "lib",
         ],

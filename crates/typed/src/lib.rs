@@ -8,6 +8,7 @@ mod hash;
 mod hash_map;
 mod link;
 mod map;
+mod migrate;
 mod objects;
 mod pbox;
 mod set;

@@ -27,9 +27,9 @@ const DEFAULT: &str = "objects";
 
 /// What a typed heap begins with.
 #[repr(C)]
-struct Anchor<R> {
-    hash_keys: [u64; 2],
-    root: R,
+pub(crate) struct Anchor<R> {
+    pub hash_keys: [u64; 2],
+    pub root: R,
 }
 
 /// Typed objects in a heap of a store, all of them reached from a root of type `R`. A handle: clones are cheap,
@@ -83,8 +83,8 @@ impl<R: Recoverable> Objects<R> {
     /// in the most lasting class that the store has, unless said otherwise.
     ///
     /// # Errors
-    /// [`Error::Changed`] when the heap was made with other types, [`Error::NotTyped`] when it is not one of typed
-    /// objects.
+    /// [`Error::Changed`] when the heap was made with other types ([`Objects::migrate`] changes them),
+    /// [`Error::NotTyped`] when it is not one of typed objects.
     pub fn open(store: &Store, name: &str) -> Result<Objects<R>, Error>
     where
         R: Default + for<'id> Init<'id, R>,
@@ -135,15 +135,7 @@ impl<R: Recoverable> Objects<R> {
                 R::default().init(&raw mut (*anchor).root, tx);
             }
             tx.set_root(ANCHOR, anchor);
-            let len = record.len();
-            let types = tx.allocate_bytes(8 + len, 8);
-            tx.declare(types, 8 + len);
-            // SAFETY: memory for so many bytes, declared.
-            unsafe {
-                types.cast::<u64>().write(len as u64);
-                ptr::copy_nonoverlapping(record.as_ptr(), types.add(8), len);
-            }
-            tx.set_root(TYPES, types);
+            put_types(tx, record);
             Ok(())
         })?;
         let place = |name| heap.root(name).expect("it was just named");
@@ -270,6 +262,19 @@ impl<R: Recoverable> Objects<R> {
     }
 }
 
+/// Puts a record of types into a heap.
+pub(crate) fn put_types(tx: Tx<'_>, record: &str) {
+    let len = record.len();
+    let types = tx.allocate_bytes(8 + len, 8);
+    tx.declare(types, 8 + len);
+    // SAFETY: memory for so many bytes, declared.
+    unsafe {
+        types.cast::<u64>().write(len as u64);
+        ptr::copy_nonoverlapping(record.as_ptr(), types.add(8), len);
+    }
+    tx.set_root(TYPES, types);
+}
+
 /// Whether nothing was ever allocated, or everything was freed.
 fn is_empty(heap: &Heap) -> bool {
     let statistics = heap.statistics();
@@ -360,7 +365,7 @@ impl<R: Recoverable> Writer<'_, R> {
 
 /// Runs a transaction on a heap; in no class: as lasting as the store is, and waited for.
 #[inline]
-fn run<T, E: From<Error>>(
+pub(crate) fn run<T, E: From<Error>>(
     heap: &Heap,
     hash_keys: [u64; 2],
     class: Option<Class>,

@@ -1,6 +1,6 @@
 //! Strings.
 
-use crate::value::guard::Mut;
+use crate::value::guard::{Mut, Owned};
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Yes};
 use crate::value::tx::Tx;
@@ -41,6 +41,12 @@ impl Deref for PString {
 }
 
 impl Borrow<str> for PString {
+    fn borrow(&self) -> &str {
+        self
+    }
+}
+
+impl Borrow<str> for Owned<'_, PString> {
     fn borrow(&self) -> &str {
         self
     }

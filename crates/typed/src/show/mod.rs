@@ -49,8 +49,8 @@ impl Default for Extent {
     }
 }
 
-/// Shows what a path leads to from the root of a heap's objects: names of fields, numbers of elements, keys of maps
-/// as they are shown.
+/// Shows what a path leads to from the root of a heap's objects: names of fields, numbers of elements, keys of
+/// maps as they are shown.
 ///
 /// # Errors
 /// [`Error::NotTyped`] when the heap is not one of typed objects, or does not hold what its record says;

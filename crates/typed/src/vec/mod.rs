@@ -5,7 +5,7 @@ mod change;
 pub use change::IterMut;
 
 use crate::link::Link;
-use crate::value::guard::Mut;
+use crate::value::guard::{Mut, Owned};
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Yes, free_all};
 use crate::value::tx::Tx;
@@ -114,6 +114,12 @@ impl<T: Hash> Hash for PVec<T> {
 }
 
 impl<T> std::borrow::Borrow<[T]> for PVec<T> {
+    fn borrow(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T: Recoverable> std::borrow::Borrow<[T]> for Owned<'_, PVec<T>> {
     fn borrow(&self) -> &[T] {
         self
     }

@@ -17,7 +17,7 @@ fn main() {
             .update(|mut other| {
                 let name = one.fields().names.pop().unwrap();
                 other.fields().names.push(name);
-                one.fields().names.append(&mut other.fields().names);
+                one.fields().names.append(&mut other.fields().names); //~ E0521 escapes
                 one.fields().name.swap_with(&mut other.fields().name);
             })
             .unwrap();

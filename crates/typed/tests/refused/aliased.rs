@@ -14,16 +14,16 @@ fn main() {
     objects
         .update(|mut root| {
             let first: &str = &root.names[0];
-            root.fields().names.push("another");
+            root.fields().names.push("another"); //~ E0502 borrowed as immutable
             println!("{first}");
 
             let mut fields = root.fields();
             let mut a = fields.names.at(0);
-            let mut b = fields.names.at(1);
+            let mut b = fields.names.at(1); //~ E0499 more than once
             a.swap_with(&mut b);
 
             let count = &root.count;
-            root.set(Root::default());
+            root.set(Root::default()); //~ E0502 borrowed as immutable
             println!("{count}");
         })
         .unwrap();

@@ -13,8 +13,8 @@ fn main() {
     let objects: Objects<Root> = Objects::create("store").unwrap();
     objects
         .update(|mut root| {
-            let name: PString = root.fields().names.pop().unwrap();
-            let copied = root.name.clone();
+            let name: PString = root.fields().names.pop().unwrap(); //~ E0308 mismatched types
+            let copied = root.name.clone(); //~ E0599 `clone`
         })
         .unwrap();
 }

@@ -11,11 +11,11 @@ struct Root {
 
 fn main() {
     let objects: Objects<Root> = Objects::create("store").unwrap();
-    let guard = objects.update(|root| root).unwrap();
-    let reference: &u64 = objects.update(|root| &root.into_ref().count).unwrap();
-    let name = objects.update(|mut root| root.fields().names.pop()).unwrap();
+    let guard = objects.update(|root| root).unwrap(); //~ - lifetime may not live
+    let reference: &u64 = objects.update(|root| &root.into_ref().count).unwrap(); //~ - lifetime may not live
+    let name = objects.update(|mut root| root.fields().names.pop()).unwrap(); //~ - lifetime may not live
     let mut kept = None;
-    objects.update(|root| kept = Some(root)).unwrap();
+    objects.update(|root| kept = Some(root)).unwrap(); //~ E0521 escapes
     let mut tx = None;
-    objects.update(|root| tx = Some(root.tx())).unwrap();
+    objects.update(|root| tx = Some(root.tx())).unwrap(); //~ E0521 escapes
 }

@@ -2,38 +2,38 @@
 use caliburn::prelude::*;
 
 #[derive(Recoverable)]
-struct Plain {
+struct Plain { //~ - add #[repr(C)]
     count: u64,
 }
 
 #[derive(Recoverable)]
-enum Choice {
+enum Choice { //~ - add #[repr(u8)]
     One,
     Two(u64),
 }
 
 #[derive(Recoverable)]
-#[repr(C, u8)]
-enum Both {
+#[repr(C, u8)] //~ E0566 conflicting
+enum Both { //~ - leave C out
     One,
 }
 
 #[derive(Recoverable)]
 #[repr(C, packed)]
-struct Packed {
+struct Packed { //~ - a packed type
     small: u8,
     large: u64,
 }
 
 #[derive(Recoverable)]
 #[repr(C)]
-union Either {
+union Either { //~ - a union cannot
     a: u64,
     b: i64,
 }
 
 #[derive(Recoverable)]
-#[repr(u8)]
-enum Never {}
+#[repr(u8)] //~ E0084 zero-variant
+enum Never {} //~ - without variants
 
 fn main() {}

@@ -3,7 +3,7 @@ use caliburn::prelude::*;
 
 #[derive(Recoverable)]
 #[repr(C)]
-struct Bad<'a> {
+struct Bad<'a> { //~ - holds no references
     text: &'a str,
 }
 

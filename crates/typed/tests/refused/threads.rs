@@ -14,7 +14,7 @@ fn main() {
     objects
         .update(|mut root| {
             std::thread::scope(|scope| {
-                scope.spawn(|| root.fields().names.push("name"));
+                scope.spawn(|| root.fields().names.push("name")); //~ E0277 cannot be sent between threads
             });
         })
         .unwrap();

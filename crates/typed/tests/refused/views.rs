@@ -10,16 +10,16 @@ struct Root {
 }
 
 fn name(objects: &Objects<Root>) -> &str {
-    objects.read().name.as_str()
+    objects.read().name.as_str() //~ E0515 temporary value
 }
 
 fn main() {
     let objects: Objects<Root> = Objects::create("store").unwrap();
     let view = objects.read();
-    view.count = 1;
+    view.count = 1; //~ E0594 cannot assign
     let text = name(&objects);
     let mut writer = objects.write();
     let before = writer.root();
-    writer.update(|mut root| *root.fields().count += 1).unwrap();
+    writer.update(|mut root| *root.fields().count += 1).unwrap(); //~ E0502 borrowed as immutable
     println!("{text} {}", before.count);
 }

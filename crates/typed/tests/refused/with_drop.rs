@@ -1,7 +1,7 @@
 //! A value in a store is not dropped: it is freed.
 use caliburn::prelude::*;
 
-#[derive(Recoverable)]
+#[derive(Recoverable)] //~ E0119 TypesInAStoreDoNotImplementDrop
 #[repr(C)]
 struct Noisy {
     count: u64,
