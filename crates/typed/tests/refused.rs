@@ -1,6 +1,6 @@
-//! What safe code must not do: each file in `refused/` is an attempt. A line that must not compile says so by its end,
-//! `//~ CODE text`: the compiler's code for the error (`-` if it has none), and a part of what it says. What else the
-//! compiler says differs from version to version, and is not compared.
+//! What safe code must not do: each file in `refused/` is an attempt. A line that must not compile says so by
+//! its end, `//~ CODE text`: the compiler's code for the error (`-` if it has none), and a part of what it
+//! says. What else the compiler says differs from version to version, and is not compared.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
