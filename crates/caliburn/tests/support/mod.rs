@@ -1,6 +1,8 @@
 //! What the tests share.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod cuts;
+
 use caliburn::{Mode, Options, Region, Store};
 use std::path::{Path, PathBuf};
 use std::process::Command;
