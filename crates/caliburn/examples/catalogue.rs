@@ -1,5 +1,6 @@
-//! A catalogue of files: names, sizes, times and content hashes of a directory tree, which is what RVM was made for (Coda's
-//! servers keep their meta-data so). One transaction for each directory: killed at any moment, it goes on where it was.
+//! A catalogue of files: names, sizes, times and content hashes of a directory tree, which is what RVM was made
+//! for (Coda's servers keep their meta-data so). One transaction for each directory: killed at any moment, it
+//! goes on where it was.
 //!
 //! `cargo run --release -p caliburn --example catalogue -- STORE DIR`
 

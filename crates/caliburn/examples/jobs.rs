@@ -1,5 +1,5 @@
-//! A queue of jobs, each handed over exactly once: what a job has done is recorded in the transaction that takes it off the
-//! list of those at work. A worker that dies leaves its job to the next.
+//! A queue of jobs, each handed over exactly once: what a job has done is recorded in the transaction that
+//! takes it off the list of those at work. A worker that dies leaves its job to the next.
 //!
 //! `cargo run --release -p caliburn --example jobs -- STORE`
 

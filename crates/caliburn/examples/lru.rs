@@ -1,5 +1,5 @@
-//! A cache that is warm after a restart: the entries least recently used go first. Entries are linked by keys of a slot map,
-//! as programs build lists and graphs in a store.
+//! A cache that is warm after a restart: the entries least recently used go first. Entries are linked by keys
+//! of a slot map, as programs build lists and graphs in a store.
 //!
 //! `cargo run --release -p caliburn --example lru -- STORE KEY [VALUE]`
 

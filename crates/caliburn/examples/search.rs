@@ -1,4 +1,5 @@
-//! A full-text index with ranked search. A document is one transaction: it is found by all of its words, or by none.
+//! A full-text index with ranked search. A document is one transaction: it is found by all of its words, or by
+//! none.
 //!
 //! `cargo run --release -p caliburn --example search -- STORE index DIR`, then `search -- STORE find WORD...`
 
@@ -57,7 +58,8 @@ pub fn add(index: &Objects<Index>, path: &str, text: &str) -> Result<bool, calib
     })
 }
 
-/// The documents that have the words, the best first, with their scores (term frequency by inverse document frequency).
+/// The documents that have the words, the best first, with their scores (term frequency by inverse document
+/// frequency).
 pub fn find(index: &Objects<Index>, query: &str) -> Vec<(f64, String)> {
     let index = index.read();
     let mut scores = HashMap::<u32, f64>::new();

@@ -1,4 +1,5 @@
-//! Losing everything that was not forced (see `support/cuts.rs`). Each picture is recovered and compared with a model, and recovery itself is cut again and again.
+//! Losing everything that was not forced (see `support/cuts.rs`). Each picture is recovered and compared with a
+//! model, and recovery itself is cut again and again.
 
 mod support;
 

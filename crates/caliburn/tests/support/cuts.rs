@@ -1,6 +1,6 @@
-//! Media that lose what was not forced: they remember which writes were not synced yet, and at a chosen operation take a
-//! picture of what a power cut would leave: every unsynced write survives wholly, in some of its 512-byte sectors, or
-//! not at all. The stage is lost, as after any reboot.
+//! Media that lose what was not forced: they remember which writes were not synced yet, and at a chosen
+//! operation take a picture of what a power cut would leave: every unsynced write survives wholly, in some of
+//! its 512-byte sectors, or not at all. The stage is lost, as after any reboot.
 #![allow(dead_code, reason = "each test needs a part of it")]
 
 use caliburn::medium::{Files, Media, Medium, Replaced};
