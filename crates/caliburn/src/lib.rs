@@ -7,6 +7,91 @@
 //!
 //! # A tour
 //!
+//! **Typed objects** are what most Rust programs want: structs and collections, reached from a root.
+//!
+//! ```
+//! use caliburn::prelude::*;
+//!
+//! #[derive(Recoverable, Default)]
+//! #[repr(C)]
+//! struct Library {
+//!     books: PBTreeMap<PString, Book>,
+//!     lent: u64,
+//! }
+//!
+//! #[derive(Recoverable)]
+//! #[repr(C)]
+//! struct Book {
+//!     author: PString,
+//!     place: Place,
+//! }
+//!
+//! #[derive(Recoverable, Clone, Copy)]
+//! #[repr(u8)]
+//! enum Place {
+//!     Shelf(u16),
+//!     Lent { to: u64 },
+//! }
+//!
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("library");
+//! let library = Objects::<Library>::create(&path)?; // or opens it
+//! library.update(|mut library| {
+//!     let book = BookInit { author: "Vista", place: Place::Shelf(3) }; // a `PString` is made of a `&str`
+//!     library.fields().books.insert("Free Transactions", book);
+//! })?; // all of it, or nothing; durable when it returns
+//!
+//! library.update(|mut library| {
+//!     let mut library = library.fields();
+//!     if let Some(mut book) = library.books.get_mut("Free Transactions") {
+//!         book.fields().place.set(Place::Lent { to: 7 }); // a guard declares what it changes
+//!         *library.lent += 1;
+//!     }
+//! })?;
+//!
+//! let view = library.read(); // plain references, as the last transaction has left things
+//! assert!(matches!(view.books["Free Transactions"].place, Place::Lent { to: 7 }));
+//! # drop(view);
+//!
+//! // An error, a panic, a full disk or log: as if nothing had happened.
+//! let refused = library.transact(|mut library| {
+//!     library.fields().books.clear();
+//!     Err::<(), Box<dyn std::error::Error>>("on second thoughts".into())
+//! });
+//! assert!(refused.is_err() && library.read().books.len() == 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`typed`] has pointers ([`PBox`], [`PRc`]) and collections ([`PVec`], [`PHashMap`], [`PBTreeMap`], [`PSlotMap`], ...);
+//! [`map()`] opens a store that is simply a map; [`Objects::migrate`] brings objects to new types; `caliburn show` prints
+//! them without their program. Commits are as durable as the store can be;
+//! [`transact_in`](Objects::transact_in) takes another [`Class`], and a [`Ticket`] waits later:
+//!
+//! ```
+//! # use caliburn::prelude::*;
+//! # let dir = tempfile::tempdir()?;
+//! # let counter = Objects::<u64>::create(dir.path().join("counter"))?;
+//! let mut tickets = Vec::new();
+//! for _ in 0..100 {
+//!     let ((), ticket) = counter.transact_async(|mut counter| {
+//!         *counter += 1;
+//!         Ok::<(), caliburn::Error>(())
+//!     })?;
+//!     tickets.push(ticket); // a future, too
+//! }
+//! for ticket in tickets {
+//!     ticket.wait()?;
+//! }
+//! counter.transact_in(Class::Process, |mut counter| { // survives the process at once, the rest in 100 ms
+//!     *counter += 1;
+//!     Ok::<(), caliburn::Error>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Below: segments and ranges
+
+//!
 //! A [`Store`] is a directory. A [`Segment`] is named storage in it; a [`Region`] is a part of a segment in
 //! memory. A [`Transaction`] declares what it changes, changes it, and commits in a [`Class`]:
 //!

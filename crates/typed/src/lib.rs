@@ -1,4 +1,20 @@
-//! Typed objects in recoverable memory. (The tour is in `caliburn`.)
+//! Typed objects in recoverable memory: structs and collections that are reached from a root, read as plain
+//! references, and changed through guards that a transaction lends. RVM's authors name the forgotten
+//! `set_range` as the worst of its users' mistakes, and a language as the cure (section 6 and 8): here a change
+//! that is not declared does not compile.
+//!
+//! | module | noun |
+//! |---|---|
+//! | `value` | what may be in a store, and how it is described; guards; transactions as closures see them |
+//! | `objects` | a heap with a root: opening, reading, transactions |
+//! | `turns` | one writer, many readers |
+//! | `link`, `pbox`, `shared` | pointers |
+//! | `vec`, `string`, `deque`, `hash_map`, `btree_map`, `set`, `slot_map` | collections, `entry` their entries, `hash` their hash function |
+//! | `map` | stores that are simply maps |
+//! | `migrate` | objects of older types |
+//! | `show` | objects without their types |
+//!
+//! The tour is in `caliburn`, which re-exports all of it; docs/safety.md says what safe code can rely on.
 
 mod btree_map;
 mod deque;
