@@ -67,6 +67,7 @@ const TREES: [Tree; 7] = [
             "vec",
             "string",
             "deque",
+            "log",
             "slot_map",
             "hash_map",
             "btree_map",

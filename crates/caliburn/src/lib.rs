@@ -62,9 +62,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`typed`] has pointers ([`PBox`], [`PRc`]) and collections ([`PVec`], [`PHashMap`], [`PBTreeMap`], [`PSlotMap`], ...);
-//! [`map()`] opens a store that is simply a map; [`Objects::migrate`] brings objects to new types; `caliburn show` prints
-//! them without their program. Commits are as durable as the store can be;
+//! [`typed`] has pointers ([`PBox`], [`PRc`]) and collections ([`PVec`], [`PHashMap`], [`PBTreeMap`],
+//! [`PSlotMap`], ...); [`map()`] opens a store that is simply a map; [`Objects::migrate`] brings objects to new
+//! types; `caliburn show` prints them without their program. Commits are as durable as the store can be;
 //! [`transact_in`](Objects::transact_in) takes another [`Class`], and a [`Ticket`] waits later:
 //!
 //! ```
@@ -191,15 +191,16 @@ pub use caliburn_heap as heap;
 /// Typed objects: transactions as scopes, guards, pointers, collections.
 pub use caliburn_typed as typed;
 pub use caliburn_typed::{
-    Error, Map, Mut, Objects, Owned, PArc, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PRc, PSlotMap,
-    PString, PVec, PVecDeque, PWeak, Recoverable, SlotKey, SortedMap, Tx, View, Writer, map, sorted_map,
+    Error, Map, Mut, Objects, Owned, PArc, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PLog, PRc,
+    PSlotMap, PString, PVec, PVecDeque, PWeak, Recoverable, SlotKey, SortedMap, Tx, View, Writer, map,
+    sorted_map,
 };
 
 /// What most programs use of typed objects.
 pub mod prelude {
     pub use crate::{
-        Class, Mut, Objects, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PRc, PSlotMap, PString, PVec,
-        PVecDeque, Recoverable, SlotKey, Store,
+        Class, Mut, Objects, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PLog, PRc, PSlotMap, PString,
+        PVec, PVecDeque, Recoverable, SlotKey, Store,
     };
 }
 

@@ -9,7 +9,7 @@
 //! | `objects` | a heap with a root: opening, reading, transactions |
 //! | `turns` | one writer, many readers |
 //! | `link`, `pbox`, `shared` | pointers |
-//! | `vec`, `string`, `deque`, `hash_map`, `btree_map`, `set`, `slot_map` | collections, `entry` their entries, `hash` their hash function |
+//! | `vec`, `string`, `deque`, `hash_map`, `btree_map`, `set`, `slot_map`, `log` | collections, `entry` their entries, `hash` their hash function |
 //! | `map` | stores that are simply maps |
 //! | `migrate` | objects of older types |
 //! | `show` | objects without their types |
@@ -23,6 +23,7 @@ mod error;
 mod hash;
 mod hash_map;
 mod link;
+mod log;
 mod map;
 mod migrate;
 mod objects;
@@ -42,6 +43,7 @@ pub use deque::PVecDeque;
 pub use entry::{AsKey, Entry, OccupiedEntry, VacantEntry};
 pub use error::Error;
 pub use hash_map::{Iter as HashMapIter, IterMut as HashMapIterMut, PHashMap};
+pub use log::PLog;
 pub use map::{Map, SortedMap, map, sorted_map};
 pub use objects::{Objects, View, Writer};
 pub use pbox::{NewBox, PBox};

@@ -4,7 +4,7 @@ mod support;
 
 use caliburn::typed::{Entry, Tx};
 use caliburn::{
-    Class, Error, Mut, Objects, PBTreeSet, PHashMap, PHashSet, PRc, PSlotMap, PString, PVec, PVecDeque,
+    Class, Error, Mut, Objects, PBTreeSet, PHashMap, PHashSet, PLog, PRc, PSlotMap, PString, PVec, PVecDeque,
     PWeak, Policy, Recoverable, SlotKey,
 };
 use proptest::prelude::*;
@@ -18,6 +18,7 @@ struct Root {
     sorted: PBTreeSet<u32>,
     names: PHashSet<PString>,
     graph: PSlotMap<Node>,
+    log: PLog<PString>,
 }
 
 #[derive(Recoverable, Debug)]
@@ -33,12 +34,15 @@ struct Model {
     sorted: BTreeSet<u32>,
     names: HashSet<String>,
     graph: HashMap<SlotKey<Node>, String>,
+    log: Vec<String>,
     stale: Vec<SlotKey<Node>>,
 }
 
 fn step(root: &mut Mut<'_, '_, Root>, model: &mut Model, kind: u8, value: u32) {
     let text = format!("name {}", value % 97);
     let mut fields = root.fields();
+    fields.log.push(text.as_str());
+    model.log.push(text.clone());
     match kind % 14 {
         0 | 1 => {
             fields.queue.push_back(text.as_str());
@@ -82,6 +86,8 @@ fn same(root: &Root, model: &Model) {
     assert!(root.queue.iter().map(|t| t.as_str()).eq(model.queue.iter().map(String::as_str)));
     assert!(root.queue.iter().rev().map(|t| t.as_str()).eq(model.queue.iter().rev().map(String::as_str)));
     assert!(root.sorted.iter().eq(model.sorted.iter()));
+    assert!(root.log.iter().map(|t| t.as_str()).eq(model.log.iter().map(String::as_str)));
+    assert!(root.log.last().map(|t| t.as_str()) == model.log.last().map(String::as_str));
     assert_eq!(root.names.len(), model.names.len());
     assert!(model.names.iter().all(|name| root.names.contains(name.as_str())));
     assert_eq!(root.graph.len(), model.graph.len());
@@ -114,6 +120,7 @@ proptest! {
             let mut fields = root.fields();
             fields.queue.clear();
             fields.graph.clear();
+            fields.log.clear();
             fields.names.clear();
             fields.sorted.set(PBTreeSet::new());
             Err(Error::NotTyped { heap: String::new(), why: String::new() })

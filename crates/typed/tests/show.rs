@@ -5,8 +5,8 @@ mod support;
 use caliburn::heap::Heap;
 use caliburn::typed::{Extent, Shown, show};
 use caliburn::{
-    Error, Objects, PBTreeMap, PBTreeSet, PBox, PHashMap, PRc, PSlotMap, PString, PVec, PVecDeque, PWeak,
-    Policy, Recoverable, SlotKey, Store,
+    Error, Objects, PBTreeMap, PBTreeSet, PBox, PHashMap, PLog, PRc, PSlotMap, PString, PVec, PVecDeque,
+    PWeak, Policy, Recoverable, SlotKey, Store,
 };
 use std::num::NonZeroU16;
 use support::store_with;
@@ -33,6 +33,7 @@ struct Root {
     counted: Option<PRc<PString>>,
     weak: PWeak<PString>,
     nothing: PVec<()>,
+    log: PLog<u32>,
 }
 
 #[derive(Recoverable)]
@@ -80,6 +81,7 @@ fn fill(store: &Store) -> Result<(), Error> {
         root.counted.set(Some(PRc::new("shared")));
         root.weak.set(PRc::downgrade(root.counted.as_ref().unwrap(), tx));
         root.nothing.extend([(), ()]);
+        root.log.extend(0..500);
     })
 }
 
@@ -146,6 +148,7 @@ fn a_store_is_shown_without_its_types() {
             (at(&["array", "2"]), at(&["nothing"])),
             ("3".to_owned(), "[\n    None,\n    None,\n]".to_owned())
         );
+        assert_eq!((at(&["log", "499"]), at(&["log", "15"])), ("499".to_owned(), "15".to_owned()));
         assert_eq!(show(&heap, &["truth"], two).unwrap(), Shown::Bool(false));
         for path in [&["array", "3"][..], &["hashed", "key"], &["small", "x"], &["other"]] {
             assert!(matches!(show(&heap, path, two), Err(Error::NotThere { .. })), "{path:?}");

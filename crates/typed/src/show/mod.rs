@@ -8,6 +8,7 @@ mod record;
 use crate::btree_map::MOST;
 use crate::error::Error;
 use crate::hash_map::GROUP;
+use crate::log::{CHUNKS, FIRST};
 use crate::objects::{ANCHOR, TYPES, read_types};
 use caliburn_heap::Heap;
 use record::{Field, Record, Type};
@@ -213,6 +214,7 @@ impl Reader<'_> {
                 Ok(Parts::Items(places, value.clone()))
             }
             "pvecdeque" => self.deque(at, of.parameter(0)?),
+            "plog" => self.log(at, of.parameter(0)?),
             "phashmap" | "phashset" => self.hash_map(at, of),
             "pbtreemap" | "pbtreeset" => self.btree_map(at, of),
             "pslotmap" => self.slot_map(at, of.parameter(0)?),
@@ -281,6 +283,17 @@ impl Reader<'_> {
         let start = size.checked_mul(first).and_then(|by| by.checked_add(items)).ok_or("it is damaged")?;
         let mut places = self.places(start, straight, size)?;
         places.extend(self.places(items, len - straight, size)?);
+        Ok(Parts::Items(places, of.clone()))
+    }
+
+    fn log(&self, at: u64, of: &Type) -> Result<Parts, String> {
+        let (mut left, size, mut places) = (self.word(at)?, self.record.size(of)?.0, Vec::new());
+        for chunk in 0..CHUNKS as u64 {
+            if let Some(values) = self.link(at + 8 + chunk * 8)?.filter(|_| left > 0) {
+                places.extend(self.places(values, left.min(FIRST << chunk), size)?);
+                left = left.saturating_sub(FIRST << chunk);
+            }
+        }
         Ok(Parts::Items(places, of.clone()))
     }
 

@@ -1,5 +1,6 @@
 //! The record of types, read back: see [`layout`](crate::value::layout).
 
+use crate::log::CHUNKS;
 use std::collections::HashMap;
 
 /// A type as it is written in a record: a name with parameters, a tuple, an array.
@@ -168,6 +169,7 @@ impl Record {
             "pvec" | "pstring" | "pbtreemap" | "pbtreeset" => Ok((24, 8)),
             "pvecdeque" => Ok((32, 8)),
             "phashmap" | "phashset" | "pslotmap" => Ok((40, 8)),
+            "plog" => Ok((8 + 8 * CHUNKS as u64, 8)),
             _ => Err(format!("the record says nothing of the type {:?}", of.text)),
         }
     }

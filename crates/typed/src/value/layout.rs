@@ -42,7 +42,7 @@ struct Defined {
 }
 
 /// Names of the types of the language and of this crate, which no other type has without a number.
-const KNOWN: [&str; 40] = [
+const KNOWN: [&str; 41] = [
     "u8",
     "u16",
     "u32",
@@ -81,6 +81,7 @@ const KNOWN: [&str; 40] = [
     "PBTreeSet",
     "PSlotMap",
     "SlotKey",
+    "PLog",
     "usize",
     "isize",
 ];
