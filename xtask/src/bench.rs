@@ -198,6 +198,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "synthetic --sizes 4096 --data-mb 4",
         "group-commit --threads 1,4 --accounts 1000",
         "restart --data-mb 4 --only LMDB,PMDK",
+        "maps --accounts 1000 --sizes 64",
     ] {
         run(&format!("{RIVALS} {workload} {small}"))?;
     }

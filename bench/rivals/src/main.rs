@@ -6,6 +6,7 @@
 
 mod fjall;
 mod foreign;
+mod maps;
 mod mdbx;
 mod records;
 mod redb;
@@ -75,6 +76,8 @@ enum Choice {
     GroupCommit,
     /// From opening a killed store to the first read.
     Restart,
+    /// Records under keys, read and updated as YCSB's workloads A, B, C and F do; `Process` class.
+    Maps,
 }
 
 /// The rivals' names.
@@ -259,6 +262,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
         Choice::GroupCommit => threads::run(arguments, layout)?,
         Choice::Restart => restart::run(arguments)?,
+        Choice::Maps => maps::run(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }
