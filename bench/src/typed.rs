@@ -6,8 +6,10 @@ use crate::debit_credit::{self, Layout, Stream};
 use crate::report::{self, Line, Random, Sample};
 use crate::target::{Caliburn, Failure, Target, options};
 use crate::work::Workload;
-use caliburn::{Class, Mut, Objects, PHashMap, PVec, Policy, Recoverable, Store, Writer};
+use caliburn::{Class, Mut, Objects, PBTreeMap, PHashMap, PVec, Policy, Recoverable, Store, Writer};
+use hashbrown::HashMap;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::hint::black_box;
 
 /// A record of debit-credit.
@@ -124,8 +126,11 @@ impl Typed {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     debit_credit::<false>(arguments, "redo", Policy::Redo)?;
     debit_credit::<true>(arguments, "undo", Policy::Undo)?;
-    maps(arguments, "redo", Policy::Redo)?;
-    maps(arguments, "undo", Policy::Undo)
+    for (name, policy) in [("redo", Policy::Redo), ("undo", Policy::Undo)] {
+        hashed(arguments, name, policy)?;
+        sorted(arguments, name, policy)?;
+    }
+    Ok(())
 }
 
 fn debit_credit<const UNDO: bool>(
@@ -163,21 +168,23 @@ fn each(count: usize, mut call: impl FnMut(usize)) -> Sample {
     Sample { ns_per_tx: start.elapsed().as_nanos() as f64 / count as f64, latencies: Vec::new() }
 }
 
-fn maps(arguments: &Arguments, policy: &'static str, kind: Policy) -> Result<(), Failure> {
+macro_rules! maps {
+($name:ident, $ours:ident, $theirs:ident, $their_name:literal) => {
+fn $name(arguments: &Arguments, policy: &'static str, kind: Policy) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let store =
         options(arguments.log_mb.max(256), arguments.stage_mb).policy(kind).open(dir.path().join("maps"))?;
-    let hash = Objects::<PHashMap<u64, u64>>::open(&store, "hash")?;
+    let hash = Objects::<$ours<u64, u64>>::open(&store, "map")?;
     let entries = arguments.accounts;
     let key = |i: usize| (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let mut model = hashbrown::HashMap::new();
+    let mut model = $theirs::new();
     let line = |system, policy, what| {
         Line::new(system, policy, "process", 1, json!({"what": what, "entries": entries}))
     };
     let names = ["insert", "get", "update", "remove"];
     let mut lines: Vec<Line> = names
         .iter()
-        .flat_map(|what| [line("hashbrown", "none", *what), line("PHashMap", policy, *what)])
+        .flat_map(|what| [line($their_name, "none", *what), line(stringify!($ours), policy, *what)])
         .collect();
     report::interleave(arguments.rounds, &mut lines, || {
         let mut writer = hash.write();
@@ -227,3 +234,8 @@ fn maps(arguments: &Arguments, policy: &'static str, kind: Policy) -> Result<(),
     lines.chunks(2).for_each(|pair| report::print("typed", arguments.json, pair, 0));
     Ok(())
 }
+};
+}
+
+maps!(hashed, PHashMap, HashMap, "hashbrown");
+maps!(sorted, PBTreeMap, BTreeMap, "std's BTreeMap");

@@ -185,10 +185,9 @@ impl<K, V> Table<K, V> {
             let mut same = zeros(tags ^ tag);
             while same != 0 {
                 let index = group * GROUP + same.trailing_zeros() as usize / 8;
-                // SAFETY: within the tags. A false match may stand above a right one in the word: its tag differs.
-                let right = unsafe { self.tags().add(index).read() } == tag as u8;
-                // SAFETY: a slot with a tag of a hash holds an entry.
-                if right && is(unsafe { &(*self.slot(index)).key }) {
+                // SAFETY: a slot with a tag of a hash holds an entry. A false match, which may stand above a right one
+                // in the word, has a tag that differs in its lowest bit: that is one of a hash, too.
+                if is(unsafe { &(*self.slot(index)).key }) {
                     return Some(index);
                 }
                 same &= same - 1;
