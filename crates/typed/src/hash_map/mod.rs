@@ -5,9 +5,10 @@
 
 mod iter;
 mod table;
+mod tags;
 
 pub use iter::{Iter, IterMut};
-pub(crate) use table::GROUP;
+pub(crate) use tags::GROUP;
 
 use crate::entry::{AsKey, Entry, Places};
 use crate::hash::StoreHasher;
@@ -423,7 +424,7 @@ where
         if !self.directory.is_none() {
             return;
         }
-        let groups = additional.div_ceil(6).max(1);
+        let groups = additional.div_ceil(GROUP * 3 / 4).max(1);
         let largest = Table::<K, V>::groups_max();
         let depth = groups.div_ceil(largest).next_power_of_two().ilog2().min(DEPTH_MAX);
         self.begin(groups.next_power_of_two().min(largest), depth);

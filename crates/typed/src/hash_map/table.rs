@@ -1,25 +1,19 @@
-//! A table of a map: some hundred entries in one object, found by groups of eight tags.
+//! A table of a map: some hundred entries in one object, found by groups of sixteen tags.
 //!
 //! ```text
-//!   | depth, groups | entries, free | tags: a byte each, eight to a group | slots: key, value |
+//!   | depth, groups | entries, free | tags: a byte each, sixteen to a group | slots: key, value |
 //! ```
 //!
 //! A tag is seven bits of the hash, or says that its slot is empty (the search ends) or was left (it goes on).
 //! A search begins at the group that the hash names, and goes through the others in turn. At most seven eighths
 //! of the slots are ever taken, so that it ends.
 
+use super::tags::{EMPTY, GROUP, LEFT, Tags};
 use crate::value::recoverable::{Recoverable, relocate};
 use crate::value::tx::Tx;
 use caliburn_os::simulated::even_if;
 use std::marker::PhantomData;
 use std::ptr;
-
-/// Slots of a group.
-pub(crate) const GROUP: usize = 8;
-const EMPTY: u8 = 0xFF;
-const LEFT: u8 = 0x80;
-const LOW: u64 = 0x0101_0101_0101_0101;
-const HIGH: u64 = 0x8080_8080_8080_8080;
 
 /// A key and its value.
 #[repr(C)]
@@ -96,12 +90,6 @@ const fn slots_at<K, V>(groups: usize) -> usize {
     (size_of::<Header>() + groups * GROUP).next_multiple_of(align_of::<Slot<K, V>>())
 }
 
-/// The bits of the bytes that are zero, the lowest always right.
-#[inline(always)]
-fn zeros(word: u64) -> u64 {
-    word.wrapping_sub(LOW) & !word & HIGH
-}
-
 impl<K, V> Table<K, V> {
     /// Bytes of a table of so many groups.
     pub const fn bytes(groups: usize) -> usize {
@@ -148,9 +136,9 @@ impl<K, V> Table<K, V> {
     }
 
     #[inline(always)]
-    fn group(&self, group: usize) -> u64 {
+    fn group(&self, group: usize) -> Tags {
         // SAFETY: within the tags, which are aligned as the header is.
-        unsafe { self.tags().cast::<u64>().add(group).read().to_le() }
+        unsafe { Tags::at(self.tags().add(group * GROUP)) }
     }
 
     pub fn slots(&self) -> usize {
@@ -178,22 +166,20 @@ impl<K, V> Table<K, V> {
     /// The slot of an entry with that hash, of which `is` holds.
     #[inline(always)]
     pub fn find(&self, hash: u64, mut is: impl FnMut(&K) -> bool) -> Option<usize> {
-        let tag = LOW * (hash & 0x7F);
+        let tag = (hash & 0x7F) as u8;
         let mut group = self.first(hash);
         for _ in 0..self.groups {
             let tags = self.group(group);
-            let mut same = zeros(tags ^ tag);
+            let mut same = tags.with(tag);
             while same != 0 {
-                let index = group * GROUP + same.trailing_zeros() as usize / 8;
-                // SAFETY: a slot with a tag of a hash holds an entry. A false match, which may stand above a right one
-                // in the word, has a tag that differs in its lowest bit: that is one of a hash, too.
+                let index = group * GROUP + same.trailing_zeros() as usize;
+                // SAFETY: a slot with a tag of a hash holds an entry.
                 if is(unsafe { &(*self.slot(index)).key }) {
                     return Some(index);
                 }
                 same &= same - 1;
             }
-            // An empty tag has its two highest bits set.
-            if tags & (tags << 1) & HIGH != 0 {
+            if tags.with(EMPTY) != 0 {
                 return None;
             }
             group = self.after(group);
@@ -205,10 +191,9 @@ impl<K, V> Table<K, V> {
     #[inline]
     pub fn next_taken(&self, mut index: usize) -> Option<usize> {
         while index < self.slots() {
-            let taken = !self.group(index / GROUP) & HIGH;
-            let rest = taken >> (index % GROUP * 8);
+            let rest = !self.group(index / GROUP).open() >> (index % GROUP);
             if rest != 0 {
-                return Some(index + rest.trailing_zeros() as usize / 8);
+                return Some(index + rest.trailing_zeros() as usize);
             }
             index = (index / GROUP + 1) * GROUP;
         }
@@ -234,10 +219,9 @@ impl<K: Recoverable, V: Recoverable> Table<K, V> {
     pub fn next_open(&self, hash: u64) -> usize {
         let mut group = self.first(hash);
         loop {
-            // Left or empty: the highest bit is set.
-            let open = self.group(group) & HIGH;
+            let open = self.group(group).open();
             if open != 0 {
-                return group * GROUP + open.trailing_zeros() as usize / 8;
+                return group * GROUP + open.trailing_zeros() as usize;
             }
             group = self.after(group);
         }
@@ -263,9 +247,8 @@ impl<K: Recoverable, V: Recoverable> Table<K, V> {
     /// Lets a slot go whose entry was taken out.
     #[inline]
     pub fn release(&self, tx: Tx<'_>, index: usize) {
-        let group = self.group(index / GROUP);
         // If a search ends in this group anyway, it may end here.
-        let ends = even_if("hash-search-ends-early", group & (group << 1) & HIGH != 0);
+        let ends = even_if("hash-search-ends-early", self.group(index / GROUP).with(EMPTY) != 0);
         // SAFETY: within the tags and the header, declared.
         unsafe {
             let tag = self.tags().add(index);
@@ -299,17 +282,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lowest_zero_byte_is_found() {
-        assert_eq!(zeros(u64::MAX), 0);
-        for byte in 0..8 {
-            let word = !(0xFF << (byte * 8));
-            assert_eq!(zeros(word).trailing_zeros() as usize / 8, byte);
-        }
-    }
-
-    #[test]
     fn tables_fill_their_objects() {
-        assert_eq!(Table::<u64, u64>::groups_max(), 128);
+        assert_eq!(Table::<u64, u64>::groups_max(), 64);
         assert!(Table::<u64, [u8; 9000]>::groups_max() == 1);
         for groups in 1..20 {
             assert!(most(groups) < groups * GROUP && most(groups) >= groups * 7 / 8);
