@@ -311,6 +311,7 @@ impl Code for HeapError {
             HeapError::Commit(error) => error.code(),
             HeapError::Damaged { .. } => CALIBURN_DAMAGED,
             HeapError::NotAllocated { .. } => CALIBURN_NOT_ALLOCATED,
+            HeapError::Beyond { .. } => CALIBURN_RANGE,
             HeapError::Size { .. } | HeapError::Root { .. } => CALIBURN_INVALID,
         }
     }

@@ -3,6 +3,7 @@
 use crate::class::{self, CLASSES, SIZES, SPAN};
 use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
 use crate::span::{self, Cache, SPANS_MAX, SpanOwner, Spans};
+use caliburn_engine::zerocopy::FromBytes;
 use caliburn_engine::{
     BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
 };
@@ -54,6 +55,20 @@ pub enum HeapError {
         heap: String,
         /// What was to be freed.
         place: Place,
+    },
+    /// The bytes are not all in the object.
+    #[error("heap {heap:?}: {len} bytes at {offset} of the object at {place:?}, which has {usable}")]
+    Beyond {
+        /// Name of the heap.
+        heap: String,
+        /// The object.
+        place: Place,
+        /// First byte in it.
+        offset: u64,
+        /// Bytes asked for.
+        len: usize,
+        /// Bytes that it has.
+        usable: u64,
     },
     /// The object cannot have that size or alignment.
     #[error("heap {heap:?}: {len} bytes aligned to {align} cannot be had: {why}")]
@@ -185,6 +200,33 @@ impl Heap {
             Kind::Large(spans) => u64::from(spans) * SPAN,
             Kind::Free => unreachable!("an object is in a span that is in use"),
         })
+    }
+
+    /// Copies bytes of an object out.
+    ///
+    /// # Errors
+    /// [`HeapError::NotAllocated`] when no object begins there, [`HeapError::Beyond`] when it is shorter.
+    pub fn read(&self, place: Place, offset: u64, target: &mut [u8]) -> Result<(), HeapError> {
+        self.within(place, offset, target.len())?;
+        self.data.read((place.0 + offset) as usize, target);
+        Ok(())
+    }
+
+    /// Copies a value out of an object.
+    ///
+    /// # Errors
+    /// As [`Heap::read`].
+    pub fn load<T: FromBytes>(&self, place: Place, offset: u64) -> Result<T, HeapError> {
+        self.within(place, offset, size_of::<T>())?;
+        Ok(self.data.load((place.0 + offset) as usize))
+    }
+
+    fn within(&self, place: Place, offset: u64, len: usize) -> Result<(), HeapError> {
+        let usable = self.usable_len(place)?;
+        match offset.checked_add(len as u64).is_some_and(|end| end <= usable) {
+            true => Ok(()),
+            false => Err(HeapError::Beyond { heap: self.name.clone(), place, offset, len, usable }),
+        }
     }
 
     /// The object that a byte belongs to, and how many bytes it can hold.
