@@ -1,6 +1,6 @@
-//! Maps: records of a size under 64-bit keys, read and updated in transactions of one operation each, `Process` class. The
-//! work is that of YCSB (Cooper et al., 2010): of A half of the operations update a record, of B one in twenty, of C
-//! none; those of F read it first. Keys are chosen by Zipf's law.
+//! Maps: records of a size under 64-bit keys, read and updated in transactions of one operation each, `Process`
+//! class. The work is that of YCSB (Cooper et al., 2010): of A half of the operations update a record, of B one in
+//! twenty, of C none; those of F read it first. Keys are chosen by Zipf's law.
 
 use crate::records::{Database, Session};
 use crate::{Arguments, open};
