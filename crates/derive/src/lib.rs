@@ -299,11 +299,11 @@ fn guards_of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     let members: Vec<syn::Member> = fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
     let hold = unused(&input.generics);
     let body = match fields {
-        Fields::Named(_) => quote!({ #(#parts,)* #[doc(hidden)] __holds: #hold }),
+        Fields::Named(_) => quote!({ #(#parts,)* #[doc(hidden)] __caliburn_holds: #hold }),
         _ => quote!((#(#parts,)* #[doc(hidden)] #hold) #guard_bounds;),
     };
     let last: syn::Member = match fields {
-        Fields::Named(_) => format_ident!("__holds").into(),
+        Fields::Named(_) => format_ident!("__caliburn_holds").into(),
         _ => members.len().into(),
     };
     let definition = match fields {
@@ -312,7 +312,7 @@ fn guards_of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     };
     quote! {
         #[doc = #text]
-        #[allow(dead_code)]
+        #[allow(dead_code, deprecated, non_camel_case_types, non_snake_case)]
         #definition
         #[automatically_derived]
         impl #impl_generics ::caliburn::typed::Fields for #name #type_generics #bounds {
@@ -345,7 +345,7 @@ fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     }
     let (name, visibility) = (&input.ident, &input.vis);
     let init = format_ident!("{}Init", name);
-    let made: Vec<Ident> = (0..fields.len()).map(|i| format_ident!("Made{i}")).collect();
+    let made: Vec<Ident> = (0..fields.len()).map(|i| format_ident!("__Made{i}")).collect();
     let text =
         format!("What a [`{name}`] in a store can be made of: fields of what its fields can be made of.");
     let members: Vec<syn::Member> = fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
@@ -372,7 +372,7 @@ fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     quote! {
         #[doc = #text]
         #[derive(Debug)]
-        #[allow(dead_code)]
+        #[allow(dead_code, deprecated, non_camel_case_types, non_snake_case)]
         #definition
         #[automatically_derived]
         // SAFETY: each field is made.
@@ -408,7 +408,7 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
     let (mut describes, mut stores, mut moves, mut frees) = (vec![], vec![], vec![], vec![]);
     for variant in &data.variants {
         let (ident, text, layout) = (&variant.ident, variant.ident.to_string(), layout_of(variant));
-        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("field{i}")).collect();
+        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("__field{i}")).collect();
         let of: Vec<&Type> = variant.fields.iter().map(|field| &field.ty).collect();
         let (members, names): (Vec<_>, Vec<_>) =
             variant.fields.iter().enumerate().map(|(i, field)| member(i, field)).unzip();
@@ -484,17 +484,15 @@ fn layout_of(variant: &syn::Variant) -> Ident {
 
 /// The tags, as the language counts them.
 fn tags(data: &DataEnum, tag: &Ident) -> TokenStream {
-    let mut before: Option<TokenStream> = None;
-    let mut arms = Vec::new();
+    let mut from = quote!({ let value: #tag = 0; value });
+    let (mut behind, mut arms) = (0usize, Vec::new());
     for variant in &data.variants {
-        let value = match (&variant.discriminant, &before) {
-            (Some((_, value)), _) => quote!(({ const VALUE: #tag = #value; VALUE })),
-            (None, Some(before)) => quote!((#before + 1)),
-            (None, None) => quote!((0 as #tag)),
-        };
+        if let Some((_, value)) = &variant.discriminant {
+            (from, behind) = (quote!({ let value: #tag = #value; value }), 0);
+        }
         let text = variant.ident.to_string();
-        arms.push(quote!(#text => #value as u64,));
-        before = Some(value);
+        arms.push(quote!(#text => (#from as u64).wrapping_add(#behind as u64),));
+        behind += 1;
     }
     quote! {
         #[doc(hidden)]
@@ -520,7 +518,7 @@ fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
     let mut arms = Vec::new();
     for variant in &data.variants {
         let ident = &variant.ident;
-        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("field{i}")).collect();
+        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("__field{i}")).collect();
         let members: Vec<syn::Member> =
             variant.fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
         let kinds = variant.fields.iter().map(|field| {
@@ -547,7 +545,7 @@ fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
     let hold = unused(&input.generics);
     quote! {
         #[doc = #text]
-        #[allow(dead_code)]
+        #[allow(dead_code, deprecated, non_camel_case_types, non_snake_case)]
         #visibility enum #guards #with_lifetimes #guard_bounds {
             #(#variants,)*
             #[doc(hidden)]

@@ -29,6 +29,11 @@ impl Event {
         self.count.load(Ordering::SeqCst)
     }
 
+    /// Whether somebody has looked and waits, or is about to.
+    pub fn is_waited_for(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) != 0
+    }
+
     fn word(&self) -> &std::sync::atomic::AtomicU32 {
         // SAFETY: the pointer is that of an atomic which lives as long as `self`.
         unsafe { std::sync::atomic::AtomicU32::from_ptr(self.count.as_ptr()) }

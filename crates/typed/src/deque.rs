@@ -176,7 +176,9 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PVecDeque<T>> {
         if self.len < self.capacity {
             return;
         }
-        let (tx, len, old) = (self.tx(), self.len(), self.items.get());
+        let (tx, len) = (self.tx(), self.len());
+        // Without memory the link leads to itself, where no value could be.
+        let old = if self.capacity == 0 { ptr::dangling_mut() } else { self.items.get() };
         let wanted = (2 * len).max(4);
         let to = tx.allocate::<T>(wanted);
         // Values without bytes need no room but their number.

@@ -3,6 +3,7 @@
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;
+use std::marker::PhantomData;
 
 /// The turns of a heap's objects.
 #[derive(Default)]
@@ -23,12 +24,14 @@ thread_local! {
 pub(crate) struct Reading<'t> {
     turns: &'t Turns,
     _lock: RwLockReadGuard<'t, ()>,
+    of_thread: PhantomData<*const ()>,
 }
 
 /// The right to change. It stays with its thread.
 pub(crate) struct Writing<'t> {
     turns: &'t Turns,
     _lock: RwLockWriteGuard<'t, ()>,
+    of_thread: PhantomData<*const ()>,
 }
 
 impl Turns {
@@ -36,10 +39,11 @@ impl Turns {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Changes what this thread has; forgets what it has not any more.
-    fn note<T>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
+    /// Changes what this thread has; forgets what it has not any more. A thread that is ending has nobody to warn.
+    fn note<T: Default>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
         let turns = self.address();
-        HELD.with_borrow_mut(|all| {
+        let done = HELD.try_with(|all| {
+            let mut all = all.borrow_mut();
             let at = all.iter().position(|held| held.turns == turns).unwrap_or_else(|| {
                 all.push(Held { turns, views: 0, writes: false });
                 all.len() - 1
@@ -49,7 +53,8 @@ impl Turns {
                 all.swap_remove(at);
             }
             done
-        })
+        });
+        done.unwrap_or_default()
     }
 
     /// Waits for a turn to read.
@@ -65,7 +70,7 @@ impl Turns {
         // A writer that waits must not stand between two views of one thread.
         let lock = if views > 0 { self.0.read_recursive() } else { self.0.read() };
         self.note(|held| held.views += 1);
-        Reading { turns: self, _lock: lock }
+        Reading { turns: self, _lock: lock, of_thread: PhantomData }
     }
 
     /// Waits for a turn to change.
@@ -85,13 +90,13 @@ impl Turns {
         );
         let lock = self.0.write();
         self.note(|held| held.writes = true);
-        Writing { turns: self, _lock: lock }
+        Writing { turns: self, _lock: lock, of_thread: PhantomData }
     }
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.turns.note(|held| held.views -= 1);
+        self.turns.note(|held| held.views = held.views.saturating_sub(1));
     }
 }
 

@@ -415,26 +415,111 @@ fn fill_the_stack() -> u8 {
     bytes[std::hint::black_box(77)]
 }
 
-#[test]
-fn nothing_of_the_stack_is_stored_with_an_option_that_is_none() {
+/// Pushes values onto a dirty stack, and counts what of it is in the store.
+fn stored_of_the_stack<T: Recoverable>(value: impl Fn() -> T) -> usize
+where
+    T: for<'id> caliburn::typed::Init<'id, T>,
+{
     let (_dir, store) = store(Policy::Redo);
-    let all: Objects<PVec<Holds>> = objects(&store);
+    let all: Objects<PVec<T>> = objects(&store);
     all.update(|mut all| {
-        for _ in 0..30 {
+        all.reserve(60);
+        for _ in 0..60 {
             assert_eq!(fill_the_stack(), 0xA5);
-            all.push(Holds { large: None });
-            all.push(Holds { large: Some(Large { flag: true, data: [1; 63] }) });
+            all.push(value());
         }
     })
     .unwrap();
-    assert!(
-        all.read().iter().all(|holds| holds.large.is_none_or(|large| large.flag && large.data == [1; 63]))
-    );
     // SAFETY: it is only read.
     let region = unsafe { all.heap() }.region();
     let mut bytes = vec![0; region.len()];
     region.read(0, &mut bytes);
-    assert_eq!(bytes.iter().filter(|byte| **byte == 0xA5).count(), 0);
+    bytes.iter().filter(|byte| **byte == 0xA5).count()
+}
+
+#[derive(Recoverable, Clone, Copy)]
+#[repr(C, align(32))]
+struct Wide(u8);
+
+#[derive(Recoverable, Clone, Copy)]
+#[repr(C)]
+struct Loose {
+    small: u8,
+    large: u64,
+    wide: Option<Wide>,
+}
+
+/// The heap's hash keys are random, and may have such bytes; each of sixty values has at least one that must not.
+const FEW: usize = 17;
+
+#[test]
+fn nothing_of_the_stack_is_stored() {
+    assert!(stored_of_the_stack(|| Holds { large: None }) < FEW);
+    assert!(stored_of_the_stack(|| Holds { large: Some(Large { flag: true, data: [1; 63] }) }) < FEW);
+    assert!(stored_of_the_stack(|| None::<Loose>) < FEW);
+    assert!(stored_of_the_stack(|| Some(Loose { small: 1, large: 2, wide: None })) < FEW);
+    assert!(stored_of_the_stack(|| None::<[u8; 64]>) < FEW);
+    assert!(stored_of_the_stack(|| Some(None::<[u8; 32]>)) < FEW);
+    assert!(stored_of_the_stack(|| Some(Wide(7))) < FEW);
+    assert!(stored_of_the_stack(|| Loose { small: 1, large: 2, wide: None }) < FEW);
+    assert!(stored_of_the_stack(|| (1u8, Some(Loose { small: 1, large: 2, wide: Some(Wide(3)) }))) < FEW);
+}
+
+#[test]
+fn values_of_any_alignment_are_queued() {
+    let (_dir, store) = store(Policy::Redo);
+    let queue: Objects<PVecDeque<u128>> = objects(&store);
+    queue.update(|mut queue| (0..9).for_each(|i| queue.push_back(i))).unwrap();
+    assert!(queue.read().iter().copied().eq(0..9));
+}
+
+#[test]
+fn a_view_is_kept_by_a_thread_to_its_end() {
+    static OBJECTS: std::sync::OnceLock<Objects<u64>> = std::sync::OnceLock::new();
+    thread_local! {
+        static VIEW: std::cell::RefCell<Option<caliburn::View<'static, u64>>> = const { std::cell::RefCell::new(None) };
+    }
+    let (_dir, store) = store(Policy::Redo);
+    let objects = OBJECTS.get_or_init(|| objects(&store));
+    std::thread::spawn(|| VIEW.set(Some(OBJECTS.get().unwrap().read()))).join().unwrap();
+    objects.update(|mut count| *count += 1).unwrap();
+}
+
+/// Frees values in a panic within a destructor that unwinds.
+struct FreesInAPanic<'o>(&'o Objects<PVec<PVec<PRc<u64>>>>);
+
+impl Drop for FreesInAPanic<'_> {
+    fn drop(&mut self) {
+        let done = self.0.update(|mut all| {
+            let taken: Vec<_> = all.drain(..).collect();
+            assert!(caught(move || {
+                let _taken = taken;
+                panic!("inner");
+            }));
+        });
+        assert!(done.is_err(), "there was room");
+    }
+}
+
+#[test]
+fn a_lack_of_room_while_values_are_dropped_by_a_panic_ends_nothing_but_the_transaction() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Store::options().create(true).log_bytes(1 << 20).stage_bytes(1 << 20).clone();
+    let store = options.open(dir.path().join("store")).unwrap();
+    let all: Objects<PVec<PVec<PRc<u64>>>> = objects(&store);
+    for _ in 0..50 {
+        all.update(|mut all| {
+            all.push(PVec::new());
+            let last = all.len() - 1;
+            (0..400).for_each(|i| all.at(last).push(PRc::new(i)));
+        })
+        .unwrap();
+    }
+    assert!(caught(|| {
+        let _frees = FreesInAPanic(&all);
+        panic!("outer");
+    }));
+    assert_eq!(all.read().iter().map(|one| one.len()).sum::<usize>(), 20_000);
 }
 
 #[test]

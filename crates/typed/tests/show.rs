@@ -182,3 +182,91 @@ fn a_damaged_heap_is_refused_or_shown_and_never_followed_out_of_it() {
     }
     assert!(refused > 20, "{refused}");
 }
+
+#[derive(Recoverable, Default)]
+#[repr(C)]
+struct Job {
+    inner: Option<bool>,
+    last: Option<Option<Option<bool>>>,
+}
+
+#[derive(Recoverable, Default, Clone, Copy)]
+#[repr(C, align(32))]
+struct Wide(u8);
+
+#[derive(Recoverable, Default)]
+#[repr(C)]
+struct Nested {
+    none: Option<Job>,
+    some: Option<Job>,
+    wide: Option<Wide>,
+    many: PVec<PRc<PVec<PRc<PVec<PRc<PVec<PRc<PVec<PRc<PVec<PRc<PVec<u8>>>>>>>>>>>>>,
+}
+
+#[test]
+fn nested_options_and_objects_of_many_owners_are_shown() {
+    let (_dir, store) = store_with(Policy::Redo, false);
+    let nested = Objects::<Nested>::open(&store, "objects").unwrap();
+    macro_rules! level {
+        ($tx:ident, $inner:expr) => {{
+            let one = caliburn::Owned::new(PRc::new($inner), $tx);
+            let mut all = caliburn::Owned::<PVec<_>>::new(PVec::new(), $tx);
+            (0..20).for_each(|_| all.as_mut().push(PRc::share(&one, $tx)));
+            all
+        }};
+    }
+    nested
+        .update(|mut nested| {
+            let tx = nested.tx();
+            let mut nested = nested.fields();
+            nested.some.set(Some(Job { inner: None, last: Some(Some(None)) }));
+            let inner: PVec<u8> = PVec::new();
+            nested.many.set(level!(tx, level!(tx, level!(tx, level!(tx, level!(tx, level!(tx, inner)))))));
+        })
+        .unwrap();
+    nested.update(|mut nested| nested.fields().wide.set(Some(Wide(7)))).unwrap();
+    drop(nested);
+    let heap = Heap::open(&store, "objects").unwrap();
+    let at = |path: &[&str]| show(&heap, path, Extent::default()).unwrap();
+    assert_eq!((at(&["none"]), at(&["some", "inner"])), (Shown::Nothing, Shown::Nothing));
+    assert_eq!((at(&["some", "last"]), at(&["wide", "0"])), (Shown::Nothing, Shown::Number("7".into())));
+    // 20 to the sixth ways: not all of them are gone.
+    assert!(matches!(at(&["many"]), Shown::List(_, 0)));
+}
+
+/// Shows a heap whose record says what somebody has made up.
+fn made_up(record: &str) -> Result<Shown, Error> {
+    let (_dir, store) = store_with(Policy::Undo, false);
+    let heap = Heap::open(&store, "h").unwrap();
+    let mut tx = heap.begin().unwrap();
+    let text = format!("caliburn types 1\n{record}\n");
+    let types = tx.allocate(8 + text.len() as u64).unwrap();
+    tx.store(types, 0, &(text.len() as u64)).unwrap();
+    tx.write(types, 8, text.as_bytes()).unwrap();
+    let anchor = tx.allocate(4096).unwrap();
+    tx.write(anchor, 0, &[0; 4096]).unwrap();
+    tx.set_root("caliburn.types", Some(types)).unwrap();
+    tx.set_root("caliburn.root", Some(anchor)).unwrap();
+    tx.commit(caliburn::Class::Process).unwrap();
+    show(&heap, &[] as &[&str], Extent::default())
+}
+
+#[test]
+fn records_that_somebody_made_up_are_refused() {
+    let deep = format!("root {}u8{}", "A<".repeat(3000), ">".repeat(3000));
+    let long = "root ".to_owned() + &"(".repeat(200_000);
+    for record in [
+        "root A\nenum A 8 8 u256\n  B 0",
+        "root PSlotMap<A>\nstruct A 18446744073709551608 8",
+        "root A\nstruct A 8 8\n  x 18446744073709551615 u8",
+        "root Option<A>\noption Option<A> 8 8\n  0 0 A\nstruct A 8 8\n  x 0 A",
+        "root A\nstruct A 0 8\n  x 0 [A; 18446744073709551615]",
+        &deep,
+        &long,
+    ] {
+        let shown = made_up(record);
+        assert!(shown.is_err() || record.contains("[A;"), "{record:.60}: {shown:?}");
+    }
+    let _ = made_up("root PBox");
+    let _ = made_up("root Option<NonZeroPVec>\noption Option<NonZeroPVec> 24 8\n  0 0 NonZeroPVec");
+}

@@ -1,4 +1,5 @@
-//! The tags of a group of slots: seven bits of each entry's hash, or that there is none. Compared sixteen at a time.
+//! The tags of a group of slots: seven bits of each entry's hash, or that there is none. Compared sixteen at a
+//! time.
 
 /// Slots of a group.
 pub(crate) const GROUP: usize = 16;

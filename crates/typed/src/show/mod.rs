@@ -12,6 +12,7 @@ use crate::log::{CHUNKS, FIRST};
 use crate::objects::{ANCHOR, TYPES, read_types};
 use caliburn_heap::Heap;
 use record::{Field, Record, Type};
+use std::cell::Cell;
 use std::fmt;
 
 /// A value, as it is shown.
@@ -62,7 +63,7 @@ pub fn show(heap: &Heap, path: &[impl AsRef<str>], extent: Extent) -> Result<Sho
         return Err(bad("it has no root of typed objects".to_owned()));
     };
     let record = Record::parse(&read_types(heap, types)?).map_err(bad)?;
-    let reader = Reader { heap, record: &record };
+    let reader = Reader { heap, record: &record, left: Cell::new(MOST_VALUES) };
     let (_, align) = record.size(&record.root).map_err(bad)?;
     let mut at = (anchor.0 + 16).next_multiple_of(align);
     let mut of = record.root.clone();
@@ -105,7 +106,13 @@ enum Parts {
 struct Reader<'h> {
     heap: &'h Heap,
     record: &'h Record,
+    /// Values that may still be looked at: objects with several owners may be reached by more ways than there
+    /// are bytes.
+    left: Cell<u64>,
 }
+
+/// Values that are looked at, at most.
+const MOST_VALUES: u64 = 1_000_000;
 
 impl Reader<'_> {
     /// `len` bytes.
@@ -114,6 +121,14 @@ impl Reader<'_> {
         let mut bytes = vec![0; len as usize];
         self.heap.region().read(at as usize, &mut bytes);
         Ok(bytes)
+    }
+
+    /// Counts what is looked at by the way.
+    fn look(&self) -> Result<(), String> {
+        let left =
+            self.left.get().checked_sub(1).ok_or("it has more nodes than are looked at: it is damaged")?;
+        self.left.set(left);
+        Ok(())
     }
 
     fn check(&self, at: u64, len: u64) -> Result<(), String> {
@@ -131,6 +146,9 @@ impl Reader<'_> {
     /// An integer of so many bytes.
     fn number(&self, at: u64, len: u64) -> Result<u128, String> {
         let mut bytes = [0; 16];
+        if len > 16 {
+            return Err(format!("a number of {len} bytes at {at}"));
+        }
         bytes[..len as usize].copy_from_slice(&self.bytes(at, len)?);
         Ok(u128::from_le_bytes(bytes))
     }
@@ -174,7 +192,7 @@ impl Reader<'_> {
                 found.ok_or_else(|| format!("tag {tag} at {at} is no variant of {:?}", of.text))?;
             return Ok(Parts::Fields(name.clone(), fields.clone()));
         }
-        match of.name.strip_prefix("NonZero").unwrap_or(&of.name).to_ascii_lowercase().as_str() {
+        match of.known().as_str() {
             "bool" => Ok(Parts::Single(Shown::Bool(self.number(at, 1)? != 0))),
             "char" => {
                 let letter =
@@ -189,7 +207,10 @@ impl Reader<'_> {
                 number((((self.number(at, size(of)?)? << spare) as i128) >> spare).to_string())
             }
             "slotkey" => Ok(Parts::Single(self.key(at)?)),
-            "pbox" => Ok(Parts::Other(self.link(at)?.map(|to| (to, of.of[0].clone())))),
+            "pbox" => Ok(Parts::Other(match self.link(at)? {
+                Some(to) => Some((to, of.parameter(0)?.clone())),
+                None => None,
+            })),
             "prc" | "pweak" => {
                 let counted = self.link(at)?;
                 let Some(counted) = counted else { return Ok(Parts::Other(None)) };
@@ -229,41 +250,58 @@ impl Reader<'_> {
             self.record.layouts.get(&of.text).ok_or_else(|| format!("nothing is said of {:?}", of.text))?;
         let offset = layout.fields.first().map_or(0, |field| field.offset);
         let there = match offset {
-            0 => self.is_value(at, value)?,
-            _ => self.number(at, offset.min(8))? != 0,
+            0 => self.is_value(at, value, (0, 0))?,
+            // Only the lowest byte says anything.
+            _ => self.number(at, 1)? != 0,
         };
         Ok(Parts::Other(there.then(|| (at + offset, value.clone()))))
     }
 
-    /// Whether the bytes at a place can be a value, by those of its parts that cannot be all.
-    fn is_value(&self, at: u64, of: &Type) -> Result<bool, String> {
-        if of.name == "Option" {
-            return Ok(true);
+    /// Whether the bytes at a place can be a value, by those of its parts that cannot be all. `nones`: in so
+    /// many options it is, each of which may use a value that it cannot have.
+    fn is_value(&self, at: u64, of: &Type, (nones, depth): (u64, u32)) -> Result<bool, String> {
+        if depth > 60 {
+            return Err(format!("the type {:?} holds itself", of.text));
         }
-        if let Some(layout) = self.record.layouts.get(&of.text) {
+        let layout = self.record.layouts.get(&of.text);
+        if of.name == "Option" {
+            let offset = layout.and_then(|layout| layout.fields.first()).map_or(0, |field| field.offset);
+            return match offset {
+                0 => self.is_value(at, of.parameter(0)?, (nones + 1, depth + 1)),
+                _ => Ok(self.number(at, 1)? < 2 + u128::from(nones)),
+            };
+        }
+        if let Some(layout) = layout {
             let fields = if layout.tag == 0 {
                 &layout.fields
             } else {
                 let tag = self.number(at, layout.tag)? as u64;
-                let mask = u64::MAX >> (64 - 8 * layout.tag.min(8));
+                let mask = u64::MAX >> (64 - 8 * layout.tag);
+                let known = layout.variants.iter().map(|(_, known, _)| known & mask);
                 match layout.variants.iter().find(|(_, known, _)| known & mask == tag) {
                     Some((_, _, fields)) => fields,
-                    None => return Ok(false),
+                    None => return Ok(known.max().is_some_and(|most| tag > most && tag - most <= nones)),
                 }
             };
             for field in fields {
-                if !self.is_value(at + field.offset, &field.of)? {
+                if !self.is_value(at.saturating_add(field.offset), &field.of, (nones, depth + 1))? {
                     return Ok(false);
                 }
             }
             return Ok(true);
         }
         Ok(match of.name.as_str() {
-            "bool" => self.number(at, 1)? < 2,
-            "char" => char::from_u32(self.number(at, 4)? as u32).is_some(),
-            "PBox" => self.word(at)? != 0,
-            "[]" if of.count != Some(0) => self.is_value(at, of.parameter(0)?)?,
-            name if name.starts_with("NonZero") => self.number(at, self.record.size(of)?.0)? != 0,
+            "bool" => self.number(at, 1)? < 2 + u128::from(nones),
+            "char" => {
+                let letter = self.number(at, 4)? as u32;
+                char::from_u32(letter).is_some()
+                    || letter > 0x10_FFFF && u64::from(letter - 0x10_FFFF) <= nones
+            }
+            "PBox" => nones > 0 || self.word(at)? != 0,
+            "[]" if of.count != Some(0) => self.is_value(at, of.parameter(0)?, (nones, depth + 1))?,
+            name if name.starts_with("NonZero") => {
+                nones > 0 || self.number(at, self.record.size(of)?.0)? != 0
+            }
             _ => true,
         })
     }
@@ -343,7 +381,11 @@ impl Reader<'_> {
             if local > depth {
                 return Err(format!("the table at {header} is deeper than its directory: it is damaged"));
             }
-            let tags = self.bytes(header + 16, groups * GROUP as u64)?;
+            // A map that says how many entries it has has no more, by however many ways a table is reached.
+            if entries.len() as u64 > self.word(at + 8)? || local > depth {
+                return Err(format!("the map at {at} has more entries than it counts: it is damaged"));
+            }
+            let tags = self.bytes(header.saturating_add(16), groups * GROUP as u64)?;
             let slots = header + (16 + tags.len() as u64).next_multiple_of(align);
             self.check(slots, slot.saturating_mul(tags.len() as u64))?;
             let taken = tags.iter().enumerate().filter(|(_, tag)| **tag < 0x80);
@@ -357,11 +399,13 @@ impl Reader<'_> {
         let sizes = self.sizes(of)?;
         let mut entries = Vec::new();
         if let Some(root) = self.link(at)? {
+            // Each entry takes a byte at least, but for what has none.
+            let most = self.word(at + 8)?.min(self.heap.region().len() as u64);
             let height = self.number(at + 16, 4)? as u32;
             if height > 30 {
                 return Err(format!("the tree at {at} is higher than any: it is damaged"));
             }
-            self.node(root, height, sizes, self.word(at + 8)?, &mut entries)?;
+            self.node(root, height, sizes, most, &mut entries)?;
         }
         Self::entries(of, entries)
     }
@@ -376,6 +420,7 @@ impl Reader<'_> {
     ) -> Result<(), String> {
         let [(key, key_align), (value, value_align)] = sizes;
         let len = self.word(at)?;
+        self.look()?;
         if len > MOST as u64 || entries.len() as u64 > most {
             return Err(format!("the node at {at} has more entries than a node has: it is damaged"));
         }
@@ -401,9 +446,10 @@ impl Reader<'_> {
         Ok(match self.parts(at, of)? {
             Parts::Single(_) | Parts::Other(None) => None,
             Parts::Other(Some((at, of))) => self.step(at, &of, step)?,
-            Parts::Fields(_, fields) => {
-                fields.into_iter().find(|field| field.name == step).map(|field| (at + field.offset, field.of))
-            }
+            Parts::Fields(_, fields) => fields
+                .into_iter()
+                .find(|field| field.name == step)
+                .map(|field| (at.saturating_add(field.offset), field.of)),
             Parts::Items(places, of) => {
                 step.parse::<usize>().ok().and_then(|i| places.get(i).map(|at| (*at, of)))
             }
@@ -420,9 +466,11 @@ impl Reader<'_> {
     }
 
     fn show(&self, at: u64, of: &Type, extent: Extent, depth: u32) -> Result<Shown, String> {
-        if depth > extent.depth {
+        let left = self.left.get();
+        if depth > extent.depth || left == 0 {
             return Ok(Shown::Deeper);
         }
+        self.left.set(left - 1);
         let inner = |at: u64, of: &Type| self.show(at, of, extent, depth + 1);
         let most = extent.items as usize;
         let more = |all: usize| all.saturating_sub(most) as u64;
@@ -432,7 +480,8 @@ impl Reader<'_> {
             // As deep as what points to it, but for long chains.
             Parts::Other(Some((at, of))) => inner(at, &of)?,
             Parts::Fields(name, fields) => {
-                let show = |field: Field| Ok((field.name, inner(at + field.offset, &field.of)?));
+                let show =
+                    |field: Field| Ok((field.name, inner(at.saturating_add(field.offset), &field.of)?));
                 Shown::Struct(name, fields.into_iter().map(show).collect::<Result<_, String>>()?)
             }
             Parts::Items(places, of) => {

@@ -3,6 +3,12 @@
 use crate::log::CHUNKS;
 use std::collections::HashMap;
 
+/// Most types in types, and bytes of a type's text.
+const DEEPEST: u32 = 60;
+const LONGEST: usize = 4096;
+/// Most bytes of a type.
+const LARGEST: u64 = 1 << 40;
+
 /// A type as it is written in a record: a name with parameters, a tuple, an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Type {
@@ -46,19 +52,37 @@ pub struct Record {
 impl Type {
     /// A type of that text.
     pub fn parse(text: &str) -> Result<Type, String> {
+        Type::parse_within(text, 0)
+    }
+
+    fn parse_within(text: &str, depth: u32) -> Result<Type, String> {
+        if depth > DEEPEST || text.len() > LONGEST {
+            return Err("a type is deeper or longer than any".to_owned());
+        }
+        let list = |text: &str| list(text, depth + 1);
         let bad = || format!("{text:?} is no type");
         let within = |open: char, close: char| text.strip_prefix(open).and_then(|t| t.strip_suffix(close));
         let (name, of, count) = if let Some(inner) = within('(', ')') {
             (String::new(), list(inner)?, None)
         } else if let Some(inner) = within('[', ']') {
             let (of, count) = inner.rsplit_once("; ").ok_or_else(bad)?;
-            ("[]".to_owned(), vec![Type::parse(of)?], Some(count.parse().map_err(|_| bad())?))
+            (
+                "[]".to_owned(),
+                vec![Type::parse_within(of, depth + 1)?],
+                Some(count.parse().map_err(|_| bad())?),
+            )
         } else if let Some((name, rest)) = text.split_once('<') {
             (name.to_owned(), list(rest.strip_suffix('>').ok_or_else(bad)?)?, None)
         } else {
             (text.to_owned(), Vec::new(), None)
         };
         Ok(Type { name, of, count, text: text.to_owned() })
+    }
+
+    /// The name in small letters; of an integer that is not zero, that of the integer.
+    pub fn known(&self) -> String {
+        let integer = self.name.strip_prefix("NonZero").filter(|rest| rest.starts_with(['U', 'I']));
+        integer.unwrap_or(&self.name).to_ascii_lowercase()
     }
 
     /// The parameter of that number.
@@ -68,7 +92,7 @@ impl Type {
 }
 
 /// Types with commas between them. A constant that is no type is one by its text.
-fn list(text: &str) -> Result<Vec<Type>, String> {
+fn list(text: &str, within: u32) -> Result<Vec<Type>, String> {
     let (mut depth, mut from, mut all) = (0usize, 0, Vec::new());
     for (at, letter) in text.char_indices().chain([(text.len(), ',')]) {
         match letter {
@@ -79,7 +103,7 @@ fn list(text: &str) -> Result<Vec<Type>, String> {
             ',' if depth == 0 => {
                 let part = text[from..at].trim();
                 if !part.is_empty() {
-                    all.push(Type::parse(part)?);
+                    all.push(Type::parse_within(part, within)?);
                 }
                 from = at + 1;
             }
@@ -93,7 +117,8 @@ fn field(line: &str) -> Result<Field, String> {
     let bad = || format!("no field: {line:?}");
     let (name, rest) = line.split_once(' ').ok_or_else(bad)?;
     let (offset, of) = rest.split_once(' ').ok_or_else(bad)?;
-    Ok(Field { name: name.to_owned(), offset: offset.parse().map_err(|_| bad())?, of: Type::parse(of)? })
+    let offset = offset.parse().ok().filter(|offset| *offset <= LARGEST).ok_or_else(bad)?;
+    Ok(Field { name: name.to_owned(), offset, of: Type::parse(of)? })
 }
 
 impl Record {
@@ -127,7 +152,8 @@ impl Record {
                 let (kind, rest) = line.split_once(' ').ok_or_else(bad)?;
                 let (rest, tag) = match kind {
                     "enum" => {
-                        rest.rsplit_once(' ').map(|(rest, tag)| (rest, tag_bytes(tag))).ok_or_else(bad)?
+                        let (rest, tag) = rest.rsplit_once(' ').ok_or_else(bad)?;
+                        (rest, tag_bytes(tag).ok_or_else(bad)?)
                     }
                     _ => (rest, 0),
                 };
@@ -135,8 +161,11 @@ impl Record {
                 let (name, size) = rest.rsplit_once(' ').ok_or_else(bad)?;
                 let [size, align] = [size, align].map(|number| number.parse::<u64>());
                 let layout = Layout {
-                    size: size.map_err(|_| bad())?,
-                    align: align.ok().filter(|align| align.is_power_of_two()).ok_or_else(bad)?,
+                    size: size.ok().filter(|size| *size <= LARGEST).ok_or_else(bad)?,
+                    align: align
+                        .ok()
+                        .filter(|align| align.is_power_of_two() && *align <= 1 << 20)
+                        .ok_or_else(bad)?,
                     tag,
                     ..Layout::default()
                 };
@@ -154,11 +183,14 @@ impl Record {
         }
         if let Some(count) = of.count {
             let (size, align) = self.size(of.parameter(0)?)?;
-            let size = size.checked_mul(count).ok_or_else(|| format!("no memory holds a {:?}", of.text))?;
+            let size = size
+                .checked_mul(count)
+                .filter(|size| *size <= LARGEST)
+                .ok_or_else(|| format!("no memory holds a {:?}", of.text))?;
             return Ok((size, align));
         }
         let bytes = |size| Ok((size, size));
-        match of.name.trim_start_matches("NonZero").to_ascii_lowercase().as_str() {
+        match of.known().as_str() {
             "u8" | "i8" | "bool" => bytes(1),
             "u16" | "i16" => bytes(2),
             "u32" | "i32" | "f32" | "char" => bytes(4),
@@ -175,9 +207,10 @@ impl Record {
     }
 }
 
-/// Bytes of an integer's type; of what is none, as many as no tag has.
-fn tag_bytes(text: &str) -> u64 {
-    text.get(1..).and_then(|bits| bits.parse::<u64>().ok()).map_or(0, |bits| bits / 8)
+/// Bytes of the type of a tag.
+fn tag_bytes(text: &str) -> Option<u64> {
+    let bits = text.strip_prefix(['u', 'i'])?.parse::<u64>().ok()?;
+    [8, 16, 32, 64].contains(&bits).then_some(bits / 8)
 }
 
 #[cfg(test)]

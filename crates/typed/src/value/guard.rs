@@ -8,6 +8,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{self, MaybeUninit};
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 /// A value in a store that may be changed, for `'a`, by the transaction `'id`: what `&mut T` is elsewhere.
@@ -250,15 +251,18 @@ impl<T: Recoverable> Drop for Owned<'_, T> {
         if self.tx.is_frozen() {
             return;
         }
-        if self.tx.is_unwinding() {
-            // Freeing may find no room, and what unwinds must not unwind again.
-            return self.tx.spoil(Error::Unwound);
-        }
         if planted("typed-owned-kept") {
             return;
         }
+        let (value, tx) = (self.value.as_mut_ptr(), self.tx);
         // SAFETY: the value is not used again, and its pointers count from here.
-        unsafe { T::free(self.value.as_mut_ptr(), self.tx) }
+        let free = || unsafe { T::free(value, tx) };
+        if !std::thread::panicking() {
+            free();
+        } else if catch_unwind(AssertUnwindSafe(free)).is_err() {
+            // There was no room. What unwinds must not unwind again.
+            tx.spoil(Error::Unwound);
+        }
     }
 }
 

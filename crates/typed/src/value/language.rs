@@ -6,7 +6,7 @@ use crate::value::recoverable::{Answer, Fields, Init, No, Recoverable, free_all}
 use crate::value::tx::Tx;
 use caliburn_os::simulated::planted;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::num::{
     NonZeroI8, NonZeroI16, NonZeroI32, NonZeroI64, NonZeroI128, NonZeroU8, NonZeroU16, NonZeroU32,
     NonZeroU64, NonZeroU128,
@@ -141,18 +141,19 @@ unsafe impl<T: Recoverable> Recoverable for Option<T> {
     }
 
     unsafe fn store(from: *const Self, to: *mut Self) {
-        // SAFETY: the caller's word; the value is written where it is in `from`, and the tag in front of it.
+        // SAFETY: the caller's word; the value is written where it is in `from`, and the tag in front of it, of
+        // which only the lowest byte says anything.
         unsafe {
-            let Some(value) = &*from else { return to.write(None) };
+            let Some(value) = &*from else { return store_none(to) };
             if planted("typed-padding-stored") {
                 return ptr::copy_nonoverlapping(from, to, 1);
             }
             let at = ptr::from_ref(value).addr() - from.addr();
-            ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), at);
+            if at > 0 {
+                to.cast::<u8>().write_bytes(0, at);
+                to.cast::<u8>().write(from.cast::<u8>().read());
+            }
             T::store(value, to.byte_add(at).cast());
-            let end = at + size_of::<T>();
-            let behind = size_of::<Self>() - end;
-            ptr::copy_nonoverlapping(from.cast::<u8>().add(end), to.cast::<u8>().add(end), behind);
         }
     }
 
@@ -178,17 +179,46 @@ unsafe impl<'id, T: Recoverable, I: Init<'id, T>> Init<'id, Option<T>> for Optio
     unsafe fn init(self, to: *mut Option<T>, tx: Tx<'id>) {
         let Some(value) = self else {
             // SAFETY: the caller's word.
-            return unsafe { to.write(None) };
+            return unsafe { store_none(to) };
         };
         // Only the compiler knows where in an option its value is: it is made here, and told that it was moved.
         let mut made = MaybeUninit::<T>::zeroed();
-        // SAFETY: the caller's word; nothing but `moved` is done with the bytes between.
+        // SAFETY: the caller's word; nothing but `moved` is done with the bytes between. What the compiler's
+        // own copies take along stays here.
         unsafe {
             value.init(made.as_mut_ptr(), tx);
-            to.write(Some(made.assume_init_read()));
+            let some = ManuallyDrop::new(Some(made.assume_init_read()));
+            <Option<T> as Recoverable>::store(&*some, to);
             if let Some(value) = &mut *to {
                 T::moved(value, ptr::from_mut(value).addr().wrapping_sub(made.as_ptr().addr()).cast_signed());
             }
+        }
+    }
+}
+
+/// Writes a `None`, and nothing that lay on the stack: an assignment may copy a whole value, of which only the
+/// tag, or the niche, was ever set.
+///
+/// # Safety
+/// `to` is for an option, declared.
+unsafe fn store_none<T: Recoverable>(to: *mut Option<T>) {
+    let (bytes, none) = (size_of::<Option<T>>(), MaybeUninit::new(None::<T>));
+    // SAFETY: the caller's word; of what is no value yet, only whether it is none is looked at, which one
+    // number in it says.
+    unsafe {
+        let (to_bytes, from) = (to.cast::<u8>(), none.as_ptr().cast::<u8>());
+        // A tag of none is 0, and so is a box to nothing.
+        to_bytes.write_bytes(0, bytes);
+        let places = |len: usize| (0..bytes / len).map(move |i| (i * len, len));
+        for (at, len) in [1, 2, 4, 8].into_iter().flat_map(places) {
+            if (*to).is_none() {
+                return;
+            }
+            to_bytes.write_bytes(0, bytes);
+            ptr::copy_nonoverlapping(from.add(at), to_bytes.add(at), len);
+        }
+        if (*to).is_some() {
+            ptr::copy_nonoverlapping(from, to_bytes, bytes);
         }
     }
 }

@@ -33,8 +33,6 @@ pub(crate) struct Core<'h> {
     /// It cannot commit any more, and nothing is changed any more: what an operation has left half done is
     /// looked at, but nothing is built on it.
     frozen: Cell<bool>,
-    /// The thread was unwinding when the transaction began, in a destructor.
-    unwinding: bool,
     rare: OnceCell<Box<Rare>>,
 }
 
@@ -80,7 +78,6 @@ impl<'h> Core<'h> {
             base: heap.region().as_ptr().expose_provenance(),
             hash_keys,
             frozen: Cell::new(false),
-            unwinding: std::thread::panicking(),
             rare: OnceCell::new(),
         }
     }
@@ -265,11 +262,6 @@ impl<'id> Tx<'id> {
     /// Whether nothing is changed any more.
     pub(crate) fn is_frozen(self) -> bool {
         self.core().frozen.get()
-    }
-
-    /// Whether a panic of this transaction's unwinds.
-    pub(crate) fn is_unwinding(self) -> bool {
-        std::thread::panicking() && !self.core().unwinding
     }
 
     #[cold]

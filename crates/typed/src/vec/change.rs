@@ -353,6 +353,9 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, PVec<T>> {
     /// Brings the values in the order of their keys; equal ones stay as they are. If `key` panics, the vector
     /// is as it was.
     pub fn sort_by(&mut self, mut compare: impl FnMut(&T, &T) -> Ordering) {
+        if size_of::<T>() == 0 {
+            return;
+        }
         let mut order: Vec<usize> = (0..self.len()).collect();
         order.sort_by(|a, b| compare(&self[*a], &self[*b]));
         self.arrange(&order);
@@ -368,6 +371,9 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, PVec<T>> {
 
     /// Turns the order around.
     pub fn reverse(&mut self) {
+        if size_of::<T>() == 0 {
+            return;
+        }
         let order: Vec<usize> = (0..self.len()).rev().collect();
         self.arrange(&order);
     }

@@ -164,12 +164,17 @@ mod tests {
             eprintln!("not tested: of this file system nothing can be told after a process is gone");
             return;
         }
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        // It looks once when it begins, and would see what was committed by then.
+        while !redo(&store).truncation.is_asleep() {
+            assert!(std::time::Instant::now() < end, "truncation does not sleep");
+            std::thread::yield_now();
+        }
         let mut tx = store.begin(Mode::Restore).unwrap();
         tx.write(&region, 0, &[7; 3000]).unwrap();
         tx.commit(Class::Power).unwrap();
         let log = &redo(&store).log;
         assert!(log.used() < redo(&store).checkpoint_every_bytes(), "it would be shown anyway");
-        let end = std::time::Instant::now() + Duration::from_secs(20);
         while told(&store).is_none_or(|checkpoint| checkpoint.before < log.tail()) {
             assert!(std::time::Instant::now() < end, "{:?} is shown of {:?}", told(&store), log.tail());
             std::thread::sleep(Duration::from_millis(5));

@@ -44,6 +44,12 @@ pub(super) struct Truncation {
 }
 
 impl Truncation {
+    /// Whether its thread has found nothing to do.
+    #[cfg(test)]
+    pub fn is_asleep(&self) -> bool {
+        self.wake.is_waited_for()
+    }
+
     pub fn wake_all(&self) {
         self.wake.signal();
         self.relief.signal();
