@@ -416,9 +416,9 @@ fn fill_the_stack() -> u8 {
 }
 
 /// Pushes values onto a dirty stack, and counts what of it is in the store.
-fn stored_of_the_stack<T: Recoverable>(value: impl Fn() -> T) -> usize
+fn stored_of_the_stack<T>(value: impl Fn() -> T) -> usize
 where
-    T: for<'id> caliburn::typed::Init<'id, T>,
+    T: Recoverable + for<'id> caliburn::typed::Init<'id, T>,
 {
     let (_dir, store) = store(Policy::Redo);
     let all: Objects<PVec<T>> = objects(&store);

@@ -194,13 +194,15 @@ struct Job {
 #[repr(C, align(32))]
 struct Wide(u8);
 
+type Twice<T> = PVec<PRc<PVec<PRc<T>>>>;
+
 #[derive(Recoverable, Default)]
 #[repr(C)]
 struct Nested {
     none: Option<Job>,
     some: Option<Job>,
     wide: Option<Wide>,
-    many: PVec<PRc<PVec<PRc<PVec<PRc<PVec<PRc<PVec<PRc<PVec<PRc<PVec<u8>>>>>>>>>>>>>,
+    many: Twice<Twice<Twice<PVec<u8>>>>,
 }
 
 #[test]
