@@ -13,8 +13,9 @@ const LONGER: [(&str, usize, &str); 1] = [("sim/src/life.rs", 700, "one life of 
 /// Widest line of a comment that is no table.
 const COMMENT_COLUMNS: usize = 117;
 /// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
-const UNSAFE_MAY: [&str; 35] = [
+const UNSAFE_MAY: [&str; 36] = [
     "crates/os/src/",
+    "crates/engine/src/api/image.rs",
     "crates/engine/src/api/mapping.rs",
     "crates/engine/src/api/prepared.rs",
     "crates/engine/src/api/region.rs",

@@ -22,6 +22,7 @@ mod storage;
 mod tracking;
 mod write_set;
 
+pub use api::image::Image;
 pub use api::options;
 pub use api::options::Options;
 pub use api::query::RegionQuery;

@@ -7,6 +7,7 @@
 //! | [`files`] | files and devices of the running system behind that seam; a directory that is held |
 //! | [`mappings`] | how many of them a process may have |
 //! | [`map`] | address space: reservations, private and shared file mappings |
+//! | [`private`] | pages of private file mappings: which are copies, and making one |
 //! | [`guard`] | write protection, and the message when it is met |
 //! | [`observed`] | a medium whose reads are told to somebody |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
@@ -38,6 +39,7 @@ mod names;
 pub mod observed;
 pub mod ordinal;
 pub mod persist;
+pub mod private;
 pub mod simulated;
 pub mod span;
 pub mod sync;

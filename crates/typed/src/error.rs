@@ -43,6 +43,19 @@ pub enum Error {
         /// What differs, line by line.
         difference: String,
     },
+    /// The snapshots that are alive could take more memory than they may.
+    #[error(
+        "a snapshot that may come to {bytes} bytes beside others of {taken} would pass the limit of {limit}: drop one, or \
+         raise Objects::set_snapshot_limit"
+    )]
+    Snapshots {
+        /// Most bytes that it could take.
+        bytes: u64,
+        /// Most bytes that those that are alive could.
+        taken: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// A path into shown objects leads nowhere.
     #[error("heap {heap:?} holds nothing by the name {step:?} there")]
     NotThere {

@@ -8,6 +8,7 @@
 //! | `value` | what may be in a store, and how it is described; guards; transactions as closures see them |
 //! | `objects` | a heap with a root: opening, reading, transactions |
 //! | `turns` | one writer, many readers |
+//! | `images`, `snapshot` | objects as they were, while transactions go on |
 //! | `link`, `pbox`, `shared` | pointers |
 //! | `vec`, `string`, `deque`, `hash_map`, `btree_map`, `set`, `slot_map`, `log` | collections, `entry` their entries, `hash` their hash function |
 //! | `map` | stores that are simply maps |
@@ -22,6 +23,7 @@ mod entry;
 mod error;
 mod hash;
 mod hash_map;
+mod images;
 mod link;
 mod log;
 mod map;
@@ -32,6 +34,7 @@ mod set;
 mod shared;
 mod show;
 mod slot_map;
+mod snapshot;
 mod string;
 mod turns;
 mod value;
@@ -51,6 +54,7 @@ pub use set::{PBTreeSet, PHashSet};
 pub use shared::{NewRc, PArc, PRc, PWeak, Shared};
 pub use show::{Extent, Shown, recorded_root, recorded_types, show};
 pub use slot_map::{PSlotMap, SlotKey};
+pub use snapshot::Snapshot;
 pub use string::PString;
 pub use value::guard::{Mut, Owned};
 pub use value::layout::{Definition, Types};

@@ -82,7 +82,7 @@ where
         let hash_keys = heap.region().load(anchor.0 as usize);
         let before = base.wrapping_add(anchor.0 as usize).cast::<Anchor<Old>>();
         let record_before = base.wrapping_add(types.0 as usize);
-        run::<(), Error>(&heap, hash_keys, None, |tx| {
+        run::<(), Error>(&heap, hash_keys, &[], None, |tx| {
             let after = tx.allocate::<Anchor<R>>(1);
             tx.declare(after, 1);
             // SAFETY: memory for an anchor, declared. The old root is a value of the type that the record

@@ -1,13 +1,14 @@
 //! The objects of a heap, reached from one root: opening them, reading, and changing them in transactions.
 
 use crate::error::Error;
+use crate::images::{Exchange, Images};
 use crate::shared::PWeak;
 use crate::turns::{Reading, Turns, Writing};
 use crate::value::guard::Mut;
 use crate::value::layout::{self, Types};
 use crate::value::recoverable::{Init, Recoverable};
 use crate::value::tx::{Core, Tx, is_out_of_room};
-use caliburn_engine::{Class, Store, Ticket};
+use caliburn_engine::{Class, Image, Store, Ticket};
 use caliburn_heap::{Heap, Place, Statistics};
 use caliburn_os::simulated::{planted, unless};
 use std::fmt;
@@ -41,17 +42,18 @@ pub(crate) struct Anchor<R> {
 /// not committed, and a transaction is never disturbed. Threads that write in parallel use several heaps of a
 /// store. A thread that would wait for itself, since it holds a `View` and asks for a transaction, panics.
 pub struct Objects<R> {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     root: PhantomData<fn() -> R>,
 }
 
-struct Inner {
-    turns: Turns,
+pub(crate) struct Inner {
+    pub turns: Turns<Images>,
+    pub exchange: Arc<Exchange>,
     /// Where the root is in the heap's region, and the keys of its hash function.
-    root: usize,
+    pub root: usize,
     hash_keys: [u64; 2],
     class: Class,
-    heap: Heap,
+    pub heap: Heap,
 }
 
 impl<R> Clone for Objects<R> {
@@ -115,7 +117,8 @@ impl<R: Recoverable> Objects<R> {
         let hash_keys = heap.region().load(at);
         let root = at + std::mem::offset_of!(Anchor<R>, root);
         heap.region().as_ptr().expose_provenance();
-        let inner = Inner { turns: Turns::default(), root, hash_keys, class: store.reach(), heap };
+        let exchange = Arc::default();
+        let inner = Inner { turns: Turns::default(), exchange, root, hash_keys, class: store.reach(), heap };
         Ok(Objects { inner: Arc::new(inner), root: PhantomData })
     }
 
@@ -126,7 +129,7 @@ impl<R: Recoverable> Objects<R> {
     {
         let random = RandomState::new();
         let hash_keys = [random.hash_one(1), random.hash_one(2)];
-        run::<(), Error>(heap, hash_keys, None, |tx| {
+        run::<(), Error>(heap, hash_keys, &[], None, |tx| {
             let anchor = tx.allocate::<Anchor<R>>(1);
             tx.declare(anchor, 1);
             // SAFETY: memory for an anchor, declared.
@@ -147,7 +150,7 @@ impl<R: Recoverable> Objects<R> {
     /// # Panics
     /// If this thread has it already, or holds a [`View`] of the objects: it would wait for itself.
     pub fn write(&self) -> Writer<'_, R> {
-        Writer { objects: self, class: self.inner.class, _turn: self.inner.turns.write() }
+        Writer { objects: self, class: self.inner.class, turn: self.inner.turns.write() }
     }
 
     /// Runs a transaction: committed if the closure returns `Ok`, undone if it returns an error or panics.
@@ -298,9 +301,9 @@ pub(crate) fn read_types(heap: &Heap, at: Place) -> Result<String, Error> {
 /// The right to change objects, for as many transactions as wanted: what a thread that is the only writer takes
 /// once.
 pub struct Writer<'o, R> {
-    objects: &'o Objects<R>,
+    pub(crate) objects: &'o Objects<R>,
     class: Class,
-    _turn: Writing<'o>,
+    pub(crate) turn: Writing<'o, Images>,
 }
 
 impl<R> fmt::Debug for Writer<'_, R> {
@@ -356,22 +359,24 @@ impl<R: Recoverable> Writer<'_, R> {
         body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
     ) -> Result<(T, Option<Ticket>), E> {
         let (inner, root) = (&*self.objects.inner, self.objects.root());
-        run(&inner.heap, inner.hash_keys, Some(class), |tx| {
+        let images = self.turn.begin(&inner.exchange);
+        run(&inner.heap, inner.hash_keys, images, Some(class), |tx| {
             // SAFETY: the root is a value of this heap, and this thread alone has the right to change it.
             body(unsafe { Mut::new(root, tx) })
         })
     }
 }
 
-/// Runs a transaction on a heap; in no class: as lasting as the store is, and waited for.
+/// Runs a transaction on a heap, of which there are these images; in no class: as lasting as the store is, and waited for.
 #[inline]
 pub(crate) fn run<T, E: From<Error>>(
     heap: &Heap,
     hash_keys: [u64; 2],
+    images: &[Arc<Image>],
     class: Option<Class>,
     body: impl for<'id> FnOnce(Tx<'id>) -> Result<T, E>,
 ) -> Result<(T, Option<Ticket>), E> {
-    let core = Core::new(heap, heap.begin().map_err(Error::from)?, hash_keys);
+    let core = Core::new(heap, heap.begin().map_err(Error::from)?, hash_keys, images);
     // SAFETY: the core outlives the call, and the closure takes any lifetime, so it can mix it up with no other.
     let done = panic::catch_unwind(AssertUnwindSafe(|| body(unsafe { Tx::new(&core) })));
     let (tx, failure) = core.into_parts();
@@ -405,7 +410,7 @@ pub(crate) fn run<T, E: From<Error>>(
 pub struct View<'o, R> {
     root: &'o R,
     heap: &'o Heap,
-    _turn: Reading<'o>,
+    _turn: Reading<'o, Images>,
 }
 
 impl<R> View<'_, R> {

@@ -2,6 +2,7 @@
 //! policy and tracking together, and decides nothing that is theirs.
 
 mod ending;
+pub(crate) mod image;
 mod mapping;
 mod open;
 pub mod options;

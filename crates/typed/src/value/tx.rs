@@ -12,12 +12,13 @@
 //! commit.
 
 use crate::error::Error;
-use caliburn_engine::RangeError;
+use caliburn_engine::{Image, RangeError};
 use caliburn_heap::{Heap, HeapError, HeapTransaction, Place};
 use caliburn_os::simulated::{planted, unless};
 use std::cell::{Cell, OnceCell, RefCell, UnsafeCell};
 use std::marker::PhantomData;
 use std::panic;
+use std::sync::Arc;
 
 /// Frees what so many values at an address own.
 type FreeContents = unsafe fn(*mut u8, Tx<'_>, usize);
@@ -28,6 +29,9 @@ pub(crate) struct Core<'h> {
     tx: UnsafeCell<HeapTransaction<'h>>,
     /// First byte of the heap's objects.
     base: usize,
+    /// Images that readers have of the heap, oldest first, and the newest.
+    images: &'h [Arc<Image>],
+    newest: Option<&'h Image>,
     /// Keys of the heap's hash function.
     hash_keys: [u64; 2],
     /// It cannot commit any more, and nothing is changed any more: what an operation has left half done is
@@ -71,11 +75,18 @@ pub(crate) fn is_out_of_room(payload: &(dyn std::any::Any + Send)) -> bool {
 
 impl<'h> Core<'h> {
     #[inline(always)]
-    pub(crate) fn new(heap: &'h Heap, tx: HeapTransaction<'h>, hash_keys: [u64; 2]) -> Core<'h> {
+    pub(crate) fn new(
+        heap: &'h Heap,
+        tx: HeapTransaction<'h>,
+        hash_keys: [u64; 2],
+        images: &'h [Arc<Image>],
+    ) -> Core<'h> {
         Core {
             heap,
             tx: UnsafeCell::new(tx),
             base: heap.region().as_ptr().expose_provenance(),
+            images,
+            newest: images.last().map(|image| &**image),
             hash_keys,
             frozen: Cell::new(false),
             rare: OnceCell::new(),
@@ -155,6 +166,19 @@ impl<'id> Tx<'id> {
         if let Err(error) = tx.set_range(core.heap.region(), offset..offset.wrapping_add(len)) {
             self.not_declared(offset, error);
         }
+        // What the newest has kept all have: they are given pages together.
+        if core.newest.is_some_and(|image| !image.has_kept(offset, len)) {
+            self.keep(offset, len);
+        }
+    }
+
+    /// Gives the heap's images what is about to change.
+    #[cold]
+    #[inline(never)]
+    fn keep(self, offset: usize, len: usize) {
+        let images = self.core().images;
+        let images = if planted("older-image-not-kept") { &images[images.len() - 1..] } else { images };
+        images.iter().for_each(|image| image.keep(offset, len));
     }
 
     #[cold]

@@ -35,7 +35,7 @@ pub struct Node {
 }
 
 /// What the root holds.
-#[derive(Default, Debug, PartialEq)]
+#[derive(Default, Debug, Clone, PartialEq)]
 pub struct Model {
     hashed: HashMap<String, Vec<u64>>,
     sorted: BTreeMap<u32, String>,

@@ -1,0 +1,224 @@
+//! Images: regions as they were at one moment, for as long as somebody reads them, while transactions go on.
+//!
+//! An image is a private mapping of the region's part of the segment. A page of it shows what the region showed at
+//! the moment as long as the region's own page does; before that one is changed, the image is given a copy:
+//!
+//! ```text
+//!   OURS: as the file   --- keep: before the page changes --->   COPYING   --->   KEPT
+//!                       --- settle: the region's page is a copy itself --->
+//! ```
+//!
+//! Invariant: a page of the region that is not a copy of the process's own shows its segment's file, and nobody
+//! stores to that page of the file anything else than what the region shows. (With the redo policy truncation writes
+//! there what the region has, and private copies are dropped only when the file has it; with the undo policy the
+//! region is the file, and transactions are all who store to it.) So an image, which shows the file, shows the region.
+//! Invariant: after it is settled, an image's bytes do not change.
+
+use crate::api::region::Region;
+use crate::api::shared::Shared;
+use crate::storage::error::MapError;
+use crate::storage::region::RegionState;
+use caliburn_os::map::{self, Reservation};
+use caliburn_os::simulated::{planted, unless};
+use caliburn_os::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use caliburn_os::{mappings, private, span, sync};
+use std::fmt;
+use std::sync::Arc;
+
+const OURS: u8 = 0;
+const COPYING: u8 = 1;
+const KEPT: u8 = 2;
+
+/// What a region held at the moment when [`Region::image`] was called. It keeps the store open; its memory goes with
+/// it.
+///
+/// **Who changes the region** calls [`keep`](Image::keep) for each range, after declaring and before changing it, for
+/// as long as the image may be read: layers do that whose transactions all pass through one place. **Who makes it**
+/// calls [`settle`](Image::settle) before anybody reads it.
+pub struct Image {
+    memory: Reservation,
+    page_shift: u32,
+    /// For each page.
+    states: Box<[AtomicU8]>,
+    /// Nobody reads it before, nothing is stored to it after.
+    settled: AtomicBool,
+    /// Pages that are being stored to before it is settled.
+    storing: AtomicU64,
+    forgotten: AtomicBool,
+    kept: AtomicU64,
+    region: Arc<RegionState>,
+    /// Other programs keep away from the segment's file.
+    _store: Arc<Shared>,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("segment", &self.region.segment.name)
+            .field("len", &self.len())
+            .field("kept", &self.kept_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    /// An image of the region. No transaction that has declared ranges of it may be open; whoever begins one from
+    /// now on calls [`Image::keep`]. Takes microseconds, whatever the region's length: one mapping.
+    ///
+    /// # Errors
+    /// When the system refuses the mapping; [`MapError::Unread`] for memory that does not show its segment.
+    pub fn image(&self) -> Result<Image, MapError> {
+        let (state, len) = (&self.state, self.len());
+        let fail = |source| MapError::Io { segment: state.segment.name.clone(), len: len as u64, source };
+        if state.unread {
+            return Err(MapError::Unread { segment: state.segment.name.clone() });
+        }
+        let page = self.store.storage.page_size;
+        mappings::take().map_err(fail)?;
+        let memory = Reservation::new(len.next_multiple_of(page), None).map_err(fail)?;
+        let medium = state.segment.file.medium().map_err(fail)?;
+        let at = state.segment.data + state.start;
+        // SAFETY: the reservation is new, so nobody refers to it; segments never shrink, and the store's lock keeps
+        // other programs of ours away from the file.
+        unsafe { memory.map_private(0, len, medium.descriptor(), at, true) }.map_err(fail)?;
+        memory.base().as_ptr().expose_provenance();
+        Ok(Image {
+            states: states(len.div_ceil(page)),
+            page_shift: page.ilog2(),
+            memory,
+            settled: AtomicBool::new(false),
+            storing: AtomicU64::new(0),
+            forgotten: AtomicBool::new(false),
+            kept: AtomicU64::new(0),
+            region: state.clone(),
+            _store: self.store.clone(),
+        })
+    }
+}
+
+/// So many states, `OURS`, in memory that is used when it is touched.
+#[cfg(not(caliburn_shuttle))]
+fn states(pages: usize) -> Box<[AtomicU8]> {
+    let zeros = Box::into_raw(vec![OURS; pages].into_boxed_slice());
+    // SAFETY: an atomic byte has the layout of a byte, and any value.
+    unsafe { Box::from_raw(zeros as *mut [AtomicU8]) }
+}
+
+/// The scheduler's atomics are no bytes.
+#[cfg(caliburn_shuttle)]
+fn states(pages: usize) -> Box<[AtomicU8]> {
+    (0..pages).map(|_| AtomicU8::new(OURS)).collect()
+}
+
+impl Image {
+    /// Bytes of the region that it shows.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// The first byte. What is there may be read once the image is [settled](Image::settle), and does not change
+    /// until it is [forgotten](Image::forget) or dropped, if every change of the region is announced to
+    /// [`keep`](Image::keep). Nothing may be stored there.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.memory.base().as_ptr()
+    }
+
+    /// Bytes that it has copies of; the rest it shares with the segment's file.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept.load(Relaxed) << self.page_shift
+    }
+
+    /// Whether these bytes may change without being kept any more.
+    #[inline(always)]
+    pub fn has_kept(&self, offset: usize, len: usize) -> bool {
+        let (first, last) = (offset >> self.page_shift, (offset + len - 1) >> self.page_shift);
+        first == last && self.states.get(first).is_none_or(|state| state.load(Acquire) == KEPT)
+    }
+
+    /// Keeps what the pages of a range of the region hold, which is about to change. The range is declared, and
+    /// unchanged since the image was made, or was kept before.
+    #[cold]
+    pub fn keep(&self, offset: usize, len: usize) {
+        if planted("image-page-not-kept") || self.forgotten.load(Acquire) {
+            return;
+        }
+        let end = offset.saturating_add(len).min(self.states.len() << self.page_shift);
+        if offset < end {
+            (offset >> self.page_shift..=(end - 1) >> self.page_shift).for_each(|page| self.keep_page(page));
+        }
+    }
+
+    fn keep_page(&self, page: usize) {
+        let state = &self.states[page];
+        match state.compare_exchange(OURS, COPYING, Acquire, Acquire) {
+            Err(KEPT) => return,
+            Err(_) => {
+                // The other one copies a page, which takes no longer than a page fault.
+                while state.load(Acquire) != KEPT {
+                    sync::yield_now();
+                }
+                return;
+            }
+            Ok(_) => {}
+        }
+        // Settled meanwhile or not, is for both sides to see: one of them waits.
+        self.storing.fetch_add(1, SeqCst);
+        if self.settled.load(SeqCst) {
+            self.storing.fetch_sub(1, SeqCst);
+            // The region's page is the file's: else it would have been kept when the image was settled.
+            // SAFETY: the page is of the image, whose memory is private and writable.
+            unsafe { private::own(self.page(page)) };
+        } else {
+            let len = (1usize << self.page_shift).min(self.region.len() - (page << self.page_shift));
+            // SAFETY: the page is in both mappings. Nobody stores to the region's before it is kept, and nobody
+            // reads the image's before it is settled.
+            unsafe { span::copy(self.region.at(page << self.page_shift), self.page(page), len) };
+            self.storing.fetch_sub(1, SeqCst);
+        }
+        self.kept.fetch_add(1, Relaxed);
+        state.store(KEPT, Release);
+    }
+
+    fn page(&self, page: usize) -> *mut u8 {
+        self.memory.base().as_ptr().wrapping_add(page << self.page_shift)
+    }
+
+    /// Copies what the region shows and its segment lacks, while transactions go on. Afterwards the image can be
+    /// read. Takes about a microsecond for each page that was changed and not yet truncated, none with the undo
+    /// policy.
+    ///
+    /// # Errors
+    /// When the system does not tell which pages those are.
+    pub fn settle(&self) -> Result<(), MapError> {
+        let told = private::copied_pages(self.region.at(0), self.states.len(), |run| {
+            if unless("image-copies-not-kept", true) {
+                run.for_each(|page| self.keep_page(page));
+            }
+        });
+        let (segment, len) = (|| self.region.segment.name.clone(), self.len() as u64);
+        told.map_err(|source| MapError::Io { segment: segment(), len, source })?;
+        self.settled.store(true, SeqCst);
+        while self.storing.load(SeqCst) > 0 {
+            sync::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Gives the memory back: nobody reads the image any more. Who keeps pages for it at the moment goes on.
+    ///
+    /// # Safety
+    /// Nothing refers to its bytes.
+    pub unsafe fn forget(&self) {
+        self.forgotten.store(true, Release);
+        // SAFETY: the caller's word; the pages show the file again.
+        let given = unsafe { map::discard(self.memory.base().as_ptr(), self.memory.len()) };
+        given.expect("the mapping is the image's own");
+        self.kept.store(0, Relaxed);
+    }
+
+    /// Whether it was.
+    pub fn is_forgotten(&self) -> bool {
+        self.forgotten.load(Acquire)
+    }
+}
