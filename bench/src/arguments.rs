@@ -92,6 +92,8 @@ pub enum Workload {
     Limits,
     /// Typed objects: debit-credit through guards, and maps, `Process` class
     Typed,
+    /// Snapshots of typed objects: taking one, changing what it has not kept yet, and what it has
+    Snapshots,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

@@ -20,6 +20,7 @@ pub mod page;
 mod persistent;
 pub mod report;
 pub mod restart;
+mod snapshots;
 mod sustained;
 pub mod synthetic;
 pub mod target;
@@ -51,5 +52,6 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Sustained => sustained::run(arguments),
         Workload::Limits => limits::run(arguments),
         Workload::Typed => typed::run(arguments),
+        Workload::Snapshots => snapshots::run(arguments),
     }
 }

@@ -123,6 +123,9 @@ enum Kind {
         /// Threads that force their commits together, in place of committers and a truncator.
         #[arg(long, conflicts_with = "heap")]
         group: bool,
+        /// A writer, two threads that take images, and a truncator, in place of those.
+        #[arg(long, conflicts_with_all = ["heap", "group"])]
+        images: bool,
         /// Where the random numbers begin.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -160,8 +163,8 @@ pub fn main() -> ExitCode {
             }
         };
     }
-    if let Kind::Threads { schedules, seed, heap, group } = command.kind {
-        return threads(schedules, seed, heap, group);
+    if let Kind::Threads { schedules, seed, heap, group, images } = command.kind {
+        return threads(schedules, seed, [heap, group, images], command.flavour());
     }
     if let Kind::Names { walks, steps, seed } = command.kind {
         return names(walks, steps, seed);
@@ -217,25 +220,31 @@ fn names(walks: u64, steps: u64, seed: u64) -> ExitCode {
 }
 
 #[cfg(caliburn_shuttle)]
-fn threads(schedules: u64, seed: u64, heap: bool, group: bool) -> ExitCode {
+fn threads(schedules: u64, seed: u64, [heap, group, images]: [bool; 3], flavour: Flavour) -> ExitCode {
+    use caliburn_sim::threads;
+
     let start = Instant::now();
-    if group {
-        caliburn_sim::threads::group_schedules(schedules, seed);
-        println!("{schedules} schedules of group commit, {:.0} s", start.elapsed().as_secs_f64());
-        return ExitCode::SUCCESS;
-    }
-    if heap {
-        caliburn_sim::threads::heap_schedules(schedules, seed);
-        println!("{schedules} schedules with a heap, {:.0} s", start.elapsed().as_secs_f64());
-        return ExitCode::SUCCESS;
-    }
-    let cuts = caliburn_sim::threads::schedules(schedules, seed);
-    println!("{schedules} schedules, {cuts} crash images recovered, {:.0} s", start.elapsed().as_secs_f64());
+    let what = match () {
+        () if group => {
+            threads::group_schedules(schedules, seed);
+            "of group commit".to_owned()
+        }
+        () if heap => {
+            threads::heap_schedules(schedules, seed);
+            "with a heap".to_owned()
+        }
+        () if images => {
+            caliburn_sim::images::schedules(schedules, seed, flavour);
+            "with images".to_owned()
+        }
+        () => format!("{} crash images recovered", threads::schedules(schedules, seed)),
+    };
+    println!("{schedules} schedules, {what}, {:.0} s", start.elapsed().as_secs_f64());
     ExitCode::SUCCESS
 }
 
 #[cfg(not(caliburn_shuttle))]
-fn threads(_schedules: u64, _seed: u64, _heap: bool, _group: bool) -> ExitCode {
+fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 3], _flavour: Flavour) -> ExitCode {
     eprintln!("built without --cfg caliburn_shuttle");
     ExitCode::from(2)
 }

@@ -12,6 +12,7 @@
 //! | `heap` | crashes of programs with a heap |
 //! | `names` | walks through names, links, copies and forks, on this machine's files |
 //! | `threads` | several threads under a deterministic scheduler |
+//! | `images` | images of a region under that scheduler |
 //! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
@@ -22,6 +23,8 @@ pub mod damage;
 pub mod disk;
 pub mod explore;
 pub mod heap;
+#[cfg(caliburn_shuttle)]
+pub mod images;
 pub mod life;
 mod making;
 pub mod media;

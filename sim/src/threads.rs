@@ -193,14 +193,14 @@ fn walk(default_start: &Disk, journal: &[Entry<Said>]) -> Moment {
 }
 
 /// An empty store, made under the scheduler's locks.
-fn default_start() -> Disk {
+pub(crate) fn default_start(flavour: Flavour) -> Disk {
     let made = Arc::new(Mutex::new(Disk::default()));
     let result = made.clone();
     run(RandomScheduler::new_from_seed(0, 1), move || {
         let machine: Arc<LifeMachine> =
-            Machine::new(Disk::default(), [1; 16], 1 << 40, Hardware::default(), None);
+            Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
         machine.run(|| {
-            let store = options(&machine, 50, Flavour::Redo).open(STORE).expect("sound");
+            let store = options(&machine, 50, flavour).open(STORE).expect("sound");
             store.create_segment("data", SEGMENT).expect("sound");
             store.close().expect("sound");
         });
@@ -220,7 +220,7 @@ fn run(scheduler: impl Scheduler + 'static, work: impl Fn() + Send + Sync + 'sta
 const TURN: u64 = 400;
 
 /// Tries so many schedules, half of them random and half with few preemptions, each with a number.
-fn turns(count: u64, seed: u64, work: impl Fn(u64) + Send + Sync + 'static) {
+pub(crate) fn turns(count: u64, seed: u64, work: impl Fn(u64) + Send + Sync + 'static) {
     let work = Arc::new(work);
     // In turns: some mistakes show with the one kind only.
     for batch in 0..count.div_ceil(TURN).max(2) {
@@ -237,7 +237,7 @@ fn turns(count: u64, seed: u64, work: impl Fn(u64) + Send + Sync + 'static) {
 
 /// Tries so many schedules of committers and a truncator. The number of crashes.
 pub fn schedules(count: u64, seed: u64) -> u64 {
-    let default_start = default_start();
+    let default_start = default_start(Flavour::Redo);
     let cuts = Arc::new(AtomicU64::new(0));
     let crashes = cuts.clone();
     turns(count, seed, move |number| schedule(&default_start, number, &cuts));
@@ -285,7 +285,7 @@ fn group_schedule(default_start: &Disk, seed: u64) {
 
 /// Tries so many schedules of threads that force their commits.
 pub fn group_schedules(count: u64, seed: u64) {
-    let default_start = default_start();
+    let default_start = default_start(Flavour::Redo);
     turns(count, seed, move |number| group_schedule(&default_start, number));
 }
 

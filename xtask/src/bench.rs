@@ -175,6 +175,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "heap",
         "calls",
         "typed --accounts 20000",
+        "snapshots",
         "persistent --sizes 8,4096",
         "group-commit --threads 1,8",
         "restart --data-mb 64 --accounts 10000",

@@ -63,6 +63,8 @@ pub fn test() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 4000")?;
     simulate(SHUTTLE, "threads --schedules 2000 --heap")?;
     simulate(SHUTTLE, "threads --schedules 4000 --group")?;
+    simulate(SHUTTLE, "threads --schedules 2000 --images")?;
+    simulate(SHUTTLE, "threads --schedules 2000 --images --undo")?;
     mutants(None)
 }
 
@@ -92,7 +94,9 @@ pub fn soak() -> Result<(), String> {
     }
     simulate(SHUTTLE, "threads --schedules 200000")?;
     simulate(SHUTTLE, "threads --schedules 100000 --heap")?;
-    simulate(SHUTTLE, "threads --schedules 200000 --group")
+    simulate(SHUTTLE, "threads --schedules 200000 --group")?;
+    simulate(SHUTTLE, "threads --schedules 200000 --images")?;
+    simulate(SHUTTLE, "threads --schedules 200000 --images --undo")
 }
 
 /// Long random workloads until so many crash images were recovered.

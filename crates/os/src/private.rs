@@ -1,6 +1,7 @@
 //! Pages of private file mappings: which of them are copies of this process's own, and making one.
 
 use crate::page_size;
+use rustix::mm::{Advice, madvise};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -72,6 +73,16 @@ pub unsafe fn own(at: *mut u8) {
             at = in(reg) at, value = out(reg) _, failed = out(reg) _, options(nostack, preserves_flags)
         );
     }
+}
+
+/// Gives a private mapping copies of many pages, in fewer steps than one by one. Where the kernel knows no way
+/// (before 5.14), it does nothing.
+///
+/// # Safety
+/// As for [`own`], of all the pages.
+pub unsafe fn own_all(at: *mut u8, len: usize) {
+    // SAFETY: the caller's word; no byte changes.
+    let _ = unsafe { madvise(at.cast(), len, Advice::LinuxPopulateWrite) };
 }
 
 #[cfg(test)]

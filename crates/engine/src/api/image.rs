@@ -49,7 +49,7 @@ pub struct Image {
     kept: AtomicU64,
     region: Arc<RegionState>,
     /// Other programs keep away from the segment's file.
-    _store: Arc<Shared>,
+    store: Arc<Shared>,
 }
 
 impl fmt::Debug for Image {
@@ -92,23 +92,16 @@ impl Region {
             forgotten: AtomicBool::new(false),
             kept: AtomicU64::new(0),
             region: state.clone(),
-            _store: self.store.clone(),
+            store: self.store.clone(),
         })
     }
 }
 
 /// So many states, `OURS`, in memory that is used when it is touched.
-#[cfg(not(caliburn_shuttle))]
 fn states(pages: usize) -> Box<[AtomicU8]> {
     let zeros = Box::into_raw(vec![OURS; pages].into_boxed_slice());
     // SAFETY: an atomic byte has the layout of a byte, and any value.
     unsafe { Box::from_raw(zeros as *mut [AtomicU8]) }
-}
-
-/// The scheduler's atomics are no bytes.
-#[cfg(caliburn_shuttle)]
-fn states(pages: usize) -> Box<[AtomicU8]> {
-    (0..pages).map(|_| AtomicU8::new(OURS)).collect()
 }
 
 impl Image {
@@ -122,6 +115,17 @@ impl Image {
     /// [`keep`](Image::keep). Nothing may be stored there.
     pub fn as_ptr(&self) -> *const u8 {
         self.memory.base().as_ptr()
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// If the range leaves the image.
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        let fits = offset.checked_add(target.len()).is_some_and(|end| end <= self.len());
+        assert!(fits, "{} bytes at {offset} of an image of {}", target.len(), self.len());
+        // SAFETY: checked above; the mapping lives as long as `self`, and `target` is not in it.
+        unsafe { span::copy(self.as_ptr().add(offset), target.as_mut_ptr(), target.len()) }
     }
 
     /// Bytes that it has copies of; the rest it shares with the segment's file.
@@ -191,8 +195,12 @@ impl Image {
     /// # Errors
     /// When the system does not tell which pages those are.
     pub fn settle(&self) -> Result<(), MapError> {
-        let told = private::copied_pages(self.region.at(0), self.states.len(), |run| {
+        // Memory that is the segment has no copies.
+        let pages = if self.store.terms.private { self.states.len() } else { 0 };
+        let told = private::copied_pages(self.region.at(0), pages, |run| {
             if unless("image-copies-not-kept", true) {
+                // SAFETY: pages of the image, whose memory is private and writable.
+                unsafe { private::own_all(self.page(run.start), run.len() << self.page_shift) };
                 run.for_each(|page| self.keep_page(page));
             }
         });
