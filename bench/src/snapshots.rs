@@ -1,6 +1,6 @@
-//! `snapshots`: what a snapshot costs. Transactions that change a word at random in 64 MiB: without one, at the first
-//! touch of each page after one was taken, with one that has all pages; and taking it. Floor: the first store to
-//! each page of a private mapping of a file, which is what the kernel does for a page that is kept.
+//! `snapshots`: what a snapshot costs. Transactions that change a word at random in 64 MiB: without one, at the
+//! first touch of each page after one was taken, with one that has all pages; and taking it. Floor: the first store
+//! to each page of a private mapping of a file, which is what the kernel does for a page that is kept.
 
 use crate::Arguments;
 use crate::report::{self, Line, Random, Sample};

@@ -99,6 +99,7 @@ const TREES: [Tree; 7] = [
             "host",
             "mappings",
             "map",
+            "private",
             "persist",
             "guard",
             "medium",
@@ -111,7 +112,8 @@ const TREES: [Tree; 7] = [
         root: "sim/src",
         floors: &[
             "random", "content", "script", "model", "names", "disk", "media", "life", "making", "explore",
-            "damage", "heap", "adoption", "creation", "threads", "lib", "campaign", "command", "main", "bin",
+            "damage", "heap", "adoption", "creation", "threads", "images", "lib", "campaign", "command",
+            "main", "bin",
         ],
         apart: &[],
     },

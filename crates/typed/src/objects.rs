@@ -367,7 +367,8 @@ impl<R: Recoverable> Writer<'_, R> {
     }
 }
 
-/// Runs a transaction on a heap, of which there are these images; in no class: as lasting as the store is, and waited for.
+/// Runs a transaction on a heap, of which there are these images; in no class: as lasting as the store is, and
+/// waited for.
 #[inline]
 pub(crate) fn run<T, E: From<Error>>(
     heap: &Heap,

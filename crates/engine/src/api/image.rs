@@ -11,7 +11,8 @@
 //! Invariant: a page of the region that is not a copy of the process's own shows its segment's file, and nobody
 //! stores to that page of the file anything else than what the region shows. (With the redo policy truncation writes
 //! there what the region has, and private copies are dropped only when the file has it; with the undo policy the
-//! region is the file, and transactions are all who store to it.) So an image, which shows the file, shows the region.
+//! region is the file, and transactions are all who store to it.) So an image, which shows the file, shows the
+//! region.
 //! Invariant: after it is settled, an image's bytes do not change.
 
 use crate::api::region::Region;
@@ -30,8 +31,8 @@ const OURS: u8 = 0;
 const COPYING: u8 = 1;
 const KEPT: u8 = 2;
 
-/// What a region held at the moment when [`Region::image`] was called. It keeps the store open; its memory goes with
-/// it.
+/// What a region held at the moment when [`Region::image`] was called. It keeps the store open; its memory goes
+/// with it.
 ///
 /// **Who changes the region** calls [`keep`](Image::keep) for each range, after declaring and before changing it, for
 /// as long as the image may be read: layers do that whose transactions all pass through one place. **Who makes it**
