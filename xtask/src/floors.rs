@@ -78,6 +78,7 @@ const TREES: [Tree; 7] = [
             "map",
             "migrate",
             "show",
+            "reach",
             "lib",
         ],
         apart: &[("btree_map", "hash_map")],

@@ -1,7 +1,7 @@
 //! What a heap holds, counted and verified.
 
 use crate::class::{SIZES, SPAN};
-use crate::heap::{Heap, HeapError, lock};
+use crate::heap::{Heap, HeapError, Place, lock};
 use crate::meta::{self, Kind, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span;
 use caliburn_os::sync::atomic::Ordering;
@@ -72,6 +72,29 @@ impl Heap {
         classes.retain(|class| class.spans > 0);
         let free_bytes = free.iter().filter(|free| **free).count() as u64 * SPAN;
         Statistics { classes, large_objects, large_bytes, free_bytes, bytes: free.len() as u64 * SPAN }
+    }
+
+    /// The objects that are allocated, with the bytes that each can hold, in the order of their places. What
+    /// transactions allocate and free meanwhile may be met or not.
+    pub fn objects(&self) -> impl Iterator<Item = (Place, u64)> {
+        (0..self.count.load(Ordering::Acquire)).flat_map(move |number| {
+            let span = self.spans.get(number);
+            let kind = span.kind();
+            let (count, size) = match kind {
+                Kind::Small(class) => (span::count(kind), u64::from(SIZES[usize::from(class)])),
+                Kind::Large(spans) => (1, u64::from(spans) * SPAN),
+                Kind::Free => (0, 0),
+            };
+            let place = move |object| Place(u64::from(number) * SPAN + u64::from(object) * size);
+            (0..count)
+                .filter(move |object| span.holds(kind, *object))
+                .map(move |object| (place(object), size))
+        })
+    }
+
+    /// The names of its roots, and what they name.
+    pub fn roots(&self) -> Vec<(String, Place)> {
+        lock(&self.roots).iter().flatten().map(|root| (root.name.clone(), root.place)).collect()
     }
 
     /// Verifies the heap's own data: every word's check, that every root names an object. Nobody must be

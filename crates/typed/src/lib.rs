@@ -14,6 +14,7 @@
 //! | `map` | stores that are simply maps |
 //! | `migrate` | objects of older types |
 //! | `show` | objects without their types |
+//! | `reach` | objects that nothing owns |
 //!
 //! The tour is in `caliburn`, which re-exports all of it; docs/safety.md says what safe code can rely on.
 
@@ -30,6 +31,7 @@ mod map;
 mod migrate;
 mod objects;
 mod pbox;
+mod reach;
 mod set;
 mod shared;
 mod show;
@@ -50,6 +52,7 @@ pub use log::PLog;
 pub use map::{Map, SortedMap, map, sorted_map};
 pub use objects::{Objects, View, Writer};
 pub use pbox::{NewBox, PBox};
+pub use reach::{Unreached, reclaim, unreached};
 pub use set::{PBTreeSet, PHashSet};
 pub use shared::{NewRc, PArc, PRc, PWeak, Shared};
 pub use show::{Extent, Shown, recorded_root, recorded_types, show};

@@ -4,6 +4,7 @@ mod check;
 mod create;
 mod demo;
 mod info;
+mod leaks;
 mod log;
 mod progress;
 mod rdsinit;
@@ -86,6 +87,8 @@ enum Command {
     Check(OneStore),
     /// Show typed objects, without the program that made them.
     Show(show::Arguments),
+    /// List typed objects that no root reaches, or free them: exit 0 none, 1 some, 2 could not look.
+    Leaks(leaks::Arguments),
     /// Search and print the history of modifications that the log holds.
     Log(log::Arguments),
     /// Open a store, which recovers it, bring its segments up to date, and close it.
@@ -116,6 +119,7 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Show(arguments) => show::run(&arguments),
+        Command::Leaks(arguments) => leaks::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Rdsinit(arguments) => rdsinit::run(&arguments),

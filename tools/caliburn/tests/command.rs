@@ -191,6 +191,31 @@ struct Shop {
 }
 
 #[test]
+fn leaks_are_listed_and_freed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let shop = caliburn::Objects::<Shop>::create(&path).unwrap();
+    shop.update(|mut shop| {
+        let mut shop = shop.fields();
+        shop.stock.insert("bread", 3);
+        shop.sold.extend([(1, true), (2, false)]);
+        std::mem::forget(shop.sold.take());
+    })
+    .unwrap();
+    shop.close().unwrap();
+    let store = path.to_str().unwrap();
+    let listed = caliburn(&["leaks", store, "objects"]);
+    assert_eq!(listed.status.code(), Some(1));
+    assert!(text(&listed).contains("1 objects, "), "{}", text(&listed));
+    let freed = caliburn(&["leaks", store, "objects", "--free", "--json"]);
+    assert_eq!(freed.status.code(), Some(0));
+    assert_eq!(json(&freed)[0]["objects"].as_array().unwrap().len(), 1);
+    let none = caliburn(&["leaks", store, "objects", "--json"]);
+    assert_eq!((none.status.code(), &json(&none)[0]["bytes"]), (Some(0), &0.into()));
+    assert_eq!(caliburn(&["leaks", store, "other"]).status.code(), Some(2), "no such heap");
+}
+
+#[test]
 fn show_prints_typed_objects_without_their_program() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");

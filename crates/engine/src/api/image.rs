@@ -34,8 +34,8 @@ const KEPT: u8 = 2;
 /// What a region held at the moment when [`Region::image`] was called. It keeps the store open; its memory goes
 /// with it.
 ///
-/// **Who changes the region** calls [`keep`](Image::keep) for each range, after declaring and before changing it, for
-/// as long as the image may be read: layers do that whose transactions all pass through one place. **Who makes it**
+/// **Who changes the region** calls [`keep`](Image::keep) for each range, after declaring and before changing it, as
+/// long as the image may be read: layers do that whose transactions all pass through one place. **Who makes it**
 /// calls [`settle`](Image::settle) before anybody reads it.
 pub struct Image {
     memory: Reservation,

@@ -176,6 +176,12 @@ impl Record {
         Ok(Record { root: root.ok_or("it names no root")?, layouts })
     }
 
+    /// Where the root is behind the anchor.
+    pub fn root_at(&self, anchor: u64) -> Result<u64, String> {
+        let (_, align) = self.size(&self.root)?;
+        Ok((anchor + 16).next_multiple_of(align))
+    }
+
     /// Size and alignment of a type.
     pub fn size(&self, of: &Type) -> Result<(u64, u64), String> {
         if let Some(layout) = self.layouts.get(&of.text) {

@@ -218,6 +218,11 @@ impl<'id> Tx<'id> {
         self.core().heap.usable_len(self.place(at)).unwrap_or_else(|error| self.fail(error.into())) as usize
     }
 
+    /// The address of a place in the heap.
+    pub(crate) fn at<T>(self, place: Place) -> *mut T {
+        std::ptr::with_exposed_provenance_mut(self.core().base.wrapping_add(place.0 as usize))
+    }
+
     fn place(self, at: *const u8) -> Place {
         Place(at.addr().wrapping_sub(self.core().base) as u64)
     }
