@@ -4,9 +4,15 @@
 //! * `NAMEFields`, guards of the fields (`guard.fields()`), as visible as the fields are;
 //! * `NAMEInit`, a struct whose fields may be what the real ones can be made of (`&str` for a `PString`).
 //!
+//! `#[recoverable(default)]`, `#[recoverable(default = EXPRESSION)]` and `#[recoverable(was = "NAME")]` say of a field (the last
+//! one of a variant, too) how it is made of what an older type had.
+//!
 //! For an enum `NAMEFields` is an enum, with guards of the fields of each variant.
 
-use proc_macro2::TokenStream;
+mod made;
+
+use made::{Said, loads};
+use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::VisitMut;
@@ -15,7 +21,7 @@ use syn::{
 };
 
 /// Lets values of the type live in a store. See `caliburn::Recoverable`.
-#[proc_macro_derive(Recoverable)]
+#[proc_macro_derive(Recoverable, attributes(recoverable))]
 pub fn recoverable(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let mut input = parse_macro_input!(input as DeriveInput);
     let (_, arguments, _) = input.generics.split_for_impl();
@@ -73,7 +79,7 @@ fn derive(input: &DeriveInput) -> Result<TokenStream, Error> {
                             a Rust struct";
                 return Err(Error::new(input.ident.span(), text));
             }
-            Ok(of_struct(input, &data.fields))
+            of_struct(input, &data.fields)
         }
         Data::Enum(data) => {
             let Some(tag) = repr.tag else {
@@ -91,7 +97,7 @@ fn derive(input: &DeriveInput) -> Result<TokenStream, Error> {
                     "an enum without variants has no values to live in a store",
                 ));
             }
-            Ok(of_enum(input, data, &tag))
+            of_enum(input, data, &tag)
         }
         Data::Union(_) => {
             let text =
@@ -99,6 +105,12 @@ fn derive(input: &DeriveInput) -> Result<TokenStream, Error> {
             Err(Error::new(input.ident.span(), text))
         }
     }
+}
+
+/// Where errors about a type are shown; names mean what they mean in what is generated, also where the type comes
+/// out of a macro.
+pub(crate) fn place_of(of: &Type) -> Span {
+    of.span().resolved_at(Span::call_site())
 }
 
 /// The generics with `Recoverable` for each type.
@@ -111,7 +123,7 @@ fn bounded(generics: &Generics) -> Generics {
 }
 
 /// The name of a field: its own, or its number.
-fn member(index: usize, field: &syn::Field) -> (syn::Member, String) {
+pub(crate) fn member(index: usize, field: &syn::Field) -> (syn::Member, String) {
     match &field.ident {
         Some(name) => (name.clone().into(), name.to_string().trim_start_matches("r#").to_owned()),
         None => (index.into(), index.to_string()),
@@ -121,7 +133,7 @@ fn member(index: usize, field: &syn::Field) -> (syn::Member, String) {
 /// `<A as Recoverable>::Pointers` of all types, joined.
 fn pointers<'t>(types: impl Iterator<Item = &'t Type>) -> TokenStream {
     types.fold(quote!(::caliburn::typed::No), |before, of| {
-        quote_spanned! {of.span()=>
+        quote_spanned! {place_of(of)=>
             <#before as ::caliburn::typed::Answer>::Or<<#of as ::caliburn::typed::Recoverable>::Pointers>
         }
     })
@@ -185,7 +197,7 @@ fn not_drop(input: &DeriveInput, generics: &Generics) -> TokenStream {
     }
 }
 
-fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
+fn of_struct(input: &DeriveInput, fields: &Fields) -> Result<TokenStream, Error> {
     let name = &input.ident;
     let generics = bounded(&input.generics);
     let (impl_generics, type_generics, bounds) = generics.split_for_impl();
@@ -195,15 +207,27 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     let pointers = pointers(types.iter().copied());
     let (base, parameters) = (name.to_string(), parameters_of(input));
     let stores = types.iter().zip(&members).map(|(of, member)| {
-        quote_spanned! {of.span()=>
+        quote_spanned! {place_of(of)=>
             <#of as ::caliburn::typed::Recoverable>::store(&raw const (*from).#member, &raw mut (*to).#member);
         }
     });
+    let places: Vec<TokenStream> = members.iter().map(|member| quote!(&raw mut (*to).#member)).collect();
+    let loads = loads(&base, fields, &places)?;
+    let mut absorbs = Vec::new();
+    for (i, (field, of)) in fields.iter().zip(&types).enumerate() {
+        let (member, name) = member(i, field);
+        let names = Said::of(&name, &field.attrs, Some(of))?.names;
+        absorbs.push(quote! {
+            ::std::option::Option::Some(#(#names)|*) => <#of as ::caliburn::typed::Recoverable>::absorb(
+                &raw mut (*this).#member, &path[1..], piece, loader
+            ),
+        });
+    }
     let init_self = init_of_self(input);
     let not_drop = not_drop(input, &generics);
     let guards = guards_of_struct(input, fields);
     let init = init_struct(input, fields);
-    quote! {
+    Ok(quote! {
         #[automatically_derived]
         // SAFETY: its layout is fixed, its fields may live in a store, and each is told what the whole is told.
         unsafe impl #impl_generics ::caliburn::typed::Recoverable for #name #type_generics #bounds {
@@ -242,12 +266,37 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
             unsafe fn free(this: *mut Self, tx: ::caliburn::typed::Tx<'_>) {
                 unsafe { #(<#types as ::caliburn::typed::Recoverable>::free(&raw mut (*this).#members, tx);)* }
             }
+
+            #[allow(unused_variables, unused_mut, unused_unsafe)]
+            unsafe fn load(
+                from: ::caliburn::typed::Datum, to: *mut Self, loader: &::caliburn::typed::Loader<'_, '_>
+            ) {
+                let mut fields = loader.fields(from);
+                unsafe { #loads }
+            }
+
+            #[allow(unused_variables, unused_unsafe)]
+            unsafe fn absorb(
+                this: *mut Self,
+                path: &[::std::string::String],
+                piece: ::caliburn::typed::Piece,
+                loader: &::caliburn::typed::Loader<'_, '_>,
+            ) {
+                unsafe {
+                    match path.first().map(::std::string::String::as_str) {
+                        #(#absorbs)*
+                        // A field that is gone.
+                        ::std::option::Option::Some(_) => {}
+                        ::std::option::Option::None => ::caliburn::typed::replace(this, path, piece, loader),
+                    }
+                }
+            }
         }
         #init_self
         #guards
         #init
         #not_drop
-    }
+    })
 }
 
 /// A value with pointers is empty while it is outside of a store, so any value can be put into one as it is.
@@ -385,7 +434,7 @@ fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
     }
 }
 
-fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
+fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> Result<TokenStream, Error> {
     let name = &input.ident;
     let generics = bounded(&input.generics);
     let (impl_generics, type_generics, bounds) = generics.split_for_impl();
@@ -405,7 +454,8 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
             struct #layout #impl_generics (#tag, #(#types,)* ::std::marker::PhantomData<(#(#type_parameters,)*)>) #bounds;
         }
     });
-    let (mut describes, mut stores, mut moves, mut frees) = (vec![], vec![], vec![], vec![]);
+    let (mut describes, mut stores, mut moves, mut frees, mut made) =
+        (vec![], vec![], vec![], vec![], vec![]);
     for variant in &data.variants {
         let (ident, text, layout) = (&variant.ident, variant.ident.to_string(), layout_of(variant));
         let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("__field{i}")).collect();
@@ -427,13 +477,22 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
         });
         moves
             .push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::moved(#bindings, by);)* }));
+        let at: Vec<TokenStream> = offsets.iter().map(|offset| quote!(to.byte_add(#offset).cast())).collect();
+        let names = Said::of(&text, &variant.attrs, None)?.names;
+        let loads = loads(&format!("{base}::{text}"), &variant.fields, &at)?;
+        made.push(quote! {
+            #(#names)|* => {
+                to.cast::<#tag>().write(Self::__caliburn_tag(#text) as #tag);
+                #loads
+            }
+        });
         frees.push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::free(#bindings, tx);)* }));
     }
     let tags = tags(data, tag);
     let init_self = init_of_self(input);
     let guards = guards_of_enum(input, data);
     let not_drop = not_drop(input, &generics);
-    quote! {
+    Ok(quote! {
         const _: () = {
         #(#layouts)*
         #[automatically_derived]
@@ -469,12 +528,25 @@ fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> TokenStream {
             unsafe fn free(this: *mut Self, tx: ::caliburn::typed::Tx<'_>) {
                 unsafe { match &mut *this { #(#frees)* } }
             }
+
+            #[allow(unused_variables, unused_mut, unused_unsafe)]
+            unsafe fn load(
+                from: ::caliburn::typed::Datum, to: *mut Self, loader: &::caliburn::typed::Loader<'_, '_>
+            ) {
+                let (variant, mut fields) = loader.variant(from);
+                unsafe {
+                    match variant.as_str() {
+                        #(#made)*
+                        other => loader.refuse(::std::format!("{} has no variant {other}", #base)),
+                    }
+                }
+            }
         }
         };
         #init_self
         #guards
         #not_drop
-    }
+    })
 }
 
 /// The name of the struct that is laid out as a variant is.

@@ -56,6 +56,15 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
+    /// Who was told of the progress has ended it.
+    #[error("interrupted: nothing was changed, or what was begun is begun anew by the next try")]
+    Interrupted,
+    /// A value could not be made of data.
+    #[error("no value of this type can be made: {why}")]
+    NotMade {
+        /// What is wrong.
+        why: String,
+    },
     /// A path into shown objects leads nowhere.
     #[error("heap {heap:?} holds nothing by the name {step:?} there")]
     NotThere {

@@ -15,6 +15,7 @@
 //! | `migrate` | objects of older types |
 //! | `show` | objects without their types |
 //! | `reach` | objects that nothing owns |
+//! | `pieces`, `rebuild` | objects taken apart, and put together again |
 //!
 //! The tour is in `caliburn`, which re-exports all of it; docs/safety.md says what safe code can rely on.
 
@@ -31,7 +32,9 @@ mod map;
 mod migrate;
 mod objects;
 mod pbox;
+mod pieces;
 mod reach;
+mod rebuild;
 mod set;
 mod shared;
 mod show;
@@ -53,12 +56,16 @@ pub use map::{Map, SortedMap, map, sorted_map};
 pub use objects::{Objects, View, Writer};
 pub use pbox::{NewBox, PBox};
 pub use reach::{Unreached, reclaim, unreached};
+pub use rebuild::Progressed;
 pub use set::{PBTreeSet, PHashSet};
 pub use shared::{NewRc, PArc, PRc, PWeak, Shared};
 pub use show::{Extent, Shown, recorded_root, recorded_types, show};
 pub use slot_map::{PSlotMap, SlotKey};
 pub use snapshot::Snapshot;
 pub use string::PString;
+#[doc(hidden)]
+pub use value::datum::replace;
+pub use value::datum::{Datum, Loader, Parts, Piece};
 pub use value::guard::{Mut, Owned};
 pub use value::layout::{Definition, Types};
 pub use value::recoverable::{Answer, Fields, Init, No, Recoverable, Taken, Yes};

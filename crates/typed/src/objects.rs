@@ -7,7 +7,7 @@ use crate::turns::{Reading, Turns, Writing};
 use crate::value::guard::Mut;
 use crate::value::layout::{self, Types};
 use crate::value::recoverable::{Init, Recoverable};
-use crate::value::tx::{Core, Tx, is_out_of_room};
+use crate::value::tx::{Core, Tx, is_out_of_room, making};
 use caliburn_engine::{Class, Image, Store, Ticket};
 use caliburn_heap::{Heap, Place, Statistics};
 use caliburn_os::simulated::{planted, unless};
@@ -130,14 +130,7 @@ impl<R: Recoverable> Objects<R> {
         let random = RandomState::new();
         let hash_keys = [random.hash_one(1), random.hash_one(2)];
         run::<(), Error>(heap, hash_keys, &[], None, |tx| {
-            let anchor = tx.allocate::<Anchor<R>>(1);
-            tx.declare(anchor, 1);
-            // SAFETY: memory for an anchor, declared.
-            unsafe {
-                (&raw mut (*anchor).hash_keys).write(hash_keys);
-                R::default().init(&raw mut (*anchor).root, tx);
-            }
-            tx.set_root(ANCHOR, anchor);
+            tx.set_root(ANCHOR, new_anchor::<R>(tx, hash_keys));
             put_types(tx, record);
             Ok(())
         })?;
@@ -263,6 +256,21 @@ impl<R: Recoverable> Objects<R> {
         drop(inner);
         Ok(store.close()?)
     }
+}
+
+/// Allocates an anchor with the root's default.
+pub(crate) fn new_anchor<R>(tx: Tx<'_>, hash_keys: [u64; 2]) -> *mut Anchor<R>
+where
+    R: Recoverable + Default + for<'id> Init<'id, R>,
+{
+    let anchor = tx.allocate::<Anchor<R>>(1);
+    tx.declare(anchor, 1);
+    // SAFETY: memory for an anchor, declared.
+    unsafe {
+        (&raw mut (*anchor).hash_keys).write(hash_keys);
+        making(tx, || R::default().init(&raw mut (*anchor).root, tx));
+    }
+    anchor
 }
 
 /// Puts a record of types into a heap.

@@ -1,5 +1,6 @@
 //! Owning pointers to single objects.
 
+use crate::value::datum::{Datum, Loader, Loading};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Yes, free_all};
@@ -102,6 +103,7 @@ unsafe impl<T: Recoverable> Recoverable for PBox<T> {
     type Borrowed = PBox<T>;
     const PADDED: bool = false;
     const NONE_IS_WHOLE: bool = true;
+    const MAY_BE_NOTHING: bool = T::MAY_BE_NOTHING;
 
     fn describe(types: &mut Types) -> String {
         format!("PBox<{}>", types.name_of::<T>())
@@ -127,6 +129,11 @@ unsafe impl<T: Recoverable> Recoverable for PBox<T> {
         }
         // SAFETY: the box owns the object.
         unsafe { tx.free_counted(PBox::target(this).cast(), 1, contents::<T>) }
+    }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        // SAFETY: the caller's word.
+        unsafe { PBox::<T>::new(Loading(from, loader)).init(to, loader.tx()) }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::btree_map::PBTreeMap;
 use crate::entry::{AsKey, Entry};
 use crate::hash_map::PHashMap;
+use crate::value::datum::{Datum, LoadedKey, Loader, Piece, replace};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Taken, Yes};
@@ -98,7 +99,11 @@ macro_rules! set {
         }
 
         // SAFETY: a map.
-        unsafe impl<T: Recoverable> Recoverable for $set<T> {
+        unsafe impl<T> Recoverable for $set<T>
+        where
+            T: Recoverable + Borrow<T::Borrowed>,
+            T::Borrowed: $($bound +)+,
+        {
             type Pointers = Yes;
             type Borrowed = $set<T>;
             const PADDED: bool = false;
@@ -121,10 +126,37 @@ macro_rules! set {
                 // SAFETY: the caller's word.
                 unsafe { $map::free(&raw mut (*this).0, tx) }
             }
+
+            unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+                // SAFETY: the caller's word: an empty set is made.
+                let mut made = unsafe {
+                    to.write($set::new());
+                    Mut::<Self>::new(to, loader.tx())
+                };
+                for value in loader.items(from) {
+                    made.insert(LoadedKey::new(value, loader));
+                }
+            }
+
+            unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
+                match (path, piece) {
+                    ([], Piece::Item(value)) => {
+                        let value = LoadedKey::new(value, loader);
+                        // SAFETY: the caller's word.
+                        unsafe { Mut::<Self>::new(this, loader.tx()) }.insert(value);
+                    }
+                    // SAFETY: likewise.
+                    (path, piece) => unsafe { replace(this, path, piece, loader) },
+                }
+            }
         }
 
         // SAFETY: an empty set is the same anywhere, and no other has a value outside of a store.
-        unsafe impl<'id, T: Recoverable> Init<'id, $set<T>> for $set<T> {
+        unsafe impl<'id, T> Init<'id, $set<T>> for $set<T>
+        where
+            T: Recoverable + Borrow<T::Borrowed>,
+            T::Borrowed: $($bound +)+,
+        {
             unsafe fn init(self, to: *mut $set<T>, _tx: Tx<'id>) {
                 // SAFETY: the caller's word.
                 unsafe { to.write(self) }

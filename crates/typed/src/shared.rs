@@ -1,11 +1,14 @@
 //! Objects with several owners: counted, as `Rc` is.
 
 use crate::link::Link;
+use crate::value::datum::{Datum, Loader, Loading};
 use crate::value::guard::{Mut, Owned};
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Yes, free_all};
-use crate::value::tx::Tx;
+use crate::value::tx::{Tx, making};
+use caliburn_heap::Place;
 use caliburn_os::simulated::{even_if, unless};
+use std::any::TypeId;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::offset_of;
@@ -179,6 +182,39 @@ unsafe fn count(tx: Tx<'_>, field: *mut u64, by: i64) -> u64 {
     }
 }
 
+/// The object of a number among those that are being loaded: without owners and a value when it is first named.
+fn numbered<T: Recoverable>(number: u64, loader: &Loader<'_, '_>) -> *mut Counted<T> {
+    let (tx, of) = (loader.tx(), TypeId::of::<T>());
+    let known = loader.counted().borrow().get(&number).copied();
+    match known {
+        Some((place, there)) if there == of => tx.at(place),
+        Some(_) => loader.refuse(format!("object {number} is of another type")),
+        None => {
+            let at = tx.allocate::<Counted<T>>(1);
+            tx.declare(at.cast::<u64>(), 2);
+            // SAFETY: memory for the counts, declared.
+            unsafe {
+                (&raw mut (*at).strong).write(0);
+                // The loader's own, until it has no use for the number any more.
+                (&raw mut (*at).weak).write(1);
+            }
+            loader.counted().borrow_mut().insert(number, (tx.place(at.cast()), of));
+            at
+        }
+    }
+}
+
+/// Gives back what the loader has of a numbered object.
+pub(crate) fn release(tx: Tx<'_>, place: Place) {
+    let counts = tx.at::<u64>(place);
+    // SAFETY: the counts of an object of the heap, which the loader has kept.
+    unsafe {
+        if count(tx, counts.add(1), -1) == 0 {
+            tx.free(counts);
+        }
+    }
+}
+
 /// One owner more of an object of the heap.
 struct Owner<T>(*mut Counted<T>);
 /// One pointer more that does not own it.
@@ -292,6 +328,37 @@ unsafe impl<T: Recoverable> Recoverable for PRc<T> {
             }
         }
     }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        let tx = loader.tx();
+        // SAFETY: the caller's word; the counts of objects of this heap.
+        unsafe {
+            let counted = match loader.object(from) {
+                (None, Some(value)) => return PRc::<T>::new(Loading(value, loader)).init(to, tx),
+                (Some(number), Some(value)) => {
+                    let counted = numbered::<T>(number, loader);
+                    if (&raw const (*counted).strong).read() > 0 {
+                        loader.refuse(format!("object {number} is there twice"));
+                    }
+                    let place = &raw mut (*counted).value;
+                    tx.declare(place, 1);
+                    making(tx, || T::load(value, place, loader));
+                    // All owners together count as one weak pointer.
+                    count(tx, &raw mut (*counted).weak, 1);
+                    counted
+                }
+                (Some(number), None) => {
+                    let counted = numbered::<T>(number, loader);
+                    if (&raw const (*counted).strong).read() == 0 {
+                        loader.refuse(format!("object {number} is named before it is there"));
+                    }
+                    counted
+                }
+                (None, None) => loader.refuse("an object without a number or a value"),
+            };
+            Owner(counted).init(to, tx);
+        }
+    }
 }
 
 // SAFETY: a link, told when it is moved.
@@ -299,6 +366,7 @@ unsafe impl<T: Recoverable> Recoverable for PWeak<T> {
     type Pointers = Yes;
     type Borrowed = PWeak<T>;
     const PADDED: bool = false;
+    const MAY_BE_NOTHING: bool = true;
 
     fn describe(types: &mut Types) -> String {
         format!("PWeak<{}>", types.name_of::<T>())
@@ -319,6 +387,17 @@ unsafe impl<T: Recoverable> Recoverable for PWeak<T> {
         unsafe {
             if !(*this).0.is_none() {
                 forget_weak((*this).0.get(), tx);
+            }
+        }
+    }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        let number = if from == Datum::Nothing { None } else { loader.object(from).0 };
+        // SAFETY: the caller's word; the counts of objects of this heap.
+        unsafe {
+            match number {
+                Some(number) => Weaker(numbered::<T>(number, loader)).init(to, loader.tx()),
+                None => to.write(PWeak::new()),
             }
         }
     }

@@ -2,6 +2,7 @@
 //! known to be stale after that. What programs build graphs with: keys are plain values, in a store and out of
 //! it.
 
+use crate::value::datum::{Datum, Loader, Piece, replace};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, No, Recoverable, Taken, Yes, take};
@@ -77,6 +78,12 @@ unsafe impl<T: Recoverable> Recoverable for SlotKey<T> {
         // SAFETY: the caller's word.
         unsafe { to.write(from.read()) }
     }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        let (index, generation) = key_of(&loader.text(from), loader);
+        // SAFETY: the caller's word.
+        unsafe { to.write(SlotKey { index, generation, of: PhantomData }) }
+    }
 }
 
 // SAFETY: the value is stored.
@@ -85,6 +92,14 @@ unsafe impl<'id, T: Recoverable> Init<'id, SlotKey<T>> for SlotKey<T> {
         // SAFETY: the caller's word.
         unsafe { to.write(self) }
     }
+}
+
+/// The index and the generation that a key's text says: `3v1`.
+fn key_of(text: &str, loader: &Loader<'_, '_>) -> (u32, u32) {
+    let found = text.split_once('v').and_then(|(index, generation)| {
+        Some((index.parse().ok().filter(|index| *index < NONE)?, generation.parse().ok()?))
+    });
+    found.unwrap_or_else(|| loader.refuse(format!("{text:?} is no key of a slot")))
 }
 
 /// A place for a value. With an even generation there is none, and `next` is the next free place.
@@ -242,6 +257,29 @@ unsafe impl<T: Recoverable> Recoverable for PSlotMap<T> {
         // SAFETY: the caller's word. Free places own nothing, also where values own nothing.
         unsafe { PVec::free(&raw mut (*this).slots, tx) }
     }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        // SAFETY: the caller's word: an empty map is made.
+        let mut made = unsafe {
+            to.write(PSlotMap::new());
+            Mut::<Self>::new(to, loader.tx())
+        };
+        for (key, value) in loader.entries(from) {
+            made.put(key_of(&loader.text(key), loader), value, loader);
+        }
+    }
+
+    unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
+        match (path, piece) {
+            ([], Piece::Entry(key, value)) => {
+                // SAFETY: the caller's word.
+                let mut map = unsafe { Mut::<Self>::new(this, loader.tx()) };
+                map.put(key_of(&loader.text(key), loader), value, loader);
+            }
+            // SAFETY: likewise.
+            (path, piece) => unsafe { replace(this, path, piece, loader) },
+        }
+    }
 }
 
 // SAFETY: an empty map is the same anywhere, and no other has a value outside of a store.
@@ -285,6 +323,32 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PSlotMap<T>> {
             (*this).len += 1;
             (*slot).generation += 1;
             SlotKey { index, generation: (*slot).generation, of: PhantomData }
+        }
+    }
+
+    /// Puts what a slot had where it was, so that keys that were kept lead to the same: a value, or none if the
+    /// generation is that of a free place. The places come in order.
+    fn put(&mut self, (index, generation): (u32, u32), value: Datum, loader: &Loader<'_, 'id>) {
+        let (this, tx) = (self.as_ptr(), self.tx());
+        if index as usize != self.slots.len() {
+            loader.refuse(format!("slot {index} comes after {} slots", self.slots.len()));
+        }
+        self.slots().push(Slot { generation: 0, next: NONE, value: MaybeUninit::uninit() });
+        let slot = self.slots().at(index as usize).as_ptr();
+        // SAFETY: the new place, declared, and the map.
+        unsafe {
+            tx.declare(slot, 1);
+            tx.declare(this, 1);
+            if generation % 2 == 1 {
+                making(tx, || T::load(value, (&raw mut (*slot).value).cast(), loader));
+                (*this).len += 1;
+            } else {
+                // A place whose generations are used up is left alone.
+                let used_up = generation == 0;
+                (*slot).next = if used_up { NONE } else { (*this).free };
+                (*this).free = if used_up { (*this).free } else { index };
+            }
+            (*slot).generation = generation;
         }
     }
 

@@ -1,5 +1,6 @@
 //! Strings.
 
+use crate::value::datum::{Datum, Loader};
 use crate::value::guard::{Mut, Owned};
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Yes};
@@ -139,6 +140,11 @@ unsafe impl Recoverable for PString {
     unsafe fn free(this: *mut Self, tx: Tx<'_>) {
         // SAFETY: the caller's word.
         unsafe { PVec::free(this.cast::<PVec<u8>>(), tx) }
+    }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        // SAFETY: the caller's word.
+        unsafe { loader.text(from).init(to, loader.tx()) }
     }
 }
 

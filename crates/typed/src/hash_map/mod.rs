@@ -13,6 +13,7 @@ pub(crate) use tags::GROUP;
 use crate::entry::{AsKey, Entry, Places};
 use crate::hash::StoreHasher;
 use crate::link::Link;
+use crate::value::datum::{Datum, LoadedKey, Loader, Loading, Piece, replace};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Answer, Init, Recoverable, Taken, Yes, take};
@@ -180,7 +181,12 @@ impl<'m, K, V> IntoIterator for &'m PHashMap<K, V> {
 }
 
 // SAFETY: a link, told when it is moved, and numbers.
-unsafe impl<K: Recoverable, V: Recoverable> Recoverable for PHashMap<K, V> {
+unsafe impl<K, V> Recoverable for PHashMap<K, V>
+where
+    K: Recoverable + Borrow<K::Borrowed>,
+    K::Borrowed: Hash + Eq,
+    V: Recoverable,
+{
     type Pointers = Yes;
     type Borrowed = PHashMap<K, V>;
     const PADDED: bool = false;
@@ -238,10 +244,38 @@ unsafe impl<K: Recoverable, V: Recoverable> Recoverable for PHashMap<K, V> {
             }
         }
     }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        // SAFETY: the caller's word: an empty map is made.
+        let mut made = unsafe {
+            to.write(PHashMap::new());
+            Mut::<Self>::new(to, loader.tx())
+        };
+        for (key, value) in loader.entries(from) {
+            made.insert(LoadedKey::new(key, loader), Loading(value, loader));
+        }
+    }
+
+    unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
+        match (path, piece) {
+            ([], Piece::Entry(key, value)) => {
+                let key: LoadedKey<'_, K, K::Borrowed> = LoadedKey::new(key, loader);
+                // SAFETY: the caller's word.
+                unsafe { Mut::<Self>::new(this, loader.tx()) }.insert(key, Loading(value, loader));
+            }
+            // SAFETY: likewise.
+            (path, piece) => unsafe { replace(this, path, piece, loader) },
+        }
+    }
 }
 
 // SAFETY: an empty map is the same anywhere, and no other has a value outside of a store.
-unsafe impl<'id, K: Recoverable, V: Recoverable> Init<'id, PHashMap<K, V>> for PHashMap<K, V> {
+unsafe impl<'id, K, V> Init<'id, PHashMap<K, V>> for PHashMap<K, V>
+where
+    K: Recoverable + Borrow<K::Borrowed>,
+    K::Borrowed: Hash + Eq,
+    V: Recoverable,
+{
     unsafe fn init(self, to: *mut PHashMap<K, V>, _tx: Tx<'id>) {
         // SAFETY: the caller's word.
         unsafe { to.write(self) }

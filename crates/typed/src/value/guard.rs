@@ -22,7 +22,7 @@ pub struct Mut<'a, 'id, T> {
     borrows: PhantomData<&'a mut T>,
 }
 
-impl<'a, 'id, T: Recoverable> Mut<'a, 'id, T> {
+impl<'a, 'id, T> Mut<'a, 'id, T> {
     /// A guard for the value at `at`.
     ///
     /// # Safety
@@ -56,7 +56,9 @@ impl<'a, 'id, T: Recoverable> Mut<'a, 'id, T> {
         // SAFETY: see `new`: nothing changes it for 'a.
         unsafe { &*self.at }
     }
+}
 
+impl<'a, 'id, T: Recoverable> Mut<'a, 'id, T> {
     /// Guards of the parts of a struct, a tuple, or an enum's variant.
     #[inline(always)]
     pub fn fields(&mut self) -> T::Of<'_, 'id>

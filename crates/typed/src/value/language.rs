@@ -1,5 +1,6 @@
 //! The types of the language that may live in a store.
 
+use crate::value::datum::{Datum, Loader, Loading, Piece, replace};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Answer, Fields, Init, No, Recoverable, free_all};
@@ -14,7 +15,18 @@ use std::num::{
 use std::ptr;
 
 macro_rules! plain {
-    ($whole:literal: $($type:ident)*) => {$(
+    (@load number $type:ident, $from:ident, $loader:ident) => {{
+        let digits = $loader.digits($from);
+        let wrong = || $loader.refuse(format!("{digits} is no {}", stringify!($type)));
+        digits.parse().unwrap_or_else(|_| wrong())
+    }};
+    (@load truth $type:ident, $from:ident, $loader:ident) => { $loader.truth(&$from) };
+    (@load letter $type:ident, $from:ident, $loader:ident) => {{
+        let (text, one) = ($loader.text($from), |text: &str| text.chars().next());
+        let rest = one(&text).map_or("none", |first| &text[first.len_utf8()..]);
+        one(&text).filter(|_| rest.is_empty()).unwrap_or_else(|| $loader.refuse(format!("{text:?} is no character")))
+    }};
+    ($kind:ident $whole:literal: $($type:ident)*) => {$(
         // SAFETY: it holds no address, and its bytes mean the same everywhere (little-endian machines only).
         unsafe impl Recoverable for $type {
             type Pointers = No;
@@ -31,6 +43,11 @@ macro_rules! plain {
                 // SAFETY: the caller's word.
                 unsafe { to.write(from.read()) }
             }
+
+            unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+                // SAFETY: the caller's word.
+                unsafe { to.write(plain!(@load $kind $type, from, loader)) }
+            }
         }
 
         // SAFETY: the value is stored.
@@ -44,7 +61,9 @@ macro_rules! plain {
     )*};
 }
 
-plain!(false: u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64 bool char);
+plain!(number false: u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64);
+plain!(truth false: bool);
+plain!(letter false: char);
 
 // SAFETY: nothing is in it.
 unsafe impl Recoverable for () {
@@ -52,11 +71,15 @@ unsafe impl Recoverable for () {
     type Borrowed = ();
     const PADDED: bool = false;
 
+    const MAY_BE_NOTHING: bool = true;
+
     fn describe(_types: &mut Types) -> String {
         "()".to_owned()
     }
 
     unsafe fn store(_from: *const Self, _to: *mut Self) {}
+
+    unsafe fn load(_from: Datum, _to: *mut Self, _loader: &Loader<'_, '_>) {}
 }
 
 // SAFETY: nothing is to be made.
@@ -64,19 +87,22 @@ unsafe impl<'id> Init<'id, ()> for () {
     unsafe fn init(self, _to: *mut (), _tx: Tx<'id>) {}
 }
 
-plain!(true: NonZeroU8 NonZeroU16 NonZeroU32 NonZeroU64 NonZeroU128 NonZeroI8 NonZeroI16 NonZeroI32 NonZeroI64 NonZeroI128);
+plain!(number true: NonZeroU8 NonZeroU16 NonZeroU32 NonZeroU64 NonZeroU128 NonZeroI8 NonZeroI16 NonZeroI32 NonZeroI64 NonZeroI128);
 
 // SAFETY: nothing is in it.
 unsafe impl<T: Recoverable> Recoverable for PhantomData<T> {
     type Pointers = No;
     type Borrowed = Self;
     const PADDED: bool = false;
+    const MAY_BE_NOTHING: bool = true;
 
     fn describe(types: &mut Types) -> String {
         format!("PhantomData<{}>", types.name_of::<T>())
     }
 
     unsafe fn store(_from: *const Self, _to: *mut Self) {}
+
+    unsafe fn load(_from: Datum, _to: *mut Self, _loader: &Loader<'_, '_>) {}
 }
 
 // SAFETY: nothing is to be made.
@@ -115,6 +141,17 @@ unsafe impl<T: Recoverable, const N: usize> Recoverable for [T; N] {
         // SAFETY: the caller's word, for each.
         unsafe { free_all(this.cast::<T>(), N, tx) }
     }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        let items = loader.items(from);
+        if items.len() != N {
+            loader.refuse(format!("{} values for an array of {N}", items.len()));
+        }
+        for (i, item) in items.into_iter().enumerate() {
+            // SAFETY: the caller's word, for each.
+            unsafe { T::load(item, to.cast::<T>().add(i), loader) }
+        }
+    }
 }
 
 // SAFETY: each is made.
@@ -133,6 +170,7 @@ unsafe impl<T: Recoverable> Recoverable for Option<T> {
     type Pointers = T::Pointers;
     type Borrowed = Self;
     const PADDED: bool = T::PADDED || !T::NONE_IS_WHOLE;
+    const MAY_BE_NOTHING: bool = true;
 
     fn describe(types: &mut Types) -> String {
         let inner = types.name_of::<T>();
@@ -171,6 +209,19 @@ unsafe impl<T: Recoverable> Recoverable for Option<T> {
             // SAFETY: likewise.
             unsafe { T::free(value, tx) }
         }
+    }
+
+    unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+        let value = match from {
+            Datum::Nothing => None,
+            value if !T::MAY_BE_NOTHING => Some(value),
+            value => match <[Datum; 1]>::try_from(loader.items(value)) {
+                Ok([value]) => Some(value),
+                Err(_) => loader.refuse("an option of what may be nothing is a list of one"),
+            },
+        };
+        // SAFETY: the caller's word.
+        unsafe { value.map(|value| Loading(value, loader)).init(to, loader.tx()) }
     }
 }
 
@@ -251,6 +302,26 @@ macro_rules! tuple {
             unsafe fn free(this: *mut Self, tx: Tx<'_>) {
                 // SAFETY: the caller's word, for each.
                 unsafe { $($name::free(&raw mut (*this).$index, tx);)+ }
+            }
+
+            unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
+                let mut fields = loader.fields(from);
+                $({
+                    let value = loader.field("a tuple", &mut fields, &[stringify!($index)]);
+                    // SAFETY: the caller's word, for each.
+                    unsafe { $name::load(value, &raw mut (*to).$index, loader) }
+                })+
+            }
+
+            unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
+                match path {
+                    $([name, path @ ..] if name == stringify!($index) => {
+                        // SAFETY: the caller's word.
+                        unsafe { $name::absorb(&raw mut (*this).$index, path, piece, loader) }
+                    })+
+                    // SAFETY: the caller's word.
+                    _ => unsafe { replace(this, path, piece, loader) },
+                }
             }
         }
 

@@ -5,6 +5,7 @@
 //! is recorded ([`layout`](crate::value::layout)). Pointers to other objects of the heap are distances from where
 //! they stand ([`Link`](crate::link::Link)); a value that holds some must be told when it was moved.
 
+use crate::value::datum::{Datum, Loader, Piece, replace};
 use crate::value::guard::{Mut, Owned};
 use crate::value::layout::Types;
 use crate::value::tx::Tx;
@@ -37,6 +38,8 @@ pub unsafe trait Recoverable: Sized + Send + Sync + 'static {
     const PADDED: bool;
     /// Whether `None` of an option of it says something about all of its bytes: others leave them as they are.
     const NONE_IS_WHOLE: bool = false;
+    /// Whether a value may be [nothing](Datum::Nothing) outside of a store.
+    const MAY_BE_NOTHING: bool = false;
 
     /// Its name, with the layout of what it is made of noted in `types`.
     fn describe(types: &mut Types) -> String;
@@ -60,6 +63,23 @@ pub unsafe trait Recoverable: Sized + Send + Sync + 'static {
     /// It is a value of the transaction's heap, at an address from which its pointers count, and is not used
     /// again.
     unsafe fn free(_this: *mut Self, _tx: Tx<'_>) {}
+
+    /// Makes a value of what one was outside of a store.
+    ///
+    /// # Safety
+    /// As [`Init::init`].
+    unsafe fn load(_from: Datum, _to: *mut Self, loader: &Loader<'_, '_>) {
+        loader.refuse(format!("a {} is not made of data", std::any::type_name::<Self>()))
+    }
+
+    /// Puts a piece where it belongs in a value: names of fields lead there.
+    ///
+    /// # Safety
+    /// It is a value of the transaction's heap, and nothing else refers to it.
+    unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
+        // SAFETY: the caller's word.
+        unsafe { replace(this, path, piece, loader) }
+    }
 }
 
 /// A type with parts that can be changed one by one: structs and enums that derive [`Recoverable`].

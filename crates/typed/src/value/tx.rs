@@ -223,7 +223,8 @@ impl<'id> Tx<'id> {
         std::ptr::with_exposed_provenance_mut(self.core().base.wrapping_add(place.0 as usize))
     }
 
-    fn place(self, at: *const u8) -> Place {
+    /// The place of an object.
+    pub(crate) fn place(self, at: *const u8) -> Place {
         Place(at.addr().wrapping_sub(self.core().base) as u64)
     }
 
@@ -275,11 +276,16 @@ impl<'id> Tx<'id> {
         }
     }
 
-    /// Names an object, or takes the name away.
+    /// Names an object.
     pub(crate) fn set_root<T>(self, name: &str, at: *const T) {
         self.work()
             .set_root(name, Some(self.place(at.cast())))
             .unwrap_or_else(|error| self.fail(error.into()));
+    }
+
+    /// Takes the name of an object away.
+    pub(crate) fn remove_root(self, name: &str) {
+        self.work().set_root(name, None).unwrap_or_else(|error| self.fail(error.into()));
     }
 
     /// Lets the transaction end, but not by a commit, and be left as it is until then.

@@ -1,0 +1,183 @@
+//! Objects taken apart by the layouts that are recorded: everything that a root leads to, in pieces of which each is
+//! a value of a collection, so that no more than one is in memory at a time.
+
+use crate::show::Shown;
+use crate::show::reader::{Element, Parts, Reader};
+use crate::show::record::Type;
+use crate::value::datum::{Datum, Piece};
+use std::collections::HashSet;
+
+/// Values in values, at most: what makes and reads them calls itself for each.
+const DEEPEST: u32 = 400;
+
+/// Takes a root apart.
+pub(crate) struct Pieces<'p, 'r> {
+    reader: &'p Reader<'r>,
+    /// Objects with several pointers that were met: the others say their number.
+    met: HashSet<u64>,
+    found: &'p mut Found<'p>,
+}
+
+/// Is called with each piece, and the names of fields that lead to it.
+pub(crate) type Found<'f> = dyn FnMut(&[String], Piece) -> Result<(), String> + 'f;
+
+impl<'p, 'r> Pieces<'p, 'r> {
+    /// Calls `found` with every piece of the root at a place, in an order that is the same each time.
+    pub fn each(reader: &'p Reader<'r>, at: u64, found: &'p mut Found<'p>) -> Result<(), String> {
+        let mut pieces = Pieces { reader, met: HashSet::new(), found };
+        pieces.walk(at, &reader.record.root, &mut Vec::new())
+    }
+
+    fn walk(&mut self, at: u64, of: &'r Type, path: &mut Vec<String>) -> Result<(), String> {
+        let reader = self.reader;
+        let parts = reader.parts(at, of)?;
+        match parts {
+            Parts::Fields(_, false, fields) => {
+                for field in fields {
+                    path.push(field.name.clone());
+                    self.walk(at.saturating_add(field.offset), &field.of, path)?;
+                    path.pop();
+                }
+                Ok(())
+            }
+            // An array is whole, since its length is part of its type; and so are values without bytes.
+            Parts::Items(_, item) | Parts::Entries(_, item, None)
+                if of.count.is_none() && reader.record.size(item)?.0 > 0 =>
+            {
+                reader.each(at, of, &mut |element| {
+                    if let Element::Item(at) | Element::Entry(at, _) = element {
+                        let item = self.datum(at, item, 0)?;
+                        (self.found)(path, Piece::Item(item))?;
+                    }
+                    Ok(true)
+                })?;
+                Ok(())
+            }
+            Parts::Slots(_, value) => {
+                reader.each(at, of, &mut |element| {
+                    if let Element::Slot(key, at) = element {
+                        let value = at.map_or(Ok(Datum::Nothing), |at| self.datum(at, value, 0))?;
+                        (self.found)(path, Piece::Entry(Datum::Text(key), value))?;
+                    }
+                    Ok(true)
+                })?;
+                Ok(())
+            }
+            Parts::Entries(_, key_type, Some(value_type)) => {
+                reader.each(at, of, &mut |element| {
+                    if let Element::Entry(key, value) = element {
+                        let key = self.datum(key, key_type, 0)?;
+                        let value = self.datum(value, value_type, 0)?;
+                        (self.found)(path, Piece::Entry(key, value))?;
+                    }
+                    Ok(true)
+                })?;
+                Ok(())
+            }
+            _ => {
+                let whole = self.datum(at, of, 0)?;
+                (self.found)(path, Piece::Whole(whole))
+            }
+        }
+    }
+
+    fn datum(&mut self, at: u64, of: &'r Type, depth: u32) -> Result<Datum, String> {
+        if depth > DEEPEST {
+            return Err(format!(
+                "values are in each other deeper than {DEEPEST}, as in a long chain of boxes"
+            ));
+        }
+        let (reader, below) = (self.reader, depth + 1);
+        let (mut items, mut entries) = (Vec::new(), Vec::new());
+        Ok(match reader.parts(at, of)? {
+            Parts::Single(shown) => single(shown),
+            Parts::Other(None) => Datum::Nothing,
+            Parts::Other(Some((to, value))) => {
+                let value_datum = self.datum(to, value, below)?;
+                match of.name == "Option" && may_be_nothing(value) {
+                    true => Datum::List(vec![value_datum]),
+                    false => value_datum,
+                }
+            }
+            Parts::Counted(None) => Datum::Nothing,
+            Parts::Counted(Some(counted)) if !counted.owned => match counted.owners {
+                0 => Datum::Nothing,
+                _ => Datum::Counted(Some(counted.at), None),
+            },
+            Parts::Counted(Some(counted)) => {
+                let number = (counted.owners > 1 || counted.weak > 1).then_some(counted.at);
+                match number.is_none_or(|number| self.met.insert(number)) {
+                    true => {
+                        let value = self.datum(counted.value.0, counted.value.1, below)?;
+                        Datum::Counted(number, Some(Box::new(value)))
+                    }
+                    false => Datum::Counted(number, None),
+                }
+            }
+            Parts::Fields(name, true, []) => Datum::Text(name.to_owned()),
+            Parts::Fields(name, variant, fields) => {
+                let mut all = Vec::with_capacity(fields.len());
+                for field in fields {
+                    let value = self.datum(at.saturating_add(field.offset), &field.of, below)?;
+                    all.push((field.name.clone(), value));
+                }
+                match variant {
+                    true => Datum::Fields(vec![(name.to_owned(), Datum::Fields(all))]),
+                    false => Datum::Fields(all),
+                }
+            }
+            Parts::Items(len, item) | Parts::Entries(len, item, None) => {
+                reader.each(at, of, &mut |element| {
+                    if let Element::Item(at) | Element::Entry(at, _) = element {
+                        items.push(self.datum(at, item, below)?);
+                    }
+                    Ok(true)
+                })?;
+                // Values without bytes are counted, not looked at.
+                if items.len() as u64 != len {
+                    items.resize(usize::try_from(len).unwrap_or(0).min(1 << 24), Datum::Nothing);
+                }
+                Datum::List(items)
+            }
+            Parts::Slots(_, value) => {
+                reader.each(at, of, &mut |element| {
+                    if let Element::Slot(key, at) = element {
+                        let value = at.map_or(Ok(Datum::Nothing), |at| self.datum(at, value, below))?;
+                        entries.push((Datum::Text(key), value));
+                    }
+                    Ok(true)
+                })?;
+                Datum::Map(entries)
+            }
+            Parts::Entries(_, key_type, Some(value_type)) => {
+                reader.each(at, of, &mut |element| {
+                    if let Element::Entry(key, value) = element {
+                        let key = self.datum(key, key_type, below)?;
+                        entries.push((key, self.datum(value, value_type, below)?));
+                    }
+                    Ok(true)
+                })?;
+                Datum::Map(entries)
+            }
+        })
+    }
+}
+
+fn single(shown: Shown) -> Datum {
+    match shown {
+        Shown::Bool(value) => Datum::Bool(value),
+        Shown::Number(digits) => Datum::Number(digits),
+        Shown::Text(text) => Datum::Text(text),
+        _ => Datum::Nothing,
+    }
+}
+
+/// As `Recoverable::MAY_BE_NOTHING` says it of the type.
+fn may_be_nothing(of: &Type) -> bool {
+    match of.known().as_str() {
+        "option" | "pweak" | "phantomdata" => true,
+        "pbox" => of.of.first().is_some_and(may_be_nothing),
+        "" => of.of.is_empty(),
+        _ => false,
+    }
+}

@@ -1,0 +1,362 @@
+//! Objects of older types, made anew by the names of their fields: whole, wherever it was cut short.
+
+mod support;
+
+use caliburn::{
+    Error, Objects, Options, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PLog, PRc, PSlotMap, PString,
+    PVec, PVecDeque, PWeak, Policy, Recoverable, SlotKey, Store,
+};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use support::{allocated, store};
+
+/// As the types were, and as they are.
+macro_rules! version {
+    ($module:ident { $($root:tt)* } { $($node:tt)* } { $($choice:tt)* }) => {
+        mod $module {
+            use super::*;
+
+            #[derive(Recoverable, Default)]
+            #[repr(C)]
+            pub struct World { $($root)* }
+
+            #[derive(Recoverable)]
+            #[repr(C)]
+            pub struct Node { $($node)* }
+
+            #[derive(Recoverable)]
+            #[repr(u8)]
+            #[allow(dead_code, reason = "made of what older ones were")]
+            pub enum Choice { $($choice)* }
+        }
+    };
+}
+
+version! { old {
+    pub gone: PVec<PString>,
+    pub count: u16,
+    pub real: f32,
+    pub letter: char,
+    pub truth: Option<bool>,
+    pub nested: Option<Option<u8>>,
+    pub array: [i8; 3],
+    pub pair: (u8, PString),
+    pub hashed: PHashMap<PString, Node>,
+    pub sorted: PBTreeMap<u32, PVec<u8>>,
+    pub words: PHashSet<PString>,
+    pub numbers: PBTreeSet<i16>,
+    pub queue: PVecDeque<PString>,
+    pub log: PLog<(u64, bool)>,
+    pub nodes: PSlotMap<Choice>,
+    pub stale: PVec<SlotKey<Choice>>,
+    pub shared: PVec<PRc<Node>>,
+    pub weak: PVec<PWeak<Node>>,
+    pub boxed: Option<PBox<Node>>,
+    pub nothing: PVec<()>,
+} {
+    pub text: PString,
+    pub money: i32,
+    pub next: Option<PRc<Node>>,
+    pub own: PWeak<Node>,
+} {
+    Nothing,
+    Link(SlotKey<Choice>),
+    Weight { grams: u32 },
+} }
+
+version! { new {
+    pub count: u64,
+    pub hashed: PBTreeMap<PString, Node>,
+    pub pair: (u32, PString),
+    pub sorted: PHashMap<u64, PVec<u32>>,
+    pub words: PBTreeSet<PString>,
+    pub numbers: PVec<i64>,
+    pub queue: PVec<PString>,
+    pub log: PVecDeque<(u64, bool)>,
+    pub real: f64,
+    pub letter: PString,
+    pub truth: Option<bool>,
+    pub nested: Option<Option<u32>>,
+    pub array: [i32; 3],
+    pub nodes: PSlotMap<Choice>,
+    #[recoverable(was = "stale")]
+    pub keys: PVec<SlotKey<Choice>>,
+    pub shared: PVecDeque<PRc<Node>>,
+    pub weak: PVec<PWeak<Node>>,
+    pub boxed: Option<PBox<Node>>,
+    pub nothing: PVec<()>,
+    pub fresh: PVec<u8>,
+} {
+    #[recoverable(default = 7)]
+    pub grade: u8,
+    #[recoverable(default)]
+    pub tags: PVec<PString>,
+    #[recoverable(was = "money", was = "cents")]
+    pub balance: i64,
+    pub text: PString,
+    pub next: Option<PRc<Node>>,
+    pub own: PWeak<Node>,
+} {
+    #[recoverable(was = "Weight")]
+    Mass { #[recoverable(was = "grams")] milligrams: u64, #[recoverable(default)] exact: bool },
+    Link(SlotKey<Choice>),
+    Nothing,
+} }
+
+fn node(text: &str, money: i32) -> old::NodeInit<String, i32, Option<PRc<old::Node>>, PWeak<old::Node>> {
+    old::NodeInit { text: text.to_owned(), money, next: None, own: PWeak::new() }
+}
+
+const ENTRIES: u32 = 700;
+
+fn fill(store: &Store) {
+    let world = Objects::<old::World>::open(store, "world").unwrap();
+    world
+        .update(|mut root| {
+            let tx = root.tx();
+            let mut root = root.fields();
+            root.gone.extend(["one", "two"]);
+            (*root.count, *root.real, *root.letter) = (65_000, 0.1, 'ß');
+            root.truth.set(Some(false));
+            root.nested.set(Some(None::<u8>));
+            root.array.set([-1, 0, 1]);
+            root.pair.set((9, "a pair"));
+            for i in 0..ENTRIES {
+                root.hashed.insert(format!("key {i}"), node(&format!("node {i}"), -(i as i32)));
+                root.sorted.insert(i * 3, vec![i as u8; i as usize % 5]);
+                root.log.push((u64::from(i) << 40, i % 3 == 0));
+            }
+            root.words.extend(["b", "a", "a"]);
+            root.numbers.extend([-5, 7, 0]);
+            root.queue.extend(["first", "second", "third"]);
+            drop(root.queue.pop_front());
+            root.queue.push_back("fourth");
+            let first = root.nodes.insert(old::Choice::Weight { grams: 5 });
+            let gone = root.nodes.insert(old::Choice::Nothing);
+            root.nodes.insert(old::Choice::Link(first));
+            root.nodes.remove(gone);
+            root.stale.extend([first, gone]);
+            root.shared.push(PRc::new(node("shared", 1)));
+            let again = PRc::share(&root.shared[0], tx);
+            root.shared.push(again);
+            let next = Some(PRc::share(&root.shared[0], tx));
+            root.shared.push(PRc::new(old::NodeInit { text: "owner", money: 2, next, own: PWeak::new() }));
+            for of in [2, 0] {
+                let weak = PRc::downgrade(&root.shared[of], tx);
+                root.weak.push(weak);
+            }
+            root.weak.push(PWeak::new());
+            root.boxed.set(Some(PBox::new(node("boxed", 3))));
+            root.nothing.resize_with(1500, || ());
+        })
+        .unwrap();
+}
+
+fn check(world: &Objects<new::World>) {
+    let root = world.read();
+    assert_eq!((root.count, root.real, &*root.letter), (65_000, 0.1, "ß"));
+    assert_eq!((root.truth, root.nested, root.array), (Some(false), Some(None), [-1, 0, 1]));
+    assert_eq!((root.pair.0, &*root.pair.1), (9, "a pair"));
+    assert_eq!(root.hashed.len(), ENTRIES as usize);
+    for i in 0..ENTRIES {
+        let node = &root.hashed[&*format!("key {i}")];
+        assert_eq!((&*node.text, node.balance, node.grade), (&*format!("node {i}"), -i64::from(i), 7));
+        assert!(node.tags.is_empty() && node.next.is_none());
+        assert_eq!(root.sorted[&u64::from(i * 3)].to_vec(), vec![i % 256; i as usize % 5]);
+        assert_eq!(root.log[i as usize], (u64::from(i) << 40, i % 3 == 0));
+    }
+    assert_eq!(root.words.iter().map(|w| &**w).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(root.numbers.to_vec(), [-5, 0, 7]);
+    assert_eq!(root.queue.iter().map(|w| &**w).collect::<Vec<_>>(), ["second", "third", "fourth"]);
+    let (first, gone) = (root.keys[0], root.keys[1]);
+    assert!(matches!(root.nodes[first], new::Choice::Mass { milligrams: 5, exact: false }));
+    assert!(!root.nodes.contains_key(gone));
+    assert!(root.nodes.iter().any(|(_, node)| matches!(node, new::Choice::Link(key) if *key == first)));
+    assert!(PRc::ptr_eq(&root.shared[0], &root.shared[1]));
+    assert!(PRc::ptr_eq(&root.shared[0], root.shared[2].next.as_ref().unwrap()));
+    assert_eq!((PRc::strong_count(&root.shared[0]), PRc::strong_count(&root.shared[2])), (3, 1));
+    let weak = |i: usize| root.weak(&root.weak[i]).map(|node| node.text.to_string());
+    assert_eq!([weak(0), weak(1), weak(2)], [Some("owner".into()), Some("shared".into()), None]);
+    assert_eq!(root.boxed.as_ref().unwrap().balance, 3);
+    assert_eq!((root.nothing.len(), root.fresh.len()), (1500, 0));
+    drop(root);
+    assert!(world.unreached().unwrap().is_empty(), "{:?}", world.unreached());
+    // A key that was stale does not become valid by what comes next.
+    world
+        .transact(|mut root| {
+            let (gone, mut root) = (root.keys[1], root.fields());
+            let new = root.nodes.insert(new::Choice::Nothing);
+            assert!(new != gone && !root.nodes.contains_key(gone));
+            Err::<(), Error>(Error::Unwound)
+        })
+        .unwrap_err();
+}
+
+const ON: fn(u64) -> ControlFlow<()> = |_| ControlFlow::Continue(());
+
+#[test]
+fn every_kind_of_value_is_made_anew() {
+    for policy in [Policy::Redo, Policy::Undo] {
+        let (dir, store) = store(policy);
+        fill(&store);
+        let mut told = Vec::new();
+        let world = Objects::<new::World>::migrate_fields(&store, "world", |done| {
+            told.push(done);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        assert!(told.len() > 5 && told.is_sorted(), "{told:?}");
+        check(&world);
+        let objects = allocated(&world);
+        drop((world, store));
+        let store = Store::options().open(dir.path().join("store")).unwrap();
+        // Done once, it is opening.
+        let world =
+            Objects::<new::World>::migrate_fields(&store, "world", |_| ControlFlow::Break(())).unwrap();
+        check(&world);
+        assert_eq!(allocated(&world), objects);
+    }
+}
+
+#[test]
+fn who_ends_it_finds_the_old_objects() {
+    let (_dir, store) = store(Policy::Undo);
+    fill(&store);
+    let before = allocated(&Objects::<old::World>::open(&store, "world").unwrap());
+    for most in 1.. {
+        let mut calls = 0;
+        let migrated = Objects::<new::World>::migrate_fields(&store, "world", |_| {
+            calls += 1;
+            if calls == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        match migrated {
+            Ok(world) => {
+                check(&world);
+                assert!(most > 5);
+                return;
+            }
+            Err(error) => assert!(matches!(error, Error::Interrupted), "{error}"),
+        }
+        let world = Objects::<old::World>::open(&store, "world").unwrap();
+        assert_eq!(world.read().hashed.len(), ENTRIES as usize);
+        assert_eq!(allocated(&world), before);
+        assert!(world.unreached().unwrap().is_empty());
+    }
+}
+
+mod refusing {
+    use super::*;
+
+    #[derive(Recoverable, Default)]
+    #[repr(C)]
+    pub struct Narrow {
+        pub hashed: PHashMap<PString, Money>,
+        pub count: u8,
+    }
+    #[derive(Recoverable)]
+    #[repr(C)]
+    pub struct Money {
+        pub money: i8,
+    }
+    #[derive(Recoverable, Default)]
+    #[repr(C)]
+    pub struct Lacking {
+        pub hashed: PHashMap<PString, Lacks>,
+    }
+    #[derive(Recoverable)]
+    #[repr(C)]
+    pub struct Lacks {
+        pub money: i32,
+        pub grade: u8,
+    }
+    #[derive(Recoverable, Default)]
+    #[repr(C)]
+    pub struct Other {
+        pub hashed: PVec<PString>,
+    }
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_and_the_old_objects_stay() {
+    fn refused<R: Recoverable + Default + for<'id> caliburn::typed::Init<'id, R>>(store: &Store) -> String {
+        match Objects::<R>::migrate_fields(store, "world", ON).map(|_| ()) {
+            Err(error @ Error::NotMade { .. }) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    }
+    let (_dir, store) = store(Policy::Redo);
+    fill(&store);
+    let before = allocated(&Objects::<old::World>::open(&store, "world").unwrap());
+    let narrow = refused::<refusing::Narrow>(&store);
+    assert!(narrow.contains("is no i8") || narrow.contains("65000 is no u8"), "{narrow}");
+    let lacking = refused::<refusing::Lacking>(&store);
+    assert!(lacking.contains("grade of Lacks"), "{lacking}");
+    let other = refused::<refusing::Other>(&store);
+    assert!(other.contains("one more value for what is no collection"), "{other}");
+    let world = Objects::<old::World>::open(&store, "world").unwrap();
+    assert_eq!((allocated(&world), world.unreached().unwrap().is_empty()), (before, true));
+    drop(world);
+    check(&Objects::<new::World>::migrate_fields(&store, "world", ON).unwrap());
+}
+
+fn options(policy: Policy) -> Options {
+    let mut options = Store::options();
+    options.create(true).policy(policy).log_bytes(4 << 20).stage_bytes(2 << 20).reserve_bytes(1 << 30);
+    options
+}
+
+/// Run in the child.
+#[test]
+fn child() {
+    let Some(path) = std::env::var_os("CALIBURN_MIGRATED_STORE") else { return };
+    let store = options(Policy::Redo).open(Path::new(&path)).unwrap();
+    let mut calls = HashMap::new();
+    drop(Objects::<new::World>::migrate_fields(&store, "world", |done| {
+        *calls.entry(done).or_insert(0) += 1;
+        // So that a kill comes in between.
+        std::thread::sleep(Duration::from_micros(300));
+        ControlFlow::Continue(())
+    }));
+    drop(store);
+}
+
+#[test]
+fn killed_anywhere_the_next_try_completes_it() {
+    for policy in [Policy::Redo, Policy::Undo] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut killed, mut old, mut new) = (0, 0, 0);
+        for round in 0..30u64 {
+            let path = dir.path().join(format!("store {round}"));
+            let store = options(policy).open(&path).unwrap();
+            fill(&store);
+            drop(store);
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["child", "--exact", "--nocapture"])
+                .env("CALIBURN_MIGRATED_STORE", &path)
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(Duration::from_micros(4_000 + round * 1_700));
+            child.kill().unwrap();
+            killed += u64::from(child.wait().unwrap().signal() == Some(9));
+            let store = options(policy).open(&path).unwrap();
+            match Objects::<old::World>::open(&store, "world") {
+                Ok(world) => {
+                    old += 1;
+                    assert_eq!(world.read().hashed.len(), ENTRIES as usize);
+                }
+                Err(error) => {
+                    new += 1;
+                    assert!(matches!(error, Error::Changed { .. }), "{error}");
+                }
+            }
+            check(&Objects::<new::World>::migrate_fields(&store, "world", ON).unwrap());
+        }
+        println!("{policy:?}: {killed} killed, {old} found old, {new} new");
+        assert!(old > 0 && killed > 3);
+    }
+}
