@@ -81,6 +81,7 @@ const TREES: [Tree; 7] = [
             "pieces",
             "rebuild",
             "migrate",
+            "portable",
             "lib",
         ],
         apart: &[("btree_map", "hash_map")],

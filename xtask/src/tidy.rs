@@ -39,7 +39,7 @@ const UNSAFE_MAY: [&str; 36] = [
     "crates/engine/src/write_set/slots.rs",
     "crates/caliburn/src/lib.rs",
     "crates/caliburn/tests/",
-    "crates/derive/src/lib.rs",
+    "crates/derive/src/",
     "crates/heap/tests/heap.rs",
     "crates/typed/src/",
     "crates/typed/tests/",

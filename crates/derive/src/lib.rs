@@ -4,21 +4,21 @@
 //! * `NAMEFields`, guards of the fields (`guard.fields()`), as visible as the fields are;
 //! * `NAMEInit`, a struct whose fields may be what the real ones can be made of (`&str` for a `PString`).
 //!
-//! `#[recoverable(default)]`, `#[recoverable(default = EXPRESSION)]` and `#[recoverable(was = "NAME")]` say of a field (the last
-//! one of a variant, too) how it is made of what an older type had.
+//! `#[recoverable(default)]`, `#[recoverable(default = EXPRESSION)]` and `#[recoverable(was = "NAME")]` say of a
+//! field (the last one of a variant, too) how it is made of what an older type had.
 //!
 //! For an enum `NAMEFields` is an enum, with guards of the fields of each variant.
 
+mod enums;
 mod made;
 
+use enums::of_enum;
 use made::{Said, loads};
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit_mut::VisitMut;
-use syn::{
-    Data, DataEnum, DeriveInput, Error, Fields, Generics, Ident, Type, parse_macro_input, parse_quote,
-};
+use syn::{Data, DeriveInput, Error, Fields, Generics, Ident, Type, parse_macro_input, parse_quote};
 
 /// Lets values of the type live in a store. See `caliburn::Recoverable`.
 #[proc_macro_derive(Recoverable, attributes(recoverable))]
@@ -114,7 +114,7 @@ pub(crate) fn place_of(of: &Type) -> Span {
 }
 
 /// The generics with `Recoverable` for each type.
-fn bounded(generics: &Generics) -> Generics {
+pub(crate) fn bounded(generics: &Generics) -> Generics {
     let mut generics = generics.clone();
     for parameter in generics.type_params_mut() {
         parameter.bounds.push(parse_quote!(::caliburn::typed::Recoverable));
@@ -131,7 +131,7 @@ pub(crate) fn member(index: usize, field: &syn::Field) -> (syn::Member, String) 
 }
 
 /// `<A as Recoverable>::Pointers` of all types, joined.
-fn pointers<'t>(types: impl Iterator<Item = &'t Type>) -> TokenStream {
+pub(crate) fn pointers<'t>(types: impl Iterator<Item = &'t Type>) -> TokenStream {
     types.fold(quote!(::caliburn::typed::No), |before, of| {
         quote_spanned! {place_of(of)=>
             <#before as ::caliburn::typed::Answer>::Or<<#of as ::caliburn::typed::Recoverable>::Pointers>
@@ -140,7 +140,7 @@ fn pointers<'t>(types: impl Iterator<Item = &'t Type>) -> TokenStream {
 }
 
 /// The parameters of the type as they are written behind its name, at run time.
-fn parameters_of(input: &DeriveInput) -> TokenStream {
+pub(crate) fn parameters_of(input: &DeriveInput) -> TokenStream {
     let parameters: Vec<TokenStream> = input
         .generics
         .params
@@ -183,7 +183,7 @@ impl VisitMut for Named {
 }
 
 /// What refuses `Drop`: a value in a store is not dropped, it is freed.
-fn not_drop(input: &DeriveInput, generics: &Generics) -> TokenStream {
+pub(crate) fn not_drop(input: &DeriveInput, generics: &Generics) -> TokenStream {
     let name = &input.ident;
     let (impl_generics, type_generics, bounds) = generics.split_for_impl();
     quote! {
@@ -300,7 +300,7 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> Result<TokenStream, Error>
 }
 
 /// A value with pointers is empty while it is outside of a store, so any value can be put into one as it is.
-fn init_of_self(input: &DeriveInput) -> TokenStream {
+pub(crate) fn init_of_self(input: &DeriveInput) -> TokenStream {
     let name = &input.ident;
     let plain = bounded(&input.generics);
     let mut generics = plain.clone();
@@ -321,7 +321,7 @@ fn init_of_self(input: &DeriveInput) -> TokenStream {
 }
 
 /// The generics of guards: two lifetimes more.
-fn guard_generics(generics: &Generics) -> Generics {
+pub(crate) fn guard_generics(generics: &Generics) -> Generics {
     let mut generics = bounded(generics);
     generics.params.insert(0, parse_quote!('id));
     generics.params.insert(0, parse_quote!('a));
@@ -382,7 +382,7 @@ fn guards_of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
 }
 
 /// Uses all parameters of a type with guards, whatever its fields are.
-fn unused(generics: &Generics) -> TokenStream {
+pub(crate) fn unused(generics: &Generics) -> TokenStream {
     let types = generics.type_params().map(|parameter| &parameter.ident);
     quote!(::std::marker::PhantomData<(&'a (), &'id (), #(#types,)*)>)
 }
@@ -429,209 +429,6 @@ fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
             #[inline]
             unsafe fn init(self, to: *mut #name #type_generics, tx: ::caliburn::typed::Tx<'caliburn>) {
                 unsafe { #(self.#members.init(&raw mut (*to).#members, tx);)* }
-            }
-        }
-    }
-}
-
-fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> Result<TokenStream, Error> {
-    let name = &input.ident;
-    let generics = bounded(&input.generics);
-    let (impl_generics, type_generics, bounds) = generics.split_for_impl();
-    let types: Vec<&Type> =
-        data.variants.iter().flat_map(|variant| &variant.fields).map(|field| &field.ty).collect();
-    let pointers = pointers(types.iter().copied());
-    let (base, parameters) = (name.to_string(), parameters_of(input));
-    let what = format!("enum {tag}");
-    let type_parameters: Vec<&Ident> =
-        input.generics.type_params().map(|parameter| &parameter.ident).collect();
-    // What #[repr(u8)] lays out for each variant (RFC 2195): the tag, then the fields.
-    let layouts = data.variants.iter().map(|variant| {
-        let (layout, types) = (layout_of(variant), variant.fields.iter().map(|field| &field.ty));
-        quote! {
-            #[repr(C)]
-            #[allow(dead_code)]
-            struct #layout #impl_generics (#tag, #(#types,)* ::std::marker::PhantomData<(#(#type_parameters,)*)>) #bounds;
-        }
-    });
-    let (mut describes, mut stores, mut moves, mut frees, mut made) =
-        (vec![], vec![], vec![], vec![], vec![]);
-    for variant in &data.variants {
-        let (ident, text, layout) = (&variant.ident, variant.ident.to_string(), layout_of(variant));
-        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("__field{i}")).collect();
-        let of: Vec<&Type> = variant.fields.iter().map(|field| &field.ty).collect();
-        let (members, names): (Vec<_>, Vec<_>) =
-            variant.fields.iter().enumerate().map(|(i, field)| member(i, field)).unzip();
-        let places: Vec<syn::Member> = (1..=variant.fields.len()).map(Into::into).collect();
-        let pattern = quote!(Self::#ident { #(#members: #bindings),* });
-        let offsets: Vec<TokenStream> = places
-            .iter()
-            .map(|place| quote!(::std::mem::offset_of!(#layout #type_generics, #place)))
-            .collect();
-        describes.push(quote! {
-            definition.variant(#text, Self::__caliburn_tag(#text));
-            #(definition.variant_field::<#of>(#names, #offsets);)*
-        });
-        stores.push(quote! {
-            #pattern => { #(<#of as ::caliburn::typed::Recoverable>::store(#bindings, to.byte_add(#offsets).cast());)* }
-        });
-        moves
-            .push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::moved(#bindings, by);)* }));
-        let at: Vec<TokenStream> = offsets.iter().map(|offset| quote!(to.byte_add(#offset).cast())).collect();
-        let names = Said::of(&text, &variant.attrs, None)?.names;
-        let loads = loads(&format!("{base}::{text}"), &variant.fields, &at)?;
-        made.push(quote! {
-            #(#names)|* => {
-                to.cast::<#tag>().write(Self::__caliburn_tag(#text) as #tag);
-                #loads
-            }
-        });
-        frees.push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::free(#bindings, tx);)* }));
-    }
-    let tags = tags(data, tag);
-    let init_self = init_of_self(input);
-    let guards = guards_of_enum(input, data);
-    let not_drop = not_drop(input, &generics);
-    Ok(quote! {
-        const _: () = {
-        #(#layouts)*
-        #[automatically_derived]
-        impl #impl_generics #name #type_generics #bounds {
-            #tags
-        }
-        #[automatically_derived]
-        // SAFETY: its layout is fixed, its fields may live in a store, and each is told what the whole is told.
-        unsafe impl #impl_generics ::caliburn::typed::Recoverable for #name #type_generics #bounds {
-            type Pointers = #pointers;
-            type Borrowed = Self;
-            const PADDED: bool = ::std::mem::size_of::<Self>() > ::std::mem::size_of::<#tag>();
-
-            fn describe(types: &mut ::caliburn::typed::Types) -> ::std::string::String {
-                let parameters = #parameters;
-                types.define::<Self>(#what, #base, &parameters, |definition| { #(#describes)* })
-            }
-
-            #[allow(unused_variables, unused_unsafe)]
-            unsafe fn store(from: *const Self, to: *mut Self) {
-                unsafe {
-                    to.cast::<#tag>().write(from.cast::<#tag>().read());
-                    match &*from { #(#stores)* }
-                }
-            }
-
-            #[allow(unused_variables, unused_unsafe)]
-            unsafe fn moved(this: *mut Self, by: isize) {
-                unsafe { match &mut *this { #(#moves)* } }
-            }
-
-            #[allow(unused_variables, unused_unsafe)]
-            unsafe fn free(this: *mut Self, tx: ::caliburn::typed::Tx<'_>) {
-                unsafe { match &mut *this { #(#frees)* } }
-            }
-
-            #[allow(unused_variables, unused_mut, unused_unsafe)]
-            unsafe fn load(
-                from: ::caliburn::typed::Datum, to: *mut Self, loader: &::caliburn::typed::Loader<'_, '_>
-            ) {
-                let (variant, mut fields) = loader.variant(from);
-                unsafe {
-                    match variant.as_str() {
-                        #(#made)*
-                        other => loader.refuse(::std::format!("{} has no variant {other}", #base)),
-                    }
-                }
-            }
-        }
-        };
-        #init_self
-        #guards
-        #not_drop
-    })
-}
-
-/// The name of the struct that is laid out as a variant is.
-fn layout_of(variant: &syn::Variant) -> Ident {
-    format_ident!("__Caliburn{}", variant.ident)
-}
-
-/// The tags, as the language counts them.
-fn tags(data: &DataEnum, tag: &Ident) -> TokenStream {
-    let mut from = quote!({ let value: #tag = 0; value });
-    let (mut behind, mut arms) = (0usize, Vec::new());
-    for variant in &data.variants {
-        if let Some((_, value)) = &variant.discriminant {
-            (from, behind) = (quote!({ let value: #tag = #value; value }), 0);
-        }
-        let text = variant.ident.to_string();
-        arms.push(quote!(#text => (#from as u64).wrapping_add(#behind as u64),));
-        behind += 1;
-    }
-    quote! {
-        #[doc(hidden)]
-        #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
-        fn __caliburn_tag(variant: &str) -> u64 {
-            match variant {
-                #(#arms)*
-                _ => unreachable!(),
-            }
-        }
-    }
-}
-
-fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
-    let (name, visibility) = (&input.ident, &input.vis);
-    let guards = format_ident!("{}Fields", name);
-    let generics = bounded(&input.generics);
-    let (impl_generics, type_generics, bounds) = generics.split_for_impl();
-    let with_lifetimes = guard_generics(&input.generics);
-    let (_, guard_type, guard_bounds) = with_lifetimes.split_for_impl();
-    let text = format!("Guards of the fields of a [`{name}`]'s variants.");
-    let mut variants = Vec::new();
-    let mut arms = Vec::new();
-    for variant in &data.variants {
-        let ident = &variant.ident;
-        let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("__field{i}")).collect();
-        let members: Vec<syn::Member> =
-            variant.fields.iter().enumerate().map(|(i, field)| member(i, field).0).collect();
-        let kinds = variant.fields.iter().map(|field| {
-            let of = &field.ty;
-            let kind = quote!(::caliburn::typed::Mut<'a, 'id, #of>);
-            match &field.ident {
-                Some(name) => quote!(#[allow(missing_docs)] #name: #kind),
-                None => quote!(#[allow(missing_docs)] #kind),
-            }
-        });
-        let text = format!("The variant `{ident}`.");
-        variants.push(match &variant.fields {
-            Fields::Named(_) => quote!(#[doc = #text] #ident { #(#kinds),* }),
-            Fields::Unnamed(_) => quote!(#[doc = #text] #ident(#(#kinds),*)),
-            Fields::Unit => quote!(#[doc = #text] #ident),
-        });
-        arms.push(quote! {
-            // SAFETY: the fields are apart, each in the value that the guard has alone.
-            #name::#ident { #(#members: #bindings),* } => unsafe {
-                #guards::#ident { #(#members: ::caliburn::typed::Mut::new(#bindings, tx)),* }
-            },
-        });
-    }
-    let hold = unused(&input.generics);
-    quote! {
-        #[doc = #text]
-        #[allow(dead_code, deprecated, non_camel_case_types, non_snake_case)]
-        #visibility enum #guards #with_lifetimes #guard_bounds {
-            #(#variants,)*
-            #[doc(hidden)]
-            __Holds(::std::convert::Infallible, #hold),
-        }
-        #[automatically_derived]
-        impl #impl_generics ::caliburn::typed::Fields for #name #type_generics #bounds {
-            type Of<'a, 'id> = #guards #guard_type;
-
-            #[allow(unused_variables, unused_unsafe)]
-            fn of<'a, 'id>(value: ::caliburn::typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
-                let (at, tx) = (value.as_ptr(), value.tx());
-                // SAFETY: the guard has the value alone.
-                match unsafe { &mut *at } { #(#arms)* }
             }
         }
     }

@@ -59,6 +59,14 @@ pub enum Error {
     /// Who was told of the progress has ended it.
     #[error("interrupted: nothing was changed, or what was begun is begun anew by the next try")]
     Interrupted,
+    /// What was to be imported is not what was exported, or could not be read or written.
+    #[error("line {line}: {why}")]
+    Portable {
+        /// Which line, or document of CBOR, from 1 on.
+        line: u64,
+        /// What is wrong.
+        why: String,
+    },
     /// A value could not be made of data.
     #[error("no value of this type can be made: {why}")]
     NotMade {

@@ -15,6 +15,7 @@
 //! | `migrate` | objects of older types |
 //! | `show` | objects without their types |
 //! | `reach` | objects that nothing owns |
+//! | `portable` | objects as text, and as CBOR (feature `serde`) |
 //! | `pieces`, `rebuild` | objects taken apart, and put together again |
 //!
 //! The tour is in `caliburn`, which re-exports all of it; docs/safety.md says what safe code can rely on.
@@ -33,6 +34,8 @@ mod migrate;
 mod objects;
 mod pbox;
 mod pieces;
+#[cfg(feature = "serde")]
+mod portable;
 mod reach;
 mod rebuild;
 mod set;
@@ -55,6 +58,8 @@ pub use log::PLog;
 pub use map::{Map, SortedMap, map, sorted_map};
 pub use objects::{Objects, View, Writer};
 pub use pbox::{NewBox, PBox};
+#[cfg(feature = "serde")]
+pub use portable::{Format, export};
 pub use reach::{Unreached, reclaim, unreached};
 pub use rebuild::Progressed;
 pub use set::{PBTreeSet, PHashSet};

@@ -10,7 +10,7 @@
 
 use crate::error::Error;
 use crate::objects::{ANCHOR, Anchor, Objects, TYPES, new_anchor, put_types, read_types, run};
-use crate::pieces::Pieces;
+use crate::pieces::{DEEPEST, Pieces};
 use crate::reach::reclaim;
 use crate::rebuild::{Progressed, Rebuild};
 use crate::show::reader::Reader;
@@ -230,14 +230,16 @@ where
     let next = heap.root(NEXT).expect("it was just named");
     // SAFETY: the anchor was made above, and nobody else has the heap.
     let mut rebuild = unsafe { Rebuild::<R>::new(heap, next, progressed) };
-    let reader = Reader { heap, record: &record, left: Cell::new(u64::MAX), owns: &|_| Ok(()) };
+    let reader =
+        Reader { bytes: heap.region(), record: &record, left: Cell::new(u64::MAX), owns: &|_| Ok(()) };
     let mut failed = None;
-    let taken_apart = Pieces::each(&reader, record.root_at(anchor.0).map_err(bad)?, &mut |path, piece| {
-        rebuild.put(path, piece).map_err(|error| {
-            failed = Some(error);
-            String::new()
-        })
-    });
+    let taken_apart =
+        Pieces::each(&reader, record.root_at(anchor.0).map_err(bad)?, DEEPEST, &mut |path, piece| {
+            rebuild.put(path, piece).map_err(|error| {
+                failed = Some(error);
+                String::new()
+            })
+        });
     let moved = match (failed, taken_apart) {
         (Some(error), _) => Err(error),
         (None, Err(why)) => Err(bad(why)),

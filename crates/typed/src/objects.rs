@@ -23,6 +23,8 @@ use std::sync::Arc;
 /// Name of the heap's root that names the anchor, and of the one that names the record of types.
 pub(crate) const ANCHOR: &str = "caliburn.root";
 pub(crate) const TYPES: &str = "caliburn.types";
+/// Name of the one that says that an import goes on.
+pub(crate) const IMPORT: &str = "caliburn.import";
 /// Heap of [`Objects::create`].
 const DEFAULT: &str = "objects";
 
@@ -92,10 +94,14 @@ impl<R: Recoverable> Objects<R> {
         R: Default + for<'id> Init<'id, R>,
     {
         let heap = Heap::open(store, name)?;
+        if heap.root(IMPORT).is_some() {
+            let why = "its import was cut short: import it again".to_owned();
+            return Err(Error::NotTyped { heap: name.to_owned(), why });
+        }
         let wanted = Types::record::<R>();
         let (anchor, types) = match (heap.root(ANCHOR), heap.root(TYPES)) {
             (Some(anchor), Some(types)) => (anchor, types),
-            (None, None) if is_empty(&heap) => Self::make(&heap, &wanted)?,
+            (None, None) if is_empty(&heap) => Self::make(&heap, &wanted, false)?,
             (anchor, types) => {
                 let why = match (anchor, types) {
                     (None, None) => "another program has allocated its objects",
@@ -122,15 +128,19 @@ impl<R: Recoverable> Objects<R> {
         Ok(Objects { inner: Arc::new(inner), root: PhantomData })
     }
 
-    /// Makes the root and the record of types, in one transaction.
-    fn make(heap: &Heap, record: &str) -> Result<(Place, Place), Error>
+    /// Makes the root and the record of types, in one transaction, to be opened or to be filled by an import.
+    pub(crate) fn make(heap: &Heap, record: &str, imported: bool) -> Result<(Place, Place), Error>
     where
         R: Default + for<'id> Init<'id, R>,
     {
         let random = RandomState::new();
         let hash_keys = [random.hash_one(1), random.hash_one(2)];
         run::<(), Error>(heap, hash_keys, &[], None, |tx| {
-            tx.set_root(ANCHOR, new_anchor::<R>(tx, hash_keys));
+            let anchor = new_anchor::<R>(tx, hash_keys);
+            tx.set_root(ANCHOR, anchor);
+            if imported {
+                tx.set_root(IMPORT, anchor);
+            }
             put_types(tx, record);
             Ok(())
         })?;
@@ -287,7 +297,7 @@ pub(crate) fn put_types(tx: Tx<'_>, record: &str) {
 }
 
 /// Whether nothing was ever allocated, or everything was freed.
-fn is_empty(heap: &Heap) -> bool {
+pub(crate) fn is_empty(heap: &Heap) -> bool {
     let statistics = heap.statistics();
     statistics.large_objects == 0 && statistics.classes.iter().all(|class| class.objects == 0)
 }

@@ -7,14 +7,16 @@ use crate::show::record::Type;
 use crate::value::datum::{Datum, Piece};
 use std::collections::HashSet;
 
-/// Values in values, at most: what makes and reads them calls itself for each.
-const DEEPEST: u32 = 400;
+/// Values in values, at most, for those who make values of the pieces at once: who makes and reads them calls itself
+/// for each.
+pub(crate) const DEEPEST: u32 = 400;
 
 /// Takes a root apart.
 pub(crate) struct Pieces<'p, 'r> {
     reader: &'p Reader<'r>,
     /// Objects with several pointers that were met: the others say their number.
     met: HashSet<u64>,
+    deepest: u32,
     found: &'p mut Found<'p>,
 }
 
@@ -23,8 +25,13 @@ pub(crate) type Found<'f> = dyn FnMut(&[String], Piece) -> Result<(), String> + 
 
 impl<'p, 'r> Pieces<'p, 'r> {
     /// Calls `found` with every piece of the root at a place, in an order that is the same each time.
-    pub fn each(reader: &'p Reader<'r>, at: u64, found: &'p mut Found<'p>) -> Result<(), String> {
-        let mut pieces = Pieces { reader, met: HashSet::new(), found };
+    pub fn each(
+        reader: &'p Reader<'r>,
+        at: u64,
+        deepest: u32,
+        found: &'p mut Found<'p>,
+    ) -> Result<(), String> {
+        let mut pieces = Pieces { reader, met: HashSet::new(), deepest, found };
         pieces.walk(at, &reader.record.root, &mut Vec::new())
     }
 
@@ -82,9 +89,10 @@ impl<'p, 'r> Pieces<'p, 'r> {
     }
 
     fn datum(&mut self, at: u64, of: &'r Type, depth: u32) -> Result<Datum, String> {
-        if depth > DEEPEST {
+        if depth > self.deepest {
             return Err(format!(
-                "values are in each other deeper than {DEEPEST}, as in a long chain of boxes"
+                "values are in each other deeper than {}, as in a long chain of boxes",
+                self.deepest
             ));
         }
         let (reader, below) = (self.reader, depth + 1);

@@ -1,7 +1,7 @@
-//! What the roots of a heap reach, by the layouts that are recorded, and what they don't: objects that nothing owns
-//! any more. Safe programs leave some when they forget ([`std::mem::forget`]) what they took out of a collection; a
-//! transaction that was undone, or cut short by a crash, leaves none. There are no cycles of owners: a counted object
-//! is changed while it has one owner only ([`PRc`](crate::PRc)), so none can be made its own.
+//! What the roots of a heap reach, by the layouts that are recorded, and what they don't: objects that nothing
+//! owns any more. Safe programs leave some when they forget ([`std::mem::forget`]) what they took out of a
+//! collection; a transaction that was undone, or cut short by a crash, leaves none. There are no cycles of owners:
+//! a counted object is changed while it has one owner only ([`PRc`](crate::PRc)), so none can be made its own.
 
 use crate::error::Error;
 use crate::objects::{ANCHOR, Objects, TYPES, read_types};
@@ -55,7 +55,7 @@ pub fn unreached(heap: &Heap) -> Result<Unreached, Error> {
         Ok(_) => Err(format!("the object at {at} has two owners: it is damaged")),
         Err(_) => Err(format!("a pointer leads to {at}, where no object is: it is damaged")),
     };
-    let reader = Reader { heap, record: &record, left: Cell::new(u64::MAX), owns: &owns };
+    let reader = Reader { bytes: heap.region(), record: &record, left: Cell::new(u64::MAX), owns: &owns };
     let counts = walk(&reader, record.root_at(anchor.0).map_err(bad)?).map_err(bad)?;
     let mut found = Unreached::default();
     for (at, [owners, weak]) in counts {
@@ -161,8 +161,10 @@ const BATCH: usize = 4096;
 pub fn reclaim(heap: &Heap) -> Result<Unreached, Error> {
     let found = unreached(heap)?;
     for batch in batches(&found) {
-        let (hash_keys, free) = ([0; 2], |tx: Tx<'_>| Ok(batch.apply(tx)));
-        crate::objects::run::<(), Error>(heap, hash_keys, &[], None, free)?;
+        crate::objects::run::<(), Error>(heap, [0; 2], &[], None, |tx| {
+            batch.apply(tx);
+            Ok(())
+        })?;
     }
     Ok(found)
 }

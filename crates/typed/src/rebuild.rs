@@ -109,6 +109,7 @@ pub(crate) fn in_transaction(
 
 /// Frees all objects of a heap, in transactions of some thousand; the roots with the last of them. Whenever it is
 /// cut short, the roots are there still.
+#[cfg(feature = "serde")]
 pub(crate) fn wipe(heap: &Heap) -> Result<(), Error> {
     let roots = heap.roots();
     let named = |place: &Place| roots.iter().any(|(_, root)| root == place);

@@ -5,6 +5,7 @@ use crate::images::Readers;
 use crate::objects::{Inner, Objects, Writer};
 use crate::shared::PWeak;
 use crate::value::recoverable::Recoverable;
+use caliburn_engine::Image;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -86,9 +87,13 @@ impl<R> Snapshot<R> {
         Snapshot { readers, inner, root: PhantomData }
     }
 
+    pub(crate) fn image(&self) -> &Image {
+        self.readers.image()
+    }
+
     /// Bytes of memory that it takes so far: of pages that were changed since.
     pub fn kept_bytes(&self) -> u64 {
-        self.readers.image().kept_bytes()
+        self.image().kept_bytes()
     }
 
     /// The object of a weak pointer in the snapshot, if it still had owners.
@@ -96,7 +101,7 @@ impl<R> Snapshot<R> {
     /// # Panics
     /// If the pointer is not in this snapshot.
     pub fn weak<'v, T>(&'v self, pointer: &'v PWeak<T>) -> Option<&'v T> {
-        let image = self.readers.image();
+        let image = self.image();
         let offset = std::ptr::from_ref(pointer).addr().wrapping_sub(image.as_ptr().addr());
         assert!(
             offset < image.len() || !pointer.has_owners(),
@@ -121,7 +126,7 @@ impl<R> Deref for Snapshot<R> {
     fn deref(&self) -> &R {
         // SAFETY: the image is settled, shows a value of the type at the root's place as it was between two
         // transactions, and does not change: every transaction on the heap gives it the pages that it changes.
-        unsafe { &*self.readers.image().as_ptr().wrapping_add(self.inner.root).cast() }
+        unsafe { &*self.image().as_ptr().wrapping_add(self.inner.root).cast() }
     }
 }
 

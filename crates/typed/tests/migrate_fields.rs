@@ -340,7 +340,7 @@ fn killed_anywhere_the_next_try_completes_it() {
                 .stdout(std::process::Stdio::null())
                 .spawn()
                 .unwrap();
-            std::thread::sleep(Duration::from_micros(4_000 + round * 1_700));
+            std::thread::sleep(Duration::from_micros(4_000 + round * 6_000));
             child.kill().unwrap();
             killed += u64::from(child.wait().unwrap().signal() == Some(9));
             let store = options(policy).open(&path).unwrap();

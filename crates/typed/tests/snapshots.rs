@@ -40,12 +40,12 @@ fn snapshots_stay_what_they_were_whatever_comes_after() {
             let (mut model, mut done) = (Expected::default(), 0);
             for round in 0..300u64 {
                 let chance = mix(seed * 1000 + round);
-                advance(&objects, chance % 5 == 0);
-                done += u64::from(chance % 5 != 0);
-                if chance % 7 == 0 {
+                advance(&objects, chance.is_multiple_of(5));
+                done += u64::from(!chance.is_multiple_of(5));
+                if chance.is_multiple_of(7) {
                     taken.push((objects.snapshot().unwrap(), model.advance(done).clone()));
                 }
-                if chance % 11 == 0 {
+                if chance.is_multiple_of(11) {
                     store.truncate().unwrap();
                 }
                 if taken.len() > 4 {
@@ -88,7 +88,7 @@ fn readers_see_whole_transactions_while_a_writer_runs() {
                         let model = of_root(&snapshot);
                         assert!(snapshot.done >= seen);
                         seen = snapshot.done;
-                        if mix(reader * 77 + round) % 3 == 0 {
+                        if mix(reader * 77 + round).is_multiple_of(3) {
                             assert!(
                                 model == expected(seen),
                                 "{policy:?}: not what {seen} transactions leave"

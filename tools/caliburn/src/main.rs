@@ -3,6 +3,7 @@
 mod check;
 mod create;
 mod demo;
+mod export;
 mod info;
 mod leaks;
 mod log;
@@ -87,6 +88,8 @@ enum Command {
     Check(OneStore),
     /// Show typed objects, without the program that made them.
     Show(show::Arguments),
+    /// Write typed objects down as lines of JSON, or CBOR, without the program that made them.
+    Export(export::Arguments),
     /// List typed objects that no root reaches, or free them: exit 0 none, 1 some, 2 could not look.
     Leaks(leaks::Arguments),
     /// Search and print the history of modifications that the log holds.
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Show(arguments) => show::run(&arguments),
+        Command::Export(arguments) => export::run(&arguments),
         Command::Leaks(arguments) => leaks::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),

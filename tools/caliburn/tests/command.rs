@@ -191,6 +191,40 @@ struct Shop {
 }
 
 #[test]
+fn export_writes_what_a_program_can_import() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let shop = caliburn::Objects::<Shop>::create(&path).unwrap();
+    shop.update(|mut shop| {
+        let mut shop = shop.fields();
+        shop.stock.insert("bread", 3);
+        shop.sold.extend([(1, true), (2, false)]);
+    })
+    .unwrap();
+    shop.close().unwrap();
+    let store = path.to_str().unwrap();
+    let lines = json(&caliburn(&["export", store, "objects"]));
+    assert_eq!(lines.len(), 5);
+    assert_eq!(lines[0]["root"], "Shop");
+    assert_eq!(
+        (&lines[1]["at"][0], &lines[1]["key"], &lines[1]["value"]),
+        (&"stock".into(), &"bread".into(), &3.into())
+    );
+    assert_eq!(lines[4]["end"], 3);
+    let out = dir.path().join("out");
+    assert!(caliburn(&["export", store, "objects", "--cbor", "-o", out.to_str().unwrap()]).status.success());
+    let again = caliburn(&["export", store, "objects", "-o", out.to_str().unwrap()]);
+    assert_eq!(again.status.code(), Some(2), "nothing is written over");
+    assert_eq!(caliburn(&["export", store, "other"]).status.code(), Some(2), "no such heap");
+    let store = caliburn::Store::options().create(true).open(dir.path().join("copy")).unwrap();
+    let from = std::io::BufReader::new(std::fs::File::open(out).unwrap());
+    let go_on = |_| std::ops::ControlFlow::Continue(());
+    let copy = caliburn::Objects::<Shop>::import(&store, "shop", caliburn::typed::Format::Cbor, from, go_on)
+        .unwrap();
+    assert_eq!((copy.read().stock["bread"], copy.read().sold.to_vec()), (3, vec![(1, true), (2, false)]));
+}
+
+#[test]
 fn leaks_are_listed_and_freed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");

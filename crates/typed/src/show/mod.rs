@@ -62,7 +62,8 @@ pub fn show(heap: &Heap, path: &[impl AsRef<str>], extent: Extent) -> Result<Sho
         return Err(bad("it has no root of typed objects".to_owned()));
     };
     let record = Record::parse(&read_types(heap, types)?).map_err(bad)?;
-    let reader = Reader { heap, record: &record, left: Cell::new(MOST_VALUES), owns: &|_| Ok(()) };
+    let reader =
+        Reader { bytes: heap.region(), record: &record, left: Cell::new(MOST_VALUES), owns: &|_| Ok(()) };
     let (mut at, mut of) = (record.root_at(anchor.0).map_err(bad)?, &record.root);
     for step in path {
         let found = reader.step(at, of, step.as_ref()).map_err(bad)?;

@@ -7,7 +7,7 @@ use super::record::{Field, Record, Type};
 use crate::btree_map::MOST;
 use crate::hash_map::GROUP;
 use crate::log::{CHUNKS, FIRST};
-use caliburn_heap::Heap;
+use caliburn_engine::{Image, Region};
 use std::cell::Cell;
 
 /// Values that are looked at, at most, where objects with several owners may be reached by more ways than there are
@@ -54,9 +54,35 @@ pub(crate) enum Element {
 /// Whether to go on.
 pub(crate) type GoesOn = Result<bool, String>;
 
+/// Where the bytes of a heap's objects are read: its region, or an image of that.
+pub(crate) trait Bytes {
+    fn len(&self) -> u64;
+    fn read(&self, at: u64, target: &mut [u8]);
+}
+
+impl Bytes for Region {
+    fn len(&self) -> u64 {
+        Region::len(self) as u64
+    }
+
+    fn read(&self, at: u64, target: &mut [u8]) {
+        Region::read(self, at as usize, target);
+    }
+}
+
+impl Bytes for Image {
+    fn len(&self) -> u64 {
+        Image::len(self) as u64
+    }
+
+    fn read(&self, at: u64, target: &mut [u8]) {
+        Image::read(self, at as usize, target);
+    }
+}
+
 /// What reads a heap.
 pub(crate) struct Reader<'r> {
-    pub heap: &'r Heap,
+    pub bytes: &'r dyn Bytes,
     pub record: &'r Record,
     /// Nodes and values that may still be looked at.
     pub left: Cell<u64>,
@@ -66,10 +92,10 @@ pub(crate) struct Reader<'r> {
 
 impl<'r> Reader<'r> {
     /// `len` bytes.
-    fn bytes(&self, at: u64, len: u64) -> Result<Vec<u8>, String> {
+    fn copy(&self, at: u64, len: u64) -> Result<Vec<u8>, String> {
         self.check(at, len)?;
         let mut bytes = vec![0; len as usize];
-        self.heap.region().read(at as usize, &mut bytes);
+        self.bytes.read(at, &mut bytes);
         Ok(bytes)
     }
 
@@ -82,7 +108,7 @@ impl<'r> Reader<'r> {
     }
 
     fn check(&self, at: u64, len: u64) -> Result<(), String> {
-        let all = self.heap.region().len() as u64;
+        let all = self.bytes.len();
         match at.checked_add(len).is_some_and(|end| end <= all) {
             true => Ok(()),
             false => Err(format!("{len} bytes at {at} are beyond its end: it is damaged")),
@@ -90,8 +116,7 @@ impl<'r> Reader<'r> {
     }
 
     pub fn word(&self, at: u64) -> Result<u64, String> {
-        self.check(at, 8)?;
-        Ok(self.heap.region().load(at as usize))
+        self.number(at, 8).map(|word| word as u64)
     }
 
     /// An integer of so many bytes.
@@ -101,7 +126,7 @@ impl<'r> Reader<'r> {
             return Err(format!("a number of {len} bytes at {at}"));
         }
         self.check(at, len)?;
-        self.heap.region().read(at as usize, &mut bytes[..len as usize]);
+        self.bytes.read(at, &mut bytes[..len as usize]);
         Ok(u128::from_le_bytes(bytes))
     }
 
@@ -188,7 +213,7 @@ impl<'r> Reader<'r> {
             }
             "pstring" => {
                 let text = match self.link(at)? {
-                    Some(items) => self.bytes(items, self.word(at + 8)?)?,
+                    Some(items) => self.copy(items, self.word(at + 8)?)?,
                     None => Vec::new(),
                 };
                 Ok(Parts::Single(Shown::Text(String::from_utf8_lossy(&text).into_owned())))
@@ -361,7 +386,7 @@ impl<'r> Reader<'r> {
             if local > depth {
                 return Err(format!("the table at {header} is deeper than its directory: it is damaged"));
             }
-            let tags = self.bytes(header.saturating_add(16), groups * GROUP as u64)?;
+            let tags = self.copy(header.saturating_add(16), groups * GROUP as u64)?;
             let slots = header + (16 + tags.len() as u64).next_multiple_of(align);
             self.check(slots, slot.saturating_mul(tags.len() as u64))?;
             for (i, _) in tags.iter().enumerate().filter(|(_, tag)| **tag < 0x80) {
@@ -384,7 +409,7 @@ impl<'r> Reader<'r> {
         let sizes = self.sizes(of)?;
         let Some(root) = self.link(at)? else { return Ok(true) };
         // Each entry takes a byte at least, but for what has none.
-        let mut most = self.word(at + 8)?.min(self.heap.region().len() as u64);
+        let mut most = self.word(at + 8)?.min(self.bytes.len());
         let height = self.number(at + 16, 4)? as u32;
         if height > 30 {
             return Err(format!("the tree at {at} is higher than any: it is damaged"));
