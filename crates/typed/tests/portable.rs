@@ -58,6 +58,8 @@ fn all_collections_come_back_in_both_forms() {
     }
 }
 
+type Flags = PVec<(bool, Option<u8>)>;
+
 #[derive(Recoverable, Default)]
 #[repr(C)]
 struct Odd {
@@ -68,7 +70,7 @@ struct Odd {
     letter: char,
     text: PString,
     nested: PVec<Option<Option<PBox<()>>>>,
-    pairs: PBTreeMap<(u8, i64), PVec<(bool, Option<u8>)>>,
+    pairs: PBTreeMap<(u8, i64), Flags>,
     shared: PVec<PRc<PString>>,
     weak: PVec<PWeak<PString>>,
     slots: PSlotMap<SlotKey<u8>>,
