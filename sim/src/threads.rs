@@ -344,11 +344,11 @@ fn objects(heap: &Heap, owned: &Owned, thread: usize, seed: u64) {
 
 /// A heap in the hands of three threads: no object is given out twice, and in the end, and after the death of
 /// the process, there is what was committed.
-fn heap_schedule(default_start: &Disk, seed: u64) {
+fn heap_schedule((default_start, objects_there): &(Disk, BTreeMap<u64, (u64, bool)>), seed: u64) {
     let flavour = Flavour::Undo;
     let machine: Arc<LifeMachine> =
         Machine::new(default_start.clone(), [2; 16], 1 << 41, flavour.hardware(), None);
-    let owned = Owned::default();
+    let owned: Owned = Arc::new(Mutex::new(objects_there.clone()));
     let disk = machine.run(|| {
         let store = options(&machine, 50, flavour).open(STORE).expect("sound");
         let heap = Heap::open(&store, "heap").expect("sound");
@@ -377,20 +377,42 @@ fn same(heap: &Heap, owned: &Owned) {
     assert!(owned.iter().all(|(at, (len, _))| heap.usable_len(Place(*at)).is_ok_and(|there| there >= *len)));
 }
 
+/// Objects of all sizes, with gaps between them: rows that threads find when they need them.
+fn fill(heap: &Heap) -> BTreeMap<u64, (u64, bool)> {
+    let mut there = BTreeMap::new();
+    let mut tx = heap.begin().expect("sound");
+    let mut passing = Vec::new();
+    for (i, len) in [0, 1, 0, 2, 1, 0, 2, 0].map(|size| SIZES[size]).into_iter().enumerate() {
+        let Ok(place) = tx.allocate(len) else { continue };
+        match i % 3 {
+            1 => passing.push(place),
+            _ => _ = there.insert(place.0, (len, true)),
+        }
+    }
+    tx.commit(Class::Process).expect("sound");
+    let mut tx = heap.begin().expect("sound");
+    passing.into_iter().for_each(|place| tx.free(place).expect("it is there"));
+    tx.commit(Class::Process).expect("sound");
+    there
+}
+
 /// Tries so many schedules of threads with a heap.
 pub fn heap_schedules(count: u64, seed: u64) {
-    let made = Arc::new(Mutex::new(Disk::default()));
+    let made = Arc::new(Mutex::new((Disk::default(), BTreeMap::new())));
     let result = made.clone();
     run(RandomScheduler::new_from_seed(0, 1), move || {
         let flavour = Flavour::Undo;
         let machine: Arc<LifeMachine> =
             Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
-        machine.run(|| {
+        let there = machine.run(|| {
             let store = options(&machine, 50, flavour).open(STORE).expect("sound");
-            drop(Heap::open(&store, "heap").expect("sound"));
+            let heap = Heap::open(&store, "heap").expect("sound");
+            let there = fill(&heap);
+            drop(heap);
             store.close().expect("sound");
+            there
         });
-        *made.lock().expect("one thread") = machine.disk().after_power_cut(Loss::Nothing);
+        *made.lock().expect("one thread") = (machine.disk().after_power_cut(Loss::Nothing), there);
     });
     let default_start = result.lock().expect("one thread").clone();
     turns(count, seed, move |number| heap_schedule(&default_start, number));

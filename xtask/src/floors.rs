@@ -50,7 +50,7 @@ const TREES: [Tree; 7] = [
     },
     Tree {
         root: "crates/heap/src",
-        floors: &["class", "meta", "span", "heap", "supply", "statistics", "transaction", "lib"],
+        floors: &["class", "meta", "span", "heap", "rows", "supply", "statistics", "transaction", "lib"],
         apart: &[],
     },
     Tree {

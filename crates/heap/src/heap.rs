@@ -1,7 +1,7 @@
 //! A heap: its two segments, its spans, its roots.
 
 use crate::class::{self, CLASSES, SIZES, SPAN};
-use crate::meta::{self, Kind, MAGIC, PER_WORD, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
+use crate::meta::{self, Kind, MAGIC, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
 use crate::span::{self, Cache, SPANS_MAX, SpanOwner, Spans};
 use caliburn_engine::zerocopy::FromBytes;
 use caliburn_engine::{
@@ -11,6 +11,7 @@ use caliburn_os::ordinal;
 use caliburn_os::sync::atomic::{AtomicU32, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::fmt;
+use std::ops::Range;
 use std::sync::PoisonError;
 
 /// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and
@@ -109,8 +110,8 @@ pub struct Heap {
     pub(crate) spans: Spans,
     /// Spans that exist.
     pub(crate) count: AtomicU32,
-    /// For each span that exists whether nothing is in it. Locked before the lists.
-    pub(crate) free: Mutex<Vec<bool>>,
+    /// Which spans nothing is in. Locked before the lists.
+    pub(crate) free: Mutex<FreeSpans>,
     /// Spans of a class with free objects that are in no cache. Locked to put a span there, or take
     /// it away.
     pub(crate) partial: [Mutex<Vec<u32>>; CLASSES],
@@ -126,7 +127,45 @@ impl fmt::Debug for Heap {
     }
 }
 
+/// What is known of spans in which nothing is.
+#[derive(Debug, Default)]
+pub(crate) struct FreeSpans {
+    /// For each span that exists whether nothing is in it, as far as is known.
+    pub free: Vec<bool>,
+    /// The first span whose row was not looked at in turn, and the first that there was no row of when the heap
+    /// was opened. Between them a span's row may have been looked at because an object of it was asked for.
+    pub next: u32,
+    pub end: u32,
+    /// No span before it is free.
+    low: usize,
+}
+
+impl FreeSpans {
+    /// Takes the first so many free spans in a row; the first of them.
+    pub fn take(&mut self, wanted: usize) -> Option<usize> {
+        self.low += self.free[self.low..].iter().take_while(|free| !**free).count();
+        let mut run = 0;
+        for at in self.low..self.free.len() {
+            run = if self.free[at] { run + 1 } else { 0 };
+            if run == wanted {
+                self.free[at + 1 - run..=at].fill(false);
+                return Some(at + 1 - run);
+            }
+        }
+        None
+    }
+
+    /// Nothing is in these any more.
+    pub fn put(&mut self, spans: Range<usize>) {
+        self.low = self.low.min(spans.start);
+        self.free[spans].fill(true);
+    }
+}
+
 pub(crate) const CACHES: usize = 32;
+/// Rows that opening looks at. A larger heap's others are looked at when they are needed, so that opening takes no
+/// longer for it.
+const EAGER: u32 = if cfg!(caliburn_sim) { 1 } else { 1024 };
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -134,10 +173,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Heap {
     /// Opens the heap of that name, made if there is none: segments `NAME` for the objects and `NAME.heap` for
-    /// what the heap knows of them. Time in proportion to the number of objects' spans.
+    /// what the heap knows of them. However large it is, this takes a millisecond: what is beyond the first 64 MiB is
+    /// looked at when it is needed, at the latest before the heap grows.
     ///
     /// # Errors
-    /// When the segments cannot be made or mapped, or hold something else: [`HeapError::Damaged`].
+    /// When the segments cannot be made or mapped, or hold something else: [`HeapError::Damaged`]. Damage to what is
+    /// looked at later is an error then; [`Heap::check`] looks at everything.
     pub fn open(store: &Store, name: &str) -> Result<Heap, HeapError> {
         let meta_name = format!("{name}.heap");
         let refused =
@@ -232,6 +273,7 @@ impl Heap {
     /// The object that a byte belongs to, and how many bytes it can hold.
     pub fn enclosing(&self, offset: u64) -> Option<(Place, u64)> {
         let number = u32::try_from(offset / SPAN).ok().filter(|n| *n < self.count.load(Ordering::Acquire))?;
+        self.take_up_all().ok()?;
         // A large object's first span may be some way before.
         (0..=number).rev().find_map(|first| {
             let span = self.spans.get(first);
@@ -307,6 +349,7 @@ impl Heap {
                 _ => return Err(self.not_allocated(place)),
             },
             Kind::Large(_) if inside == 0 => 0,
+            Kind::Free if self.take_up_one(number)? => return self.place_in_span(place),
             _ => return Err(self.not_allocated(place)),
         };
         if object < span::count(kind) { Ok((number, object, kind)) } else { Err(self.not_allocated(place)) }
@@ -363,53 +406,19 @@ impl Heap {
         Ok(())
     }
 
+    /// Looks at the first rows, and how many there are.
     fn read_rows(&self) -> Result<(), HeapError> {
         let spans = (self.data.len() as u64 / SPAN).min(u64::from(SPANS_MAX)) as u32;
         // The segments grow one after the other.
         if (self.meta.len() as u64) < meta::bytes_for(spans) {
             self.grow_meta(spans)?;
         }
-        let mut free = lock(&self.free);
-        free.resize(spans as usize, true);
-        let mut number = 0;
-        while number < spans {
-            let offset = meta::word_at(number, 0);
-            let kind =
-                Kind::decode(self.word(offset)?).ok_or_else(|| self.damaged(offset, "a span of no kind"))?;
-            number += self.read_row(number, spans, kind, &mut free)?;
-        }
+        let mut spans_free = lock(&self.free);
+        spans_free.free.resize(spans as usize, false);
+        spans_free.end = spans;
         self.count.store(spans, Ordering::Release);
+        self.take_up(&mut spans_free, EAGER)?;
         Ok(())
-    }
-
-    /// Takes up a span as it was committed; how many spans that is.
-    fn read_row(&self, number: u32, spans: u32, kind: Kind, free: &mut [bool]) -> Result<u32, HeapError> {
-        let span = self.spans.get(number);
-        match kind {
-            Kind::Free => Ok(1),
-            Kind::Large(count) => {
-                if count > spans - number {
-                    let text = format!("an object of {count} spans, which the heap does not have");
-                    return Err(self.damaged(meta::word_at(number, 0), text));
-                }
-                span.make(kind, |_| true);
-                free[number as usize..(number + count) as usize].fill(false);
-                Ok(count)
-            }
-            Kind::Small(class) => {
-                let words = crate::class::objects(class).div_ceil(PER_WORD);
-                let read = |word| self.word(meta::word_at(number, 1 + word));
-                let words = (0..words).map(read).collect::<Result<Vec<u64>, _>>()?;
-                if words.iter().any(|bits| *bits != 0) {
-                    span.make(kind, |object| {
-                        words[(object / PER_WORD) as usize] >> (object % PER_WORD) & 1 == 1
-                    });
-                    free[number as usize] = false;
-                    self.list(number, class);
-                }
-                Ok(1)
-            }
-        }
     }
 
     /// Takes an object of a class, for a transaction.
@@ -438,7 +447,7 @@ impl Heap {
             Kind::Large(spans) => {
                 span.put(0);
                 span.set_kind(Kind::Free);
-                lock(&self.free)[number as usize..(number + spans) as usize].fill(true);
+                lock(&self.free).put(number as usize..(number + spans) as usize);
             }
             Kind::Free => unreachable!("an object is in a span that is in use"),
         }

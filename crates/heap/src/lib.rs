@@ -5,6 +5,7 @@
 //! | module | noun |
 //! |---|---|
 //! | `heap` | a heap: two segments of a store, its spans, its roots |
+//! | `rows` | what is allocated, taken up when it is needed |
 //! | `supply` | where objects come from when a cache is empty |
 //! | `statistics` | what it holds, counted and verified |
 //! | `transaction` | a transaction with allocations |
@@ -21,6 +22,7 @@
 mod class;
 mod heap;
 mod meta;
+mod rows;
 mod span;
 mod statistics;
 mod supply;

@@ -23,6 +23,8 @@ use std::sync::OnceLock;
 const FRESH: u64 = 1;
 const THERE: u64 = 2;
 const GIVEN_UP: u64 = 3;
+/// No kind: nobody has looked what the span is.
+const UNKNOWN: u64 = u64::MAX;
 /// Objects in a word, the lower bit of each, and words of a span.
 const IN_WORD: u32 = 32;
 const LOWER: u64 = 0x5555_5555_5555_5555;
@@ -58,22 +60,33 @@ impl Span {
     fn new() -> Span {
         Span {
             commit: Mutex::default(),
-            kind: AtomicU64::new(Kind::Free.encode()),
+            kind: AtomicU64::new(UNKNOWN),
             at: AtomicU8::new(SpanOwner::Loose as u8),
             hint: AtomicU32::new(0),
             objects: OnceLock::new(),
         }
     }
 
-    /// What it is.
+    /// What it is. Free while it is unknown.
     #[inline]
     pub fn kind(&self) -> Kind {
-        Kind::decode(self.kind.load(SeqCst)).expect("only kinds are stored")
+        let kind = self.kind.load(SeqCst);
+        if kind == UNKNOWN { Kind::Free } else { Kind::decode(kind).expect("only kinds are stored") }
+    }
+
+    /// Whether its row was not looked at yet.
+    pub fn is_unknown(&self) -> bool {
+        self.kind.load(SeqCst) == UNKNOWN
     }
 
     /// Makes it another kind. For the thread that has it alone, or takes it back.
     pub fn set_kind(&self, kind: Kind) {
         self.kind.store(kind.encode(), SeqCst);
+    }
+
+    /// Says that it is free, if nobody knows: it is, or will be, taken by whoever says so.
+    pub fn make_known(&self) {
+        _ = self.kind.compare_exchange(UNKNOWN, Kind::Free.encode(), SeqCst, SeqCst);
     }
 
     /// Where it is.
@@ -324,8 +337,9 @@ mod tests {
     #[test]
     fn only_an_empty_span_becomes_free() {
         let span = Span::new();
+        assert!(span.is_unknown() && span.kind() == Kind::Free);
         span.make(Kind::Small(0), |object| object == 3000);
-        assert!(!span.empty(0));
+        assert!(!span.empty(0) && !span.is_unknown());
         assert_eq!((span.kind(), span.taken()), (Kind::Small(0), 1));
         assert!(span.give_up(Kind::Small(0), 3000, false));
         span.put(3000);

@@ -2,11 +2,14 @@
 //! and more of both segments.
 
 use crate::class::SPAN;
-use crate::heap::{Heap, HeapError, lock};
+use crate::heap::{FreeSpans, Heap, HeapError, lock};
 use crate::meta::{self, Kind};
 use crate::span::{SPANS_MAX, SpanOwner};
 use caliburn_os::sync::atomic::{AtomicU32, Ordering};
 use std::sync::TryLockError;
+
+/// Rows that are taken up before a span is taken that is not partly free.
+const ROWS: u32 = 64;
 
 impl Heap {
     /// Takes an object of a class when the cache has none.
@@ -25,7 +28,12 @@ impl Heap {
                 }
                 continue;
             }
-            let number = match self.unlist(class) {
+            let listed = match self.unlist(class) {
+                // Perhaps among those that nobody has looked at.
+                None if self.take_up(&mut lock(&self.free), ROWS)? => self.unlist(class),
+                listed => listed,
+            };
+            let number = match listed {
                 Some(number) => number,
                 None => match self.take_spans(1) {
                     Ok(number) => {
@@ -98,19 +106,13 @@ impl Heap {
 
     /// The first of so many free spans in a row; grows the heap if there are none.
     fn take_spans(&self, wanted: u32) -> Result<u32, HeapError> {
-        let mut free = lock(&self.free);
+        let mut spans = lock(&self.free);
         loop {
-            let mut run = 0;
-            for at in 0..free.len() {
-                run = if free[at] { run + 1 } else { 0 };
-                if run == wanted as usize {
-                    let first = at + 1 - run;
-                    free[first..=at].fill(false);
-                    return Ok(first as u32);
-                }
+            if let Some(first) = spans.take(wanted as usize) {
+                return Ok(first as u32);
             }
-            if !self.reclaim(&mut free) {
-                let grown = self.grow(&mut free, wanted);
+            if !self.take_up(&mut spans, ROWS)? && !self.reclaim(&mut spans) {
+                let grown = self.grow(&mut spans, wanted);
                 if grown.is_err() && !self.evict() {
                     return grown.map(|()| 0);
                 }
@@ -136,9 +138,12 @@ impl Heap {
     }
 
     /// Gives back spans of small objects that have become empty. Whether there were any.
-    fn reclaim(&self, free: &mut [bool]) -> bool {
+    fn reclaim(&self, spans: &mut FreeSpans) -> bool {
         let mut any = false;
-        for (number, free) in free.iter_mut().enumerate().filter(|(_, free)| !**free) {
+        for number in 0..spans.free.len() {
+            if spans.free[number] {
+                continue;
+            }
             let span = self.spans.get(number as u32);
             let _commit = match span.commit.try_lock() {
                 Ok(guard) => guard,
@@ -150,15 +155,15 @@ impl Heap {
             if span.kind() == Kind::Small(class) && span.at() != SpanOwner::Cache && span.empty(class) {
                 list.retain(|listed| *listed != number as u32);
                 span.set_at(SpanOwner::Loose);
-                *free = true;
+                spans.put(number..number + 1);
                 any = true;
             }
         }
         any
     }
 
-    fn grow(&self, free: &mut Vec<bool>, wanted: u32) -> Result<(), HeapError> {
-        let now = free.len() as u32;
+    fn grow(&self, known: &mut FreeSpans, wanted: u32) -> Result<(), HeapError> {
+        let now = known.free.len() as u32;
         let least = now.saturating_add(wanted);
         if least > SPANS_MAX {
             let why = "no heap is that large";
@@ -174,7 +179,8 @@ impl Heap {
         // As many as both segments have: anybody may have made the other longer.
         let rows = (self.meta.len() as u64).saturating_sub(meta::ROWS) / (meta::ROW_WORDS * 8);
         let spans = (self.data.len() as u64 / SPAN).min(rows) as u32;
-        free.resize(spans as usize, true);
+        known.free.resize(spans as usize, false);
+        known.put(now as usize..spans as usize);
         self.count.store(spans, Ordering::Release);
         Ok(())
     }
