@@ -173,8 +173,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Heap {
     /// Opens the heap of that name, made if there is none: segments `NAME` for the objects and `NAME.heap` for
-    /// what the heap knows of them. However large it is, this takes a millisecond: what is beyond the first 64 MiB is
-    /// looked at when it is needed, at the latest before the heap grows.
+    /// what the heap knows of them. However large it is, this takes a millisecond: what is beyond the first 64 MiB
+    /// is looked at when it is needed, at the latest before the heap grows.
     ///
     /// # Errors
     /// When the segments cannot be made or mapped, or hold something else: [`HeapError::Damaged`]. Damage to what is

@@ -44,7 +44,8 @@ impl Statistics {
 }
 
 impl Heap {
-    /// What the heap holds, as far as its own data is not damaged ([`Heap::check`]). Time in proportion to its length.
+    /// What the heap holds, as far as its own data is not damaged ([`Heap::check`]). Time in proportion to its
+    /// length.
     pub fn statistics(&self) -> Statistics {
         let free = {
             let mut spans = lock(&self.free);
