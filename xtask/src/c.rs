@@ -38,9 +38,14 @@ pub fn test() -> Result<(), String> {
     fs::create_dir_all(BUILT).map_err(|e| format!("{BUILT}: {e}"))?;
     let (c, lib) = ("bindings/c/tests", format!("{PREFIX}/lib"));
     let engine = format!("{lib}/libcaliburn.a {SYSTEM}");
-    for (source, compiler) in
-        [("engine.c", C), ("misuse.c", C), ("cover.cpp", CXX), ("rms.c", C), ("vista.c", C)]
-    {
+    for (source, compiler) in [
+        ("engine.c", C),
+        ("misuse.c", C),
+        ("cover.cpp", CXX),
+        ("typed.cpp", CXX),
+        ("rms.c", C),
+        ("vista.c", C),
+    ] {
         let source = &format!("{c}/{source}");
         Program { source, compiler, shared: "-lcaliburn -lpthread", fixed: engine.clone() }.every_way()?;
     }
@@ -55,9 +60,42 @@ pub fn test() -> Result<(), String> {
     }
     let (source, shared) = ("bindings/rvm/tests/hostile.c", "-lrds -lseg -lrvm");
     Program { source, compiler: C, shared, fixed: String::new() }.run(shared, "plain", &[])?;
+    with_rust()?;
     headers()?;
     manual()?;
     tutorial()
+}
+
+/// Typed objects that a program in Rust and one in C++ change in turn.
+fn with_rust() -> Result<(), String> {
+    let folder = format!("{BUILT}/with_rust.d");
+    fs::create_dir_all(&folder).map_err(|e| format!("{folder}: {e}"))?;
+    let rust = |what: &str| {
+        let mut command = Command::new("cargo");
+        command.args([
+            "run",
+            "--quiet",
+            "--release",
+            "-p",
+            "caliburn",
+            "--example",
+            "with_cpp",
+            "--",
+            &folder,
+            what,
+        ]);
+        succeed_quietly(command, &format!("typed objects in Rust: {what}"))
+    };
+    let cpp = |what: &str| {
+        let mut command = Command::new(format!("{BUILT}/typed.cpp.plain"));
+        command.args([&folder, what]).env("LD_LIBRARY_PATH", format!("{PREFIX}/lib"));
+        succeed_quietly(command, &format!("typed objects in C++: {what}"))
+    };
+    rust("make")?;
+    cpp("change")?;
+    rust("check")?;
+    cpp("check")?;
+    fs::remove_dir_all(&folder).map_err(|e| format!("{folder}: {e}"))
 }
 
 /// Every manual page is one that the formatter has nothing to say against.

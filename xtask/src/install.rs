@@ -1,9 +1,9 @@
 //! `cargo xtask install PREFIX`: the C libraries, their headers, and what lets other builds find them.
 //!
 //! ```text
-//!   PREFIX/include/caliburn.h, caliburn.hpp        lib/libcaliburn.so.0, libcaliburn.a
-//!   PREFIX/bin/caliburn, rvmutl, rdsinit           share/man/man1, man3
-//!   PREFIX/lib/pkgconfig/caliburn.pc               lib/cmake/caliburn/caliburnConfig.cmake
+//!   PREFIX/include/caliburn.h, caliburn.hpp, caliburn_typed.hpp    lib/libcaliburn.so.0, libcaliburn.a
+//!   PREFIX/bin/caliburn, rvmutl, rdsinit                           share/man/man1, man3
+//!   PREFIX/lib/pkgconfig/caliburn.pc                               lib/cmake/caliburn/caliburnConfig.cmake
 //! ```
 //!
 //! The shared library is linked from the static one, with a version to each symbol (`bindings/c/caliburn.map`) and
@@ -31,7 +31,7 @@ pub fn run_in(prefix: &str) -> Result<(), String> {
     for folder in folders.into_iter().chain([&man.join("man1"), &man.join("man3")]) {
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
-    for header in ["caliburn.h", "caliburn.hpp", "rms.h", "vista.h"] {
+    for header in ["caliburn.h", "caliburn.hpp", "caliburn_typed.hpp", "rms.h", "vista.h"] {
         copy(&Path::new(HEADERS).join(header), &prefix.join("include").join(header))?;
     }
     for page in fs::read_dir(MANUAL).map_err(|e| format!("{MANUAL}: {e}"))? {
