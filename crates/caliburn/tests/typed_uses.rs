@@ -2,6 +2,10 @@
 
 #[path = "../examples/catalogue.rs"]
 mod catalogue;
+#[path = "../examples/game_world.rs"]
+mod game_world;
+#[path = "../examples/http_cache.rs"]
+mod http_cache;
 #[path = "../examples/jobs.rs"]
 mod jobs;
 #[path = "../examples/lru.rs"]
@@ -10,15 +14,29 @@ mod lru;
 mod search;
 
 use caliburn::{Objects, Policy, Store};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Run in the child: brings a catalogue up to date, again and again.
+/// Run in the child: brings a catalogue up to date, again and again; serves pages; plays.
 #[test]
 fn child() {
+    if let Some(store) = std::env::var_os("CALIBURN_PAGES") {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        println!("\nport {}", listener.local_addr().unwrap().port());
+        http_cache::serve(&http_cache::open(Path::new(&store)).unwrap(), &listener).unwrap();
+    }
+    if let Some(path) = std::env::var_os("CALIBURN_WORLD") {
+        let store = Store::options().create(true).log_bytes(8 << 20).open(path).unwrap();
+        let world = game_world::World::open(&store).unwrap();
+        println!("\nplaying");
+        world.run(&AtomicBool::new(false)).unwrap();
+    }
     let Some(store) = std::env::var_os("CALIBURN_CATALOGUE") else { return };
     let top = std::env::var_os("CALIBURN_CATALOGUE_OF").unwrap();
     let catalogue = Objects::<catalogue::Catalogue>::create(store).unwrap();
@@ -139,4 +157,90 @@ fn the_index_of_this_repository_finds_its_files() {
     assert_eq!(best("slotkey generation"), "slot_map.rs");
     assert_eq!(best("directory groups tags"), "table.rs");
     assert!(search::find(&index, "xyzzyplugh").is_empty());
+}
+
+/// The child with that variable, and the rest of the first line that begins so.
+fn spawn(variable: &str, store: &Path, says: &str) -> (std::process::Child, String) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["child", "--exact", "--nocapture"]).env(variable, store).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+    let said = out.find_map(|line| Some(line.unwrap().strip_prefix(says)?.trim().to_owned()));
+    (child, said.unwrap())
+}
+
+/// Asks for pages on a connection; which were there.
+fn ask(client: &mut BufReader<TcpStream>, paths: &[String]) -> Vec<bool> {
+    let mut hits = Vec::new();
+    for path in paths {
+        client.get_mut().write_all(format!("GET {path} HTTP/1.1\r\nHost: here\r\n\r\n").as_bytes()).unwrap();
+        let mut headers = HashMap::new();
+        loop {
+            let mut line = String::new();
+            client.read_line(&mut line).unwrap();
+            match line.trim().split_once(": ") {
+                Some((name, value)) => _ = headers.insert(name.to_owned(), value.to_owned()),
+                None if line.trim().is_empty() => break,
+                None => assert_eq!(line.trim(), "HTTP/1.1 200 OK"),
+            }
+        }
+        let mut body = vec![0; headers["Content-Length"].parse().unwrap()];
+        client.read_exact(&mut body).unwrap();
+        assert_eq!(
+            String::from_utf8(body).unwrap(),
+            format!("<p>This is {path}, of {} letters.</p>\n", path.len())
+        );
+        hits.push(headers["X-Cache"] == "hit");
+    }
+    hits
+}
+
+#[test]
+fn pages_are_cached_after_the_server_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let connect =
+        |port: &str| BufReader::new(TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap());
+    let mut last: Vec<String> = Vec::new();
+    for kill in 0..4 {
+        let (mut server, port) = spawn("CALIBURN_PAGES", &dir.path().join("pages"), "port ");
+        // What was answered before the kill is there.
+        assert!(ask(&mut connect(&port), &last).into_iter().all(|hit| hit), "after {kill} kills");
+        last = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..4)
+                .map(|client| {
+                    let mut connection = connect(&port);
+                    scope.spawn(move || {
+                        let paths: Vec<String> =
+                            (0..100).map(|i| format!("/page/{kill}/{client}/{i}")).collect();
+                        let misses = ask(&mut connection, &paths);
+                        assert!(misses.into_iter().all(|hit| !hit));
+                        assert!(ask(&mut connection, &paths).into_iter().all(|hit| hit));
+                        paths
+                    })
+                })
+                .collect();
+            clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+        });
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+}
+
+#[test]
+fn creatures_are_each_in_one_place_whenever_the_game_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("world");
+    let mut ticks = 0;
+    for kill in 0..12u64 {
+        let (mut game, _) = spawn("CALIBURN_WORLD", &path, "playing");
+        std::thread::sleep(Duration::from_millis(20 + kill * 13 % 90));
+        game.kill().unwrap();
+        game.wait().unwrap();
+        let store = Store::options().open(&path).unwrap();
+        let world = game_world::World::open(&store).unwrap();
+        assert_eq!(world.count(), (1000, 100_000));
+        assert_eq!(world.look().unwrap().len(), game_world::ZONES);
+        ticks = world.ticks();
+    }
+    assert!(ticks > 50, "only {ticks} steps");
 }
