@@ -1,5 +1,5 @@
-//! A game's world that several threads change: each zone is a heap of its own, so zones are changed in parallel, and a
-//! creature that walks from one to the next is never lost and never twice there, whoever is killed and when.
+//! A game's world that several threads change: each zone is a heap of its own, so zones are changed in parallel,
+//! and a creature that walks from one to the next is never lost and never twice there, whoever is killed and when.
 //!
 //! ```text
 //!   zone a: creatures, leaving      1 it leaves: from `creatures` to `leaving`          (a transaction in a)

@@ -1,11 +1,11 @@
-//! A web server whose cache is warm after a restart, also after `kill -9`: pages are slow to make, and made once. The
-//! cache is that of `lru.rs`.
+//! A web server whose cache is warm after a restart, also after `kill -9`: pages are slow to make, and made once.
+//! The cache is that of `lru.rs`.
 //!
 //! `cargo run --release -p caliburn --example http_cache -- STORE ADDRESS`, then for instance
 //! `wrk -t2 -c16 -d10 http://127.0.0.1:8080/page/7`
 
 #[path = "lru.rs"]
-mod lru;
+pub mod lru;
 
 use caliburn::{Error, Objects};
 use std::io::{self, Read, Write};

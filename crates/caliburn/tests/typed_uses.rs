@@ -8,12 +8,11 @@ mod game_world;
 mod http_cache;
 #[path = "../examples/jobs.rs"]
 mod jobs;
-#[path = "../examples/lru.rs"]
-mod lru;
 #[path = "../examples/search.rs"]
 mod search;
 
 use caliburn::{Objects, Policy, Store};
+use http_cache::lru;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
