@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 let mut tx = heap.begin().expect("the store is sound");
                 let mut places = [Place(0); 32];
                 for place in &mut places[..pairs] {
-                    *place = tx.allocate(LEN as u64).expect("there is room");
+                    *place = tx.allocate(LEN).expect("there is room");
                 }
                 for place in &places[..pairs] {
                     tx.free(*place).expect("it was allocated");

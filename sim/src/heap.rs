@@ -56,7 +56,7 @@ fn transaction(
             }
             _ => {
                 let len = len(random);
-                let place = tx.allocate(len).map_err(text)?;
+                let place = tx.allocate(len as usize).map_err(text)?;
                 if state.objects.contains_key(&place) || before.objects.contains_key(&place) {
                     return Err(format!("{place:?} was allocated twice"));
                 }

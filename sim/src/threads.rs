@@ -322,7 +322,7 @@ fn objects(heap: &Heap, owned: &Owned, thread: usize, seed: u64) {
             } else {
                 let len = *random.pick(&SIZES);
                 // A full heap is no mistake.
-                if let Ok(place) = tx.allocate(len) {
+                if let Ok(place) = tx.allocate(len as usize) {
                     own(owned, place.0, len, false);
                     taken.push((place.0, len));
                 }
@@ -374,7 +374,11 @@ fn same(heap: &Heap, owned: &Owned) {
     let statistics = heap.statistics();
     let objects = statistics.classes.iter().map(|c| c.objects).sum::<u64>() + statistics.large_objects;
     assert_eq!(objects, owned.len() as u64, "{statistics:?}");
-    assert!(owned.iter().all(|(at, (len, _))| heap.usable_len(Place(*at)).is_ok_and(|there| there >= *len)));
+    assert!(
+        owned
+            .iter()
+            .all(|(at, (len, _))| heap.usable_len(Place(*at)).is_ok_and(|there| there as u64 >= *len))
+    );
 }
 
 /// Objects of all sizes, with gaps between them: rows that threads find when they need them.
@@ -383,7 +387,7 @@ fn fill(heap: &Heap) -> BTreeMap<u64, (u64, bool)> {
     let mut tx = heap.begin().expect("sound");
     let mut passing = Vec::new();
     for (i, len) in [0, 1, 0, 2, 1, 0, 2, 0].map(|size| SIZES[size]).into_iter().enumerate() {
-        let Ok(place) = tx.allocate(len) else { continue };
+        let Ok(place) = tx.allocate(len as usize) else { continue };
         match i % 3 {
             1 => passing.push(place),
             _ => _ = there.insert(place.0, (len, true)),

@@ -89,7 +89,7 @@ fn heap(path: &Path, arguments: &Arguments, options: &Options) -> Result<(), Fai
     let heap = Heap::open(&store, "objects")?;
     let pair = || -> Result<(), Failure> {
         let mut tx = heap.begin()?;
-        let object = tx.allocate(arguments.bytes as u64)?;
+        let object = tx.allocate(arguments.bytes)?;
         tx.free(object)?;
         Ok(tx.commit(Class::Process)?)
     };

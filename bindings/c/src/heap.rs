@@ -103,7 +103,7 @@ pub extern "C" fn caliburn_heap_alloc_aligned(
 ) -> c_int {
     call(|| {
         text::check("place", place)?;
-        text::put("place", place, heap_work(tx)?.allocate_aligned(len, align)?.0)
+        text::put("place", place, heap_work(tx)?.allocate_aligned(len as usize, align as usize)?.0)
     })
 }
 
@@ -119,7 +119,7 @@ pub extern "C" fn caliburn_heap_free(tx: *mut caliburn_tx, place: u64) -> c_int 
 pub extern "C" fn caliburn_heap_realloc(tx: *mut caliburn_tx, place: u64, len: u64, to: *mut u64) -> c_int {
     call(|| {
         text::check("to", to)?;
-        text::put("to", to, heap_work(tx)?.reallocate(Place(place), len)?.0)
+        text::put("to", to, heap_work(tx)?.reallocate(Place(place), len as usize)?.0)
     })
 }
 
@@ -171,7 +171,7 @@ pub extern "C" fn caliburn_heap_place(heap: *const caliburn_heap, address: *cons
 /// Bytes that the object at a place may use; 0 if none begins there.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_heap_usable_len(heap: *const caliburn_heap, place: u64) -> u64 {
-    entry(heap).map_or(0, |entry| entry.heap.usable_len(Place(place)).unwrap_or(0))
+    entry(heap).map_or(0, |entry| entry.heap.usable_len(Place(place)).map_or(0, |len| len as u64))
 }
 
 /// Verifies the heap's own data: CALIBURN_DAMAGED if it was overwritten.

@@ -19,7 +19,7 @@ pub fn current(heap: &Heap) -> Option<String> {
 pub fn publish(heap: &Heap, text: &str) -> Result<(), HeapError> {
     // A transaction for the new version alone: the old one is not touched, however long this takes.
     let mut tx = heap.begin()?;
-    let new = tx.allocate(8 + text.len() as u64)?;
+    let new = tx.allocate(8 + text.len())?;
     tx.store(new, 0, &(text.len() as u64))?;
     tx.write(new, 8, text.as_bytes())?;
     // The swap, and the end of the old version, are one thing.

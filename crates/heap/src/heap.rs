@@ -65,11 +65,11 @@ pub enum HeapError {
         /// The object.
         place: Place,
         /// First byte in it.
-        offset: u64,
+        offset: usize,
         /// Bytes asked for.
         len: usize,
         /// Bytes that it has.
-        usable: u64,
+        usable: usize,
     },
     /// The object cannot have that size or alignment.
     #[error("heap {heap:?}: {len} bytes aligned to {align} cannot be had: {why}")]
@@ -77,9 +77,9 @@ pub enum HeapError {
         /// Name of the heap.
         heap: String,
         /// Bytes asked for.
-        len: u64,
+        len: usize,
         /// Alignment asked for.
-        align: u64,
+        align: usize,
         /// What is wrong.
         why: &'static str,
     },
@@ -234,11 +234,11 @@ impl Heap {
     ///
     /// # Errors
     /// [`HeapError::NotAllocated`] when no object can begin there.
-    pub fn usable_len(&self, place: Place) -> Result<u64, HeapError> {
+    pub fn usable_len(&self, place: Place) -> Result<usize, HeapError> {
         let (_, _, kind) = self.look(place)?;
         Ok(match kind {
-            Kind::Small(class) => u64::from(SIZES[usize::from(class)]),
-            Kind::Large(spans) => u64::from(spans) * SPAN,
+            Kind::Small(class) => SIZES[usize::from(class)] as usize,
+            Kind::Large(spans) => spans as usize * SPAN as usize,
             Kind::Free => unreachable!("an object is in a span that is in use"),
         })
     }
@@ -247,9 +247,9 @@ impl Heap {
     ///
     /// # Errors
     /// [`HeapError::NotAllocated`] when no object begins there, [`HeapError::Beyond`] when it is shorter.
-    pub fn read(&self, place: Place, offset: u64, target: &mut [u8]) -> Result<(), HeapError> {
+    pub fn read(&self, place: Place, offset: usize, target: &mut [u8]) -> Result<(), HeapError> {
         self.within(place, offset, target.len())?;
-        self.data.read((place.0 + offset) as usize, target);
+        self.data.read(place.0 as usize + offset, target);
         Ok(())
     }
 
@@ -257,21 +257,21 @@ impl Heap {
     ///
     /// # Errors
     /// As [`Heap::read`].
-    pub fn load<T: FromBytes>(&self, place: Place, offset: u64) -> Result<T, HeapError> {
+    pub fn load<T: FromBytes>(&self, place: Place, offset: usize) -> Result<T, HeapError> {
         self.within(place, offset, size_of::<T>())?;
-        Ok(self.data.load((place.0 + offset) as usize))
+        Ok(self.data.load(place.0 as usize + offset))
     }
 
-    fn within(&self, place: Place, offset: u64, len: usize) -> Result<(), HeapError> {
+    fn within(&self, place: Place, offset: usize, len: usize) -> Result<(), HeapError> {
         let usable = self.usable_len(place)?;
-        match offset.checked_add(len as u64).is_some_and(|end| end <= usable) {
+        match offset.checked_add(len).is_some_and(|end| end <= usable) {
             true => Ok(()),
             false => Err(HeapError::Beyond { heap: self.name.clone(), place, offset, len, usable }),
         }
     }
 
     /// The object that a byte belongs to, and how many bytes it can hold.
-    pub fn enclosing(&self, offset: u64) -> Option<(Place, u64)> {
+    pub fn enclosing(&self, offset: u64) -> Option<(Place, usize)> {
         let number = u32::try_from(offset / SPAN).ok().filter(|n| *n < self.count.load(Ordering::Acquire))?;
         self.take_up_all().ok()?;
         // A large object's first span may be some way before.
@@ -288,7 +288,8 @@ impl Heap {
             };
             let place = u64::from(first) * SPAN + object * size;
             let there = u32::try_from(object).is_ok_and(|object| span.holds(kind, object));
-            Some((there && (place..place + size).contains(&offset)).then_some((Place(place), size)))
+            let within = there && (place..place + size).contains(&offset);
+            Some(within.then_some((Place(place), size as usize)))
         })?
     }
 

@@ -82,7 +82,7 @@ impl Heap {
 
     /// The objects that are allocated, with the bytes that each can hold, in the order of their places. What
     /// transactions allocate and free meanwhile may be met or not.
-    pub fn objects(&self) -> impl Iterator<Item = (Place, u64)> {
+    pub fn objects(&self) -> impl Iterator<Item = (Place, usize)> {
         _ = self.take_up_all();
         (0..self.count.load(Ordering::Acquire)).flat_map(move |number| {
             let span = self.spans.get(number);
@@ -95,7 +95,7 @@ impl Heap {
             let place = move |object| Place(u64::from(number) * SPAN + u64::from(object) * size);
             (0..count)
                 .filter(move |object| span.holds(kind, *object))
-                .map(move |object| (place(object), size))
+                .map(move |object| (place(object), size as usize))
         })
     }
 

@@ -167,7 +167,7 @@ impl Heap {
         let least = now.saturating_add(wanted);
         if least > SPANS_MAX {
             let why = "no heap is that large";
-            let len = u64::from(wanted) * SPAN;
+            let len = wanted as usize * SPAN as usize;
             return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
         }
         // Half as much again, if the disk has it.
@@ -189,7 +189,7 @@ impl Heap {
         let (len, rows) = (u64::from(spans) * SPAN, meta::bytes_for(spans));
         if len > self.data.capacity() as u64 || rows > self.meta.capacity() as u64 {
             let why = "more than there is address space for: see Options::reserve_bytes";
-            return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
+            return Err(HeapError::Size { heap: self.name.clone(), len: len as usize, align: 1, why });
         }
         // The larger one first: where there is no room for it, nothing has grown.
         self.store.segment(&self.name)?.grow(len)?;

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 /// Largest alignment: regions begin at pages.
-const ALIGN_MAX: u64 = 4096;
+const ALIGN_MAX: usize = 4096;
 
 /// What the transaction did with an object, in a word: the span, 12 bits of object, and whether it was freed.
 /// Sorted, an object's taking comes before its freeing; it cannot be taken again in the same transaction.
@@ -117,7 +117,7 @@ impl<'h> HeapTransaction<'h> {
     ///
     /// # Errors
     /// When the heap is full and cannot grow, or `len` is 0 or more than any heap holds.
-    pub fn allocate(&mut self, len: u64) -> Result<Place, HeapError> {
+    pub fn allocate(&mut self, len: usize) -> Result<Place, HeapError> {
         self.allocate_aligned(len, 16)
     }
 
@@ -125,7 +125,7 @@ impl<'h> HeapTransaction<'h> {
     ///
     /// # Errors
     /// As [`HeapTransaction::allocate`].
-    pub fn allocate_aligned(&mut self, len: u64, align: u64) -> Result<Place, HeapError> {
+    pub fn allocate_aligned(&mut self, len: usize, align: usize) -> Result<Place, HeapError> {
         let bad = |why| Err(HeapError::Size { heap: self.heap.name().to_owned(), len, align, why });
         if len == 0 {
             return bad("an object has at least one byte");
@@ -133,13 +133,14 @@ impl<'h> HeapTransaction<'h> {
         if !align.is_power_of_two() || align > ALIGN_MAX {
             return bad("an alignment is a power of two, 4096 at most");
         }
-        let (span, object, size) = match class::class_of(len, align) {
+        let spans = (len as u64).div_ceil(SPAN);
+        let (span, object, size) = match class::class_of(len as u64, align as u64) {
             Some(class) => {
                 let (span, object) = self.heap.take_small(class)?;
                 (span, object, u64::from(SIZES[usize::from(class)]))
             }
-            None if len.div_ceil(SPAN) > u64::from(SPANS_MAX) => return bad("no heap is that large"),
-            None => (self.heap.take_large(len.div_ceil(SPAN) as u32)?, 0, 0),
+            None if spans > u64::from(SPANS_MAX) => return bad("no heap is that large"),
+            None => (self.heap.take_large(spans as u32)?, 0, 0),
         };
         self.note(span, object, false);
         Ok(Place(u64::from(span) * SPAN + u64::from(object) * size))
@@ -182,17 +183,17 @@ impl<'h> HeapTransaction<'h> {
     ///
     /// # Errors
     /// As [`HeapTransaction::allocate`] and [`HeapTransaction::free`]; the object stays as it was.
-    pub fn reallocate(&mut self, place: Place, len: u64) -> Result<Place, HeapError> {
+    pub fn reallocate(&mut self, place: Place, len: usize) -> Result<Place, HeapError> {
         let now = self.heap.usable_len(place)?;
-        let same = match class::class_of(len, 16) {
-            Some(class) => u64::from(SIZES[usize::from(class)]) == now,
-            None => len.div_ceil(SPAN).checked_mul(SPAN) == Some(now),
+        let same = match class::class_of(len as u64, 16) {
+            Some(class) => SIZES[usize::from(class)] as usize == now,
+            None => len.checked_next_multiple_of(SPAN as usize) == Some(now),
         };
         if same && len > 0 {
             return Ok(place);
         }
         let new = self.allocate(len)?;
-        let mut bytes = vec![0; now.min(len) as usize];
+        let mut bytes = vec![0; now.min(len)];
         self.heap.data.read(place.0 as usize, &mut bytes);
         let moved = self.write(new, 0, &bytes).map_err(HeapError::from).and_then(|()| self.free(place));
         if let Err(error) = moved {
@@ -206,9 +207,9 @@ impl<'h> HeapTransaction<'h> {
     ///
     /// # Errors
     /// As [`Transaction::write`].
-    pub fn write(&mut self, place: Place, offset: u64, bytes: &[u8]) -> Result<(), RangeError> {
+    pub fn write(&mut self, place: Place, offset: usize, bytes: &[u8]) -> Result<(), RangeError> {
         let heap = self.heap;
-        self.inner().write(&heap.data, place.0.saturating_add(offset) as usize, bytes)
+        self.inner().write(&heap.data, (place.0 as usize).saturating_add(offset), bytes)
     }
 
     /// Declares and stores a value at an offset of an object.
@@ -218,7 +219,7 @@ impl<'h> HeapTransaction<'h> {
     pub fn store<T: IntoBytes + Immutable>(
         &mut self,
         place: Place,
-        offset: u64,
+        offset: usize,
         value: &T,
     ) -> Result<(), RangeError> {
         self.write(place, offset, value.as_bytes())

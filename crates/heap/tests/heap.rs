@@ -27,18 +27,18 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Bytes of an object that tell it from every other.
-fn content(number: u64, len: u64) -> Vec<u8> {
-    (0..len).map(|i| (number * 131 + i * 7) as u8).collect()
+fn content(number: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (number * 131 + i * 7) as u8).collect()
 }
 
-fn read(heap: &Heap, place: Place, len: u64) -> Vec<u8> {
+fn read(heap: &Heap, place: Place, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     heap.region().read(place.0 as usize, &mut bytes);
     bytes
 }
 
 /// Objects by place: number and length.
-type Model = BTreeMap<Place, (u64, u64)>;
+type Model = BTreeMap<Place, (u64, usize)>;
 
 fn compare(heap: &Heap, model: &Model) -> Result<(), TestCaseError> {
     let mut end = 0;
@@ -46,7 +46,7 @@ fn compare(heap: &Heap, model: &Model) -> Result<(), TestCaseError> {
         prop_assert!(place.0 >= end, "{:?} overlaps the object before it", place);
         let usable = heap.usable_len(*place).unwrap();
         prop_assert!(usable >= *len);
-        end = place.0 + usable;
+        end = place.0 + usable as u64;
         prop_assert!(read(heap, *place, *len) == content(*number, *len), "{:?} was overwritten", place);
     }
     heap.check().unwrap();
@@ -58,13 +58,13 @@ fn compare(heap: &Heap, model: &Model) -> Result<(), TestCaseError> {
 
 #[derive(Debug, Clone)]
 enum Act {
-    Allocate(u64, u32),
+    Allocate(usize, u32),
     Free(usize),
-    Reallocate(usize, u64),
+    Reallocate(usize, usize),
 }
 
-fn len() -> impl Strategy<Value = u64> {
-    prop_oneof![8 => 1..300u64, 3 => 1..5000u64, 1 => 20_000..40_000u64, 1 => 60_000..300_000u64]
+fn len() -> impl Strategy<Value = usize> {
+    prop_oneof![8 => 1..300usize, 3 => 1..5000usize, 1 => 20_000..40_000usize, 1 => 60_000..300_000usize]
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -88,7 +88,7 @@ fn end() -> impl Strategy<Value = End> {
     prop_oneof![8 => Just(End::Commit), 3 => Just(End::Abort), 1 => Just(End::DieBefore), 1 => Just(End::DieAfter)]
 }
 
-fn nth(model: &Model, at: usize) -> Option<(Place, (u64, u64))> {
+fn nth(model: &Model, at: usize) -> Option<(Place, (u64, usize))> {
     model.iter().nth(at.checked_rem(model.len())?).map(|(place, object)| (*place, *object))
 }
 
@@ -189,14 +189,14 @@ fn with_heap(policy: Policy, test: impl FnOnce(&Path, &Store, &Heap)) {
 fn threads_allocate_and_free_each_others_objects() {
     for policy in POLICIES {
         with_heap(policy, |_, _, heap| {
-            let (sender, receiver) = std::sync::mpsc::channel::<(Place, u64, u64)>();
+            let (sender, receiver) = std::sync::mpsc::channel::<(Place, u64, usize)>();
             std::thread::scope(|scope| {
                 for thread in 0..3u64 {
                     let sender = sender.clone();
                     scope.spawn(move || {
                         for i in 0..400u64 {
                             let mut tx = heap.begin().unwrap();
-                            let len = 1 + (i * 37 + thread) % 700;
+                            let len = 1 + (i * 37 + thread) as usize % 700;
                             let place = tx.allocate(len).unwrap();
                             tx.write(place, 0, &content(i, len)).unwrap();
                             let lost = tx.allocate(len).unwrap();
@@ -255,7 +255,7 @@ fn misuse_has_an_error_of_its_own_and_changes_nothing() {
             let mut other = heap.begin().unwrap();
             assert!(matches!(other.free(place), Err(HeapError::NotAllocated { .. })));
             other.abort();
-            for (len, align) in [(0, 16), (1 << 63, 16), (u64::MAX, 16), (8, 0), (8, 24), (8, 8192)] {
+            for (len, align) in [(0, 16), (1 << 63, 16), (usize::MAX, 16), (8, 0), (8, 24), (8, 8192)] {
                 assert!(
                     matches!(tx.allocate_aligned(len, align), Err(HeapError::Size { .. })),
                     "{len} {align}"
@@ -538,7 +538,7 @@ fn what_is_taken_and_given_up_again_leaves_no_trace() {
                 tx.free(*place).unwrap();
                 assert!(matches!(tx.free(*place), Err(HeapError::NotAllocated { .. })));
             }
-            assert!(matches!(tx.reallocate(kept, u64::MAX), Err(HeapError::Size { .. })));
+            assert!(matches!(tx.reallocate(kept, usize::MAX), Err(HeapError::Size { .. })));
             tx.commit(Class::Process).unwrap();
             heap.check().unwrap();
             let objects = |heap: &Heap| {
@@ -575,7 +575,7 @@ fn a_full_heap_gives_up_what_caches_hold() {
             }
         });
         // As long as one is found that takes all there is.
-        let mut largest = 1u64 << 16;
+        let mut largest = 1usize << 16;
         let mut tx = heap.begin().unwrap();
         while let Ok(place) = tx.allocate(largest) {
             tx.free(place).unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const THREADS: u64 = 2;
 /// Objects of each thread.
-const SLOTS: u64 = 300;
+const SLOTS: usize = 300;
 
 fn options(policy: Policy) -> Options {
     let mut options = Store::options();
@@ -25,14 +25,16 @@ fn mix(mut z: u64) -> u64 {
     z ^ z >> 31
 }
 
-fn len(number: u64) -> u64 {
-    let random = mix(number);
+fn len(number: u64) -> usize {
+    let random = mix(number) as usize;
     if random.is_multiple_of(50) { 65_000 + random / 64 % 100_000 } else { 16 + random / 64 % 900 }
 }
 
 /// Number, and what follows from it, to the object's end.
 fn content(number: u64) -> Vec<u8> {
-    (0..len(number) / 8).flat_map(|i| mix(number * 1000 + i * u64::from(i > 0)).to_ne_bytes()).collect()
+    (0..len(number) as u64 / 8)
+        .flat_map(|i| mix(number * 1000 + i * u64::from(i > 0)).to_ne_bytes())
+        .collect()
 }
 
 /// The table: a thread's last number, and its places, plus one.
@@ -43,14 +45,14 @@ fn table(heap: &Heap, thread: u64) -> Place {
     }
     let mut tx = heap.begin().unwrap();
     let place = tx.allocate(8 + SLOTS * 8).unwrap();
-    tx.write(place, 0, &vec![0; 8 + SLOTS as usize * 8]).unwrap();
+    tx.write(place, 0, &vec![0; 8 + SLOTS * 8]).unwrap();
     tx.set_root(&name, Some(place)).unwrap();
     tx.commit(Class::Process).unwrap();
     place
 }
 
-fn load(heap: &Heap, place: Place, offset: u64) -> u64 {
-    heap.region().load((place.0 + offset) as usize)
+fn load(heap: &Heap, place: Place, offset: usize) -> u64 {
+    heap.region().load(place.0 as usize + offset)
 }
 
 /// Run in the child.
@@ -72,7 +74,7 @@ fn child() {
                 for number in load(heap, table, 0) + 1.. {
                     let mut tx = heap.begin().unwrap();
                     for i in 0..1 + mix(number) % 4 {
-                        let slot = 8 + mix(number * 8 + i) % SLOTS * 8;
+                        let slot = 8 + (mix(number * 8 + i) as usize) % SLOTS * 8;
                         // Read before it is written again in this transaction.
                         let old = load(heap, table, slot);
                         let id = number * 16 + i;
@@ -123,7 +125,7 @@ fn verify(path: &Path, policy: Policy, acknowledged: &[u64]) {
             let place = Place(place - 1);
             let id = load(&heap, place, 0);
             let mut there = vec![0; content(id).len()];
-            assert!(heap.usable_len(place).unwrap() >= there.len() as u64);
+            assert!(heap.usable_len(place).unwrap() >= there.len());
             heap.region().read(place.0 as usize, &mut there);
             assert!(id / 16 <= last && there[8..] == content(id)[8..], "object {id} was overwritten");
         }

@@ -88,7 +88,7 @@ where
             drop(heap);
             return Objects::open(store, name);
         }
-        if found != old || heap.usable_len(anchor)? < size_of::<Anchor<Old>>() as u64 {
+        if found != old || heap.usable_len(anchor)? < size_of::<Anchor<Old>>() {
             let difference = layout::difference(&found, &old);
             return Err(Error::Changed { heap: name.to_owned(), difference });
         }

@@ -115,7 +115,7 @@ impl<R: Recoverable> Objects<R> {
             let difference = layout::difference(&found, &wanted);
             return Err(Error::Changed { heap: name.to_owned(), difference });
         }
-        if heap.usable_len(anchor)? < size_of::<Anchor<R>>() as u64 {
+        if heap.usable_len(anchor)? < size_of::<Anchor<R>>() {
             let why = "its root is shorter than its type".to_owned();
             return Err(Error::NotTyped { heap: name.to_owned(), why });
         }
@@ -308,7 +308,7 @@ pub(crate) fn read_types(heap: &Heap, at: Place) -> Result<String, Error> {
     let room = heap.usable_len(at)?;
     let at = at.0 as usize;
     let len: u64 = heap.region().load(at);
-    if len > room.saturating_sub(8) {
+    if len > room.saturating_sub(8) as u64 {
         return Err(bad("the record of its types is longer than its object"));
     }
     let mut bytes = vec![0; len as usize];

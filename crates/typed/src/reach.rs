@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unreached {
     /// Objects, with the bytes that each can hold.
-    pub objects: Vec<(Place, u64)>,
+    pub objects: Vec<(Place, usize)>,
     /// Reached objects with counts that name owners or weak pointers that are not there: where they are, and how
     /// many owners and weak pointers there are.
     pub counts: Vec<(Place, [u64; 2])>,
@@ -27,7 +27,7 @@ pub struct Unreached {
 impl Unreached {
     /// Bytes that the objects take.
     pub fn bytes(&self) -> u64 {
-        self.objects.iter().map(|(_, len)| len).sum()
+        self.objects.iter().map(|(_, len)| *len as u64).sum()
     }
 
     /// Whether everything is reached, and counted as it is.
@@ -172,7 +172,7 @@ pub fn reclaim(heap: &Heap) -> Result<Unreached, Error> {
 /// A part of what is to be done, for a transaction.
 struct Batch<'f> {
     counts: &'f [(Place, [u64; 2])],
-    objects: &'f [(Place, u64)],
+    objects: &'f [(Place, usize)],
 }
 
 fn batches(found: &Unreached) -> impl Iterator<Item = Batch<'_>> {

@@ -242,7 +242,7 @@ fn made_up(record: &str) -> Result<Shown, Error> {
     let heap = Heap::open(&store, "h").unwrap();
     let mut tx = heap.begin().unwrap();
     let text = format!("caliburn types 1\n{record}\n");
-    let types = tx.allocate(8 + text.len() as u64).unwrap();
+    let types = tx.allocate(8 + text.len()).unwrap();
     tx.store(types, 0, &(text.len() as u64)).unwrap();
     tx.write(types, 8, text.as_bytes()).unwrap();
     let anchor = tx.allocate(4096).unwrap();

@@ -200,14 +200,14 @@ impl<'id> Tx<'id> {
     #[cold]
     fn too_large(self, count: usize) -> ! {
         let (heap, why) = (self.core().heap.name().to_owned(), "no heap is that large");
-        self.fail(HeapError::Size { heap, len: count as u64, align: 1, why }.into())
+        self.fail(HeapError::Size { heap, len: count, align: 1, why }.into())
     }
 
     /// Takes memory. What is stored there is to be declared.
     pub(crate) fn allocate_bytes(self, len: usize, align: usize) -> *mut u8 {
         let (core, tx) = (self.core(), self.work());
         let len = len.max(1);
-        match tx.allocate_aligned(len as u64, align.max(16) as u64) {
+        match tx.allocate_aligned(len, align.max(16)) {
             Ok(place) => std::ptr::with_exposed_provenance_mut(core.base + place.0 as usize),
             Err(error) => self.fail(error.into()),
         }
@@ -215,7 +215,7 @@ impl<'id> Tx<'id> {
 
     /// Bytes that an object can hold.
     pub(crate) fn usable_len(self, at: *const u8) -> usize {
-        self.core().heap.usable_len(self.place(at)).unwrap_or_else(|error| self.fail(error.into())) as usize
+        self.core().heap.usable_len(self.place(at)).unwrap_or_else(|error| self.fail(error.into()))
     }
 
     /// The address of a place in the heap.
