@@ -32,7 +32,7 @@ fn content(number: u64, len: usize) -> Vec<u8> {
 }
 
 fn read(heap: &Heap, place: Place, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len as usize];
+    let mut bytes = vec![0; len];
     heap.region().read(place.0 as usize, &mut bytes);
     bytes
 }
@@ -215,7 +215,7 @@ fn threads_allocate_and_free_each_others_objects() {
                     for (place, number, len) in receiver {
                         assert!(read(heap, place, len) == content(number, len));
                         let mut tx = heap.begin().unwrap();
-                        tx.write(place, 0, &vec![0xFF; len as usize]).unwrap();
+                        tx.write(place, 0, &vec![0xFF; len]).unwrap();
                         tx.free(place).unwrap();
                         tx.commit(Class::Process).unwrap();
                     }
