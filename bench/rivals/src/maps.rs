@@ -1,27 +1,52 @@
 //! Maps: records of a size under 64-bit keys, read and updated in transactions of one operation each, `Process`
 //! class. The work is that of YCSB (Cooper et al., 2010): of A half of the operations update a record, of B one in
-//! twenty, of C none; those of F read it first. Keys are chosen by Zipf's law.
+//! twenty, of C none; those of F read it first; of D one in twenty inserts a record, and the others read those
+//! inserted last. Keys are chosen by Zipf's law.
 
 use crate::records::{Database, Session};
 use crate::{Arguments, open};
 use caliburn::typed::{AsKey, Init};
-use caliburn::{Class, Mut, Objects, PBTreeMap, PHashMap, Policy, Recoverable, Store, Writer};
+use caliburn::{Class, Mut, Objects, PBTreeMap, PBox, PHashMap, Policy, Recoverable, Store, Writer};
 use caliburn_bench::report::{self, Line, Random, Sample};
 use caliburn_bench::target::{Failure, options};
 use serde_json::json;
 use std::hint::black_box;
 
-/// Records, and the workloads' shares of updates in percent, with whether they read first.
-const WORKLOADS: [(&str, u64, bool); 4] =
-    [("A", 50, false), ("B", 5, false), ("C", 0, false), ("F", 50, true)];
+/// A workload: its name, the share of its operations in percent that change something, and how.
+#[derive(Clone, Copy)]
+struct Work {
+    name: &'static str,
+    changes: u64,
+    how: How,
+}
 
-/// Keys as they are asked for: by Zipf's law with 0.99, scattered over the numbers.
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    Update,
+    ReadAndUpdate,
+    /// The others read what was inserted last.
+    Insert,
+}
+
+const fn work(name: &'static str, changes: u64, how: How) -> Work {
+    Work { name, changes, how }
+}
+
+const WORKLOADS: [Work; 5] = [
+    work("A", 50, How::Update),
+    work("B", 5, How::Update),
+    work("C", 0, How::Update),
+    work("D", 5, How::Insert),
+    work("F", 50, How::ReadAndUpdate),
+];
+
+/// Records as they are asked for: by Zipf's law with 0.99, from 0 on.
 struct Keys {
-    keys: Vec<u64>,
+    ranks: Vec<u32>,
     next: usize,
 }
 
-/// Mixes a number.
+/// The key of a record: records that are asked for as often are not neighbours.
 fn scatter(number: u64) -> u64 {
     (number ^ number >> 31).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
@@ -35,25 +60,54 @@ impl Keys {
             sums.push(sum);
         }
         let mut random = Random(77);
-        let mut key = || {
+        let mut rank = || {
             let at = (random.bits() >> 11) as f64 / (1u64 << 53) as f64 * sum;
-            scatter(sums.partition_point(|below| *below < at) as u64)
+            sums.partition_point(|below| *below < at) as u32
         };
-        Keys { keys: (0..1 << 20).map(|_| key()).collect(), next: 0 }
+        Keys { ranks: (0..1 << 20).map(|_| rank()).collect(), next: 0 }
     }
 
     fn next(&mut self) -> u64 {
-        self.next = (self.next + 1) % self.keys.len();
-        self.keys[self.next]
+        self.next = (self.next + 1) % self.ranks.len();
+        u64::from(self.ranks[self.next])
     }
 }
 
 /// What is measured: a map.
 trait Contender {
-    /// Runs the operations of a workload for so many seconds.
-    fn round(&mut self, workload: (&str, u64, bool), keys: &mut Keys, seconds: f64) -> Sample;
+    /// Updates a record, in a transaction of its own.
+    fn update(&mut self, key: u64, first_read: bool) -> Result<(), Failure>;
+    /// Reads one.
+    fn read(&mut self, key: u64) -> Result<(), Failure>;
+    /// Puts a new one in.
+    fn insert(&mut self, key: u64) -> Result<(), Failure>;
     /// How often records were updated, by what they say.
     fn updates(&mut self, entries: u64) -> Result<u64, Failure>;
+}
+
+/// Runs the operations of a workload on a map with so many records for so many seconds; how many there are then.
+fn round(
+    map: &mut dyn Contender,
+    work: Work,
+    keys: &mut Keys,
+    (entries, inserted): (u64, &mut u64),
+    seconds: f64,
+) -> Sample {
+    let mut turn = 0;
+    report::measure(seconds, 16, || {
+        turn += 1;
+        let (changes, rank) = (turn * work.changes % 100 < work.changes, keys.next());
+        let done = match work.how {
+            How::Insert if changes => {
+                *inserted += 1;
+                map.insert(scatter(entries + *inserted - 1))
+            }
+            How::Insert => map.read(scatter(entries + *inserted - 1 - rank)),
+            how if changes => map.update(scatter(rank), how == How::ReadAndUpdate),
+            _ => map.read(scatter(rank)),
+        };
+        done.expect("the database works");
+    })
 }
 
 /// A rival's records.
@@ -62,7 +116,7 @@ struct Rival<'d> {
     value: Vec<u8>,
 }
 
-impl Rival<'_> {
+impl Contender for Rival<'_> {
     fn update(&mut self, key: u64, first_read: bool) -> Result<(), Failure> {
         self.session.begin()?;
         if first_read {
@@ -76,20 +130,16 @@ impl Rival<'_> {
 
     fn read(&mut self, key: u64) -> Result<(), Failure> {
         self.session.begin()?;
-        black_box(self.session.get(key, &mut self.value)?);
+        if !self.session.get(key, &mut self.value)? {
+            return Err(format!("record {key} is not there").into());
+        }
         self.session.commit()
     }
-}
 
-impl Contender for Rival<'_> {
-    fn round(&mut self, (_, updates, first): (&str, u64, bool), keys: &mut Keys, seconds: f64) -> Sample {
-        let mut turn = 0;
-        report::measure(seconds, 16, || {
-            turn += 1;
-            let key = keys.next();
-            let done = if turn * updates % 100 < updates { self.update(key, first) } else { self.read(key) };
-            done.expect("the database works");
-        })
+    fn insert(&mut self, key: u64) -> Result<(), Failure> {
+        self.session.begin()?;
+        self.session.put(key, &self.value)?;
+        self.session.commit()
     }
 
     fn updates(&mut self, entries: u64) -> Result<u64, Failure> {
@@ -121,22 +171,23 @@ trait Kind<const WORDS: usize>: Recoverable + Default + for<'id> Init<'id, Self>
 }
 
 macro_rules! kind {
-    ($map:ident) => {
-        impl<const WORDS: usize> Kind<WORDS> for $map<u64, Value<WORDS>> {
+    ($map:ident, $value:ty, $make:expr, |$guard:ident| $inner:expr) => {
+        impl<const WORDS: usize> Kind<WORDS> for $map<u64, $value> {
             fn get(&self, key: u64) -> Option<&Value<WORDS>> {
-                $map::get(self, &key)
+                $map::get(self, &key).map(|value| -> &Value<WORDS> { value })
             }
 
             fn put<'id>(mut map: Mut<'_, 'id, Self>, key: u64, value: Value<WORDS>)
             where
                 u64: AsKey<'id, u64>,
             {
-                map.insert(key, value);
+                let _ = map.insert(key, $make(value));
             }
 
             fn count<'id>(mut map: Mut<'_, 'id, Self>, key: u64) {
                 // The whole record is replaced, as it is in the others.
-                let mut value = map.get_mut(&key).expect("the record is there");
+                let mut $guard = map.get_mut(&key).expect("the record is there");
+                let mut value: Mut<'_, 'id, Value<WORDS>> = $inner;
                 let mut new = *value;
                 new.0[0] += 1;
                 value.set(new);
@@ -145,25 +196,29 @@ macro_rules! kind {
     };
 }
 
-kind!(PHashMap);
-kind!(PBTreeMap);
+kind!(PHashMap, Value<WORDS>, std::convert::identity, |guard| guard.reborrow());
+kind!(PBTreeMap, Value<WORDS>, std::convert::identity, |guard| guard.reborrow());
+// As programs keep large values: those in a table or a node are moved when others come.
+kind!(PHashMap, PBox<Value<WORDS>>, PBox::new, |guard| guard.get_mut());
+kind!(PBTreeMap, PBox<Value<WORDS>>, PBox::new, |guard| guard.get_mut());
 
 struct Ours<'o, M, const WORDS: usize> {
     writer: Writer<'o, M>,
 }
 
 impl<M: Kind<WORDS>, const WORDS: usize> Contender for Ours<'_, M, WORDS> {
-    fn round(&mut self, (_, updates, _): (&str, u64, bool), keys: &mut Keys, seconds: f64) -> Sample {
-        let mut turn = 0;
-        report::measure(seconds, 16, || {
-            turn += 1;
-            let key = keys.next();
-            if turn * updates % 100 < updates {
-                self.writer.update(|map| M::count(map, key)).expect("the store is sound");
-            } else {
-                black_box(self.writer.root().get(key).copied());
-            }
-        })
+    fn update(&mut self, key: u64, _: bool) -> Result<(), Failure> {
+        Ok(self.writer.update(|map| M::count(map, key))?)
+    }
+
+    fn read(&mut self, key: u64) -> Result<(), Failure> {
+        let value = self.writer.root().get(key).ok_or_else(|| format!("record {key} is not there"))?;
+        black_box(*value);
+        Ok(())
+    }
+
+    fn insert(&mut self, key: u64) -> Result<(), Failure> {
+        Ok(self.writer.update(|map| M::put(map, key, Value([0; WORDS])))?)
     }
 
     fn updates(&mut self, entries: u64) -> Result<u64, Failure> {
@@ -178,11 +233,11 @@ impl<M: Kind<WORDS>, const WORDS: usize> Contender for Ours<'_, M, WORDS> {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     for size in &arguments.sizes {
         match size {
-            8 => sized::<1>(arguments)?,
-            64 => sized::<8>(arguments)?,
-            256 => sized::<32>(arguments)?,
-            1024 => sized::<128>(arguments)?,
-            4096 => sized::<512>(arguments)?,
+            8 => inline::<1>(arguments)?,
+            64 => inline::<8>(arguments)?,
+            256 => inline::<32>(arguments)?,
+            1024 => boxed::<128>(arguments)?,
+            4096 => boxed::<512>(arguments)?,
             other => {
                 return Err(format!("records of {other} bytes: there are 8, 64, 256, 1024 and 4096").into());
             }
@@ -191,7 +246,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn sized<const WORDS: usize>(arguments: &Arguments) -> Result<(), Failure> {
+fn inline<const WORDS: usize>(arguments: &Arguments) -> Result<(), Failure> {
+    sized::<WORDS, PHashMap<u64, Value<WORDS>>, PBTreeMap<u64, Value<WORDS>>>(arguments)
+}
+
+fn boxed<const WORDS: usize>(arguments: &Arguments) -> Result<(), Failure> {
+    sized::<WORDS, PHashMap<u64, PBox<Value<WORDS>>>, PBTreeMap<u64, PBox<Value<WORDS>>>>(arguments)
+}
+
+fn sized<const WORDS: usize, H, B>(arguments: &Arguments) -> Result<(), Failure>
+where
+    H: Kind<WORDS>,
+    B: Kind<WORDS>,
+{
     let (entries, bytes) = (arguments.accounts as u64, WORDS * 8);
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let total = entries as usize * (bytes + 64);
@@ -213,18 +280,8 @@ fn sized<const WORDS: usize>(arguments: &Arguments) -> Result<(), Failure> {
         stores.iter().map(|(_, s)| Objects::open(s, "sorted")).collect::<Result<Vec<_>, _>>()?;
     let mut contenders: Vec<(&'static str, &'static str, String, Box<dyn Contender + '_>)> = Vec::new();
     for (i, (policy, _)) in stores.iter().enumerate() {
-        contenders.push((
-            "PHashMap",
-            policy,
-            String::new(),
-            ours::<PHashMap<u64, Value<WORDS>>, WORDS>(&hashed[i], entries)?,
-        ));
-        contenders.push((
-            "PBTreeMap",
-            policy,
-            String::new(),
-            ours::<PBTreeMap<u64, Value<WORDS>>, WORDS>(&sorted[i], entries)?,
-        ));
+        contenders.push(("PHashMap", policy, String::new(), ours::<H, WORDS>(&hashed[i], entries)?));
+        contenders.push(("PBTreeMap", policy, String::new(), ours::<B, WORDS>(&sorted[i], entries)?));
     }
     for (name, database, version) in &databases {
         let mut rival = Rival { session: database.session(), value: vec![0; bytes] };
@@ -236,20 +293,22 @@ fn sized<const WORDS: usize>(arguments: &Arguments) -> Result<(), Failure> {
         contenders.push((name, "its own", version.clone(), Box::new(rival)));
     }
     let mut keys = Keys::new(entries);
-    for workload in WORKLOADS {
+    let mut inserted = vec![0u64; contenders.len()];
+    for work in WORKLOADS {
         let mut lines: Vec<Line> = contenders
             .iter()
             .map(|(name, policy, version, _)| {
                 let params =
-                    json!({"ycsb": workload.0, "bytes": bytes, "entries": entries, "version": version});
+                    json!({"ycsb": work.name, "bytes": bytes, "entries": entries, "version": version});
                 Line::new(name, policy, "process", 1, params)
             })
             .collect();
         report::interleave(arguments.rounds, &mut lines, || {
-            let round = |(_, _, _, contender): &mut (_, _, _, Box<dyn Contender + '_>)| {
-                contender.round(workload, &mut keys, arguments.seconds)
-            };
-            contenders.iter_mut().map(round).collect()
+            let each = contenders.iter_mut().zip(&mut inserted);
+            each.map(|((_, _, _, map), inserted)| {
+                round(&mut **map, work, &mut keys, (entries, inserted), arguments.seconds)
+            })
+            .collect()
         });
         report::print("maps", arguments.json, &lines, 0);
     }
