@@ -63,9 +63,10 @@
 //! ```
 //!
 //! [`typed`] has pointers ([`PBox`], [`PRc`]) and collections ([`PVec`], [`PHashMap`], [`PBTreeMap`],
-//! [`PSlotMap`], ...); [`map()`] opens a store that is simply a map; [`Objects::migrate`] brings objects to new
-//! types; `caliburn show` prints them without their program. Commits are as durable as the store can be;
-//! [`transact_in`](Objects::transact_in) takes another [`Class`], and a [`Ticket`] waits later:
+//! [`PSlotMap`], ...); [`map()`] opens a store that is simply a map; [`Objects::migrate_fields`] and
+//! [`Objects::migrate`] bring objects to new types; `caliburn show`, `export` and `leaks` look at them without their
+//! program. Commits are as durable as the store can be; [`transact_in`](Objects::transact_in) takes another
+//! [`Class`], and a [`Ticket`] waits later:
 //!
 //! ```
 //! # use caliburn::prelude::*;
@@ -89,8 +90,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A [`Snapshot`] shows everything as it was at one moment, for as long as it is kept, and keeps nobody waiting:
+//!
+//! ```
+//! # use caliburn::prelude::*;
+//! # let dir = tempfile::tempdir()?;
+//! # let prices = Objects::<PVec<u64>>::create(dir.path().join("prices"))?;
+//! prices.update(|mut prices| prices.extend([10, 20, 30]))?;
+//! let before = prices.snapshot()?;
+//! let report = std::thread::spawn(move || before.iter().sum::<u64>()); // plain references, on any thread
+//! prices.update(|mut prices| prices.clear())?;
+//! assert_eq!(report.join().unwrap(), 60);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Below: segments and ranges
-
 //!
 //! A [`Store`] is a directory. A [`Segment`] is named storage in it; a [`Region`] is a part of a segment in
 //! memory. A [`Transaction`] declares what it changes, changes it, and commits in a [`Class`]:
