@@ -122,6 +122,22 @@ fn lint() -> Result<(), String> {
     run("cargo clippy --workspace --all-targets --quiet -- --deny warnings")
 }
 
+/// What of typed objects needs no mapped memory, under the interpreter that knows undefined behaviour when it sees
+/// it. It comes with nightly toolchains only.
+fn miri() -> Result<(), String> {
+    const NIGHTLY: &str = "rustup component add miri rust-src --toolchain nightly";
+    let there = |line: &str| command(line).output().is_ok_and(|output| output.status.success());
+    if !there("cargo +nightly miri --version") && !there(NIGHTLY) {
+        println!("--- not run for want of Miri: unit tests of crates/typed\n    {NIGHTLY}");
+        return Ok(());
+    }
+    let line = "cargo +nightly miri test --quiet --target-dir target/miri -p caliburn-typed --lib";
+    let mut tests = command(line);
+    // The record of types is compared with what this machine's standard library feeds a hash function.
+    tests.env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    succeed_quietly(tests, line)
+}
+
 fn quick() -> Result<(), String> {
     lint()?;
     run("cargo test --workspace --quiet")?;
@@ -140,6 +156,7 @@ fn test() -> Result<(), String> {
         c::test()?;
     }
     run("cargo doc --workspace --no-deps --quiet")?;
+    miri()?;
     kills("260")?;
     sim::test()?;
     fuzz::run("60")?;
