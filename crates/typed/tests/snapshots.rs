@@ -235,3 +235,41 @@ fn a_thread_that_would_wait_for_itself_is_told_so() {
     assert!(told.is_err());
     assert_eq!(objects.read().values.len(), 10);
 }
+
+/// What a process that was killed has left in its log is laid over the segments, in pages of the reader's own.
+#[test]
+fn a_snapshot_shows_what_recovery_has_laid_over_the_segments() {
+    for read_only in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let made = Store::options().create(true).background(false).open(&path).unwrap();
+        large(&made, 100_000);
+        made.truncate().unwrap();
+        let objects: Objects<Large> = objects(&made);
+        objects
+            .update(|mut root| (0..100_000).step_by(700).for_each(|i| *root.fields().values.at(i) += 7))
+            .unwrap();
+        // As a killed process leaves it: the log has what the segments lack.
+        let copy = dir.path().join("copy");
+        fs::create_dir(&copy).unwrap();
+        for entry in fs::read_dir(&path).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+        }
+        drop((objects, made));
+        let store = Store::options().copied(true).read_only(read_only).open(&copy).unwrap();
+        let objects: Objects<Large> = support::objects(&store);
+        let snapshot = objects.snapshot().unwrap();
+        assert!(read_only || snapshot.kept_bytes() > 0);
+        let sum = 100_000 + 7 * 100_000u64.div_ceil(700);
+        assert_eq!((snapshot.values.iter().sum::<u64>(), objects.read().values.iter().sum()), (sum, sum));
+        if read_only {
+            let refused = objects.update(|mut root| root.fields().values.clear()).unwrap_err();
+            assert!(matches!(refused, Error::Begin(_)), "{refused}");
+        } else {
+            objects.update(|mut root| (0..100_000).for_each(|i| *root.fields().values.at(i) = 0)).unwrap();
+            store.truncate().unwrap();
+        }
+        assert_eq!(snapshot.values.iter().sum::<u64>(), sum);
+    }
+}

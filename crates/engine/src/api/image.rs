@@ -31,8 +31,8 @@ const OURS: u8 = 0;
 const COPYING: u8 = 1;
 const KEPT: u8 = 2;
 
-/// What a region held at the moment when [`Region::image`] was called. It keeps the store open; its memory goes
-/// with it.
+/// What a region held at the moment when [`Region::image`] was called. It is good for as long as the region is
+/// mapped and the store is open, which is for its owner to see to; its memory goes with it.
 ///
 /// **Who changes the region** calls [`keep`](Image::keep) for each range, after declaring and before changing it, as
 /// long as the image may be read: layers do that whose transactions all pass through one place. **Who makes it**
@@ -49,7 +49,6 @@ pub struct Image {
     forgotten: AtomicBool,
     kept: AtomicU64,
     region: Arc<RegionState>,
-    /// Other programs keep away from the segment's file.
     store: Arc<Shared>,
 }
 
