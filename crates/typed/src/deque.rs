@@ -1,7 +1,7 @@
 //! Queues with two ends: a ring of values.
 
 use crate::link::Link;
-use crate::value::datum::{Datum, Loader, Loading, Piece, replace};
+use crate::value::datum::{Datum, Loader, Loading, Piece, absorb_item, collect};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Taken, Yes, free_all, relocate, take};
@@ -156,22 +156,17 @@ unsafe impl<T: Recoverable> Recoverable for PVecDeque<T> {
     }
 
     unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
-        // SAFETY: the caller's word: an empty one is made.
-        let mut made = unsafe {
-            to.write(PVecDeque::new());
-            Mut::<Self>::new(to, loader.tx())
-        };
-        made.extend(loader.items(from).into_iter().map(|item| Loading(item, loader)));
+        let items = loader.items(from).into_iter().map(|item| Loading(item, loader));
+        // SAFETY: the caller's word.
+        unsafe { collect(to, PVecDeque::new(), loader, |mut made| made.extend(items)) }
     }
 
     unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
-        match (path, piece) {
-            // SAFETY: the caller's word.
-            ([], Piece::Item(item)) => unsafe {
-                Mut::<Self>::new(this, loader.tx()).push_back(Loading(item, loader));
-            },
-            // SAFETY: likewise.
-            (path, piece) => unsafe { replace(this, path, piece, loader) },
+        // SAFETY: the caller's word.
+        unsafe {
+            absorb_item(this, (path, piece), loader, |mut values, item| {
+                values.push_back(Loading(item, loader))
+            });
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::btree_map::PBTreeMap;
 use crate::entry::{AsKey, Entry};
 use crate::hash_map::PHashMap;
-use crate::value::datum::{Datum, LoadedKey, Loader, Piece, replace};
+use crate::value::datum::{Datum, LoadedKey, Loader, Piece, absorb_item, collect};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Taken, Yes};
@@ -128,25 +128,17 @@ macro_rules! set {
             }
 
             unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
-                // SAFETY: the caller's word: an empty set is made.
-                let mut made = unsafe {
-                    to.write($set::new());
-                    Mut::<Self>::new(to, loader.tx())
-                };
-                for value in loader.items(from) {
-                    made.insert(LoadedKey::new(value, loader));
-                }
+                let values = loader.items(from).into_iter().map(|value| LoadedKey::new(value, loader));
+                // SAFETY: the caller's word.
+                unsafe { collect(to, $set::new(), loader, |mut made| made.extend(values)) }
             }
 
             unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
-                match (path, piece) {
-                    ([], Piece::Item(value)) => {
-                        let value = LoadedKey::new(value, loader);
-                        // SAFETY: the caller's word.
-                        unsafe { Mut::<Self>::new(this, loader.tx()) }.insert(value);
-                    }
-                    // SAFETY: likewise.
-                    (path, piece) => unsafe { replace(this, path, piece, loader) },
+                // SAFETY: the caller's word.
+                unsafe {
+                    absorb_item(this, (path, piece), loader, |mut set, value| {
+                        set.insert(LoadedKey::new(value, loader));
+                    });
                 }
             }
         }

@@ -2,7 +2,7 @@
 //! known to be stale after that. What programs build graphs with: keys are plain values, in a store and out of
 //! it.
 
-use crate::value::datum::{Datum, Loader, Piece, replace};
+use crate::value::datum::{Datum, Loader, Piece, absorb_entry, collect};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, No, Recoverable, Taken, Yes, take};
@@ -259,25 +259,23 @@ unsafe impl<T: Recoverable> Recoverable for PSlotMap<T> {
     }
 
     unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
-        // SAFETY: the caller's word: an empty map is made.
-        let mut made = unsafe {
-            to.write(PSlotMap::new());
-            Mut::<Self>::new(to, loader.tx())
-        };
-        for (key, value) in loader.entries(from) {
-            made.put(key_of(&loader.text(key), loader), value, loader);
+        let entries = loader.entries(from);
+        // SAFETY: the caller's word.
+        unsafe {
+            collect(to, PSlotMap::new(), loader, |mut made| {
+                for (key, value) in entries {
+                    made.put(key_of(&loader.text(key), loader), value, loader);
+                }
+            });
         }
     }
 
     unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
-        match (path, piece) {
-            ([], Piece::Entry(key, value)) => {
-                // SAFETY: the caller's word.
-                let mut map = unsafe { Mut::<Self>::new(this, loader.tx()) };
+        // SAFETY: the caller's word.
+        unsafe {
+            absorb_entry(this, (path, piece), loader, |mut map, key, value| {
                 map.put(key_of(&loader.text(key), loader), value, loader);
-            }
-            // SAFETY: likewise.
-            (path, piece) => unsafe { replace(this, path, piece, loader) },
+            });
         }
     }
 }

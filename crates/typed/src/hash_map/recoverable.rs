@@ -4,7 +4,7 @@ use super::PHashMap;
 use super::table::{Door, Table};
 use crate::entry::AsKey;
 use crate::link::Link;
-use crate::value::datum::{Datum, LoadedKey, Loader, Loading, Piece, replace};
+use crate::value::datum::{Datum, LoadedKey, Loader, Loading, Piece, absorb_entry, collect};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Answer, Init, Recoverable, Yes};
@@ -79,25 +79,18 @@ where
     }
 
     unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
-        // SAFETY: the caller's word: an empty map is made.
-        let mut made = unsafe {
-            to.write(PHashMap::new());
-            Mut::<Self>::new(to, loader.tx())
-        };
-        for (key, value) in loader.entries(from) {
-            made.insert(LoadedKey::new(key, loader), Loading(value, loader));
-        }
+        let entries = loader.entries(from).into_iter();
+        let entries = entries.map(|(key, value)| (LoadedKey::new(key, loader), Loading(value, loader)));
+        // SAFETY: the caller's word.
+        unsafe { collect(to, PHashMap::new(), loader, |mut made| made.extend(entries)) }
     }
 
     unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
-        match (path, piece) {
-            ([], Piece::Entry(key, value)) => {
-                let key: LoadedKey<'_, K, K::Borrowed> = LoadedKey::new(key, loader);
-                // SAFETY: the caller's word.
-                unsafe { Mut::<Self>::new(this, loader.tx()) }.insert(key, Loading(value, loader));
-            }
-            // SAFETY: likewise.
-            (path, piece) => unsafe { replace(this, path, piece, loader) },
+        // SAFETY: the caller's word.
+        unsafe {
+            absorb_entry(this, (path, piece), loader, |mut map, key, value| {
+                map.insert(LoadedKey::new(key, loader), Loading(value, loader));
+            });
         }
     }
 }

@@ -3,7 +3,7 @@
 //! their digits: so a field may have moved, gone, or become wider.
 
 use crate::error::Error;
-use crate::value::guard::Owned;
+use crate::value::guard::{Mut, Owned};
 use crate::value::recoverable::{Init, Recoverable};
 use crate::value::tx::Tx;
 use caliburn_heap::Place;
@@ -272,6 +272,59 @@ unsafe impl<'id, K: Recoverable, Q: ?Sized> Init<'id, K> for LoadedKey<'id, K, Q
     unsafe fn init(self, to: *mut K, tx: Tx<'id>) {
         // SAFETY: the caller's word.
         unsafe { self.0.init(to, tx) }
+    }
+}
+
+/// Makes an empty collection, and lets `fill` fill it.
+///
+/// # Safety
+/// As [`Init::init`].
+pub(crate) unsafe fn collect<'id, C: Recoverable>(
+    to: *mut C,
+    empty: C,
+    loader: &Loader<'_, 'id>,
+    fill: impl FnOnce(Mut<'_, 'id, C>),
+) {
+    // SAFETY: the caller's word; an empty collection is one anywhere.
+    fill(unsafe {
+        to.write(empty);
+        Mut::new(to, loader.tx())
+    });
+}
+
+/// Lets `put` put an item into a collection, if the piece is one.
+///
+/// # Safety
+/// As [`Recoverable::absorb`].
+pub(crate) unsafe fn absorb_item<'id, C: Recoverable>(
+    this: *mut C,
+    (path, piece): (&[String], Piece),
+    loader: &Loader<'_, 'id>,
+    put: impl FnOnce(Mut<'_, 'id, C>, Datum),
+) {
+    match (path, piece) {
+        // SAFETY: the caller's word.
+        ([], Piece::Item(item)) => put(unsafe { Mut::new(this, loader.tx()) }, item),
+        // SAFETY: likewise.
+        (path, piece) => unsafe { replace(this, path, piece, loader) },
+    }
+}
+
+/// The same of an entry.
+///
+/// # Safety
+/// Likewise.
+pub(crate) unsafe fn absorb_entry<'id, C: Recoverable>(
+    this: *mut C,
+    (path, piece): (&[String], Piece),
+    loader: &Loader<'_, 'id>,
+    put: impl FnOnce(Mut<'_, 'id, C>, Datum, Datum),
+) {
+    match (path, piece) {
+        // SAFETY: the caller's word.
+        ([], Piece::Entry(key, value)) => put(unsafe { Mut::new(this, loader.tx()) }, key, value),
+        // SAFETY: likewise.
+        (path, piece) => unsafe { replace(this, path, piece, loader) },
     }
 }
 
