@@ -303,6 +303,59 @@ fn what_cannot_be_made_is_refused_and_the_old_objects_stay() {
     check(&Objects::<new::World>::migrate_fields(&store, "world", ON).unwrap());
 }
 
+mod chains {
+    use super::*;
+
+    #[derive(Recoverable, Default)]
+    #[repr(C)]
+    pub struct Old {
+        pub first: Option<PBox<Link>>,
+    }
+    #[derive(Recoverable, Default)]
+    #[repr(C)]
+    pub struct New {
+        pub first: Option<PBox<Link>>,
+        pub name: PString,
+    }
+    #[derive(Recoverable)]
+    #[repr(C)]
+    pub struct Link {
+        pub number: u64,
+        pub next: Option<PBox<Link>>,
+    }
+}
+
+/// Who makes values of data calls itself for each that is in another: as deep as a stack holds, and no deeper.
+#[test]
+fn chains_of_boxes_are_moved_as_far_as_they_may_be_deep() {
+    let (_dir, store) = store(Policy::Undo);
+    for (name, links, fits) in [("short", 130, true), ("long", 1000, false)] {
+        let old = Objects::<chains::Old>::open(&store, name).unwrap();
+        old.update(|mut old| {
+            let mut old = old.fields();
+            for number in 0..links {
+                let next = old.first.take();
+                old.first.set(Some(PBox::new(chains::LinkInit { number, next })));
+            }
+        })
+        .unwrap();
+        drop(old);
+        match Objects::<chains::New>::migrate_fields(&store, name, ON) {
+            Ok(new) => {
+                let view = new.read();
+                let chain = std::iter::successors(view.first.as_deref(), |link| link.next.as_deref());
+                assert!(fits && chain.map(|link| link.number).eq((0..links).rev()));
+            }
+            Err(error) => {
+                assert!(!fits && error.to_string().contains("deeper than 400"), "{error}");
+                let old = Objects::<chains::Old>::open(&store, name).unwrap();
+                assert_eq!(old.read().first.as_ref().unwrap().number, links - 1);
+                assert!(old.unreached().unwrap().is_empty());
+            }
+        }
+    }
+}
+
 fn options(policy: Policy) -> Options {
     let mut options = Store::options();
     options.create(true).policy(policy).log_bytes(4 << 20).stage_bytes(2 << 20).reserve_bytes(1 << 30);
