@@ -17,6 +17,30 @@ use std::sync::Arc;
 struct State {
     objects: BTreeMap<Place, Arc<[u8]>>,
     root: Option<Place>,
+    /// A prepared transaction that is undecided.
+    undecided: Option<Arc<Undecided>>,
+}
+
+/// What it did.
+#[derive(Debug, Default, PartialEq)]
+struct Undecided {
+    id: [u8; 8],
+    taken: BTreeMap<Place, Arc<[u8]>>,
+    freed: Vec<Place>,
+    /// Of the objects that it took and freed at once.
+    passing: usize,
+}
+
+impl State {
+    /// The state when that is decided.
+    fn decided(&self, commit: bool) -> State {
+        let mut state = self.clone();
+        if let Some(undecided) = state.undecided.take().filter(|_| commit) {
+            undecided.freed.iter().for_each(|place| _ = state.objects.remove(place));
+            state.objects.extend(undecided.taken.clone());
+        }
+        state
+    }
 }
 
 type Step = Result<(), String>;
@@ -35,15 +59,28 @@ fn transaction(
     heap: &Heap,
     before: &State,
     number: u64,
+    may_prepare: bool,
     random: &mut Random,
 ) -> Result<Option<State>, String> {
     let mut state = before.clone();
+    let held = |place: &Place| {
+        before.undecided.iter().any(|u| u.freed.contains(place) || u.taken.contains_key(place))
+    };
+    let prepares = may_prepare && before.undecided.is_none() && random.chance(1, 3);
+    let (mut freed, mut passing) = (Vec::new(), 0);
     let mut tx = heap.begin().map_err(text)?;
     for i in 0..1 + random.below(4) {
         let some = random.below(state.objects.len().max(1) as u64) as usize;
-        match (random.below(5), state.objects.keys().nth(some).copied()) {
+        let place = state.objects.keys().nth(some).copied().filter(|place| !held(place));
+        match (random.below(5), place) {
+            (0 | 1, Some(place)) if prepares && state.root == Some(place) => {}
+            (2, Some(_)) if prepares => {}
             (0 | 1, Some(place)) => {
                 tx.free(place).map_err(text)?;
+                match before.objects.contains_key(&place) {
+                    true => freed.push(place),
+                    false => passing += 1,
+                }
                 state.objects.remove(&place);
                 if state.root == Some(place) {
                     tx.set_root("root", None).map_err(text)?;
@@ -57,7 +94,7 @@ fn transaction(
             _ => {
                 let len = len(random);
                 let place = tx.allocate(len as usize).map_err(text)?;
-                if state.objects.contains_key(&place) || before.objects.contains_key(&place) {
+                if state.objects.contains_key(&place) || before.objects.contains_key(&place) || held(&place) {
                     return Err(format!("{place:?} was allocated twice"));
                 }
                 let bytes: Arc<[u8]> =
@@ -65,7 +102,10 @@ fn transaction(
                 tx.write(place, 0, &bytes).map_err(text)?;
                 // What is freed at once leaves no trace.
                 match random.chance(1, 4) {
-                    true => tx.free(place).map_err(text)?,
+                    true => {
+                        tx.free(place).map_err(text)?;
+                        passing += 1;
+                    }
                     false => drop(state.objects.insert(place, bytes)),
                 }
             }
@@ -75,8 +115,30 @@ fn transaction(
         tx.abort();
         return Ok(None);
     }
+    let taken: BTreeMap<_, _> = state
+        .objects
+        .iter()
+        .filter(|(place, _)| !before.objects.contains_key(place))
+        .map(|(p, o)| (*p, o.clone()))
+        .collect();
+    // What a crash leaves of one that has changed nothing says nothing.
+    if prepares && taken.len() + freed.len() + passing > 0 {
+        let id = number.to_be_bytes();
+        tx.prepare(&id).map_err(text)?;
+        let undecided = Undecided { id, taken, freed, passing };
+        return Ok(Some(State { undecided: Some(Arc::new(undecided)), ..before.clone() }));
+    }
     tx.commit(Class::Process).map_err(text)?;
     Ok(Some(state))
+}
+
+/// Decides what is undecided, if anything is.
+fn decide(heap: &Heap, state: &State, commit: bool) -> Result<State, String> {
+    if let Some(undecided) = &state.undecided {
+        let decide = if commit { Heap::commit_prepared } else { Heap::abort_prepared };
+        decide(heap, &undecided.id).map_err(text)?;
+    }
+    Ok(state.decided(commit))
 }
 
 /// Whether the heap is as that state says.
@@ -91,7 +153,17 @@ fn is(heap: &Heap, state: &State) -> bool {
             there[..] == bytes[..]
         }
     };
-    count == state.objects.len() as u64 && heap.root("root") == state.root && state.objects.iter().all(holds)
+    let undecided = state.undecided.as_deref();
+    // Of an undecided transaction the list, and what it took, are there as well, and what it freed; but nobody else
+    // can use that.
+    let more = undecided.map_or(0, |u| 1 + u.taken.len() + u.passing) as u64;
+    let kept = |place: &Place| undecided.is_some_and(|u| u.freed.contains(place));
+    // Decided, a transaction is off the heap's list when the heap is told, and after a crash when it is opened.
+    let named = heap.prepared().iter().map(|id| &id[..]).eq(undecided.iter().map(|u| &u.id[..]));
+    named
+        && count == state.objects.len() as u64 + more
+        && heap.root("root") == state.root
+        && state.objects.iter().filter(|(place, _)| !kept(place)).all(holds)
 }
 
 /// Lives so many transactions, and looks at the crashes. The number of images.
@@ -155,13 +227,18 @@ fn live(
     // The heap is there from here on.
     store.truncate().map_err(text)?;
     machine.mark(Mark::Forced(0));
+    let prepares = matches!(flavour, Flavour::Redo | Flavour::Adopted);
     for number in 0..transactions {
         let next = states.len();
         machine.mark(Mark::Begun(next));
         // An aborted one is the state before once more.
-        let state = transaction(&heap, &states[next - 1], number, random)?;
+        let decides = states[next - 1].undecided.is_some() && random.chance(1, 2);
+        let state = match decides {
+            true => Some(decide(&heap, &states[next - 1], random.chance(1, 2))?),
+            false => transaction(&heap, &states[next - 1], number, prepares, random)?,
+        };
         states.push(state.unwrap_or_else(|| states[next - 1].clone()));
-        let durable = flavour == Flavour::Persistent;
+        let durable = flavour == Flavour::Persistent || states[next].undecided != states[next - 1].undecided;
         machine.mark(if durable { Mark::Forced(next) } else { Mark::Committed(next) });
         if flavour == Flavour::Redo {
             store.tend_flush(random.chance(1, 2)).map_err(text)?;
@@ -196,8 +273,12 @@ fn look(machine: &Arc<LifeMachine>, flavour: Flavour, possible: &[State]) -> Ste
         ));
     };
     let mut random = Random::new(found.objects.len() as u64);
+    let found = decide(&heap, found, random.chance(1, 2))?;
+    if !is(&heap, &found) {
+        return Err(format!("decided, the heap is not as it should be: it holds {:?}", heap.statistics()));
+    }
     for number in 0..3 {
-        if transaction(&heap, found, 1000 + number, &mut random)?.is_some() {
+        if transaction(&heap, &found, 1000 + number, false, &mut random)?.is_some() {
             break;
         }
     }

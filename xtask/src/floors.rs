@@ -50,7 +50,20 @@ const TREES: [Tree; 7] = [
     },
     Tree {
         root: "crates/heap/src",
-        floors: &["class", "meta", "span", "heap", "rows", "supply", "statistics", "transaction", "lib"],
+        floors: &[
+            "class",
+            "change",
+            "meta",
+            "span",
+            "intentions",
+            "heap",
+            "rows",
+            "supply",
+            "statistics",
+            "transaction",
+            "prepared",
+            "lib",
+        ],
         apart: &[],
     },
     Tree {

@@ -375,7 +375,8 @@ const char *caliburn_code_name(int code);
 // once.
 int caliburn_heap_open(struct caliburn_store *store, const char *name, struct caliburn_heap **heap);
 
-// Closes a heap, which stays in the store. CALIBURN_BUSY while transactions of it are open.
+// Closes a heap, which stays in the store. CALIBURN_BUSY while transactions of it are open, or were prepared by
+// this process and are undecided.
 int caliburn_heap_close(struct caliburn_heap *heap);
 
 // Begins a transaction that can allocate and free; all else that transactions can do, it can.
@@ -409,6 +410,13 @@ uint64_t caliburn_heap_place(const struct caliburn_heap *heap, const void *addre
 
 // Bytes that the object at a place may use; 0 if none begins there.
 uint64_t caliburn_heap_usable_len(const struct caliburn_heap *heap, uint64_t place);
+
+// Commits an undecided transaction of the heap, with what it has allocated and freed. Decided by
+// caliburn_commit_prepared() instead, what it freed stays taken until the heap is opened again.
+int caliburn_heap_commit_prepared(struct caliburn_heap *heap, const void *global_id, size_t len);
+
+// Aborts an undecided transaction of the heap: what it has allocated is free again.
+int caliburn_heap_abort_prepared(struct caliburn_heap *heap, const void *global_id, size_t len);
 
 // Verifies the heap's own data: CALIBURN_DAMAGED if it was overwritten.
 int caliburn_heap_check(const struct caliburn_heap *heap);
@@ -651,10 +659,11 @@ int caliburn_adopt(struct caliburn_tx *tx, struct caliburn_tx *branch);
 
 // Prepares: the transaction is durable and undecided from now on, whatever happens, until
 // caliburn_commit_prepared() or caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For
-// transactions with CALIBURN_RESTORE, not of heaps.
+// transactions with CALIBURN_RESTORE; one of a heap is decided by caliburn_heap_commit_prepared() or
+// caliburn_heap_abort_prepared().
 int caliburn_prepare(struct caliburn_tx *tx, const void *global_id, size_t len);
 
-// Commits lazily, and gives a ticket that tells when the commit is durable. Not for transactions of heaps.
+// Commits lazily, and gives a ticket that tells when the commit is durable.
 int caliburn_commit_async(struct caliburn_tx *tx, struct caliburn_ticket **ticket);
 
 // Whether a ticket's commit is durable: 1 or 0; -1 if there is no such ticket.

@@ -56,13 +56,17 @@ pub extern "C" fn caliburn_heap_open(
     })
 }
 
-/// Closes a heap, which stays in the store. CALIBURN_BUSY while transactions of it are open.
+/// Closes a heap, which stays in the store. CALIBURN_BUSY while transactions of it are open, or were prepared by
+/// this process and are undecided.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_heap_close(heap: *mut caliburn_heap) -> c_int {
     call(|| {
-        let open = entry(heap)?.transactions.load(Ordering::Acquire);
-        if open > 0 {
-            let text = format!("the heap has {open} open transaction(s): commit or abort them first");
+        let entry = entry(heap)?;
+        let open = entry.transactions.load(Ordering::Acquire);
+        let undecided = entry.heap.region().query().uncommitted.len();
+        if open > 0 || undecided > 0 {
+            let open = open.max(undecided);
+            let text = format!("the heap has {open} open or undecided transaction(s): end them first");
             return Err(Fault::new(CALIBURN_BUSY, text));
         }
         let entry = HEAPS.take(heap).ok_or_else(none)?;
@@ -172,6 +176,27 @@ pub extern "C" fn caliburn_heap_place(heap: *const caliburn_heap, address: *cons
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_heap_usable_len(heap: *const caliburn_heap, place: u64) -> u64 {
     entry(heap).map_or(0, |entry| entry.heap.usable_len(Place(place)).map_or(0, |len| len as u64))
+}
+
+/// Commits an undecided transaction of the heap, with what it has allocated and freed. Decided by
+/// caliburn_commit_prepared() instead, what it freed stays taken until the heap is opened again.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_heap_commit_prepared(
+    heap: *mut caliburn_heap,
+    global_id: *const c_void,
+    len: usize,
+) -> c_int {
+    call(|| Ok(entry(heap)?.heap.commit_prepared(text::bytes("global_id", global_id.cast(), len)?)?))
+}
+
+/// Aborts an undecided transaction of the heap: what it has allocated is free again.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_heap_abort_prepared(
+    heap: *mut caliburn_heap,
+    global_id: *const c_void,
+    len: usize,
+) -> c_int {
+    call(|| Ok(entry(heap)?.heap.abort_prepared(text::bytes("global_id", global_id.cast(), len)?)?))
 }
 
 /// Verifies the heap's own data: CALIBURN_DAMAGED if it was overwritten.

@@ -138,7 +138,10 @@ impl TransactionMemory {
     }
 
     /// Takes one of a heap out and ends it; the heap can be closed afterwards.
-    fn end_of_heap(&mut self, end: impl FnOnce(HeapTransaction<'static>) -> Done) -> Done {
+    fn end_of_heap<T>(
+        &mut self,
+        end: impl FnOnce(HeapTransaction<'static>, &'static HeapInUse) -> Done<T>,
+    ) -> Done<T> {
         if !self.is(HEAP) {
             return Err(none());
         }
@@ -147,7 +150,7 @@ impl TransactionMemory {
         let (tx, heap) = unsafe { ManuallyDrop::take(&mut self.body.heap) };
         // Also if the verifier panics.
         let _ended = Ended(heap);
-        end(tx)
+        end(tx, heap)
     }
 }
 
@@ -310,7 +313,7 @@ pub extern "C" fn caliburn_commit(tx: *mut caliburn_tx, class: c_int) -> c_int {
         let place = memory(tx)?;
         match place.take_plain() {
             Some((tx, _)) => Ok(tx.commit(class)?),
-            None => place.end_of_heap(|tx| Ok(tx.commit(class)?)),
+            None => place.end_of_heap(|tx, _| Ok(tx.commit(class)?)),
         }
     })
 }
@@ -337,7 +340,7 @@ pub extern "C" fn caliburn_abort(tx: *mut caliburn_tx) -> c_int {
                 tx.abort();
                 Ok(())
             }
-            None => place.end_of_heap(|tx| {
+            None => place.end_of_heap(|tx, _| {
                 tx.abort();
                 Ok(())
             }),
@@ -446,22 +449,33 @@ pub unsafe extern "C" fn caliburn_adopt(tx: *mut caliburn_tx, branch: *mut calib
 
 /// Prepares: the transaction is durable and undecided from now on, whatever happens, until
 /// caliburn_commit_prepared() or caliburn_abort_prepared() with the same identifier of 1 to 1024 bytes. For
-/// transactions with CALIBURN_RESTORE, not of heaps.
+/// transactions with CALIBURN_RESTORE; one of a heap is decided by caliburn_heap_commit_prepared() or
+/// caliburn_heap_abort_prepared().
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_prepare(tx: *mut caliburn_tx, global_id: *const c_void, len: usize) -> c_int {
     call(|| {
         let global_id = text::bytes("global_id", global_id.cast(), len)?;
+        let place = memory(tx)?;
+        if place.is(HEAP) {
+            return place.end_of_heap(|tx, _| Ok(tx.prepare(global_id)?));
+        }
         Ok(take_plain(tx, true)?.0.prepare(global_id)?)
     })
 }
 
-/// Commits lazily, and gives a ticket that tells when the commit is durable. Not for transactions of heaps.
+/// Commits lazily, and gives a ticket that tells when the commit is durable.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_commit_async(tx: *mut caliburn_tx, ticket: *mut *mut caliburn_ticket) -> c_int {
     call(|| {
         text::check("ticket", ticket)?;
-        let (taken, open) = take_plain(tx, false)?;
-        let taken = taken.commit_async()?;
+        let place = memory(tx)?;
+        let (taken, open) = match place.is(HEAP) {
+            true => place.end_of_heap(|tx, heap| Ok((tx.commit_async()?, heap.store)))?,
+            false => {
+                let (taken, open) = take_plain(tx, false)?;
+                (taken.commit_async()?, open)
+            }
+        };
         open.dependents.fetch_add(1, Ordering::AcqRel);
         text::put("ticket", ticket, TICKETS.insert((taken, open)))
     })

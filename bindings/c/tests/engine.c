@@ -331,6 +331,25 @@ static void heap(const char *path, int policy)
     OK(caliburn_heap_set_root(&tx, "text", CALIBURN_NOWHERE));
     OK(caliburn_commit(&tx, CALIBURN_PROCESS));
     FAILS(CALIBURN_NOT_FOUND, caliburn_heap_root(heap, "text", &place));
+    /* Undecided, and forced later. */
+    for (int committed = 0; policy == CALIBURN_REDO && committed < 2; committed++) {
+        OK(caliburn_heap_begin(heap, &tx));
+        OK(caliburn_heap_alloc(&tx, 100, &place));
+        OK(caliburn_prepare(&tx, "two", 3));
+        FAILS(CALIBURN_INVALID, caliburn_commit(&tx, CALIBURN_PROCESS));
+        FAILS(CALIBURN_BUSY, caliburn_heap_close(heap));
+        OK(committed ? caliburn_heap_commit_prepared(heap, "two", 3) : caliburn_heap_abort_prepared(heap, "two", 3));
+        FAILS(CALIBURN_NOT_FOUND, caliburn_heap_abort_prepared(heap, "two", 3));
+        OK(caliburn_heap_statistics_get(heap, &statistics));
+        CHECK(statistics.objects == (committed ? 2 : 1));
+    }
+    caliburn_ticket *ticket;
+    OK(caliburn_heap_begin(heap, &tx));
+    OK(caliburn_heap_alloc(&tx, 100, &place));
+    int later = caliburn_commit_async(&tx, &ticket);
+    CHECK(later == (policy == CALIBURN_REDO ? CALIBURN_OK : CALIBURN_CLASS));
+    if (later == CALIBURN_OK)
+        OK(caliburn_ticket_wait(ticket));
     OK(caliburn_heap_close(heap));
     OK(caliburn_close(store));
 }

@@ -1,6 +1,7 @@
 //! A heap: its two segments, its spans, its roots.
 
 use crate::class::{self, CLASSES, SIZES, SPAN};
+use crate::intentions::Intentions;
 use crate::meta::{self, Kind, MAGIC, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
 use crate::span::{self, Cache, SPANS_MAX, SpanOwner, Spans};
 use caliburn_engine::zerocopy::FromBytes;
@@ -117,6 +118,8 @@ pub struct Heap {
     pub(crate) partial: [Mutex<Vec<u32>>; CLASSES],
     pub(crate) caches: Box<[Cache]>,
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
+    /// What prepared transactions did. Locked before spans.
+    pub(crate) intentions: Mutex<Vec<Intentions>>,
     /// After the regions: a store that is closed with a heap knows nothing of it any more.
     pub(crate) store: Store,
 }
@@ -203,10 +206,12 @@ impl Heap {
             partial: std::array::from_fn(|_| Mutex::default()),
             caches: (0..CACHES).map(|_| Cache::default()).collect(),
             roots: Mutex::default(),
+            intentions: Mutex::default(),
         };
         heap.read_header(true)?;
         heap.read_roots()?;
         heap.read_rows()?;
+        heap.read_intentions()?;
         Ok(heap)
     }
 

@@ -9,6 +9,9 @@
 //! | `supply` | where objects come from when a cache is empty |
 //! | `statistics` | what it holds, counted and verified |
 //! | `transaction` | a transaction with allocations |
+//! | `change` | what it did with an object |
+//! | `prepared` | transactions with allocations that are undecided |
+//! | `intentions` | the list of what one of them did |
 //! | `span` | 64 KiB of objects of one size, as the process sees them |
 //! | `meta` | what is in recoverable memory: self-checking words, apart from the objects |
 //! | `class` | sizes |
@@ -16,12 +19,15 @@
 //! Invariant: objects and what the heap knows of them are in different segments: a program that writes beyond an
 //! object's end does not reach the heap's own data (Vista's isolation).
 //! Invariant: recoverable words change only when a transaction commits, under the locks of their spans; what open
-//! transactions have taken or are giving up is known to the process alone.
+//! transactions have taken or are giving up is known to the process alone, and of prepared ones in a list of theirs.
 #![forbid(unsafe_code)]
 
+mod change;
 mod class;
 mod heap;
+mod intentions;
 mod meta;
+mod prepared;
 mod rows;
 mod span;
 mod statistics;

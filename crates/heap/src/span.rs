@@ -224,6 +224,12 @@ impl Span {
         word.fetch_add((THERE - FRESH) << shift, Release);
     }
 
+    /// The transaction that took it is undecided, found so by recovery.
+    pub fn mark_fresh(&self, object: u32) {
+        let (word, shift) = self.word(object);
+        word.fetch_sub((THERE - FRESH) << shift, Release);
+    }
+
     /// It was not given up after all.
     pub fn keep(&self, object: u32) {
         let (word, shift) = self.word(object);

@@ -7,6 +7,7 @@
 //!   abort:     what was taken is given back, what was given up is kept
 //! ```
 
+use crate::change::{self, Change, of_objects};
 use crate::class::{self, SIZES, SPAN};
 use crate::heap::{Heap, HeapError, Place, Root};
 use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
@@ -23,48 +24,20 @@ use std::sync::PoisonError;
 /// Largest alignment: regions begin at pages.
 const ALIGN_MAX: usize = 4096;
 
-/// What the transaction did with an object, in a word: the span, 12 bits of object, and whether it was freed.
-/// Sorted, an object's taking comes before its freeing; it cannot be taken again in the same transaction.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Change(u64);
-
-impl Change {
-    fn new(span: u32, object: u32, freed: bool) -> Change {
-        Change(u64::from(span) << 13 | u64::from(object) << 1 | u64::from(freed))
-    }
-
-    fn span(self) -> u32 {
-        (self.0 >> 13) as u32
-    }
-
-    fn object(self) -> u32 {
-        (self.0 >> 1) as u32 & 0xFFF
-    }
-
-    fn freed(self) -> bool {
-        self.0 & 1 == 1
-    }
-
-    /// The object among all of the heap.
-    fn whose(self) -> u64 {
-        self.0 >> 1
-    }
-}
-
-const _: () = assert!(class::objects(0) <= 1 << 12);
-
 /// A transaction with allocations. Dropped without commit, it is aborted: the heap is as it was.
 pub struct HeapTransaction<'h> {
-    heap: &'h Heap,
-    tx: Option<Transaction<'h>>,
-    changes: SmallVec<[Change; 4]>,
-    rare: Option<Box<Rare>>,
+    pub(crate) heap: &'h Heap,
+    pub(crate) tx: Option<Transaction<'h>>,
+    pub(crate) changes: SmallVec<[Change; 4]>,
+    pub(crate) rare: Option<Box<Rare>>,
 }
 
 /// What most transactions do without.
 #[derive(Default)]
-struct Rare {
-    roots: Vec<(String, Option<Place>)>,
+pub(crate) struct Rare {
+    pub roots: Vec<(String, Option<Place>)>,
+    /// What a transaction that is being prepared took: in the words with this one's, but its own for the process.
+    pub intended: Vec<Change>,
     /// Objects of so many changes, when there are too many to look through.
     objects: HashSet<u64>,
     changes: usize,
@@ -86,7 +59,7 @@ impl<'h> HeapTransaction<'h> {
     }
 
     #[inline(always)]
-    fn inner(&mut self) -> &mut Transaction<'h> {
+    pub(crate) fn inner(&mut self) -> &mut Transaction<'h> {
         self.tx.as_mut().expect("a transaction is there until it is spent")
     }
 
@@ -294,20 +267,14 @@ impl<'h> HeapTransaction<'h> {
     /// Commits. What there is to wait for, without locks; a ticket in any case if it is wanted.
     fn make_lasting(mut self, class: Class, wanted: bool) -> Result<Option<Ticket>, HeapError> {
         let heap = self.heap;
-        if heap.store.verifies()
-            && let Some((found, Some(object))) =
-                heap.undeclared().into_iter().find(|(_, object)| object.is_some())
-        {
-            panic!("{found}, in the object at {} of heap {:?}", object.0, heap.name());
-        }
+        self.verify();
         self.changes.sort_unstable();
-        // What was taken and given up again nobody else ever saw.
-        let passing = |of: &[Change]| !of[0].freed() && of[of.len() - 1].freed();
-        let mut roots = self.rare.take().map(|rare| rare.roots).unwrap_or_default();
-        let ticket = if roots.is_empty() && of_objects(&self.changes).all(passing) {
+        let Rare { mut roots, intended, .. } = self.rare.take().map(|rare| *rare).unwrap_or_default();
+        let own = roots.is_empty() && intended.is_empty() && of_objects(&self.changes).all(change::passing);
+        let ticket = if own {
             commit_inner(self.tx.take().expect("not spent"), class, wanted)?
         } else {
-            self.commit_changes((class, wanted), passing, &mut roots)?
+            self.commit_changes((class, wanted), &intended, &mut roots)?
         };
         // 4
         let changes = std::mem::take(&mut self.changes);
@@ -315,16 +282,29 @@ impl<'h> HeapTransaction<'h> {
         Ok(ticket)
     }
 
+    /// Panics if something was stored to an object without being declared, where that is verified.
+    pub(crate) fn verify(&self) {
+        let heap = self.heap;
+        if heap.store.verifies()
+            && let Some((found, Some(object))) =
+                heap.undeclared().into_iter().find(|(_, object)| object.is_some())
+        {
+            panic!("{found}, in the object at {} of heap {:?}", object.0, heap.name());
+        }
+    }
+
     /// Commits with the words that tell of objects, and the roots.
     fn commit_changes(
         &mut self,
         (class, wanted): (Class, bool),
-        passing: impl Fn(&[Change]) -> bool,
+        intended: &[Change],
         named: &mut [(String, Option<Place>)],
     ) -> Result<Option<Ticket>, HeapError> {
         let heap = self.heap;
-        let lasting: Vec<Change> =
-            of_objects(&self.changes).filter(|of| !passing(of)).flatten().copied().collect();
+        let own: Vec<Change> =
+            of_objects(&self.changes).filter(|of| !change::passing(of)).flatten().copied().collect();
+        let mut lasting = [&own, intended].concat();
+        lasting.sort_unstable();
         // 1 In the order of their numbers, so that committers do not wait for each other in a circle.
         let mut spans = lasting.chunk_by(|a, b| a.span() == b.span()).map(|of_span| {
             heap.spans.get(of_span[0].span()).commit.lock().unwrap_or_else(PoisonError::into_inner)
@@ -344,7 +324,7 @@ impl<'h> HeapTransaction<'h> {
         // 3
         let ticket = commit_inner(tx, class, wanted)?;
         // Before anybody can reach them by a root.
-        for change in of_objects(&lasting).map(|of| of[of.len() - 1]).filter(|change| !change.freed()) {
+        for change in of_objects(&own).map(|of| of[of.len() - 1]).filter(|change| !change.freed()) {
             heap.spans.get(change.span()).mark_allocated(change.object());
         }
         if let (Some(roots), Some(next)) = (&mut roots, next) {
@@ -404,11 +384,6 @@ fn commit_inner(tx: Transaction<'_>, class: Class, wanted: bool) -> Result<Optio
         Class::Process if !wanted => tx.commit(class).map(|()| None),
         _ => tx.commit_ticket(class).map(Some),
     }?)
-}
-
-/// Changes by object, in the order of their making; they are sorted.
-fn of_objects(changes: &[Change]) -> impl Iterator<Item = &[Change]> {
-    changes.chunk_by(|a, b| a.whose() == b.whose())
 }
 
 /// Brings the words of the spans up to date; they are locked.

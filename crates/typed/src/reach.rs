@@ -41,12 +41,16 @@ impl Unreached {
 ///
 /// # Errors
 /// [`Error::NotTyped`] when the heap is not one of typed objects, or not what its record says: an object with two
-/// owners that know nothing of each other, a pointer to where no object is.
+/// owners that know nothing of each other, a pointer to where no object is; while prepared transactions are
+/// undecided.
 pub fn unreached(heap: &Heap) -> Result<Unreached, Error> {
     let bad = |why: String| Error::NotTyped { heap: heap.name().to_owned(), why };
     let (Some(anchor), Some(types)) = (heap.root(ANCHOR), heap.root(TYPES)) else {
         return Err(bad("it has no root of typed objects".to_owned()));
     };
+    if !heap.prepared().is_empty() {
+        return Err(bad("what undecided transactions hold, no root reaches: decide them first".to_owned()));
+    }
     let record = Record::parse(&read_types(heap, types)?).map_err(bad)?;
     let marks = RefCell::new(HashSet::new());
     heap.roots().into_iter().for_each(|(_, place)| _ = marks.borrow_mut().insert(place.0));

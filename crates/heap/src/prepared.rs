@@ -1,0 +1,226 @@
+//! Prepared transactions that have allocated or freed: undecided, across crashes too.
+//!
+//! A word of a row tells of 48 objects, so an undecided transaction cannot have changed it: it would hold up all who
+//! allocate beside it. What it did is in an intentions list (Lampson), an object of the heap itself:
+//!
+//! ```text
+//!   prepare    a transaction commits the list, and the words of what was taken
+//!              the prepared transaction carries, with its own changes, the list's DECIDED
+//!   undecided  what was taken is FRESH, what was given up is GIVEN UP: nobody has either
+//!   decided    a transaction takes the list away, and the words of what was given up, or of what was taken
+//! ```
+//!
+//! Invariant: a list that is there belongs to a transaction that the store names as undecided, or its DECIDED tells
+//! how it was decided: stored with what it changed, undone with it. So whoever opens the heap can finish it.
+
+use crate::change::{self, Change, of_objects};
+use crate::class::{SIZES, SPAN};
+use crate::heap::{Heap, HeapError, Place, lock};
+use crate::intentions::{DECIDED, Intentions, NEXT};
+use crate::meta::{self, Kind};
+use crate::transaction::HeapTransaction;
+use caliburn_engine::zerocopy::IntoBytes;
+use caliburn_engine::{Class, CommitError};
+use caliburn_os::simulated::{planted, unless};
+use std::collections::HashSet;
+
+/// Where the first list is named, in the header: its place and one.
+const FIRST: u64 = 24;
+impl HeapTransaction<'_> {
+    /// Makes the transaction durable but undecided
+    /// ([`Transaction::prepare`](caliburn_engine::Transaction::prepare)): until [`Heap::commit_prepared`] or
+    /// [`Heap::abort_prepared`], across crashes too, nobody is given what it has allocated or freed. Keep the heap
+    /// until then: dropped, it cannot be opened again in this process.
+    ///
+    /// # Errors
+    /// As for the engine's, and when the heap is full: the transaction is aborted. When it names a root: let a root
+    /// name an object in which the transaction changes something.
+    ///
+    /// # Panics
+    /// As [`HeapTransaction::commit`].
+    pub fn prepare(mut self, global_id: &[u8]) -> Result<(), HeapError> {
+        let heap = self.heap;
+        if let Some((name, _)) = self.rare.iter().flat_map(|rare| &rare.roots).next() {
+            return Err(heap.root_error(name, "a transaction that changes roots cannot be prepared"));
+        }
+        self.verify();
+        if self.changes.is_empty() {
+            return Ok(self.tx.take().expect("not spent").prepare(global_id)?);
+        }
+        self.changes.sort_unstable();
+        let place = heap.intend(&self.changes, global_id)?;
+        // From here on the list says what becomes of the objects.
+        self.changes.clear();
+        let mut tx = self.tx.take().expect("not spent");
+        let prepared = tx
+            .store(&heap.data, place.0 as usize + DECIDED * 8, &1u64)
+            .map_err(HeapError::from)
+            .and_then(|()| Ok(tx.prepare(global_id)?));
+        if prepared.is_err() {
+            heap.settle(place, false);
+        }
+        prepared
+    }
+}
+
+impl Heap {
+    /// Commits a prepared transaction, in the `Power` class, and what it did to the heap.
+    ///
+    /// # Errors
+    /// As [`Store::commit_prepared`](caliburn_engine::Store::commit_prepared); undecided then. If the heap's own
+    /// part fails after it, the transaction is committed and this is no error: the next opening of the heap
+    /// finishes it.
+    pub fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        self.store.commit_prepared(global_id)?;
+        self.settle_named(global_id, true);
+        Ok(())
+    }
+
+    /// Aborts a prepared transaction, in the `Power` class: the old values are back, what it allocated is free, and
+    /// what it freed is not.
+    ///
+    /// # Errors
+    /// As [`Heap::commit_prepared`].
+    pub fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        self.store.abort_prepared(global_id)?;
+        self.settle_named(global_id, false);
+        Ok(())
+    }
+
+    /// The identifiers of prepared transactions that allocated or freed here and are undecided, or decided but not
+    /// by [`Heap::commit_prepared`] or [`Heap::abort_prepared`]: those hold what they took until the heap is
+    /// opened again.
+    pub fn prepared(&self) -> Vec<Vec<u8>> {
+        lock(&self.intentions).iter().map(|list| list.global_id.clone()).collect()
+    }
+
+    /// Commits a list of what an open transaction did, with what it took.
+    fn intend(&self, changes: &[Change], global_id: &[u8]) -> Result<Place, HeapError> {
+        let mut lists = lock(&self.intentions);
+        let next = lists.last().map_or(0, |list| list.place + 1);
+        let words = Intentions::encode(next, changes, global_id);
+        let mut tx = self.begin()?;
+        let place = tx.allocate(words.len() * 8)?;
+        tx.write(place, 0, words.as_bytes())?;
+        let first = meta::seal(place.0 + 1, FIRST);
+        tx.inner().store(&self.meta, FIRST as usize, &first)?;
+        let taken =
+            changes.iter().filter(|change| !change.freed() && unless("intended-words-forgotten", true));
+        tx.rare.get_or_insert_default().intended = taken.copied().collect();
+        tx.commit(Class::Process)?;
+        lists.push(Intentions { place: place.0, global_id: global_id.to_vec(), changes: changes.to_vec() });
+        Ok(place)
+    }
+
+    fn settle_named(&self, global_id: &[u8], committed: bool) {
+        let place = lock(&self.intentions)
+            .iter()
+            .rfind(|list| list.global_id == global_id)
+            .map(|list| Place(list.place));
+        if let Some(place) = place {
+            self.settle(place, committed);
+        }
+    }
+
+    /// Does to the heap what a decided transaction intended. If that fails, the list stays, and so does what was
+    /// taken or given up, until the heap is opened again.
+    fn settle(&self, place: Place, committed: bool) {
+        let mut lists = lock(&self.intentions);
+        let at = lists.iter().position(|list| list.place == place.0).expect("named by those who settle it");
+        if self.take_away(&lists, at, committed).is_ok() {
+            lists.remove(at);
+        }
+    }
+
+    fn take_away(&self, lists: &[Intentions], at: usize, committed: bool) -> Result<(), HeapError> {
+        let next = at.checked_sub(1).map_or(0, |at| lists[at].place + 1);
+        let mut tx = self.begin()?;
+        match lists.get(at + 1) {
+            Some(before) => tx.store(Place(before.place), NEXT * 8, &next)?,
+            None => tx.inner().store(&self.meta, FIRST as usize, &meta::seal(next, FIRST))?,
+        }
+        tx.free(Place(lists[at].place))?;
+        let mut kept = Vec::new();
+        for of in of_objects(&lists[at].changes) {
+            let (span, object) = (of[0].span(), of[0].object());
+            let (taken, freed) = (!of[0].freed(), of[of.len() - 1].freed());
+            let goes = change::passing(of) || freed == committed;
+            if !goes {
+                kept.push((span, object, taken));
+                continue;
+            }
+            let known = self.spans.get(span);
+            if !freed {
+                known.give_up(known.kind(), object, true);
+            }
+            tx.changes.push(Change::new(span, object, true));
+        }
+        tx.commit(Class::Process)?;
+        for (span, object, taken) in kept {
+            match taken {
+                true => self.spans.get(span).mark_allocated(object),
+                false => self.spans.get(span).keep(object),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up the lists of an earlier process: settles what was decided.
+    pub(crate) fn read_intentions(&self) -> Result<(), HeapError> {
+        let mut next = self.word(FIRST)?;
+        if next == 0 {
+            return Ok(());
+        }
+        let undecided: HashSet<Vec<u8>> = self.store.prepared().into_iter().map(|p| p.global_id).collect();
+        let (mut lists, mut decided, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+        while next != 0 {
+            let place = Place(next - 1);
+            let bad = |why: &str| self.damaged(FIRST, format!("the intentions list at {}: {why}", place.0));
+            if !seen.insert(next) {
+                return Err(bad("it comes twice"));
+            }
+            let words = self.usable_len(place).map_err(|_| bad("no object begins there"))? / 8;
+            let words: Vec<u64> =
+                (0..words).map(|word| self.data.load(place.0 as usize + word * 8)).collect();
+            let list = Intentions::decode(place.0, &words)
+                .ok_or_else(|| bad("it was overwritten: its check does not match"))?;
+            for of in of_objects(&list.changes) {
+                self.mark_intended(of).ok_or_else(|| bad("it names what is not allocated"))?;
+            }
+            next = words[NEXT];
+            if !undecided.contains(&list.global_id) || planted("undecided-settled") {
+                decided.push((place, words[DECIDED] == 1));
+            }
+            lists.push(list);
+        }
+        // The last one made is the first of the chain.
+        lists.reverse();
+        *lock(&self.intentions) = lists;
+        decided.into_iter().for_each(|(place, committed)| self.settle(place, committed));
+        Ok(())
+    }
+
+    /// Makes an allocated object what it is while its transaction is undecided. Nothing if it is not allocated.
+    fn mark_intended(&self, of: &[Change]) -> Option<()> {
+        let (number, object) = (of[0].span(), of[0].object());
+        if number >= self.count.load(caliburn_os::sync::atomic::Ordering::Acquire) {
+            return None;
+        }
+        let span = self.spans.get(number);
+        if span.is_unknown() {
+            self.take_up_one(number).ok()?;
+        }
+        let size = match span.kind() {
+            Kind::Small(class) => u64::from(SIZES[usize::from(class)]),
+            Kind::Large(_) => 0,
+            Kind::Free => return None,
+        };
+        let (_, _, kind) = self.look(Place(u64::from(number) * SPAN + u64::from(object) * size)).ok()?;
+        if of[of.len() - 1].freed() {
+            span.give_up(kind, object, false).then_some(())
+        } else {
+            span.mark_fresh(object);
+            Some(())
+        }
+    }
+}
