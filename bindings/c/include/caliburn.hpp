@@ -32,6 +32,7 @@ namespace caliburn {
 class error : public std::runtime_error {
 public:
     explicit error(int code) : std::runtime_error(caliburn_message()), code_(code) {}
+    error(int code, const char *text) : std::runtime_error(text), code_(code) {}
     int code() const noexcept { return code_; }
 
 private:
@@ -43,6 +44,10 @@ inline void check(int code) {
 }
 
 namespace detail {
+// Whether values of a type can be copied byte by byte. (That they cannot be copied at all counts as trivial.)
+template <class T>
+struct plain : std::integral_constant<bool, std::is_trivially_copyable<T>::value && std::is_copy_constructible<T>::value> {};
+
 // A handle and the function that gives it back. Whatever that says is lost: close() and the like report it.
 template <class T, class Free>
 class handle {
@@ -100,11 +105,11 @@ public:
     // that were read, and how many there are at most. False ends it. It must not throw.
     options &progress(std::function<bool(int, std::uint64_t, std::uint64_t)> told) & {
         told_.reset(new std::function<bool(int, std::uint64_t, std::uint64_t)>(std::move(told)));
-        auto call = [](void *context, int phase, std::uint64_t done, std::uint64_t total) noexcept -> int {
-            auto &told = *static_cast<std::function<bool(int, std::uint64_t, std::uint64_t)> *>(context);
-            return told(phase, done, total) ? 0 : 1;
+        auto tell = [](void *context, int phase, std::uint64_t done, std::uint64_t total) noexcept -> int {
+            auto &call = *static_cast<std::function<bool(int, std::uint64_t, std::uint64_t)> *>(context);
+            return call(phase, done, total) ? 0 : 1;
         };
-        check(caliburn_options_set_progress(handle_.get(), call, told_.get()));
+        check(caliburn_options_set_progress(handle_.get(), tell, told_.get()));
         return *this;
     }
     caliburn_options *raw() const noexcept { return handle_.get(); }
@@ -194,6 +199,13 @@ public:
         check(caliburn_segment_open_or_create(handle_.get(), name.c_str(), len, &raw));
         return caliburn::segment(raw);
     }
+    // Decide what transaction::prepare() left undecided.
+    void commit_prepared(const std::string &global_id) {
+        check(caliburn_commit_prepared(handle_.get(), global_id.data(), global_id.size()));
+    }
+    void abort_prepared(const std::string &global_id) {
+        check(caliburn_abort_prepared(handle_.get(), global_id.data(), global_id.size()));
+    }
     void flush() { check(caliburn_flush(handle_.get())); }
     void truncate() { check(caliburn_truncate(handle_.get())); }
     void close() {
@@ -265,6 +277,13 @@ public:
         return object<T>(place, static_cast<T *>(caliburn_heap_at(handle_.get(), place)));
     }
     void check_all() const { check(caliburn_heap_check(handle_.get())); }
+    // Decide what transaction::prepare() of this heap left undecided.
+    void commit_prepared(const std::string &global_id) {
+        check(caliburn_heap_commit_prepared(handle_.get(), global_id.data(), global_id.size()));
+    }
+    void abort_prepared(const std::string &global_id) {
+        check(caliburn_heap_abort_prepared(handle_.get(), global_id.data(), global_id.size()));
+    }
     caliburn_heap *raw() const noexcept { return handle_.get(); }
 
 private:
@@ -304,7 +323,7 @@ public:
     void declare(const void *address, std::size_t len) { check(caliburn_set_range(&tx_, address, len)); }
     template <class T>
     void store(T *target, const T &value) {
-        static_assert(std::is_trivially_copyable<T>::value, "recoverable memory holds plain data");
+        static_assert(detail::plain<T>::value, "it is no plain data: a copy of it elsewhere would not be the same");
         check(caliburn_write(&tx_, target, &value, sizeof value));
     }
     // An object that the transaction has made and declared, zeroed.
@@ -345,11 +364,29 @@ public:
         open_ = true;
     }
     void adopt(transaction &part) { part.ended(caliburn_adopt(&tx_, &part.tx_)); }
-    void commit(int failure_class = CALIBURN_PROCESS) { ended(caliburn_commit(&tx_, failure_class)); }
+    void commit(int failure_class = CALIBURN_PROCESS) {
+        check_whole();
+        ended(caliburn_commit(&tx_, failure_class));
+    }
+    // Makes it durable and undecided: see caliburn_prepare().
+    void prepare(const std::string &global_id) {
+        check_whole();
+        ended(caliburn_prepare(&tx_, global_id.data(), global_id.size()));
+    }
     void abort() { ended(caliburn_abort(&tx_)); }
     caliburn_tx *raw() noexcept { return &tx_; }
+    // The heap that it allocates from.
+    caliburn_heap *of_heap() const {
+        if (!heap_) throw error(CALIBURN_INVALID, "it is a transaction of a store, not of a heap");
+        return heap_;
+    }
+    // A change was left half done: it can only be aborted.
+    void fail() noexcept { failed_ = true; }
 
 private:
+    void check_whole() const {
+        if (failed_) throw error(CALIBURN_INVALID, "a change of the transaction failed half way: it can only be aborted");
+    }
     // What is refused as invalid has not ended.
     void ended(int code) {
         open_ = open_ && code == CALIBURN_INVALID;
@@ -358,6 +395,7 @@ private:
     caliburn_tx tx_ = CALIBURN_TX_INITIALIZER;
     caliburn_heap *heap_ = nullptr;
     bool open_ = false;
+    bool failed_ = false;
 };
 
 }  // namespace caliburn

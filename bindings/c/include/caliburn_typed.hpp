@@ -8,7 +8,7 @@
 //     };
 //     caliburn::objects<Bank> bank(heap);                // made by Objects::<Bank>::open(&store, "bank")
 //     caliburn::transaction tx(heap);
-//     caliburn::writer in(heap, tx);
+//     caliburn::writer in(tx);
 //     bank->accounts.insert(in, "ann", 5);
 //     bank->history.push_back(in, 1);
 //     tx.commit();
@@ -21,6 +21,12 @@
 //         static void by(Bank &bank, std::ptrdiff_t by) { tell(bank.accounts, by); tell(bank.history, by); }
 //     };
 //
+// References and iterators into a vector or a map are good until something is put into it or taken out of it, by
+// whatever function; `for_each` and loops change nothing of what they go through. Lengths and capacities grow, what
+// `allocate` gives is of zeros: an empty value of every type here, but not of each type of Rust: a `PBox` that is no
+// `Option`, or an enum that begins with another number than 0, is to be filled before the commit. After an exception
+// the transaction can only be aborted. Needs exceptions.
+//
 // One thread changes a heap's objects at a time, and nobody reads them meanwhile: in Rust that is enforced, here it is
 // the program's duty, and so are owners: `free` what was taken out. Nothing here checks the types that the store
 // records: compare `objects::types()` with what the Rust program says, or open it there first.
@@ -29,7 +35,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <random>
+#if __cplusplus >= 201703L
+#include <string_view>
+#endif
 
 #include "caliburn.hpp"
 
@@ -38,7 +48,7 @@ namespace caliburn {
 // What a value is told when it was moved by so many bytes. Plain data need not be told.
 template <class T>
 struct moved {
-    static_assert(std::is_trivially_copyable<T>::value, "say what of it is to be told when it is moved: caliburn::moved");
+    static_assert(detail::plain<T>::value, "say what of it is to be told when it is moved: caliburn::moved");
     static void by(T &, std::ptrdiff_t) {}
 };
 
@@ -59,10 +69,11 @@ void relocate(T *from, T *to, std::size_t count) {
 // A transaction on the objects of a heap: declares, allocates, frees.
 class writer {
 public:
-    writer(const caliburn::heap &heap, caliburn::transaction &tx) : heap_(heap.raw()), tx_(tx.raw()) {}
+    // Of a heap's transaction.
+    explicit writer(caliburn::transaction &tx) : heap_(tx.of_heap()), tx_(&tx) {}
     template <class T>
     void declare(T *at, std::size_t count = 1) {
-        if (count > 0) check(caliburn_set_range(tx_, at, count * sizeof(T)));
+        if (count > 0) whole(caliburn_set_range(tx_->raw(), at, count * sizeof(T)));
     }
     // Declares a value, and gives it to be changed.
     template <class T>
@@ -70,26 +81,39 @@ public:
         declare(&value);
         return value;
     }
-    // Memory for so many values, declared, of zeros: what every type here is when it is empty.
+    // Memory for so many values, neither declared nor of any content.
+    template <class T>
+    T *room(std::size_t count) {
+        std::uint64_t place = CALIBURN_NOWHERE;
+        if (count > SIZE_MAX / sizeof(T)) {
+            tx_->fail();
+            throw std::bad_alloc();
+        }
+        whole(caliburn_heap_alloc_aligned(tx_->raw(), count * sizeof(T), alignof(T) < 16 ? 16 : alignof(T), &place));
+        return static_cast<T *>(caliburn_heap_at(heap_, place));
+    }
+    // Memory for so many values, declared, of zeros.
     template <class T>
     T *allocate(std::size_t count = 1) {
-        std::uint64_t place = CALIBURN_NOWHERE;
-        if (count > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
-        check(caliburn_heap_alloc_aligned(tx_, count * sizeof(T), alignof(T) < 16 ? 16 : alignof(T), &place));
-        T *at = static_cast<T *>(caliburn_heap_at(heap_, place));
+        T *at = room<T>(count);
         declare(at, count);
         std::memset(static_cast<void *>(at), 0, count * sizeof(T));
         return at;
     }
     template <class T>
     void free(T *at) {
-        check(caliburn_heap_free(tx_, caliburn_heap_place(heap_, at)));
+        whole(caliburn_heap_free(tx_->raw(), caliburn_heap_place(heap_, at)));
     }
     std::uint64_t place(const void *at) const { return caliburn_heap_place(heap_, at); }
 
 private:
+    void whole(int code) {
+        if (code == CALIBURN_OK) return;
+        tx_->fail();
+        throw error(code);
+    }
     caliburn_heap *heap_;
-    caliburn_tx *tx_;
+    caliburn::transaction *tx_;
 };
 
 // A pointer in a heap to an object of the same heap: the distance from where it stands. `PBox<T>` of Rust, and
@@ -107,7 +131,9 @@ public:
     T *operator->() const noexcept { return get(); }
     T &operator*() const noexcept { return *get(); }
     explicit operator bool() const noexcept { return distance_ != 0; }
+    // It cannot lead to where it stands itself, which is what a distance of 0 would say.
     void set(writer &in, T *to) {
+        if (static_cast<const void *>(to) == this) throw std::invalid_argument("a pointer to where it stands itself");
         in.declare(this);
         point(to);
     }
@@ -115,7 +141,7 @@ public:
     void point(T *to) noexcept {
         distance_ = to ? reinterpret_cast<char *>(to) - reinterpret_cast<char *>(this) : 0;
     }
-    // Makes an object of zeros that the pointer owns, declared, to be filled.
+    // Makes an object of zeros that the pointer owns, declared, to be filled. What it led to before is not freed.
     T &make(writer &in) {
         T *made = in.allocate<T>();
         set(in, made);
@@ -166,8 +192,9 @@ public:
     }
     void reserve(writer &in, std::size_t wanted) {
         if (wanted <= capacity()) return;
-        T *grown = in.allocate<T>(wanted), *before = items_.get();
+        T *grown = in.room<T>(wanted), *before = items_.get();
         in.declare(this);
+        in.declare(grown, size());
         relocate(before, grown, size());
         items_.point(grown);
         capacity_ = wanted;
@@ -184,10 +211,31 @@ public:
         return *end;
     }
     template <class U = T>
-    typename std::enable_if<std::is_trivially_copyable<U>::value>::type push_back(writer &in, const U &value) {
+    typename std::enable_if<detail::plain<U>::value>::type push_back(writer &in, const U &value) {
         // It may be one of those that are moved.
         U copy = value;
         emplace_back(in) = copy;
+    }
+    // Copies of values that are not in a heap, at the end.
+    template <class U = T>
+    typename std::enable_if<detail::plain<U>::value>::type append(writer &in, const U *values, std::size_t count) {
+        if (count == 0) return;
+        if (count > capacity() - size()) reserve(in, std::max(size() + count, capacity() + capacity()));
+        T *end = items_.get() + size();
+        in.declare(end, count);
+        in.declare(&len_);
+        std::memcpy(static_cast<void *>(end), values, count * sizeof(T));
+        len_ += count;
+    }
+    // Each has what the other had; nothing moves.
+    void swap(writer &in, vector &other) {
+        in.declare(this);
+        in.declare(&other);
+        T *before = items_.get();
+        items_.point(other.items_.get());
+        other.items_.point(before);
+        std::swap(len_, other.len_);
+        std::swap(capacity_, other.capacity_);
     }
     // Shortens it: what is cut off owns nothing any more.
     void truncate(writer &in, std::size_t len) {
@@ -227,14 +275,12 @@ public:
         bytes_.truncate(in, 0);
         append(in, text);
     }
-    void append(writer &in, const std::string &text) {
-        // A copy, since it may be the string's own bytes.
-        std::size_t before = size();
-        if (text.empty()) return;
-        bytes_.reserve(in, std::max(before + text.size(), before == 0 ? 0 : 2 * bytes_.capacity()));
-        for (char byte : text) bytes_.push_back(in, byte);
-    }
+    void append(writer &in, const std::string &text) { bytes_.append(in, text.data(), text.size()); }
     void clear(writer &in) { bytes_.clear(in); }
+    void swap(writer &in, string &other) { bytes_.swap(in, other.bytes_); }
+#if __cplusplus >= 201703L
+    std::string_view view() const noexcept { return empty() ? std::string_view() : std::string_view(data(), size()); }
+#endif
     int compare(const char *text, std::size_t len) const noexcept {
         std::size_t both = std::min(size(), len);
         int order = both == 0 ? 0 : std::memcmp(data(), text, both);
@@ -254,6 +300,11 @@ struct moved<string> {
 inline bool operator==(const string &text, const std::string &other) {
     return text.compare(other.data(), other.size()) == 0;
 }
+inline bool operator!=(const string &text, const std::string &other) { return !(text == other); }
+inline bool operator==(const string &text, const string &other) {
+    return text.compare(other.data(), other.size()) == 0;
+}
+inline bool operator!=(const string &text, const string &other) { return !(text == other); }
 
 // How keys of a map are looked up, made, and freed: integers by their value, strings by a std::string.
 template <class K>
@@ -280,10 +331,15 @@ template <class K, class V>
 class map {
     static constexpr std::size_t MOST = 11;
     static constexpr std::size_t FEWEST = MOST / 2;
+    // Where a value may be.
+    template <class T>
+    struct slot {
+        alignas(T) unsigned char bytes[sizeof(T)];
+    };
     struct node {
         std::uint64_t len;
-        typename std::aligned_storage<sizeof(K), alignof(K)>::type keys[MOST];
-        typename std::aligned_storage<sizeof(V), alignof(V)>::type values[MOST];
+        slot<K> keys[MOST];
+        slot<V> values[MOST];
         K &key(std::size_t index) noexcept { return reinterpret_cast<K &>(keys[index]); }
         V &value(std::size_t index) noexcept { return reinterpret_cast<V &>(values[index]); }
     };
@@ -312,20 +368,22 @@ public:
     }
     // The value of a key, declared, to be filled: one of zeros if there was none.
     V &at(writer &in, const lent &key) {
-        V *found = change(in, key);
-        return found ? *found : *add(in, key);
+        held wanted = key;
+        V *found = change(in, wanted);
+        return found ? *found : *add(in, wanted);
     }
     template <class U = V>
-    typename std::enable_if<std::is_trivially_copyable<U>::value>::type insert(writer &in, const lent &key, const U &value) {
+    typename std::enable_if<detail::plain<U>::value>::type insert(writer &in, const lent &key, const U &value) {
         U copy = value;
         at(in, key) = copy;
     }
     // Takes an entry out, whose value owns nothing any more. Whether there was one.
     bool erase(writer &in, const lent &key) {
-        if (!seek(key)) return false;
+        held wanted = key;
+        if (!seek(wanted)) return false;
         in.declare(this);
+        take(in, root_.get(), height_, &wanted, nullptr, nullptr);
         --len_;
-        take(in, root_.get(), height_, &key, nullptr, nullptr);
         node *before = root_.get();
         if (before->len == 0) {
             root_.point(height_ > 0 ? child(before, 0).get() : nullptr);
@@ -334,13 +392,119 @@ public:
         }
         return true;
     }
+    // Takes everything out; the values own nothing any more.
+    void clear(writer &in) {
+        in.declare(this);
+        if (root_) drop(in, root_.get(), height_);
+        root_.point(nullptr);
+        len_ = 0;
+        height_ = 0;
+    }
+    // Each has what the other had; nothing moves.
+    void swap(writer &in, map &other) {
+        in.declare(this);
+        in.declare(&other);
+        node *before = root_.get();
+        root_.point(other.root_.get());
+        other.root_.point(before);
+        std::swap(len_, other.len_);
+        std::swap(height_, other.height_);
+    }
     // Calls with each key and value, in order.
     template <class F>
     void for_each(F call) const {
-        if (root_) walk(root_.get(), height_, call);
+        for (auto each : *this) call(each.first, each.second);
+    }
+
+    // An entry, as iterators show it.
+    struct entry {
+        const K &first;
+        const V &second;
+    };
+    // Goes through the entries in the order of their keys.
+    class const_iterator {
+    public:
+        using iterator_category = std::input_iterator_tag;
+        using value_type = entry;
+        using difference_type = std::ptrdiff_t;
+        using pointer = void;
+        using reference = entry;
+        const_iterator() noexcept = default;
+        entry operator*() const noexcept {
+            const place &here = path_[depth_ - 1];
+            return entry{here.at->key(here.index), here.at->value(here.index)};
+        }
+        const_iterator &operator++() noexcept {
+            place &here = path_[depth_ - 1];
+            ++here.index;
+            // From an inner node's entry down to the first behind it.
+            if (height_ >= depth_) first(child(here.at, here.index).get());
+            ascend();
+            return *this;
+        }
+        const_iterator operator++(int) noexcept {
+            const_iterator before = *this;
+            ++*this;
+            return before;
+        }
+        friend bool operator==(const const_iterator &one, const const_iterator &other) noexcept {
+            if (one.depth_ == 0 || other.depth_ == 0) return one.depth_ == other.depth_;
+            const place &a = one.path_[one.depth_ - 1], &b = other.path_[other.depth_ - 1];
+            return a.at == b.at && a.index == b.index;
+        }
+        friend bool operator!=(const const_iterator &one, const const_iterator &other) noexcept { return !(one == other); }
+
+    private:
+        friend class map;
+        struct place {
+            node *at;
+            std::size_t index;
+        };
+        void push(node *at, std::size_t index) noexcept {
+            path_[depth_].at = at;
+            path_[depth_].index = index;
+            ++depth_;
+        }
+        // To the first entry below a node.
+        void first(node *at) noexcept {
+            push(at, 0);
+            while (height_ >= depth_) push(child(path_[depth_ - 1].at, 0).get(), 0);
+        }
+        // Out of nodes that have no more entries.
+        void ascend() noexcept {
+            while (depth_ > 0 && path_[depth_ - 1].index >= path_[depth_ - 1].at->len) --depth_;
+        }
+        // More than any map is high: a node has six children.
+        place path_[25];
+        std::uint32_t depth_ = 0;
+        std::uint32_t height_ = 0;
+    };
+    const_iterator begin() const noexcept {
+        const_iterator at;
+        at.height_ = height_;
+        if (root_) at.first(root_.get());
+        at.ascend();
+        return at;
+    }
+    const_iterator end() const noexcept { return const_iterator(); }
+    // The first entry whose key is not less than this.
+    const_iterator lower_bound(const lent &wanted) const {
+        const_iterator found;
+        found.height_ = height_;
+        bool here = false;
+        for (node *at = root_.get(); at && !here;) {
+            std::size_t index;
+            here = search(at, wanted, index);
+            found.push(at, index);
+            at = found.height_ >= found.depth_ ? child(at, index).get() : nullptr;
+        }
+        found.ascend();
+        return found;
     }
 
 private:
+    // What is wanted may be in the map itself, whose entries move.
+    using held = typename std::conditional<std::is_trivially_copyable<lent>::value, const lent, const lent &>::type;
     friend struct moved<map<K, V>>;
     static bool search(node *at, const lent &wanted, std::size_t &index) {
         for (index = 0; index < at->len; ++index) {
@@ -359,12 +523,11 @@ private:
         }
         return nullptr;
     }
-    template <class F>
-    static void walk(node *at, std::uint32_t height, F &call) {
-        for (std::size_t i = 0; i <= at->len; ++i) {
-            if (height > 0) walk(child(at, i).get(), height - 1, call);
-            if (i < at->len) call(static_cast<const K &>(at->key(i)), static_cast<const V &>(at->value(i)));
-        }
+    static void drop(writer &in, node *at, std::uint32_t height) {
+        for (std::size_t i = 0; height > 0 && i <= at->len; ++i) drop(in, child(at, i).get(), height - 1);
+        declare(in, at, height);
+        for (std::size_t i = 0; i < at->len; ++i) caliburn::key<K>::free(in, at->key(i));
+        in.free(at);
     }
     static node *make(writer &in, std::uint32_t height) {
         return height == 0 ? in.allocate<node>() : &in.allocate<inner>()->leaf;
@@ -427,7 +590,7 @@ private:
         std::size_t end = static_cast<std::size_t>(at->len);
         std::memset(static_cast<void *>(&at->key(end)), 0, sizeof(K));
         caliburn::key<K>::fill(in, at->key(end), wanted);
-        typename std::aligned_storage<sizeof(K), alignof(K)>::type aside;
+        slot<K> aside;
         relocate(&at->key(end), reinterpret_cast<K *>(&aside), 1);
         move(at, index, end - index, at, index + 1);
         relocate(reinterpret_cast<K *>(&aside), &at->key(index), 1);
@@ -486,6 +649,7 @@ private:
         std::size_t index = at->len;
         bool here = wanted ? search(at, *wanted, index) : height == 0;
         if (!wanted && height == 0) --index;
+        if (height == 0 && index >= at->len) throw std::logic_error("keys of the map have no order");
         if (height == 0) {
             declare(in, at, 0);
             if (wanted) {
@@ -531,12 +695,14 @@ template <class R>
 class objects {
 public:
     // Those that are there: made in Rust by `Objects::<R>::open`, or by `create`.
-    explicit objects(const caliburn::heap &heap) : heap_(&heap) {
+    explicit objects(const caliburn::heap &heap) : heap_(heap.raw()) {
         std::uint64_t place = CALIBURN_NOWHERE;
-        check(caliburn_heap_root(heap.raw(), "caliburn.root", &place));
-        place = (place + 16 + alignof(R) - 1) / alignof(R) * alignof(R);
-        root_ = static_cast<R *>(caliburn_heap_at(heap.raw(), place));
-        if (!root_) throw std::out_of_range("the root is not in the heap");
+        check(caliburn_heap_root(heap_, "caliburn.root", &place));
+        if (has("caliburn.import")) throw error(CALIBURN_INVALID, "an import of the objects was cut short: do it again");
+        std::uint64_t at = (place + 16 + alignof(R) - 1) / alignof(R) * alignof(R);
+        if (caliburn_heap_usable_len(heap_, place) < at - place + sizeof(R))
+            throw error(CALIBURN_INVALID, "the root is smaller than that type: it was made as one of another");
+        root_ = reinterpret_cast<R *>(caliburn_heap_at(heap_, at));
     }
     // Makes a root of zeros, and records its types: the text that Rust records for the same (`Objects::types`), which
     // compares it when it opens them.
@@ -545,11 +711,15 @@ public:
             std::uint64_t hash_keys[2];
             R root;
         };
+        caliburn_heap *raw = heap.raw();
+        std::uint64_t there = CALIBURN_NOWHERE;
+        if (caliburn_heap_root(raw, "caliburn.root", &there) != CALIBURN_NOT_FOUND)
+            throw error(CALIBURN_EXISTS, "the heap has objects already");
         transaction tx(heap);
-        writer in(heap, tx);
+        writer in(tx);
         anchor *made = in.template allocate<anchor>();
         std::random_device random;
-        for (std::uint64_t &word : made->hash_keys) word = std::uint64_t(random()) << 32 | random();
+        for (std::uint64_t &word : made->hash_keys) word = static_cast<std::uint64_t>(random()) << 32 | random();
         char *record = in.template allocate<char>(8 + types.size());
         std::uint64_t len = types.size();
         std::memcpy(record, &len, 8);
@@ -562,9 +732,9 @@ public:
     // The types as they are recorded.
     std::string types() const {
         std::uint64_t place = CALIBURN_NOWHERE, len = 0;
-        check(caliburn_heap_root(heap_->raw(), "caliburn.types", &place));
-        const char *record = static_cast<const char *>(caliburn_heap_at(heap_->raw(), place));
-        std::uint64_t usable = caliburn_heap_usable_len(heap_->raw(), place);
+        check(caliburn_heap_root(heap_, "caliburn.types", &place));
+        const char *record = static_cast<const char *>(caliburn_heap_at(heap_, place));
+        std::uint64_t usable = caliburn_heap_usable_len(heap_, place);
         if (record && usable >= 8) std::memcpy(&len, record, 8);
         if (!record || usable < 8 || len > usable - 8) throw std::out_of_range("the record of types is damaged");
         return std::string(record + 8, static_cast<std::size_t>(len));
@@ -573,7 +743,11 @@ public:
     R &operator*() const noexcept { return *root_; }
 
 private:
-    const caliburn::heap *heap_;
+    bool has(const char *root) const {
+        std::uint64_t place = CALIBURN_NOWHERE;
+        return caliburn_heap_root(heap_, root, &place) == CALIBURN_OK;
+    }
+    caliburn_heap *heap_;
     R *root_;
 };
 

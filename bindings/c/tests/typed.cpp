@@ -6,6 +6,7 @@
 //     typed DIRECTORY check        compares them with what Rust has written down, and takes everything out
 #include <caliburn_typed.hpp>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -41,6 +42,10 @@ template <>
 struct caliburn::moved<Account> {
     static void by(Account &account, std::ptrdiff_t by) { tell(account.history, by); }
 };
+
+// What holds distances is no plain data, however it is nested.
+static_assert(!caliburn::detail::plain<Account>::value && !caliburn::detail::plain<Node>::value, "pointers inside");
+static_assert(caliburn::detail::plain<std::uint64_t>::value, "a number");
 
 static std::uint64_t state = 1;
 static std::uint64_t random_number(std::uint64_t below) {
@@ -79,7 +84,7 @@ static std::string text(const World &world) {
         ++count;
     });
     CHECK(count == world.accounts.size());
-    world.numbers.for_each([&](std::uint64_t key, std::int32_t value) { out << "number " << key << ' ' << value << '\n'; });
+    for (auto entry : world.numbers) out << "number " << entry.first << ' ' << entry.second << '\n';
     for (const caliburn::string &name : world.names) out << "name " << name.str() << '\n';
     for (const Node *node = world.chain.get(); node; node = node->next.get()) out << "link " << node->number << '\n';
     return out.str();
@@ -144,7 +149,7 @@ static void steps(const caliburn::heap &heap, caliburn::objects<World> &world, M
         if (undone) before = model;
         {
             caliburn::transaction tx(heap);
-            caliburn::writer in(heap, tx);
+            caliburn::writer in(tx);
             for (std::uint64_t n = random_number(6); n > 0; --n) step(in, *world, model, range);
             if (!undone) tx.commit();
         }
@@ -154,18 +159,92 @@ static void steps(const caliburn::heap &heap, caliburn::objects<World> &world, M
     CHECK(text(*world) == model.text());
 }
 
+// Entries from a key on, as std's map has them.
+static void ranges(const World &world, const Model &model, std::uint64_t range) {
+    for (std::uint64_t key = 0; key < range + 2; ++key) {
+        auto there = world.numbers.lower_bound(key);
+        auto expected = model.numbers.lower_bound(key);
+        for (int i = 0; i < 20; ++i, ++there, ++expected) {
+            CHECK((there == world.numbers.end()) == (expected == model.numbers.end()));
+            if (expected == model.numbers.end()) break;
+            CHECK((*there).first == expected->first && (*there).second == expected->second);
+        }
+    }
+}
+
+template <class F>
+static void fails(F call, int code) {
+    try {
+        call();
+    } catch (const caliburn::error &error) {
+        CHECK(error.code() == code);
+        return;
+    }
+    CHECK(false);
+}
+
+// What a program may do that is not in the model.
+static void corners(const caliburn::heap &heap, caliburn::objects<World> &world) {
+    fails([&] { caliburn::objects<World>::create(heap, "again"); }, CALIBURN_EXISTS);
+    fails([&] { caliburn::objects<std::array<char, 100000>> larger(heap); }, CALIBURN_INVALID);
+    std::string before = text(*world);
+    caliburn::transaction tx(heap);
+    caliburn::writer in(tx);
+    // Keys that are in the map, whose entries move.
+    caliburn::map<std::uint64_t, std::uint64_t> &parents = *in.allocate<caliburn::map<std::uint64_t, std::uint64_t>>();
+    for (std::uint64_t i = 1; i < 400; ++i) {
+        parents.insert(in, i, i * 7 % 1000 + 400);
+        parents.insert(in, *parents.find(i), i);
+        CHECK(parents.find(i * 7 % 1000 + 400) && parents.find(i));
+    }
+    while (!parents.empty()) {
+        std::size_t size = parents.size();
+        auto middle = parents.lower_bound(400);
+        if (middle == parents.end()) middle = parents.begin();
+        std::uint64_t key = (*middle).first;
+        CHECK(parents.erase(in, (*middle).first) && parents.size() == size - 1 && !parents.find(key));
+    }
+    for (std::uint64_t i = 0; i < 1000; ++i) parents.insert(in, i, i);
+    parents.clear(in);
+    CHECK(parents.empty() && parents.begin() == parents.end());
+    parents.insert(in, 5, 5);
+    CHECK(parents.size() == 1);
+    parents.clear(in);
+    // Text grows in proportion, and changes hands.
+    caliburn::string &one = world->names.emplace_back(in), &two = *in.allocate<caliburn::string>();
+    for (int i = 0; i < 1000; ++i) one.append(in, "x");
+    caliburn_heap_statistics grown;
+    caliburn::check(caliburn_heap_statistics_get(heap.raw(), &grown));
+    CHECK(one.size() == 1000 && in.place(one.data()) != CALIBURN_NOWHERE && grown.large_bytes == 0);
+    two.swap(in, one);
+    CHECK(one.empty() && two.size() == 1000 && two != one && two == std::string(1000, 'x'));
+    one.swap(in, two);
+    // A pointer to itself is none.
+    try {
+        world->chain.set(in, reinterpret_cast<Node *>(&world->chain));
+        CHECK(false);
+    } catch (const std::invalid_argument &) {
+    }
+    // What failed half way is not committed.
+    fails([&] { in.free(&before); }, CALIBURN_NOT_ALLOCATED);
+    fails([&] { tx.commit(); }, CALIBURN_INVALID);
+    tx.abort();
+    CHECK(text(*world) == before);
+}
+
 static void empty(const caliburn::heap &heap, caliburn::objects<World> &world) {
     std::vector<std::string> names;
     std::vector<std::uint64_t> numbers;
     world->accounts.for_each([&](const caliburn::string &name, const Account &) { names.push_back(name.str()); });
     world->numbers.for_each([&](std::uint64_t key, std::int32_t) { numbers.push_back(key); });
     caliburn::transaction tx(heap);
-    caliburn::writer in(heap, tx);
+    caliburn::writer in(tx);
     for (const std::string &name : names) {
         world->accounts.change(in, name)->history.clear(in);
         CHECK(world->accounts.erase(in, name));
     }
-    for (std::uint64_t key : numbers) CHECK(world->numbers.erase(in, key));
+    for (std::size_t i = 0; i < numbers.size() / 2; ++i) CHECK(world->numbers.erase(in, numbers[i]));
+    world->numbers.clear(in);
     for (std::size_t i = 0; i < world->names.size(); ++i) world->names.change(in, i).clear(in);
     world->names.clear(in);
     while (Node *first = world->chain.get()) {
@@ -196,6 +275,8 @@ static void own(const std::string &path) {
         CHECK(world.types() == "types of a test");
         steps(heap, world, model, 3000, 400);
         CHECK(world->numbers.find(1000) == nullptr && model.chain.size() > 10);
+        ranges(*world, model, 400);
+        corners(heap, world);
         try {
             world->names.at(1000);
             CHECK(false);
@@ -207,7 +288,22 @@ static void own(const std::string &path) {
     caliburn::objects<World> world(heap);
     CHECK(text(*world) == model.text());
     steps(heap, world, model, 300, 40);
+    ranges(*world, model, 400);
     empty(heap, world);
+}
+
+static void undecided(const std::string &path) {
+    caliburn::store store(path, caliburn::options().set(CALIBURN_CREATE, 1));
+    caliburn::heap heap(store, "world");
+    caliburn::objects<World> world = caliburn::objects<World>::create(heap, "types of a test");
+    for (int committed = 0; committed < 2; ++committed) {
+        caliburn::transaction tx(heap);
+        caliburn::writer in(tx);
+        world->numbers.insert(in, 1, 1);
+        tx.prepare("one");
+        committed ? heap.commit_prepared("one") : heap.abort_prepared("one");
+        CHECK(world->numbers.size() == static_cast<std::size_t>(committed));
+    }
 }
 
 static std::string read(const std::string &path) {
@@ -243,6 +339,7 @@ int main(int argc, char **argv) {
     std::string dir = argv[1];
     if (argc == 2) {
         own(dir + "/typed");
+        undecided(dir + "/undecided");
     } else {
         with_rust(dir, std::string(argv[2]) == "change");
     }
