@@ -25,7 +25,7 @@ const HEADERS: &str = "bindings/c/include";
 /// Builds and installs everything.
 pub fn run_in(prefix: &str) -> Result<(), String> {
     let prefix = std::path::absolute(prefix).map_err(|e| format!("{prefix}: {e}"))?;
-    run("cargo build --release --quiet -p caliburn-c -p caliburn-command")?;
+    run("cargo build --release --quiet --target-dir target -p caliburn-c -p caliburn-command")?;
     let (lib, bin, man) = (prefix.join("lib"), prefix.join("bin"), prefix.join("share/man"));
     let folders = [&prefix.join("include"), &lib.join("pkgconfig"), &lib.join("cmake/caliburn"), &bin];
     for folder in folders.into_iter().chain([&man.join("man1"), &man.join("man3")]) {

@@ -88,6 +88,16 @@ impl Kind {
         }
     }
 
+    /// What was encoded; free for anything else.
+    #[inline]
+    pub fn of(bits: u64) -> Kind {
+        match bits & 0xFF {
+            1 => Kind::Small((bits >> 8) as u8),
+            2 => Kind::Large((bits >> 8) as u32),
+            _ => Kind::Free,
+        }
+    }
+
     /// Nothing if no kind has these bits.
     pub fn decode(bits: u64) -> Option<Kind> {
         let rest = bits >> 8;

@@ -70,8 +70,7 @@ impl Span {
     /// What it is. Free while it is unknown.
     #[inline]
     pub fn kind(&self) -> Kind {
-        let kind = self.kind.load(SeqCst);
-        if kind == UNKNOWN { Kind::Free } else { Kind::decode(kind).expect("only kinds are stored") }
+        Kind::of(self.kind.load(SeqCst))
     }
 
     /// Whether its row was not looked at yet.
@@ -103,6 +102,7 @@ impl Span {
         self.at.store(at as u8, SeqCst);
     }
 
+    #[inline]
     fn words(&self) -> &[AtomicU64; WORDS] {
         self.objects.get_or_init(|| Box::new([const { AtomicU64::new(0) }; WORDS]))
     }
@@ -195,6 +195,16 @@ impl Span {
         }
     }
 
+    /// Whether an object is fresh, or there and not given up; nothing if it is neither.
+    #[inline]
+    pub fn freshness(&self, object: u32) -> Option<bool> {
+        match self.state(object) {
+            FRESH => Some(true),
+            THERE => Some(false),
+            _ => None,
+        }
+    }
+
     /// Notes that an open transaction gives an object up, which is fresh or not; false if it is not so.
     #[inline]
     pub fn give_up(&self, kind: Kind, object: u32, fresh: bool) -> bool {
@@ -236,6 +246,7 @@ impl Span {
         word.fetch_sub((GIVEN_UP - THERE) << shift, Release);
     }
 
+    #[inline]
     fn state(&self, object: u32) -> u64 {
         let (word, shift) = self.word(object);
         word.load(Acquire) >> shift & GIVEN_UP
@@ -250,12 +261,6 @@ impl Span {
     /// Whether nobody has the object, not even an open transaction that gives it up.
     pub fn is_free(&self, object: u32) -> bool {
         self.state(object) == 0
-    }
-
-    /// Whether an open transaction has taken it.
-    #[inline]
-    pub fn is_fresh(&self, object: u32) -> bool {
-        self.state(object) == FRESH
     }
 
     /// Objects that are not free.
@@ -324,12 +329,12 @@ mod tests {
             all.sort_unstable();
             assert_eq!(all, (0..count).collect::<Vec<_>>());
             let last = count - 1;
-            assert!(span.holds(kind, last) && span.is_fresh(last));
+            assert!(span.holds(kind, last) && span.freshness(last) == Some(true));
             assert!(!span.give_up(kind, last, false));
             span.mark_allocated(last);
-            assert!(span.holds(kind, last) && !span.is_fresh(last));
+            assert!(span.holds(kind, last) && span.freshness(last) == Some(false));
             assert!(span.give_up(kind, last, false) && !span.give_up(kind, last, false));
-            assert!(!span.holds(kind, last));
+            assert!(!span.holds(kind, last) && span.freshness(last).is_none());
             assert_eq!((span.take(class), span.taken()), (None, count));
             span.keep(last);
             assert!(span.give_up(kind, last, false));

@@ -142,11 +142,11 @@ impl<'h> HeapTransaction<'h> {
     /// that is open has allocated it: no other error, also when the heap is full.
     pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
         let heap = self.heap;
-        let (number, object, kind) = heap.look(place)?;
+        let (number, object, kind) = heap.place_in_span(place)?;
         let span = heap.spans.get(number);
-        let fresh = span.is_fresh(object);
-        if fresh && !self.took(number, object) || !span.give_up(kind, object, fresh) {
-            return Err(heap.not_allocated(place));
+        match span.freshness(object) {
+            Some(fresh) if (!fresh || self.took(number, object)) && span.give_up(kind, object, fresh) => {}
+            _ => return Err(heap.not_allocated(place)),
         }
         self.note(number, object, true);
         Ok(())
@@ -227,11 +227,30 @@ impl<'h> HeapTransaction<'h> {
     /// being declared; the text names the object.
     #[inline(always)]
     pub fn commit(mut self, class: Class) -> Result<(), HeapError> {
-        if self.changes.is_empty() && self.rare.is_none() && !self.heap.store.verifies() {
-            // Nothing of the heap's own has changed.
+        if self.rare.is_some() || self.heap.store.verifies() {
+            return self.commit_all(class);
+        }
+        if self.changes.is_empty() {
             return Ok(self.tx.take().expect("not spent").commit(class)?);
         }
-        self.commit_all(class)
+        if !self.changes.is_sorted() {
+            self.changes.sort_unstable();
+        }
+        if !of_objects(&self.changes).all(change::passing) {
+            return self.commit_all(class);
+        }
+        // Nothing of the heap's own has changed.
+        self.tx.take().expect("not spent").commit(class)?;
+        self.put_freed();
+        Ok(())
+    }
+
+    /// What it has freed can be taken again.
+    #[inline]
+    fn put_freed(mut self) {
+        let heap = self.heap;
+        self.changes.iter().filter(|c| c.freed()).for_each(|freed| heap.put(freed.span(), freed.object()));
+        self.changes.clear();
     }
 
     #[inline(never)]
@@ -266,7 +285,6 @@ impl<'h> HeapTransaction<'h> {
 
     /// Commits. What there is to wait for, without locks; a ticket in any case if it is wanted.
     fn make_lasting(mut self, class: Class, wanted: bool) -> Result<Option<Ticket>, HeapError> {
-        let heap = self.heap;
         self.verify();
         self.changes.sort_unstable();
         let Rare { mut roots, intended, .. } = self.rare.take().map(|rare| *rare).unwrap_or_default();
@@ -277,8 +295,7 @@ impl<'h> HeapTransaction<'h> {
             self.commit_changes((class, wanted), &intended, &mut roots)?
         };
         // 4
-        let changes = std::mem::take(&mut self.changes);
-        changes.iter().filter(|c| c.freed()).for_each(|freed| heap.put(freed.span(), freed.object()));
+        self.put_freed();
         Ok(ticket)
     }
 
