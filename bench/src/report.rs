@@ -29,6 +29,22 @@ pub fn measure(seconds: f64, batch: u64, transaction: impl FnMut()) -> Sample {
     Sample { ns_per_tx: elapsed.as_nanos() as f64 / count as f64, latencies }
 }
 
+/// Runs `transaction` so many times, timing one in 16 by itself.
+pub fn measure_count(count: u64, mut transaction: impl FnMut()) -> Sample {
+    let mut latencies = Vec::with_capacity(count.div_ceil(16) as usize);
+    let start = Instant::now();
+    for i in 0..count {
+        if i % 16 == 0 {
+            let before = Instant::now();
+            transaction();
+            latencies.push(before.elapsed().as_nanos() as u64);
+        } else {
+            transaction();
+        }
+    }
+    Sample { ns_per_tx: start.elapsed().as_nanos() as f64 / count.max(1) as f64, latencies }
+}
+
 /// The same until `seconds` after a start, once at least.
 pub fn measure_from(start: Instant, seconds: f64, batch: u64, mut transaction: impl FnMut()) -> Life {
     let budget = Duration::from_secs_f64(seconds);

@@ -47,6 +47,20 @@ impl Session for Own<'_> {
         Ok(())
     }
 
+    fn remove(&mut self, key: u64) -> Result<(), Failure> {
+        self.batch.remove(&self.opened.records, key.to_be_bytes());
+        Ok(())
+    }
+
+    fn scan(&mut self, from: u64, count: u64, value: &mut [u8]) -> Result<u64, Failure> {
+        let mut records = 0;
+        for found in self.opened.records.range(from.to_be_bytes()..).take(count as usize) {
+            value.copy_from_slice(&found.value()?);
+            records += 1;
+        }
+        Ok(records)
+    }
+
     fn commit(&mut self) -> Result<(), Failure> {
         let batch = std::mem::replace(&mut self.batch, self.opened.database.batch());
         if !batch.is_empty() {

@@ -16,6 +16,8 @@ pub struct Rival {
     get: unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> c_int,
     declare: Option<unsafe extern "C" fn(*mut c_void, u64, usize) -> *mut c_void>,
     put: Option<unsafe extern "C" fn(*mut c_void, u64, *const c_void, usize) -> c_int>,
+    take: Option<unsafe extern "C" fn(*mut c_void, u64) -> c_int>,
+    scan: Option<unsafe extern "C" fn(*mut c_void, u64, u64, *mut c_void, usize) -> i64>,
     commit: unsafe extern "C" fn(*mut c_void) -> c_int,
     end: unsafe extern "C" fn(*mut c_void),
     close: unsafe extern "C" fn(*mut c_void),
@@ -118,6 +120,19 @@ impl Session for Own<'_> {
         let put = self.opened.rival.put.ok_or("its records are memory")?;
         // SAFETY: as above.
         self.done("put", unsafe { put(self.session, key, value.as_ptr().cast(), value.len()) })
+    }
+
+    fn remove(&mut self, key: u64) -> Result<(), Failure> {
+        let take = self.opened.rival.take.ok_or("its records are memory")?;
+        // SAFETY: as above.
+        self.done("remove", unsafe { take(self.session, key) })
+    }
+
+    fn scan(&mut self, from: u64, count: u64, value: &mut [u8]) -> Result<u64, Failure> {
+        let scan = self.opened.rival.scan.ok_or("its records are memory")?;
+        // SAFETY: as above; the value has room.
+        let found = unsafe { scan(self.session, from, count, value.as_mut_ptr().cast(), value.len()) };
+        self.done("scan", c_int::from(found >= 0)).map(|()| found as u64)
     }
 
     fn declare(&mut self, key: u64, len: usize) -> Option<Result<*mut u8, Failure>> {

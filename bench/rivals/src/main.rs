@@ -76,7 +76,7 @@ enum Choice {
     GroupCommit,
     /// From opening a killed store to the first read.
     Restart,
-    /// Records under keys, read and updated as YCSB's workloads A, B, C and F do; `Process` class.
+    /// Records under keys, loaded, inserted, removed, and used as YCSB's workloads A to F do; `Process` class.
     Maps,
 }
 

@@ -1,7 +1,9 @@
-//! Maps: records of a size under 64-bit keys, read and updated in transactions of one operation each, `Process`
+//! Maps: records of a size under 64-bit keys, read and changed in transactions of one operation each, `Process`
 //! class. The work is that of YCSB (Cooper et al., 2010): of A half of the operations update a record, of B one in
 //! twenty, of C none; those of F read it first; of D one in twenty inserts a record, and the others read those
-//! inserted last. Keys are chosen by Zipf's law.
+//! inserted last; of E one in twenty inserts one, and the others read up to a hundred in the order of keys. Keys are
+//! chosen by Zipf's law. Before, all are loaded, sorted, a thousand in a transaction; and in the end a quarter as many
+//! are inserted and removed again.
 
 use crate::records::{Database, Session};
 use crate::{Arguments, open};
@@ -11,6 +13,7 @@ use caliburn_bench::report::{self, Line, Random, Sample};
 use caliburn_bench::target::{Failure, options};
 use serde_json::json;
 use std::hint::black_box;
+use std::time::Instant;
 
 /// A workload: its name, the share of its operations in percent that change something, and how.
 #[derive(Clone, Copy)]
@@ -26,17 +29,20 @@ enum How {
     ReadAndUpdate,
     /// The others read what was inserted last.
     Insert,
+    /// The others read neighbours. One changes what is inserted.
+    Scan,
 }
 
 const fn work(name: &'static str, changes: u64, how: How) -> Work {
     Work { name, changes, how }
 }
 
-const WORKLOADS: [Work; 5] = [
+const WORKLOADS: [Work; 6] = [
     work("A", 50, How::Update),
     work("B", 5, How::Update),
     work("C", 0, How::Update),
     work("D", 5, How::Insert),
+    work("E", 5, How::Scan),
     work("F", 50, How::ReadAndUpdate),
 ];
 
@@ -81,6 +87,14 @@ trait Contender {
     fn read(&mut self, key: u64) -> Result<(), Failure>;
     /// Puts a new one in.
     fn insert(&mut self, key: u64) -> Result<(), Failure>;
+    /// Takes one out.
+    fn remove(&mut self, key: u64) -> Result<(), Failure>;
+    /// Puts new ones in, in one transaction.
+    fn load(&mut self, keys: &[u64]) -> Result<(), Failure>;
+    /// Whether keys have an order.
+    fn sorted(&self) -> bool;
+    /// Reads at most so many records from a key on, in the order of keys; how many.
+    fn scan(&mut self, from: u64, count: u64) -> Result<u64, Failure>;
     /// How often records were updated, by what they say.
     fn updates(&mut self, entries: u64) -> Result<u64, Failure>;
 }
@@ -98,11 +112,13 @@ fn round(
         turn += 1;
         let (changes, rank) = (turn * work.changes % 100 < work.changes, keys.next());
         let done = match work.how {
-            How::Insert if changes => {
+            How::Insert | How::Scan if changes => {
                 *inserted += 1;
                 map.insert(scatter(entries + *inserted - 1))
             }
             How::Insert => map.read(scatter(entries + *inserted - 1 - rank)),
+            // Some of the last have no hundred behind them.
+            How::Scan => map.scan(scatter(rank), 1 + turn * 37 % 100).map(|found| assert!(found > 0)),
             how if changes => map.update(scatter(rank), how == How::ReadAndUpdate),
             _ => map.read(scatter(rank)),
         };
@@ -142,6 +158,29 @@ impl Contender for Rival<'_> {
         self.session.commit()
     }
 
+    fn remove(&mut self, key: u64) -> Result<(), Failure> {
+        self.session.begin()?;
+        self.session.remove(key)?;
+        self.session.commit()
+    }
+
+    fn load(&mut self, keys: &[u64]) -> Result<(), Failure> {
+        self.session.begin()?;
+        keys.iter().try_for_each(|key| self.session.put(*key, &self.value))?;
+        self.session.commit()
+    }
+
+    fn sorted(&self) -> bool {
+        true
+    }
+
+    fn scan(&mut self, from: u64, count: u64) -> Result<u64, Failure> {
+        self.session.begin()?;
+        let found = self.session.scan(from, count, &mut self.value)?;
+        self.session.commit()?;
+        Ok(found)
+    }
+
     fn updates(&mut self, entries: u64) -> Result<u64, Failure> {
         let mut sum = 0;
         self.session.begin()?;
@@ -168,10 +207,13 @@ trait Kind<const WORDS: usize>: Recoverable + Default + for<'id> Init<'id, Self>
     where
         u64: AsKey<'id, u64>;
     fn count<'id>(map: Mut<'_, 'id, Self>, key: u64);
+    fn take(map: Mut<'_, '_, Self>, key: u64);
+    /// Values from a key on, if keys have an order.
+    fn from(&self, key: u64) -> Option<impl Iterator<Item = &Value<WORDS>>>;
 }
 
 macro_rules! kind {
-    ($map:ident, $value:ty, $make:expr, |$guard:ident| $inner:expr) => {
+    ($map:ident, $value:ty, $make:expr, |$guard:ident| $inner:expr, |$of:ident, $from:ident| $values:expr) => {
         impl<const WORDS: usize> Kind<WORDS> for $map<u64, $value> {
             fn get(&self, key: u64) -> Option<&Value<WORDS>> {
                 $map::get(self, &key).map(|value| -> &Value<WORDS> { value })
@@ -192,15 +234,32 @@ macro_rules! kind {
                 new.0[0] += 1;
                 value.set(new);
             }
+
+            fn take(mut map: Mut<'_, '_, Self>, key: u64) {
+                _ = map.remove(&key);
+            }
+
+            fn from(&self, $from: u64) -> Option<impl Iterator<Item = &Value<WORDS>>> {
+                let $of = self;
+                $values
+            }
         }
     };
 }
 
-kind!(PHashMap, Value<WORDS>, std::convert::identity, |guard| guard.reborrow());
-kind!(PBTreeMap, Value<WORDS>, std::convert::identity, |guard| guard.reborrow());
+kind!(PHashMap, Value<WORDS>, std::convert::identity, |guard| guard.reborrow(), |_of, _from| None::<
+    std::iter::Empty<_>,
+>);
+kind!(PBTreeMap, Value<WORDS>, std::convert::identity, |guard| guard.reborrow(), |of, from| Some(
+    of.range(from..).map(|(_, value)| value)
+));
 // As programs keep large values: those in a table or a node are moved when others come.
-kind!(PHashMap, PBox<Value<WORDS>>, PBox::new, |guard| guard.get_mut());
-kind!(PBTreeMap, PBox<Value<WORDS>>, PBox::new, |guard| guard.get_mut());
+kind!(PHashMap, PBox<Value<WORDS>>, PBox::new, |guard| guard.get_mut(), |_of, _from| None::<
+    std::iter::Empty<_>,
+>);
+kind!(PBTreeMap, PBox<Value<WORDS>>, PBox::new, |guard| guard.get_mut(), |of, from| Some(
+    of.range(from..).map(|(_, value)| &**value)
+));
 
 struct Ours<'o, M, const WORDS: usize> {
     writer: Writer<'o, M>,
@@ -219,6 +278,28 @@ impl<M: Kind<WORDS>, const WORDS: usize> Contender for Ours<'_, M, WORDS> {
 
     fn insert(&mut self, key: u64) -> Result<(), Failure> {
         Ok(self.writer.update(|map| M::put(map, key, Value([0; WORDS])))?)
+    }
+
+    fn remove(&mut self, key: u64) -> Result<(), Failure> {
+        Ok(self.writer.update(|map| M::take(map, key))?)
+    }
+
+    fn load(&mut self, keys: &[u64]) -> Result<(), Failure> {
+        Ok(self.writer.update(|mut map| {
+            keys.iter().for_each(|key| M::put(map.reborrow(), *key, Value([0; WORDS])));
+        })?)
+    }
+
+    fn sorted(&self) -> bool {
+        self.writer.root().from(0).is_some()
+    }
+
+    fn scan(&mut self, from: u64, count: u64) -> Result<u64, Failure> {
+        let values = self.writer.root().from(from).ok_or("its keys have no order")?;
+        Ok(values.take(count as usize).fold(0, |found, value| {
+            black_box(*value);
+            found + 1
+        }))
     }
 
     fn updates(&mut self, entries: u64) -> Result<u64, Failure> {
@@ -278,33 +359,29 @@ where
         stores.iter().map(|(_, s)| Objects::open(s, "hashed")).collect::<Result<Vec<_>, _>>()?;
     let sorted: Vec<_> =
         stores.iter().map(|(_, s)| Objects::open(s, "sorted")).collect::<Result<Vec<_>, _>>()?;
-    let mut contenders: Vec<(&'static str, &'static str, String, Box<dyn Contender + '_>)> = Vec::new();
+    let mut contenders: Vec<Named<'_>> = Vec::new();
     for (i, (policy, _)) in stores.iter().enumerate() {
-        contenders.push(("PHashMap", policy, String::new(), ours::<H, WORDS>(&hashed[i], entries)?));
-        contenders.push(("PBTreeMap", policy, String::new(), ours::<B, WORDS>(&sorted[i], entries)?));
+        contenders.push(("PHashMap", policy, String::new(), ours::<H, WORDS>(&hashed[i])));
+        contenders.push(("PBTreeMap", policy, String::new(), ours::<B, WORDS>(&sorted[i])));
     }
     for (name, database, version) in &databases {
-        let mut rival = Rival { session: database.session(), value: vec![0; bytes] };
-        for some in (0..entries).collect::<Vec<_>>().chunks(1000) {
-            rival.session.begin()?;
-            some.iter().try_for_each(|key| rival.session.put(scatter(*key), &rival.value))?;
-            rival.session.commit()?;
-        }
+        let rival = Rival { session: database.session(), value: vec![0; bytes] };
         contenders.push((name, "its own", version.clone(), Box::new(rival)));
     }
+    let line = |contender: &Named<'_>, work: &str| {
+        let (name, policy, version, _) = contender;
+        let params = json!({"ycsb": work, "bytes": bytes, "entries": entries, "version": version});
+        Line::new(name, policy, "process", 1, params)
+    };
+    load(&mut contenders, entries, &line, arguments)?;
     let mut keys = Keys::new(entries);
     let mut inserted = vec![0u64; contenders.len()];
     for work in WORKLOADS {
-        let mut lines: Vec<Line> = contenders
-            .iter()
-            .map(|(name, policy, version, _)| {
-                let params =
-                    json!({"ycsb": work.name, "bytes": bytes, "entries": entries, "version": version});
-                Line::new(name, policy, "process", 1, params)
-            })
-            .collect();
+        let fits = |contender: &Named<'_>| work.how != How::Scan || contender.3.sorted();
+        let mut lines: Vec<Line> =
+            contenders.iter().filter(|c| fits(c)).map(|c| line(c, work.name)).collect();
         report::interleave(arguments.rounds, &mut lines, || {
-            let each = contenders.iter_mut().zip(&mut inserted);
+            let each = contenders.iter_mut().zip(&mut inserted).filter(|(c, _)| fits(c));
             each.map(|((_, _, _, map), inserted)| {
                 round(&mut **map, work, &mut keys, (entries, inserted), arguments.seconds)
             })
@@ -312,6 +389,7 @@ where
         });
         report::print("maps", arguments.json, &lines, 0);
     }
+    insert_and_remove(&mut contenders, entries, &line, arguments);
     for (name, _, _, contender) in &mut contenders {
         if contender.updates(entries)? == 0 {
             return Err(format!("{name}: no record says that it was updated").into());
@@ -320,14 +398,62 @@ where
     Ok(())
 }
 
-fn ours<'o, M: Kind<WORDS> + 'o, const WORDS: usize>(
-    objects: &'o Objects<M>,
+/// A map, its policy, and its version.
+type Named<'o> = (&'static str, &'static str, String, Box<dyn Contender + 'o>);
+
+/// Puts all records in, once.
+fn load(
+    contenders: &mut [Named<'_>],
     entries: u64,
-) -> Result<Box<dyn Contender + 'o>, Failure> {
+    line: &dyn Fn(&Named<'_>, &str) -> Line,
+    arguments: &Arguments,
+) -> Result<(), Failure> {
+    let mut keys: Vec<u64> = (0..entries).map(scatter).collect();
+    keys.sort_unstable();
+    let mut lines = Vec::new();
+    for contender in contenders {
+        let mut line = line(contender, "load");
+        let start = Instant::now();
+        keys.chunks(1000).try_for_each(|some| contender.3.load(some))?;
+        let ns_per_tx = start.elapsed().as_nanos() as f64 / entries as f64;
+        line.rounds.push(Sample { ns_per_tx, latencies: Vec::new() });
+        lines.push(line);
+    }
+    report::print("maps", arguments.json, &lines, 0);
+    Ok(())
+}
+
+/// Puts a quarter as many records in as there are, and takes them out again.
+fn insert_and_remove(
+    contenders: &mut [Named<'_>],
+    entries: u64,
+    line: &dyn Fn(&Named<'_>, &str) -> Line,
+    arguments: &Arguments,
+) {
+    let keys = (1 << 40..(1 << 40) + entries / 4).map(scatter);
+    let lines = |work| contenders.iter().map(|contender| line(contender, work)).collect::<Vec<_>>();
+    let mut all = [lines("insert"), lines("remove")].concat();
+    report::interleave(arguments.rounds, &mut all, || {
+        let mut times = [Vec::new(), Vec::new()];
+        for (_, _, _, map) in contenders.iter_mut() {
+            for (removes, samples) in times.iter_mut().enumerate() {
+                let mut keys = keys.clone();
+                samples.push(report::measure_count(entries / 4, || {
+                    let key = keys.next().expect("as many as are counted");
+                    let done = if removes == 1 { map.remove(key) } else { map.insert(key) };
+                    done.expect("the database works");
+                }));
+            }
+        }
+        times.concat()
+    });
+    let (inserts, removes) = all.split_at(contenders.len());
+    report::print("maps", arguments.json, inserts, 0);
+    report::print("maps", arguments.json, removes, 0);
+}
+
+fn ours<'o, M: Kind<WORDS> + 'o, const WORDS: usize>(objects: &'o Objects<M>) -> Box<dyn Contender + 'o> {
     let mut writer = objects.write();
     writer.set_class(Class::Process);
-    for key in 0..entries {
-        writer.update(|map| M::put(map, scatter(key), Value([0; WORDS])))?;
-    }
-    Ok(Box::new(Ours { writer }))
+    Box::new(Ours { writer })
 }

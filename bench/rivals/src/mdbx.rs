@@ -99,6 +99,33 @@ impl Session for Own<'_> {
         done(unsafe { mdbx_put(self.tx, self.opened.records, &key, &mut new, 0 as _) })
     }
 
+    fn remove(&mut self, key: u64) -> Result<(), Failure> {
+        let key = value((&raw const key).cast(), 8);
+        // SAFETY: as above.
+        done(unsafe { mdbx_del(self.tx, self.opened.records, &key, ptr::null()) })
+    }
+
+    fn scan(&mut self, from: u64, count: u64, target: &mut [u8]) -> Result<u64, Failure> {
+        let (mut key, mut found) = (value((&raw const from).cast(), 8), value(ptr::null(), 0));
+        let (mut cursor, mut records) = (ptr::null_mut(), 0);
+        // SAFETY: as above; the cursor is closed before the transaction ends.
+        unsafe {
+            done(mdbx_cursor_open(self.tx, self.opened.records, &mut cursor))?;
+            let mut code = mdbx_cursor_get(cursor, &mut key, &mut found, MDBX_SET_LOWERBOUND);
+            while (code == MDBX_SUCCESS || code == MDBX_RESULT_TRUE) && records < count {
+                let bytes = std::slice::from_raw_parts(found.iov_base.cast::<u8>(), found.iov_len);
+                target.copy_from_slice(bytes);
+                records += 1;
+                code = mdbx_cursor_get(cursor, &mut key, &mut found, MDBX_NEXT);
+            }
+            mdbx_cursor_close(cursor);
+            if code != MDBX_NOTFOUND && code != MDBX_RESULT_TRUE {
+                done(code)?;
+            }
+        }
+        Ok(records)
+    }
+
     fn commit(&mut self) -> Result<(), Failure> {
         // SAFETY: as above; it is open no more.
         done(unsafe { mdbx_txn_commit_ex(self.tx, ptr::null_mut()) })

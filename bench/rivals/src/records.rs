@@ -23,6 +23,10 @@ pub trait Session {
     }
     /// Stores a record.
     fn put(&mut self, key: u64, value: &[u8]) -> Result<(), Failure>;
+    /// Takes a record out that is there.
+    fn remove(&mut self, key: u64) -> Result<(), Failure>;
+    /// Copies at most so many records out, from a key on in the order of keys, each to the same place; how many.
+    fn scan(&mut self, from: u64, count: u64, value: &mut [u8]) -> Result<u64, Failure>;
     /// Commits.
     fn commit(&mut self) -> Result<(), Failure>;
 }

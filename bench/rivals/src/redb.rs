@@ -62,6 +62,21 @@ impl Session for Own<'_> {
         Ok(())
     }
 
+    fn remove(&mut self, key: u64) -> Result<(), Failure> {
+        self.tx().open_table(RECORDS)?.remove(key)?;
+        self.changed = true;
+        Ok(())
+    }
+
+    fn scan(&mut self, from: u64, count: u64, value: &mut [u8]) -> Result<u64, Failure> {
+        let (table, mut records) = (self.tx().open_table(RECORDS)?, 0);
+        for found in table.range(from..)?.take(count as usize) {
+            value.copy_from_slice(found?.1.value());
+            records += 1;
+        }
+        Ok(records)
+    }
+
     fn commit(&mut self) -> Result<(), Failure> {
         let tx = self.tx.take().expect("begun");
         if self.changed {

@@ -12,8 +12,9 @@ struct database {
     DB *records;
 };
 
-/* A record that is to be stored. */
+/* A record that is to be stored, or taken out. */
 struct change {
+    int taken;
     uint64_t key;
     size_t len, room;
     void *value;
@@ -81,9 +82,8 @@ static int get(void *of, uint64_t key, void *value, size_t len)
     return code == 0 ? 1 : code == DB_NOTFOUND ? 0 : -1;
 }
 
-static int put(void *of, uint64_t key, const void *value, size_t len)
+static int change(struct session *s, uint64_t key, const void *value, size_t len, int taken)
 {
-    struct session *s = of;
     if (s->count == s->room) {
         size_t room = s->room * 2 + 8;
         struct change *more = realloc(s->changes, room * sizeof *more);
@@ -101,11 +101,47 @@ static int put(void *of, uint64_t key, const void *value, size_t len)
         c->value = more;
         c->room = len;
     }
-    memcpy(c->value, value, len);
+    if (len > 0)
+        memcpy(c->value, value, len);
     c->key = key;
     c->len = len;
+    c->taken = taken;
     s->count++;
     return 1;
+}
+
+static int put(void *of, uint64_t key, const void *value, size_t len)
+{
+    return change(of, key, value, len, 0);
+}
+
+static int take(void *of, uint64_t key)
+{
+    return change(of, key, NULL, 0, 1);
+}
+
+static int64_t scan(void *of, uint64_t from, uint64_t count, void *value, size_t len)
+{
+    struct session *s = of;
+    DBT k = spell(&from), v;
+    DBC *cursor;
+    uint64_t there;
+    if (s->database->records->cursor(s->database->records, NULL, &cursor, 0) != 0)
+        return -1;
+    memset(&v, 0, sizeof v);
+    v.data = value;
+    v.ulen = (unsigned)len;
+    v.flags = DB_DBT_USERMEM;
+    memcpy(&there, &from, sizeof there);
+    k.data = &there;
+    k.ulen = sizeof there;
+    k.flags = DB_DBT_USERMEM;
+    uint64_t found = 0;
+    int code = cursor->get(cursor, &k, &v, DB_SET_RANGE);
+    while (code == 0 && ++found < count)
+        code = cursor->get(cursor, &k, &v, DB_NEXT);
+    cursor->close(cursor);
+    return code == 0 || code == DB_NOTFOUND ? (int64_t)found : -1;
 }
 
 /* One try: 0, DB_LOCK_DEADLOCK, or another error. */
@@ -122,7 +158,8 @@ static int try_commit(struct session *s)
         memset(&v, 0, sizeof v);
         v.data = s->changes[i].value;
         v.size = (unsigned)s->changes[i].len;
-        code = s->database->records->put(s->database->records, txn, &k, &v, 0);
+        code = s->changes[i].taken ? s->database->records->del(s->database->records, txn, &k, 0)
+                                   : s->database->records->put(s->database->records, txn, &k, &v, 0);
         if (code != 0) {
             txn->abort(txn);
             return code;
@@ -162,4 +199,4 @@ static void close_database(void *database)
     free(d);
 }
 
-const struct rival berkeley = {"Berkeley DB", version, open_database, session, begin, get, NULL, put, commit, end, close_database};
+const struct rival berkeley = {"Berkeley DB", version, open_database, session, begin, get, NULL, put, take, scan, commit, end, close_database};

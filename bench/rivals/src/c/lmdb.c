@@ -62,6 +62,30 @@ static int put(void *of, uint64_t key, const void *value, size_t len)
     return mdb_put(s->txn, s->database->records, &k, &v, 0) == 0;
 }
 
+static int take(void *of, uint64_t key)
+{
+    struct session *s = of;
+    MDB_val k = {sizeof key, &key};
+    return mdb_del(s->txn, s->database->records, &k, NULL) == 0;
+}
+
+static int64_t scan(void *of, uint64_t from, uint64_t count, void *value, size_t len)
+{
+    struct session *s = of;
+    MDB_val k = {sizeof from, &from}, v;
+    MDB_cursor *cursor;
+    if (mdb_cursor_open(s->txn, s->database->records, &cursor) != 0)
+        return -1;
+    uint64_t found = 0;
+    int code = mdb_cursor_get(cursor, &k, &v, MDB_SET_RANGE);
+    for (; code == 0 && found < count && v.mv_size == len; found++) {
+        memcpy(value, v.mv_data, len);
+        code = mdb_cursor_get(cursor, &k, &v, MDB_NEXT);
+    }
+    mdb_cursor_close(cursor);
+    return code == 0 || code == MDB_NOTFOUND ? (int64_t)found : -1;
+}
+
 static int commit(void *of)
 {
     return mdb_txn_commit(((struct session *)of)->txn) == 0;
@@ -73,4 +97,4 @@ static void close_database(void *database)
     free(database);
 }
 
-const struct rival lmdb = {"LMDB", version, open_database, session, begin, get, NULL, put, commit, free, close_database};
+const struct rival lmdb = {"LMDB", version, open_database, session, begin, get, NULL, put, take, scan, commit, free, close_database};

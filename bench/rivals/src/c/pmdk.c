@@ -73,4 +73,4 @@ static void close_database(void *database)
     free(database);
 }
 
-const struct rival pmdk = {"PMDK", version, open_database, session, begin, get, declare, NULL, commit, end, close_database};
+const struct rival pmdk = {"PMDK", version, open_database, session, begin, get, declare, NULL, NULL, NULL, commit, end, close_database};

@@ -14,6 +14,11 @@ struct rival {
     /* Where the bytes of a key are, declared to be changed there; null where a rival's records are no memory. */
     void *(*declare)(void *session, uint64_t key, size_t len);
     int (*put)(void *session, uint64_t key, const void *value, size_t len);
+    /* Takes a record out that is there; null as above. */
+    int (*take)(void *session, uint64_t key);
+    /* Copies so many records out, from a key on in the order of keys, each to the same place; how many, -1 if it failed. Null
+       as above. */
+    int64_t (*scan)(void *session, uint64_t from, uint64_t count, void *value, size_t len);
     int (*commit)(void *session);
     void (*end)(void *session);
     void (*close)(void *database);

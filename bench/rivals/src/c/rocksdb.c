@@ -96,6 +96,34 @@ static int put(void *of, uint64_t key, const void *value, size_t len)
     return 1;
 }
 
+static int take(void *of, uint64_t key)
+{
+    char name[8];
+    spell(key, name);
+    rocksdb_writebatch_delete(((struct session *)of)->batch, name, sizeof name);
+    return 1;
+}
+
+static int64_t scan(void *of, uint64_t from, uint64_t count, void *value, size_t len)
+{
+    struct session *s = of;
+    char name[8], *error = NULL;
+    spell(from, name);
+    rocksdb_iterator_t *at = rocksdb_create_iterator(s->database->db, s->database->read);
+    uint64_t found = 0;
+    for (rocksdb_iter_seek(at, name, sizeof name); found < count && rocksdb_iter_valid(at); found++) {
+        size_t there;
+        const char *bytes = rocksdb_iter_value(at, &there);
+        if (there != len)
+            break;
+        memcpy(value, bytes, len);
+        rocksdb_iter_next(at);
+    }
+    rocksdb_iter_get_error(at, &error);
+    rocksdb_iter_destroy(at);
+    return error == NULL ? (int64_t)found : -1;
+}
+
 static int commit(void *of)
 {
     struct session *s = of;
@@ -122,4 +150,4 @@ static void close_database(void *database)
     free(d);
 }
 
-const struct rival rocksdb = {"RocksDB", version, open_database, session, begin, get, NULL, put, commit, end, close_database};
+const struct rival rocksdb = {"RocksDB", version, open_database, session, begin, get, NULL, put, take, scan, commit, end, close_database};

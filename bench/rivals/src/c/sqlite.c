@@ -16,7 +16,7 @@ struct database {
 struct session {
     struct database *database;
     sqlite3 *connection;
-    sqlite3_stmt *begin, *get, *put, *commit;
+    sqlite3_stmt *begin, *get, *put, *take, *scan, *commit;
 };
 
 static const char *version(void)
@@ -30,6 +30,8 @@ static void end(void *of)
     sqlite3_finalize(s->begin);
     sqlite3_finalize(s->get);
     sqlite3_finalize(s->put);
+    sqlite3_finalize(s->take);
+    sqlite3_finalize(s->scan);
     sqlite3_finalize(s->commit);
     sqlite3_close(s->connection);
     free(s);
@@ -45,6 +47,8 @@ static void *session(void *database)
         sqlite3_prepare_v2(s->connection, "BEGIN IMMEDIATE", -1, &s->begin, NULL) == SQLITE_OK &&
         sqlite3_prepare_v2(s->connection, "SELECT value FROM records WHERE key = ?", -1, &s->get, NULL) == SQLITE_OK &&
         sqlite3_prepare_v2(s->connection, "INSERT OR REPLACE INTO records VALUES (?, ?)", -1, &s->put, NULL) == SQLITE_OK &&
+        sqlite3_prepare_v2(s->connection, "DELETE FROM records WHERE key = ?", -1, &s->take, NULL) == SQLITE_OK &&
+        sqlite3_prepare_v2(s->connection, "SELECT value FROM records WHERE key >= ? ORDER BY key LIMIT ?", -1, &s->scan, NULL) == SQLITE_OK &&
         sqlite3_prepare_v2(s->connection, "COMMIT", -1, &s->commit, NULL) == SQLITE_OK)
         return s;
     end(s);
@@ -97,6 +101,28 @@ static int put(void *of, uint64_t key, const void *value, size_t len)
     return run(s->put);
 }
 
+static int take(void *of, uint64_t key)
+{
+    struct session *s = of;
+    sqlite3_bind_int64(s->take, 1, (sqlite3_int64)key);
+    return run(s->take);
+}
+
+static int64_t scan(void *of, uint64_t from, uint64_t count, void *value, size_t len)
+{
+    struct session *s = of;
+    sqlite3_bind_int64(s->scan, 1, (sqlite3_int64)from);
+    sqlite3_bind_int64(s->scan, 2, (sqlite3_int64)count);
+    int code;
+    int64_t found = 0;
+    while ((code = sqlite3_step(s->scan)) == SQLITE_ROW && (size_t)sqlite3_column_bytes(s->scan, 0) == len) {
+        memcpy(value, sqlite3_column_blob(s->scan, 0), len);
+        found++;
+    }
+    sqlite3_reset(s->scan);
+    return code == SQLITE_DONE ? found : -1;
+}
+
 static int commit(void *of)
 {
     struct session *s = of;
@@ -110,4 +136,4 @@ static void close_database(void *database)
     free(database);
 }
 
-const struct rival sqlite = {"SQLite", version, open_database, session, begin, get, NULL, put, commit, end, close_database};
+const struct rival sqlite = {"SQLite", version, open_database, session, begin, get, NULL, put, take, scan, commit, end, close_database};

@@ -231,6 +231,15 @@ where
             root.put(tx, 0, fill);
             return root.value(0);
         };
+        // What comes in order fills the leaf before.
+        let depth = path.len() - 1;
+        let (leaf, at) = path.last();
+        if depth > 0 && at == MOST {
+            let (parent, child) = *path.step(depth - 1);
+            if child > 0 && parent.child(child - 1).len() <= FEWEST + 3 {
+                *path.step(depth) = (leaf, at - parent.share_left(tx, child));
+            }
+        }
         // Full nodes are split, from the first of those that all others below are of, so that each parent has
         // room.
         let full = (0..path.len()).rev().take_while(|depth| path.step(*depth).0.len() == MOST).count();

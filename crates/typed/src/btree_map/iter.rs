@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 
 /// What is left of a walk: from the one to the other, both included.
 pub struct Walk<K, V> {
+    /// Changed in place: paths are long.
     ends: Option<(Path<K, V>, Path<K, V>)>,
 }
 
@@ -19,20 +20,21 @@ impl<K, V> Walk<K, V> {
         Walk { ends }
     }
 
+    #[inline]
     fn next(&mut self) -> Option<(*const K, *mut V)> {
-        let (first, last) = self.ends.take()?;
+        let (first, last) = self.ends.as_mut()?;
         let (node, index) = first.last();
-        if !first.is(&last) {
-            self.ends = first.next().map(|first| (first, last));
+        if first.is(last) || !first.advance() {
+            self.ends = None;
         }
         Some((node.key(index), node.value(index)))
     }
 
     fn next_back(&mut self) -> Option<(*const K, *mut V)> {
-        let (first, last) = self.ends.take()?;
+        let (first, last) = self.ends.as_mut()?;
         let (node, index) = last.last();
-        if !first.is(&last) {
-            self.ends = last.previous().map(|last| (first, last));
+        if first.is(last) || !last.retreat() {
+            self.ends = None;
         }
         Some((node.key(index), node.value(index)))
     }

@@ -7,7 +7,7 @@
 use crate::link::Link;
 use crate::value::recoverable::{Recoverable, relocate, turn};
 use crate::value::tx::Tx;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::mem::{MaybeUninit, offset_of};
 
 /// Most entries of a node, and fewest but for the root.
@@ -237,6 +237,29 @@ impl<K: Recoverable, V: Recoverable> Node<K, V> {
         // SAFETY: within the links, declared.
         unsafe { Link::set(self.link(index + 1), right.at) };
         self.put_len(len + 1);
+    }
+
+    /// Moves the first entries of a full leaf to the one before it, as many as that has room for; how many. Entries
+    /// that come in order fill their leaves so, which are half full when each is split in two.
+    pub fn share_left(self, tx: Tx<'_>, index: usize) -> usize {
+        let (left, right) = (self.child(index - 1), self.child(index));
+        let (l, r) = (left.len(), right.len());
+        let count = MOST - l;
+        debug_assert!(left.height == 0 && r - count >= FEWEST);
+        left.declare_len(tx);
+        left.declare_entries(tx, l, MOST);
+        self.declare_entry(tx, index - 1);
+        right.declare_len(tx);
+        right.declare_entries(tx, 0, r - count);
+        if unless("btree-separator-left-behind", true) {
+            self.move_entries(index - 1, 1, left, l);
+        }
+        right.move_entries(0, count - 1, left, l + 1);
+        right.move_entries(count - 1, 1, self, index - 1);
+        right.move_entries(count, r - count, right, 0);
+        left.put_len(MOST);
+        right.put_len(r - count);
+        count
     }
 
     /// Gives a child that has too few entries one of a neighbour's, or joins them.

@@ -126,42 +126,60 @@ impl<K, V> Path<K, V> {
         Some(path)
     }
 
-    /// From behind the last entry of a leaf to the next above.
+    /// From behind the last entry of a leaf to the next above, if there is one.
     fn up_to_next(mut self) -> Option<Path<K, V>> {
+        self.ascend().then_some(self)
+    }
+
+    fn ascend(&mut self) -> bool {
         loop {
             self.0.pop();
-            let (node, index) = *self.0.last()?;
-            if index < node.len() {
-                return Some(self);
+            match self.0.last() {
+                Some((node, index)) if *index < node.len() => return true,
+                Some(_) => {}
+                None => return false,
             }
         }
     }
 
     /// The next entry.
     pub fn next(mut self) -> Option<Path<K, V>> {
-        let (node, index) = self.last();
-        if node.height > 0 {
-            self.step(self.0.len() - 1).1 = index + 1;
-            self.descend(node.child(index + 1), false);
-            return Some(self);
-        }
-        self.step(self.0.len() - 1).1 = index + 1;
-        if index + 1 < node.len() { Some(self) } else { self.up_to_next() }
+        self.advance().then_some(self)
     }
 
     /// The entry before.
     pub fn previous(mut self) -> Option<Path<K, V>> {
+        self.retreat().then_some(self)
+    }
+
+    /// Goes to the next entry; if there is none, the path leads nowhere.
+    #[inline]
+    pub fn advance(&mut self) -> bool {
         let (node, index) = self.last();
+        self.step(self.0.len() - 1).1 = index + 1;
+        if node.height > 0 {
+            self.descend(node.child(index + 1), false);
+            return true;
+        }
+        index + 1 < node.len() || self.ascend()
+    }
+
+    /// Goes to the entry before; if there is none, the path leads nowhere.
+    #[inline]
+    pub fn retreat(&mut self) -> bool {
+        let (node, mut index) = self.last();
         if node.height > 0 {
             self.descend(node.child(index), true);
-            return Some(self);
+            return true;
         }
-        let mut index = index;
         while index == 0 {
             self.0.pop();
-            index = self.0.last()?.1;
+            match self.0.last() {
+                Some((_, above)) => index = *above,
+                None => return false,
+            }
         }
         self.step(self.0.len() - 1).1 = index - 1;
-        Some(self)
+        true
     }
 }
