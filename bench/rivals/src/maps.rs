@@ -2,8 +2,8 @@
 //! class. The work is that of YCSB (Cooper et al., 2010): of A half of the operations update a record, of B one in
 //! twenty, of C none; those of F read it first; of D one in twenty inserts a record, and the others read those
 //! inserted last; of E one in twenty inserts one, and the others read up to a hundred in the order of keys. Keys are
-//! chosen by Zipf's law. Before, all are loaded, sorted, a thousand in a transaction; and in the end a quarter as many
-//! are inserted and removed again.
+//! chosen by Zipf's law. Before, all are loaded, sorted, a thousand in a transaction; and in the end a quarter as
+//! many are inserted and removed again.
 
 use crate::records::{Database, Session};
 use crate::{Arguments, open};

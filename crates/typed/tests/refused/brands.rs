@@ -1,5 +1,5 @@
-//! What breaks a brand if it is not one (GhostCell, Yanovski et al., 2021): to make two equal, to shorten or lengthen
-//! one, to copy its permission, to share it between threads.
+//! What breaks a brand if it is not one (GhostCell, Yanovski et al., 2021): to make two equal, to shorten or
+//! lengthen one, to copy its permission, to share it between threads.
 use caliburn::prelude::*;
 use caliburn::typed::Tx;
 

@@ -1,4 +1,5 @@
-//! What Corundum's paper (Hoseinzadeh and Swanson, 2021) wants kept out of programs, of which the borrow checker knows.
+//! What Corundum's paper (Hoseinzadeh and Swanson, 2021) wants kept out of programs, of which the borrow checker
+//! knows.
 use caliburn::prelude::*;
 
 #[derive(Recoverable, Default)]

@@ -1,5 +1,5 @@
-//! What PMDK's manuals warn of, and its compilers let through: copies of objects with pointers in them, changes outside
-//! of a transaction.
+//! What PMDK's manuals warn of, and its compilers let through: copies of objects with pointers in them, changes
+//! outside of a transaction.
 use caliburn::prelude::*;
 
 #[derive(Recoverable, Default)]
