@@ -72,6 +72,16 @@ pub enum HeapError {
         /// Bytes that it has.
         usable: usize,
     },
+    /// A transaction cannot be prepared, since what it did to the heap could perhaps not be finished.
+    #[error(
+        "heap {heap:?}: a transaction that allocates or frees {objects} objects in so many places cannot be prepared: the log, or the memory budget, is too small for that"
+    )]
+    TooMany {
+        /// Name of the heap.
+        heap: String,
+        /// Objects.
+        objects: usize,
+    },
     /// The object cannot have that size or alignment.
     #[error("heap {heap:?}: {len} bytes aligned to {align} cannot be had: {why}")]
     Size {

@@ -10,22 +10,28 @@
 //!   decided    a transaction takes the list away, and the words of what was given up, or of what was taken
 //! ```
 //!
-//! Invariant: a list that is there belongs to a transaction that the store names as undecided, or its DECIDED tells
-//! how it was decided: stored with what it changed, undone with it. So whoever opens the heap can finish it.
+//! Invariant: a list that is there belongs to the transaction among whose ranges the store names its DECIDED; or there
+//! is none, and DECIDED tells how it was decided: stored with what it changed, undone with it. So whoever opens the
+//! heap can finish it. Identifiers do not tell: one can be refused since it is in use, and be used again.
 
 use crate::change::{self, Change, of_objects};
 use crate::class::{SIZES, SPAN};
 use crate::heap::{Heap, HeapError, Place, lock};
 use crate::intentions::{DECIDED, Intentions, NEXT};
-use crate::meta::{self, Kind};
+use crate::meta::{self, Kind, PER_WORD};
 use crate::transaction::HeapTransaction;
 use caliburn_engine::zerocopy::IntoBytes;
-use caliburn_engine::{Class, CommitError};
+use caliburn_engine::{Class, CommitError, Prepared};
 use caliburn_os::simulated::{planted, unless};
 use std::collections::HashSet;
 
 /// Where the first list is named, in the header: its place and one.
 const FIRST: u64 = 24;
+/// Bytes that a changed word takes in the log.
+const RANGE_BYTES: u64 = 24;
+/// What else takes room.
+const SMALL_BYTES: u64 = 16 << 10;
+
 impl HeapTransaction<'_> {
     /// Makes the transaction durable but undecided
     /// ([`Transaction::prepare`](caliburn_engine::Transaction::prepare)): until [`Heap::commit_prepared`] or
@@ -48,6 +54,7 @@ impl HeapTransaction<'_> {
             return Ok(self.tx.take().expect("not spent").prepare(global_id)?);
         }
         self.changes.sort_unstable();
+        heap.refuse_too_many(&self.changes)?;
         let place = heap.intend(&self.changes, global_id)?;
         // From here on the list says what becomes of the objects.
         self.changes.clear();
@@ -71,8 +78,9 @@ impl Heap {
     /// part fails after it, the transaction is committed and this is no error: the next opening of the heap
     /// finishes it.
     pub fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        let place = self.intended_by(global_id);
         self.store.commit_prepared(global_id)?;
-        self.settle_named(global_id, true);
+        place.into_iter().for_each(|place| self.settle(place, true));
         Ok(())
     }
 
@@ -82,8 +90,9 @@ impl Heap {
     /// # Errors
     /// As [`Heap::commit_prepared`].
     pub fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        let place = self.intended_by(global_id);
         self.store.abort_prepared(global_id)?;
-        self.settle_named(global_id, false);
+        place.into_iter().for_each(|place| self.settle(place, false));
         Ok(())
     }
 
@@ -106,27 +115,65 @@ impl Heap {
         tx.inner().store(&self.meta, FIRST as usize, &first)?;
         let taken =
             changes.iter().filter(|change| !change.freed() && unless("intended-words-forgotten", true));
-        tx.rare.get_or_insert_default().intended = taken.copied().collect();
+        tx.rare.get_or_insert_default().others = taken.copied().collect();
         tx.commit(Class::Process)?;
+        self.hide(place)?;
         lists.push(Intentions { place: place.0, global_id: global_id.to_vec(), changes: changes.to_vec() });
         Ok(place)
     }
 
-    fn settle_named(&self, global_id: &[u8], committed: bool) {
-        let place = lock(&self.intentions)
-            .iter()
-            .rfind(|list| list.global_id == global_id)
-            .map(|list| Place(list.place));
-        if let Some(place) = place {
-            self.settle(place, committed);
+    /// Makes a list an object that is none for programs: nobody may free it.
+    fn hide(&self, place: Place) -> Result<(), HeapError> {
+        let (span, object, kind) = self.place_in_span(place)?;
+        self.spans.get(span).give_up(kind, object, false);
+        Ok(())
+    }
+
+    /// The list of an undecided transaction.
+    fn intended_by(&self, global_id: &[u8]) -> Option<Place> {
+        let lists = lock(&self.intentions);
+        if planted("intentions-by-name") {
+            return lists.iter().rfind(|list| list.global_id == global_id).map(|list| Place(list.place));
         }
+        let prepared = self.store.prepared_or_deciding();
+        let own = prepared.iter().find(|prepared| prepared.global_id == global_id)?;
+        lists.iter().map(|list| Place(list.place)).find(|place| self.is_bound(*place, own))
+    }
+
+    /// Whether a list is that of a transaction: it is to store the list's DECIDED.
+    fn is_bound(&self, place: Place, prepared: &Prepared) -> bool {
+        let (segment, word) = (self.data.segment_id(), place.0 + DECIDED as u64 * 8);
+        prepared
+            .ranges
+            .iter()
+            .any(|(of, range)| *of == segment && range.start <= word && word + 8 <= range.end)
+    }
+
+    /// Refuses a transaction of which it is not certain that what it did can be settled in one other: it may change
+    /// a word for each of its objects, on as many pages.
+    fn refuse_too_many(&self, changes: &[Change]) -> Result<(), HeapError> {
+        let mut words: Vec<u64> =
+            changes.iter().map(|c| meta::word_at(c.span(), 1 + c.object() / PER_WORD)).collect();
+        words.dedup();
+        // Heads of spans stand before the words of their objects.
+        let spans = changes.chunk_by(|a, b| a.span() == b.span()).count() as u64;
+        let query = self.store.query();
+        let mut pages: Vec<u64> = words.iter().map(|word| word / query.page_bytes).collect();
+        pages.dedup();
+        let log = (words.len() as u64 + spans) * RANGE_BYTES + SMALL_BYTES;
+        let memory = (pages.len() as u64 + spans.min(pages.len() as u64)) * query.page_bytes + SMALL_BYTES;
+        if log > query.log_bytes / 2 || memory > query.memory_budget / 2 {
+            let objects = of_objects(changes).count();
+            return Err(HeapError::TooMany { heap: self.name().to_owned(), objects });
+        }
+        Ok(())
     }
 
     /// Does to the heap what a decided transaction intended. If that fails, the list stays, and so does what was
     /// taken or given up, until the heap is opened again.
     fn settle(&self, place: Place, committed: bool) {
         let mut lists = lock(&self.intentions);
-        let at = lists.iter().position(|list| list.place == place.0).expect("named by those who settle it");
+        let Some(at) = lists.iter().position(|list| list.place == place.0) else { return };
         if self.take_away(&lists, at, committed).is_ok() {
             lists.remove(at);
         }
@@ -139,8 +186,9 @@ impl Heap {
             Some(before) => tx.store(Place(before.place), NEXT * 8, &next)?,
             None => tx.inner().store(&self.meta, FIRST as usize, &meta::seal(next, FIRST))?,
         }
-        tx.free(Place(lists[at].place))?;
-        let mut kept = Vec::new();
+        // What goes is not this transaction's to give back if it fails.
+        let (span, object, _) = self.place_in_span(Place(lists[at].place))?;
+        let (mut kept, mut gone) = (Vec::new(), vec![Change::new(span, object, true)]);
         for of in of_objects(&lists[at].changes) {
             let (span, object) = (of[0].span(), of[0].object());
             let (taken, freed) = (!of[0].freed(), of[of.len() - 1].freed());
@@ -149,13 +197,11 @@ impl Heap {
                 kept.push((span, object, taken));
                 continue;
             }
-            let known = self.spans.get(span);
-            if !freed {
-                known.give_up(known.kind(), object, true);
-            }
-            tx.changes.push(Change::new(span, object, true));
+            gone.push(Change::new(span, object, true));
         }
+        tx.rare.get_or_insert_default().others = gone.clone();
         tx.commit(Class::Process)?;
+        gone.iter().for_each(|change| self.put(change.span(), change.object()));
         for (span, object, taken) in kept {
             match taken {
                 true => self.spans.get(span).mark_allocated(object),
@@ -171,7 +217,7 @@ impl Heap {
         if next == 0 {
             return Ok(());
         }
-        let undecided: HashSet<Vec<u8>> = self.store.prepared().into_iter().map(|p| p.global_id).collect();
+        let undecided = self.store.prepared_or_deciding();
         let (mut lists, mut decided, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         while next != 0 {
             let place = Place(next - 1);
@@ -187,8 +233,10 @@ impl Heap {
             for of in of_objects(&list.changes) {
                 self.mark_intended(of).ok_or_else(|| bad("it names what is not allocated"))?;
             }
+            self.hide(place)?;
             next = words[NEXT];
-            if !undecided.contains(&list.global_id) || planted("undecided-settled") {
+            let own = undecided.iter().find(|prepared| self.is_bound(place, prepared));
+            if own.is_none() || planted("undecided-settled") {
                 decided.push((place, words[DECIDED] == 1));
             }
             lists.push(list);

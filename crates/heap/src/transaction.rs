@@ -36,8 +36,9 @@ pub struct HeapTransaction<'h> {
 #[derive(Default)]
 pub(crate) struct Rare {
     pub roots: Vec<(String, Option<Place>)>,
-    /// What a transaction that is being prepared took: in the words with this one's, but its own for the process.
-    pub intended: Vec<Change>,
+    /// What others did, which goes into the words with this one's: a transaction that is being prepared took it, or one
+    /// that is decided gave it up. For the process it is theirs.
+    pub others: Vec<Change>,
     /// Objects of so many changes, when there are too many to look through.
     objects: HashSet<u64>,
     changes: usize,
@@ -287,12 +288,12 @@ impl<'h> HeapTransaction<'h> {
     fn make_lasting(mut self, class: Class, wanted: bool) -> Result<Option<Ticket>, HeapError> {
         self.verify();
         self.changes.sort_unstable();
-        let Rare { mut roots, intended, .. } = self.rare.take().map(|rare| *rare).unwrap_or_default();
-        let own = roots.is_empty() && intended.is_empty() && of_objects(&self.changes).all(change::passing);
+        let Rare { mut roots, others, .. } = self.rare.take().map(|rare| *rare).unwrap_or_default();
+        let own = roots.is_empty() && others.is_empty() && of_objects(&self.changes).all(change::passing);
         let ticket = if own {
             commit_inner(self.tx.take().expect("not spent"), class, wanted)?
         } else {
-            self.commit_changes((class, wanted), &intended, &mut roots)?
+            self.commit_changes((class, wanted), &others, &mut roots)?
         };
         // 4
         self.put_freed();
@@ -314,13 +315,13 @@ impl<'h> HeapTransaction<'h> {
     fn commit_changes(
         &mut self,
         (class, wanted): (Class, bool),
-        intended: &[Change],
+        others: &[Change],
         named: &mut [(String, Option<Place>)],
     ) -> Result<Option<Ticket>, HeapError> {
         let heap = self.heap;
         let own: Vec<Change> =
             of_objects(&self.changes).filter(|of| !change::passing(of)).flatten().copied().collect();
-        let mut lasting = [&own, intended].concat();
+        let mut lasting = [&own, others].concat();
         lasting.sort_unstable();
         // 1 In the order of their numbers, so that committers do not wait for each other in a circle.
         let mut spans = lasting.chunk_by(|a, b| a.span() == b.span()).map(|of_span| {

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 fn options() -> Options {
     let mut options = Store::options();
     // A copy of a store that is in use stands for a process that was killed.
-    options.copied(true).create(true).background(false).log_bytes(4 << 20).reserve_bytes(1 << 30);
+    options.copied(true).create(true).background(false).log_bytes(4 << 20).stage_bytes(1 << 20);
+    options.reserve_bytes(1 << 30);
     options
 }
 
@@ -239,14 +240,186 @@ fn a_list_that_was_overwritten_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = options().open(dir.path().join("s")).unwrap();
     let scene = scene(&store);
-    let list = *objects(&scene.heap)
-        .iter()
-        .find(|place| ![scene.stays, scene.freed, scene.taken, scene.large].contains(place))
-        .unwrap();
+    // The header says where it is; it is no object that a program is told of.
+    store.truncate().unwrap();
+    let header = std::fs::read(dir.path().join("s/h.heap.segment")).unwrap();
+    let word = u64::from_le_bytes(header[65_536 + 24..][..8].try_into().unwrap());
+    let list = Place((word & ((1 << 48) - 1)) - 1);
+    assert!(!objects(&scene.heap).contains(&list));
     let mut tx = scene.heap.begin().unwrap();
     tx.store(list, 24, &3u64).unwrap();
     tx.commit(Class::Process).unwrap();
     let after = options().open(copy(&dir.path().join("s"), &dir.path().join("after"))).unwrap();
     let error = Heap::open(&after, "h").unwrap_err();
     assert!(error.to_string().contains("intentions list"), "{error}");
+}
+
+/// Two objects that roots name.
+fn named(store: &Store) -> (Heap, Place, Place) {
+    let heap = Heap::open(store, "h").unwrap();
+    let mut tx = heap.begin().unwrap();
+    let (a, b) = (tx.allocate(40).unwrap(), tx.allocate(40).unwrap());
+    tx.set_root("a", Some(a)).unwrap();
+    tx.set_root("b", Some(b)).unwrap();
+    tx.commit(Class::Power).unwrap();
+    (heap, a, b)
+}
+
+/// A list is a transaction's because that stores its word, not because it has the same identifier: this one was
+/// settled as committed, though its transaction was aborted.
+#[test]
+fn an_identifier_that_is_used_again_does_not_commit_what_was_aborted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options().open(dir.path().join("s")).unwrap();
+    let (heap, a, b) = named(&store);
+    let mut tx = heap.begin().unwrap();
+    tx.free(a).unwrap();
+    tx.prepare(ID).unwrap();
+    store.abort_prepared(ID).unwrap();
+    let mut tx = heap.begin().unwrap();
+    tx.store(b, 0, &7u64).unwrap();
+    tx.prepare(ID).unwrap();
+    heap.commit_prepared(ID).unwrap();
+    heap.check().unwrap();
+    nobody_is_given(&heap, &[a]);
+    let store = options().open(copy(&dir.path().join("s"), &dir.path().join("c"))).unwrap();
+    let heap = Heap::open(&store, "h").unwrap();
+    heap.check().unwrap();
+    assert!(heap.usable_len(a).is_ok() && heap.prepared().is_empty());
+}
+
+/// Another thread's attempts under the same identifier are refused, and leave nothing behind, wherever a kill meets
+/// them.
+#[test]
+fn a_refused_prepare_leaves_nothing_to_be_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = options().open(&path).unwrap();
+    let (heap, a, b) = named(&store);
+    let mut tx = heap.begin().unwrap();
+    let c = tx.allocate(40).unwrap();
+    tx.store(b, 0, &c.0).unwrap();
+    tx.prepare(ID).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let mut tx = heap.begin().unwrap();
+                tx.free(a).unwrap();
+                assert!(matches!(tx.prepare(ID), Err(HeapError::Commit(CommitError::GlobalId { .. }))));
+            }
+        });
+        for round in 0..40 {
+            let copied = copy(&path, &dir.path().join(format!("c{round}")));
+            // A copy that is torn is none of a kill.
+            let Ok(store) = options().open(&copied) else { continue };
+            let Ok(heap) = Heap::open(&store, "h") else { continue };
+            heap.commit_prepared(ID).unwrap();
+            assert!(heap.usable_len(a).is_ok(), "round {round}: freed, though nobody committed that");
+            assert!(heap.usable_len(c).is_ok(), "round {round}");
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    heap.commit_prepared(ID).unwrap();
+    assert!(heap.usable_len(a).is_ok() && heap.usable_len(c).is_ok() && heap.prepared().is_empty());
+}
+
+/// While a thread decides, what it decides is not durable: whoever opens the heap meanwhile leaves it alone.
+#[test]
+fn a_heap_that_is_opened_while_a_transaction_is_decided_does_not_decide_otherwise() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = options().open(&path).unwrap();
+    let (heap, a, _) = named(&store);
+    let mut tx = heap.begin().unwrap();
+    let large = tx.allocate(1 << 20).unwrap();
+    tx.commit(Class::Process).unwrap();
+    let mut tx = heap.begin().unwrap();
+    tx.free(a).unwrap();
+    let taken = tx.allocate(40).unwrap();
+    // It takes a while to decide.
+    (0..10_000).for_each(|i| tx.store(large, i * 96, &1u64).unwrap());
+    tx.prepare(ID).unwrap();
+    for round in 0..30u32 {
+        let copied = copy(&path, &dir.path().join(format!("c{round}")));
+        let store = options().open(&copied).unwrap();
+        let ready = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ready.wait();
+                store.commit_prepared(ID).unwrap();
+            });
+            ready.wait();
+            (0..round * 2000).for_each(|_| std::hint::spin_loop());
+            let heap = Heap::open(&store, "h").unwrap();
+            let mut tx = heap.begin().unwrap();
+            (0..3000).for_each(|_| assert_ne!(tx.allocate(40).unwrap(), taken));
+            tx.abort();
+        });
+        store.close().unwrap();
+        let heap = Heap::open(&options().open(&copied).unwrap(), "h").unwrap();
+        assert!(heap.usable_len(a).is_err() && heap.usable_len(taken).is_ok(), "round {round}");
+    }
+}
+
+/// Objects of which each `apart` others lie between.
+fn scattered(heap: &Heap, len: usize, count: usize, apart: usize) -> Vec<Place> {
+    let mut all = Vec::new();
+    while all.len() < count * apart {
+        let mut tx = heap.begin().unwrap();
+        all.extend((0..1200).map(|_| tx.allocate(len).unwrap()));
+        tx.commit(Class::Process).unwrap();
+    }
+    all.into_iter().step_by(apart).collect()
+}
+
+#[test]
+fn what_could_not_be_finished_is_not_prepared() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options().log_bytes(1 << 18).open(dir.path().join("s")).unwrap();
+    let heap = Heap::open(&store, "h").unwrap();
+    // One of each word that tells of objects: as many words change.
+    let places = scattered(&heap, 16, 5000, 48);
+    let mut tx = heap.begin().unwrap();
+    places.iter().for_each(|place| tx.free(*place).unwrap());
+    assert!(matches!(tx.prepare(ID), Err(HeapError::TooMany { .. })));
+    assert!(heap.prepared().is_empty() && heap.usable_len(places[0]).is_ok());
+    let mut tx = heap.begin().unwrap();
+    places[..1000].iter().for_each(|place| tx.free(*place).unwrap());
+    tx.prepare(ID).unwrap();
+    heap.commit_prepared(ID).unwrap();
+    assert!(heap.prepared().is_empty() && heap.usable_len(places[0]).is_err());
+}
+
+#[test]
+fn what_cannot_be_finished_now_is_finished_later_and_nobody_has_it_until_then() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut options = options();
+    options.log_bytes(8 << 20);
+    let store = options.open(&path).unwrap();
+    let heap = Heap::open(&store, "h").unwrap();
+    // One of each span: 700 pages tell of them.
+    let places = scattered(&heap, 32_768, 4000, 2);
+    let mut tx = heap.begin().unwrap();
+    places.iter().for_each(|place| tx.free(*place).unwrap());
+    tx.prepare(ID).unwrap();
+    let tuning = store.tuning();
+    let small = caliburn_engine::Tuning { memory_budget: Some(2 << 20), ..tuning.clone() };
+    store.set_options(small).unwrap();
+    heap.commit_prepared(ID).unwrap();
+    assert_eq!(heap.prepared(), [ID], "there was room for it");
+    let mut tx = heap.begin().unwrap();
+    assert!(places.iter().all(|place| matches!(tx.free(*place), Err(HeapError::NotAllocated { .. }))));
+    assert!((0..100).all(|_| !places.contains(&tx.allocate(32_768).unwrap())));
+    tx.abort();
+    store.set_options(tuning).unwrap();
+    store.flush().unwrap();
+    let store = options.open(copy(&path, &dir.path().join("c"))).unwrap();
+    let heap = Heap::open(&store, "h").unwrap();
+    heap.check().unwrap();
+    assert!(heap.prepared().is_empty() && heap.usable_len(places[0]).is_err());
+    let mut tx = heap.begin().unwrap();
+    let again = (0..10_000).any(|_| tx.allocate(32_768).unwrap() == places[0]);
+    assert!(again, "what was freed is lost");
 }

@@ -26,6 +26,12 @@ impl Store {
         self.shared.policy.undecided().map_or_else(Vec::new, |undecided| undecided.list())
     }
 
+    /// The same, and those that another thread is preparing or deciding: for layers that keep something of their own
+    /// until a transaction is decided, and must not take one that is not for one that is.
+    pub fn prepared_or_deciding(&self) -> Vec<Prepared> {
+        self.shared.policy.undecided().map_or_else(Vec::new, |undecided| undecided.list_all())
+    }
+
     /// Commits a prepared transaction, in the `Power` class.
     ///
     /// # Errors

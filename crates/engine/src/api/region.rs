@@ -3,6 +3,7 @@
 use crate::api::shared::Shared;
 use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
+use caliburn_log::SegmentId;
 use caliburn_os::span;
 use std::fmt;
 use std::ops::Range;
@@ -57,6 +58,11 @@ impl Region {
     /// Which bytes of the segment are mapped.
     pub fn range(&self) -> Range<u64> {
         self.state.start..self.state.end()
+    }
+
+    /// Number of the segment.
+    pub fn segment_id(&self) -> SegmentId {
+        self.state.segment.id
     }
 
     /// Name of the segment.

@@ -154,6 +154,8 @@ pub(crate) struct Claimed {
 /// Transactions that are durable and not decided: what a coordinator of distributed commitment needs.
 pub(crate) trait Undecided {
     fn list(&self) -> Vec<Prepared>;
+    /// The same, and those that somebody is preparing or deciding.
+    fn list_all(&self) -> Vec<Prepared>;
     /// Refuses an identifier that cannot be used.
     fn check(&self, global_id: &[u8]) -> Result<(), CommitError>;
     /// Makes a write set durable and undecided; `suspend` leaves it in its slot, whose number it returns.

@@ -101,6 +101,10 @@ impl Undecided for ReadOnly {
         self.undecided.clone()
     }
 
+    fn list_all(&self) -> Vec<Prepared> {
+        self.list()
+    }
+
     fn check(&self, _: &[u8]) -> Result<(), CommitError> {
         Err(CommitError::ReadOnly)
     }

@@ -161,7 +161,11 @@ impl Redo {
 
 /// The undecided transactions of a table, but for those that somebody is preparing or deciding.
 pub(super) fn list(table: &PreparedTable) -> Vec<Prepared> {
-    let list = table.iter().filter(|(_, entry)| !entry.deciding).map(|(id, entry)| Prepared {
+    describe(table.iter().filter(|(_, entry)| !entry.deciding))
+}
+
+fn describe<'t>(entries: impl Iterator<Item = (&'t Vec<u8>, &'t Entry)>) -> Vec<Prepared> {
+    let list = entries.map(|(id, entry)| Prepared {
         global_id: id.clone(),
         ranges: Ranges::of(&entry.body)
             .map(|r| (r.segment, r.offset..r.offset + r.bytes.len() as u64))
@@ -175,6 +179,10 @@ pub(super) fn list(table: &PreparedTable) -> Vec<Prepared> {
 impl Undecided for Redo {
     fn list(&self) -> Vec<Prepared> {
         list(&self.lock_prepared())
+    }
+
+    fn list_all(&self) -> Vec<Prepared> {
+        describe(self.lock_prepared().iter())
     }
 
     fn check(&self, global_id: &[u8]) -> Result<(), CommitError> {
