@@ -56,6 +56,8 @@ pub fn copied_pages(start: *const u8, pages: usize, mut found: impl FnMut(Range<
 /// The page is mapped privately and can be written to.
 #[inline]
 pub unsafe fn own(at: *mut u8) {
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    compile_error!("how a byte is written without being changed is not said for this processor");
     // The kernel copies a page that is written to. What is written is what is there, in one step, so that nothing
     // changes for anybody: to the compiler, nothing happens.
     #[cfg(target_arch = "x86_64")]

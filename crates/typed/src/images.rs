@@ -6,6 +6,7 @@
 use crate::error::Error;
 use caliburn_engine::{Image, Region};
 use caliburn_heap::HeapError;
+use caliburn_os::simulated::planted;
 use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,7 +64,7 @@ impl Images {
 
     #[cold]
     fn take_over(&mut self, exchange: &Exchange) {
-        exchange.changed.store(false, Ordering::Relaxed);
+        exchange.changed.swap(false, Ordering::AcqRel);
         self.all.append(&mut exchange.new.lock());
         self.all.retain(|image| !image.is_forgotten());
     }
@@ -137,6 +138,10 @@ impl Drop for Readers {
         let bytes = self.image.len() as u64;
         // SAFETY: the last of its readers is gone.
         unsafe { self.image.forget() };
+        // If no transaction has taken it over, it goes now: there may be none for long.
+        if !planted("image-kept-for-nobody") {
+            self.exchange.new.lock().retain(|image| !Arc::ptr_eq(image, &self.image));
+        }
         self.exchange.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.exchange.changed.store(true, Ordering::Release);
     }

@@ -222,6 +222,22 @@ fn snapshots_by_the_writer_itself_and_their_weak_pointers() {
     assert!(foreign.is_err());
 }
 
+/// A store that is only read has no transaction to clean up after snapshots.
+#[test]
+fn snapshots_without_transactions_between_them_leave_no_mappings() {
+    let mappings = || fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    for policy in POLICIES {
+        let (_dir, store) = store(policy);
+        let objects = large(&store, 10_000);
+        let before = mappings();
+        for _ in 0..3000 {
+            drop(objects.snapshot().unwrap());
+        }
+        let after = mappings();
+        assert!(after < before + 1000, "{policy:?}: {before} mappings before, {after} after");
+    }
+}
+
 #[test]
 fn a_thread_that_would_wait_for_itself_is_told_so() {
     let (_dir, store) = store(Policy::Undo);

@@ -5,8 +5,12 @@
 //!
 //! ```text
 //!   OURS: as the file   --- keep: before the page changes --->   COPYING   --->   KEPT
-//!                       --- settle: the region's page is a copy itself --->
+//!                       --- settle: the region's page seems a copy itself --->   COPYING   --->   COPIED
+//!   COPIED              --- keep --->   KEPT
 //! ```
+//!
+//! What is KEPT here was announced by those who change the region, and so is in every image that was there then.
+//! COPIED tells nothing of other images: the system may take more pages for copies than are.
 //!
 //! Invariant: a page of the region that is not a copy of the process's own shows its segment's file, and nobody
 //! stores to that page of the file anything else than what the region shows. (With the redo policy truncation writes
@@ -20,7 +24,7 @@ use crate::api::shared::Shared;
 use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
 use caliburn_os::map::{self, Reservation};
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use caliburn_os::{mappings, private, span, sync};
@@ -30,6 +34,7 @@ use std::sync::Arc;
 const OURS: u8 = 0;
 const COPYING: u8 = 1;
 const KEPT: u8 = 2;
+const COPIED: u8 = 3;
 
 /// What a region held at the moment when [`Region::image`] was called. It is good for as long as the region is
 /// mapped and the store is open, which is for its owner to see to; its memory goes with it.
@@ -136,7 +141,8 @@ impl Image {
     /// Whether these bytes may change without being kept any more.
     #[inline(always)]
     pub fn has_kept(&self, offset: usize, len: usize) -> bool {
-        let (first, last) = (offset >> self.page_shift, (offset + len - 1) >> self.page_shift);
+        let last = offset.saturating_add(len.saturating_sub(1)) >> self.page_shift;
+        let first = offset >> self.page_shift;
         first == last && self.states.get(first).is_none_or(|state| state.load(Acquire) == KEPT)
     }
 
@@ -144,23 +150,33 @@ impl Image {
     /// unchanged since the image was made, or was kept before.
     #[cold]
     pub fn keep(&self, offset: usize, len: usize) {
-        if planted("image-page-not-kept") || self.forgotten.load(Acquire) {
+        if planted("image-page-not-kept") || self.is_forgotten() {
             return;
         }
         let end = offset.saturating_add(len).min(self.states.len() << self.page_shift);
         if offset < end {
-            (offset >> self.page_shift..=(end - 1) >> self.page_shift).for_each(|page| self.keep_page(page));
+            let pages = offset >> self.page_shift..=(end - 1) >> self.page_shift;
+            for page in pages.take_while(|_| !self.is_forgotten()) {
+                self.keep_page(page, KEPT);
+            }
+            // Or what was copied since would stay until the next transaction.
+            if self.is_forgotten() {
+                self.give_back();
+            }
         }
     }
 
-    fn keep_page(&self, page: usize) {
+    fn keep_page(&self, page: usize, becomes: u8) {
         let state = &self.states[page];
         match state.compare_exchange(OURS, COPYING, Acquire, Acquire) {
             Err(KEPT) => return,
             Err(_) => {
                 // The other one copies a page, which takes no longer than a page fault.
-                while state.load(Acquire) != KEPT {
+                while state.load(Acquire) == COPYING {
                     sync::yield_now();
+                }
+                if becomes == KEPT {
+                    state.store(KEPT, Release);
                 }
                 return;
             }
@@ -181,7 +197,7 @@ impl Image {
             self.storing.fetch_sub(1, SeqCst);
         }
         self.kept.fetch_add(1, Relaxed);
-        state.store(KEPT, Release);
+        state.store(becomes, Release);
     }
 
     fn page(&self, page: usize) -> *mut u8 {
@@ -201,7 +217,7 @@ impl Image {
             if unless("image-copies-not-kept", true) {
                 // SAFETY: pages of the image, whose memory is private and writable.
                 unsafe { private::own_all(self.page(run.start), run.len() << self.page_shift) };
-                run.for_each(|page| self.keep_page(page));
+                run.for_each(|page| self.keep_page(page, instead("copied-taken-for-kept", COPIED, KEPT)));
             }
         });
         let (segment, len) = (|| self.region.segment.name.clone(), self.len() as u64);
@@ -218,15 +234,103 @@ impl Image {
     /// # Safety
     /// Nothing refers to its bytes.
     pub unsafe fn forget(&self) {
-        self.forgotten.store(true, Release);
-        // SAFETY: the caller's word; the pages show the file again.
-        let given = unsafe { map::discard(self.memory.base().as_ptr(), self.memory.len()) };
-        given.expect("the mapping is the image's own");
+        self.forgotten.store(true, SeqCst);
+        self.give_back();
+    }
+
+    /// Of an image that is forgotten, or was while the caller kept pages for it.
+    fn give_back(&self) {
+        // SAFETY: nothing refers to its bytes; the pages show the file again. Where memory is locked this fails, and
+        // the memory goes with the mapping.
+        _ = unsafe { map::discard(self.memory.base().as_ptr(), self.memory.len()) };
         self.kept.store(0, Relaxed);
     }
 
     /// Whether it was.
     pub fn is_forgotten(&self) -> bool {
-        self.forgotten.load(Acquire)
+        self.forgotten.load(SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mode, Policy, Store};
+
+    fn opened(policy: Policy, dir: &tempfile::TempDir, len: u64) -> (Store, Region) {
+        let mut options = Store::options();
+        let options = options.create(true).policy(policy).guard(crate::Guard::Off);
+        let store = options.open(dir.path().join("s")).unwrap();
+        let region = store.create_segment("data", len).unwrap().map_all().unwrap();
+        (store, region)
+    }
+
+    /// What a layer does before it changes a range.
+    fn announce(images: &[&Image], offset: usize, len: usize) {
+        if !images[images.len() - 1].has_kept(offset, len) {
+            images.iter().for_each(|image| image.keep(offset, len));
+        }
+    }
+
+    /// On some file systems pages that were only read seem copies. The newest image keeps such a page when it is
+    /// settled, and an older one must be given it all the same.
+    #[test]
+    fn a_page_that_seems_a_copy_is_kept_for_older_images_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, region) = opened(Policy::Redo, &dir, 1 << 20);
+        let change = |value: u8, announced: &[&Image]| {
+            let mut tx = store.begin(Mode::Restore).unwrap();
+            tx.set_range(&region, 5000..5001).unwrap();
+            if !announced.is_empty() {
+                announce(announced, 5000, 1);
+            }
+            tx.write(&region, 5000, &[value]).unwrap();
+            tx.commit(crate::Class::Process).unwrap();
+            store.truncate().unwrap();
+        };
+        let older = region.image().unwrap();
+        older.settle().unwrap();
+        // SAFETY: nobody else uses the region, and the byte stays what it is.
+        unsafe { region.as_ptr().add(5000).write_volatile(0) };
+        let newer = region.image().unwrap();
+        newer.settle().unwrap();
+        assert_eq!(newer.kept_bytes(), store.query().page_bytes, "it does not seem a copy");
+        change(7, &[&older, &newer]);
+        let mut seen = [[1u8]; 2];
+        older.read(5000, &mut seen[0]);
+        newer.read(5000, &mut seen[1]);
+        assert_eq!(seen, [[0], [0]]);
+    }
+
+    #[test]
+    fn what_is_kept_while_an_image_is_forgotten_is_given_back() {
+        for policy in [Policy::Redo, Policy::Undo] {
+            let dir = tempfile::tempdir().unwrap();
+            let (_store, region) = opened(policy, &dir, 8 << 20);
+            for round in 0..40u32 {
+                let image = region.image().unwrap();
+                image.settle().unwrap();
+                std::thread::scope(|scope| {
+                    scope.spawn(|| image.keep(0, 8 << 20));
+                    (0..round * 500).for_each(|_| std::hint::spin_loop());
+                    // SAFETY: nobody refers to its bytes.
+                    unsafe { image.forget() };
+                });
+                assert_eq!(image.kept_bytes(), 0, "{policy:?}, round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_image_whose_memory_is_locked_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_store, region) = opened(Policy::Undo, &dir, 1 << 20);
+        let image = region.image().unwrap();
+        image.settle().unwrap();
+        // SAFETY: the memory is the image's.
+        let locked = unsafe { rustix::mm::mlock(image.as_ptr().cast_mut().cast(), 4096) };
+        locked.expect("a page can be locked");
+        // SAFETY: nobody refers to its bytes.
+        unsafe { image.forget() };
     }
 }
