@@ -152,7 +152,7 @@ pub(crate) fn parameters_of(input: &DeriveInput) -> TokenStream {
             }
             syn::GenericParam::Const(value) => {
                 let value = &value.ident;
-                Some(quote!(::std::format!("{:?}", #value)))
+                Some(quote!(::caliburn::typed::Types::constant(&#value)))
             }
             syn::GenericParam::Lifetime(_) => None,
         })

@@ -42,9 +42,16 @@ impl Said {
 /// Makes the fields, whose places are given, of `fields`.
 pub(crate) fn loads(of_what: &str, fields: &Fields, places: &[TokenStream]) -> Result<TokenStream, Error> {
     let mut made = Vec::new();
+    let present: Vec<String> = fields.iter().enumerate().map(|(i, field)| member(i, field).1).collect();
     for (i, (field, place)) in fields.iter().zip(places).enumerate() {
         let of = &field.ty;
-        let Said { names, default } = Said::of(&member(i, field).1, &field.attrs, Some(of))?;
+        let Said { names, default } = Said::of(&present[i], &field.attrs, Some(of))?;
+        if let Some(taken) = names[1..].iter().find(|name| present.contains(name)) {
+            let text = format!(
+                "{taken:?} is the name of a field: objects cannot be told which of the two they had. Give that field another name, or migrate by a function"
+            );
+            return Err(Error::new_spanned(&field.ty, text));
+        }
         made.push(match default {
             None => quote_spanned! {place_of(of)=> {
                 let value = loader.field(#of_what, &mut fields, &[#(#names),*]);

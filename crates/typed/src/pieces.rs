@@ -141,9 +141,11 @@ impl<'p, 'r> Pieces<'p, 'r> {
                     }
                     Ok(true)
                 })?;
-                // Values without bytes are counted, not looked at.
+                // Of values without bytes some are looked at, and all are alike.
                 if items.len() as u64 != len {
-                    items.resize(usize::try_from(len).unwrap_or(0).min(1 << 24), Datum::Nothing);
+                    let len = usize::try_from(len).ok().filter(|len| *len <= 1 << 24);
+                    let len = len.ok_or("more values without bytes than are written down")?;
+                    items.resize(len, items.first().cloned().unwrap_or(Datum::Nothing));
                 }
                 Datum::List(items)
             }
@@ -182,9 +184,9 @@ fn single(shown: Shown) -> Datum {
 
 /// As `Recoverable::MAY_BE_NOTHING` says it of the type.
 fn may_be_nothing(of: &Type) -> bool {
-    match of.known().as_str() {
-        "option" | "pweak" | "phantomdata" => true,
-        "pbox" => of.of.first().is_some_and(may_be_nothing),
+    match of.name.as_str() {
+        "Option" | "PWeak" | "PhantomData" => true,
+        "PBox" => of.of.first().is_some_and(may_be_nothing),
         "" => of.of.is_empty(),
         _ => false,
     }

@@ -83,7 +83,7 @@ impl<'h, R: Recoverable> Rebuild<'h, R> {
     /// Puts the rest, and gives back what the numbers of objects were needed for. How many pieces there were.
     pub fn finish(mut self) -> Result<u64, Error> {
         self.flush()?;
-        let places: Vec<Place> = self.counted.take().into_values().map(|(place, _)| place).collect();
+        let places: Vec<Place> = self.counted.take().into_values().map(|numbered| numbered.place).collect();
         for batch in places.chunks(4096).filter(|_| unless("numbers-kept", true)) {
             in_transaction(self.heap, self.hash_keys, |tx| {
                 batch.iter().for_each(|place| release(tx, *place))

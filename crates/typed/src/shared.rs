@@ -1,7 +1,7 @@
 //! Objects with several owners: counted, as `Rc` is.
 
 use crate::link::Link;
-use crate::value::datum::{Datum, Loader, Loading};
+use crate::value::datum::{Datum, Loader, Loading, Numbered};
 use crate::value::guard::{Mut, Owned};
 use crate::value::layout::Types;
 use crate::value::recoverable::{Init, Recoverable, Yes, free_all};
@@ -187,7 +187,7 @@ fn numbered<T: Recoverable>(number: u64, loader: &Loader<'_, '_>) -> *mut Counte
     let (tx, of) = (loader.tx(), TypeId::of::<T>());
     let known = loader.counted().borrow().get(&number).copied();
     match known {
-        Some((place, there)) if there == of => tx.at(place),
+        Some(numbered) if numbered.of == of => tx.at(numbered.place),
         Some(_) => loader.refuse(format!("object {number} is of another type")),
         None => {
             let at = tx.allocate::<Counted<T>>(1);
@@ -198,7 +198,8 @@ fn numbered<T: Recoverable>(number: u64, loader: &Loader<'_, '_>) -> *mut Counte
                 // The loader's own, until it has no use for the number any more.
                 (&raw mut (*at).weak).write(1);
             }
-            loader.counted().borrow_mut().insert(number, (tx.place(at.cast()), of));
+            let numbered = Numbered { place: tx.place(at.cast()), of, made: false };
+            loader.counted().borrow_mut().insert(number, numbered);
             at
         }
     }
@@ -337,7 +338,13 @@ unsafe impl<T: Recoverable> Recoverable for PRc<T> {
                 (None, Some(value)) => return PRc::<T>::new(Loading(value, loader)).init(to, tx),
                 (Some(number), Some(value)) => {
                     let counted = numbered::<T>(number, loader);
-                    if (&raw const (*counted).strong).read() > 0 {
+                    // Also in the midst of its own value: there are no owners yet that would tell.
+                    let begun = loader
+                        .counted()
+                        .borrow_mut()
+                        .get_mut(&number)
+                        .map(|numbered| std::mem::replace(&mut numbered.made, true));
+                    if unless("counted-object-made-twice", begun == Some(true)) {
                         loader.refuse(format!("object {number} is there twice"));
                     }
                     let place = &raw mut (*counted).value;

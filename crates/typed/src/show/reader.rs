@@ -8,6 +8,7 @@ use crate::btree_map::MOST;
 use crate::hash_map::GROUP;
 use crate::log::{CHUNKS, FIRST};
 use caliburn_engine::{Image, Region};
+use caliburn_os::simulated::unless;
 use std::cell::Cell;
 
 /// Values that are looked at, at most, where objects with several owners may be reached by more ways than there are
@@ -256,67 +257,19 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// An option is none if its tag says so, or if what would be its value is not one: that is what a niche is.
+    /// An option is none if a number says so: its tag, or one in its value, which no value has.
     fn option(&self, at: u64, of: &'r Type) -> Result<Parts<'r>, String> {
         let value = of.parameter(0)?;
         let layout =
             self.record.layouts.get(&of.text).ok_or_else(|| format!("nothing is said of {:?}", of.text))?;
         let offset = layout.fields.first().map_or(0, |field| field.offset);
-        let there = match offset {
-            0 => self.is_value(at, value, (0, 0))?,
-            // Only the lowest byte says anything.
-            _ => self.number(at, 1)? != 0,
-        };
-        Ok(Parts::Other(there.then(|| (at + offset, value))))
-    }
-
-    /// Whether the bytes at a place can be a value, by those of its parts that cannot be all. `nones`: in so
-    /// many options it is, each of which may use a value that it cannot have.
-    fn is_value(&self, at: u64, of: &Type, (nones, depth): (u64, u32)) -> Result<bool, String> {
-        if depth > 60 {
-            return Err(format!("the type {:?} holds itself", of.text));
-        }
-        let layout = self.record.layouts.get(&of.text);
-        if of.name == "Option" {
-            let offset = layout.and_then(|layout| layout.fields.first()).map_or(0, |field| field.offset);
-            return match offset {
-                0 => self.is_value(at, of.parameter(0)?, (nones + 1, depth + 1)),
-                _ => Ok(self.number(at, 1)? < 2 + u128::from(nones)),
-            };
-        }
-        if let Some(layout) = layout {
-            let fields = if layout.tag == 0 {
-                &layout.fields
-            } else {
-                let tag = self.number(at, layout.tag)? as u64;
-                let mask = u64::MAX >> (64 - 8 * layout.tag);
-                let known = layout.variants.iter().map(|(_, known, _)| known & mask);
-                match layout.variants.iter().find(|(_, known, _)| known & mask == tag) {
-                    Some((_, _, fields)) => fields,
-                    None => return Ok(known.max().is_some_and(|most| tag > most && tag - most <= nones)),
-                }
-            };
-            for field in fields {
-                if !self.is_value(at.saturating_add(field.offset), &field.of, (nones, depth + 1))? {
-                    return Ok(false);
-                }
-            }
-            return Ok(true);
-        }
-        Ok(match of.name.as_str() {
-            "bool" => self.number(at, 1)? < 2 + u128::from(nones),
-            "char" => {
-                let letter = self.number(at, 4)? as u32;
-                char::from_u32(letter).is_some()
-                    || letter > 0x10_FFFF && u64::from(letter - 0x10_FFFF) <= nones
-            }
-            "PBox" => nones > 0 || self.word(at)? != 0,
-            "[]" if of.count != Some(0) => self.is_value(at, of.parameter(0)?, (nones, depth + 1))?,
-            name if name.starts_with("NonZero") => {
-                nones > 0 || self.number(at, self.record.size(of)?.0)? != 0
-            }
-            _ => true,
-        })
+        let (number_at, none) = self.record.none(of)?;
+        let number_at = at.saturating_add(number_at);
+        self.check(number_at, none.len() as u64)?;
+        let mut number = vec![0; none.len()];
+        self.bytes.read(number_at, &mut number);
+        let there = unless("option-never-there", number != none);
+        Ok(Parts::Other(there.then_some((at + offset, value))))
     }
 
     fn deque(&self, at: u64, of: &Type, found: &mut dyn FnMut(Element) -> GoesOn) -> GoesOn {

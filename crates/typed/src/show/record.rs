@@ -40,6 +40,30 @@ pub struct Layout {
     pub fields: Vec<Field>,
     /// Name, tag and fields.
     pub variants: Vec<(String, u64, Vec<Field>)>,
+    /// Of an option.
+    pub none: NoneTold,
+}
+
+/// How an option says that it is none.
+#[derive(Debug, Clone, Default)]
+pub struct NoneTold {
+    /// A byte of the number that tells.
+    told_at: u64,
+    /// The bytes that are not all 0, and where they begin.
+    number_at: u64,
+    number: Vec<u8>,
+}
+
+impl NoneTold {
+    fn parse(text: &str) -> Option<NoneTold> {
+        let mut parts = text.split('/');
+        let mut at = || parts.next()?.parse().ok().filter(|at| *at <= LARGEST);
+        let (told_at, number_at) = (at()?, at()?);
+        let digits = parts.next().filter(|digits| digits.len() <= 16 && digits.len().is_multiple_of(2))?;
+        let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+        let number = (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()?;
+        Some(NoneTold { told_at, number_at, number })
+    }
 }
 
 /// A record.
@@ -150,12 +174,19 @@ impl Record {
             } else if !line.starts_with("hashing ") {
                 // The name may have spaces, what is around it has none.
                 let (kind, rest) = line.split_once(' ').ok_or_else(bad)?;
-                let (rest, tag) = match kind {
+                let (mut tag, mut none) = (0, NoneTold::default());
+                let rest = match kind {
                     "enum" => {
-                        let (rest, tag) = rest.rsplit_once(' ').ok_or_else(bad)?;
-                        (rest, tag_bytes(tag).ok_or_else(bad)?)
+                        let (rest, text) = rest.rsplit_once(' ').ok_or_else(bad)?;
+                        tag = tag_bytes(text).ok_or_else(bad)?;
+                        rest
                     }
-                    _ => (rest, 0),
+                    "option" => {
+                        let (rest, text) = rest.rsplit_once(' ').ok_or_else(bad)?;
+                        none = NoneTold::parse(text).ok_or_else(bad)?;
+                        rest
+                    }
+                    _ => rest,
                 };
                 let (rest, align) = rest.rsplit_once(' ').ok_or_else(bad)?;
                 let (name, size) = rest.rsplit_once(' ').ok_or_else(bad)?;
@@ -167,6 +198,7 @@ impl Record {
                         .filter(|align| align.is_power_of_two() && *align <= 1 << 20)
                         .ok_or_else(bad)?,
                     tag,
+                    none,
                     ..Layout::default()
                 };
                 now = Some(name.to_owned());
@@ -180,6 +212,57 @@ impl Record {
     pub fn root_at(&self, anchor: u64) -> Result<u64, String> {
         let (_, align) = self.size(&self.root)?;
         Ok((anchor + 16).next_multiple_of(align))
+    }
+
+    /// Where the number is that tells whether an option is none, and what it is then.
+    pub fn none(&self, of: &Type) -> Result<(u64, Vec<u8>), String> {
+        let layout = self.layouts.get(&of.text).ok_or_else(|| format!("nothing is said of {:?}", of.text))?;
+        let none = &layout.none;
+        let (at, len) = self.number_at(of, none.told_at, 0)?;
+        let mut bytes = vec![0; len as usize];
+        for (i, byte) in none.number.iter().enumerate() {
+            let inside = (none.number_at + i as u64).checked_sub(at).and_then(|i| bytes.get_mut(i as usize));
+            *inside.ok_or_else(|| format!("what is said of {:?} does not fit it", of.text))? = *byte;
+        }
+        Ok((at, bytes))
+    }
+
+    /// Where the number begins, and how long it is, that has a byte of a value.
+    fn number_at(&self, of: &Type, byte: u64, depth: u32) -> Result<(u64, u64), String> {
+        let bad = || format!("no number of {:?} is at {byte}", of.text);
+        if depth > DEEPEST {
+            return Err(bad());
+        }
+        let within = |of: &Type, offset: u64| {
+            let (at, len) = self.number_at(of, byte - offset, depth + 1)?;
+            Ok((at + offset, len))
+        };
+        if let Some(layout) = self.layouts.get(&of.text) {
+            if of.name == "Option" {
+                let offset = layout.fields.first().map_or(0, |field| field.offset);
+                // Of a tag in front of a value the lowest byte says all.
+                return if byte < offset { Ok((0, 1)) } else { within(of.parameter(0)?, offset) };
+            }
+            if layout.tag > 0 {
+                return if byte < layout.tag { Ok((0, layout.tag)) } else { Err(bad()) };
+            }
+            for field in &layout.fields {
+                let end = field.offset.saturating_add(self.size(&field.of)?.0);
+                if (field.offset..end).contains(&byte) {
+                    return within(&field.of, field.offset);
+                }
+            }
+            return Err(bad());
+        }
+        let size = self.size(of)?.0;
+        if byte >= size {
+            return Err(bad());
+        }
+        if of.count.is_some() {
+            let each = self.size(of.parameter(0)?)?.0;
+            return within(of.parameter(0)?, byte / each * each);
+        }
+        if size <= 16 { Ok((0, size)) } else { Err(bad()) }
     }
 
     /// Size and alignment of a type.
@@ -236,7 +319,16 @@ mod tests {
     #[test]
     fn records_of_nonsense_are_refused() {
         let header = crate::value::layout::HEADER;
-        for text in ["", "  x", "struct A 8", "struct A 8 3", "root A\n    x 0 u8", "enum A 8 8 u8\n  B"] {
+        for text in [
+            "",
+            "  x",
+            "struct A 8",
+            "struct A 8 3",
+            "root A\n    x 0 u8",
+            "enum A 8 8 u8\n  B",
+            "option A 8 8",
+            "option A 8 8 0/0/0",
+        ] {
             assert!(Record::parse(&format!("{header}\n{text}\n")).is_err(), "{text}");
         }
         assert!(Record::parse("another text").is_err());

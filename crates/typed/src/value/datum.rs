@@ -85,8 +85,19 @@ impl Piece {
     }
 }
 
-/// Objects with counts that were met, by their numbers: where their counts are, and of which type they are.
-pub(crate) type CountedObjects = RefCell<HashMap<u64, (Place, TypeId)>>;
+/// Objects with counts that were met, by their numbers.
+pub(crate) type CountedObjects = RefCell<HashMap<u64, Numbered>>;
+
+/// An object with counts that was met.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Numbered {
+    /// Where its counts are.
+    pub place: Place,
+    /// The type of its value.
+    pub of: TypeId,
+    /// Its value is there, or is being made.
+    pub made: bool,
+}
 
 /// Makes values of data, in a transaction. What cannot be made ends the transaction: it unwinds, as a lack of room
 /// does.
@@ -234,9 +245,11 @@ pub(crate) const VALUE: &str = "=";
 pub struct Parts(Vec<(String, Datum)>);
 
 impl Parts {
-    /// Takes the field out that has one of the names.
+    /// Takes the field out that has one of the names, the first of them that there is.
     pub fn take(&mut self, names: &[&str]) -> Option<Datum> {
-        let at = self.0.iter().position(|(name, _)| names.contains(&name.as_str()))?;
+        let of_name = |wanted: &&str| self.0.iter().position(|(name, _)| name == wanted);
+        // Its own first: what another one was called once may be called so now.
+        let at = names.iter().find_map(of_name)?;
         Some(self.0.swap_remove(at).1)
     }
 }

@@ -20,6 +20,16 @@ macro_rules! plain {
         let wrong = || $loader.refuse(format!("{digits} is no {}", stringify!($type)));
         digits.parse().unwrap_or_else(|_| wrong())
     }};
+    (@load float $type:ident, $from:ident, $loader:ident) => {{
+        let digits = $loader.digits($from);
+        let wrong = || $loader.refuse(format!("{digits} is no {}", stringify!($type)));
+        let value: $type = digits.parse().unwrap_or_else(|_| wrong());
+        // What is too large for a float becomes infinite, and what is too small nothing.
+        let some = digits.contains(|c: char| c.is_ascii_digit());
+        let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
+        let nothing = !mantissa.contains(|c: char| ('1'..='9').contains(&c));
+        if some && (!value.is_finite() || (value == 0.0) != nothing) { wrong() } else { value }
+    }};
     (@load truth $type:ident, $from:ident, $loader:ident) => { $loader.truth(&$from) };
     (@load letter $type:ident, $from:ident, $loader:ident) => {{
         let (text, one) = ($loader.text($from), |text: &str| text.chars().next());
@@ -61,7 +71,8 @@ macro_rules! plain {
     )*};
 }
 
-plain!(number false: u8 u16 u32 u64 u128 i8 i16 i32 i64 i128 f32 f64);
+plain!(number false: u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
+plain!(float false: f32 f64);
 plain!(truth false: bool);
 plain!(letter false: char);
 
@@ -174,7 +185,7 @@ unsafe impl<T: Recoverable> Recoverable for Option<T> {
 
     fn describe(types: &mut Types) -> String {
         let inner = types.name_of::<T>();
-        types.note_option::<T>(&inner);
+        types.note_option::<T>(&inner, none_of::<T>());
         format!("Option<{inner}>")
     }
 
@@ -182,7 +193,10 @@ unsafe impl<T: Recoverable> Recoverable for Option<T> {
         // SAFETY: the caller's word; the value is written where it is in `from`, and the tag in front of it, of
         // which only the lowest byte says anything.
         unsafe {
-            let Some(value) = &*from else { return store_none(to) };
+            let Some(value) = &*from else {
+                store_none(to);
+                return;
+            };
             if planted("typed-padding-stored") {
                 return ptr::copy_nonoverlapping(from, to, 1);
             }
@@ -230,29 +244,52 @@ unsafe impl<'id, T: Recoverable, I: Init<'id, T>> Init<'id, Option<T>> for Optio
     unsafe fn init(self, to: *mut Option<T>, tx: Tx<'id>) {
         let Some(value) = self else {
             // SAFETY: the caller's word.
-            return unsafe { store_none(to) };
+            unsafe { store_none(to) };
+            return;
         };
-        // Only the compiler knows where in an option its value is: it is made here, and told that it was moved.
-        let mut made = MaybeUninit::<T>::zeroed();
-        // SAFETY: the caller's word; nothing but `moved` is done with the bytes between. What the compiler's
-        // own copies take along stays here.
+        // Only the compiler knows where in an option its value is: it is made here, and told that it was moved. Not on
+        // the stack if it is large: there may be another option in it, and so on.
+        // SAFETY: the caller's word, for both.
         unsafe {
-            value.init(made.as_mut_ptr(), tx);
-            let some = ManuallyDrop::new(Some(made.assume_init_read()));
-            <Option<T> as Recoverable>::store(&*some, to);
-            if let Some(value) = &mut *to {
-                T::moved(value, ptr::from_mut(value).addr().wrapping_sub(made.as_ptr().addr()).cast_signed());
+            if size_of::<T>() <= LARGE {
+                let mut made = MaybeUninit::<T>::zeroed();
+                value.init(made.as_mut_ptr(), tx);
+                store_made(made.as_ptr(), to);
+            } else {
+                let mut made = Box::<T>::new_zeroed();
+                value.init(made.as_mut_ptr(), tx);
+                store_made(made.as_ptr(), to);
             }
         }
     }
 }
 
+/// Bytes of values that are not made on the stack.
+const LARGE: usize = 256;
+
+/// Puts a value that was made elsewhere into an option.
+///
+/// # Safety
+/// `made` is a value, which is not used again; `to` is for an option, declared.
+#[inline(never)]
+unsafe fn store_made<T: Recoverable>(made: *const T, to: *mut Option<T>) {
+    // SAFETY: the caller's word; nothing but `moved` is done with the bytes between. What the compiler's own copies
+    // take along stays here.
+    unsafe {
+        let some = ManuallyDrop::new(Some(made.read()));
+        <Option<T> as Recoverable>::store(&*some, to);
+        if let Some(value) = &mut *to {
+            T::moved(value, ptr::from_mut(value).addr().wrapping_sub(made.addr()).cast_signed());
+        }
+    }
+}
+
 /// Writes a `None`, and nothing that lay on the stack: an assignment may copy a whole value, of which only the
-/// tag, or the niche, was ever set.
+/// tag, or the niche, was ever set. Where the only number is that is not 0, and its length; 0 if there is none.
 ///
 /// # Safety
 /// `to` is for an option, declared.
-unsafe fn store_none<T: Recoverable>(to: *mut Option<T>) {
+unsafe fn store_none<T: Recoverable>(to: *mut Option<T>) -> (usize, usize) {
     let (bytes, none) = (size_of::<Option<T>>(), MaybeUninit::new(None::<T>));
     // SAFETY: the caller's word; of what is no value yet, only whether it is none is looked at, which one
     // number in it says.
@@ -261,16 +298,48 @@ unsafe fn store_none<T: Recoverable>(to: *mut Option<T>) {
         // A tag of none is 0, and so is a box to nothing.
         to_bytes.write_bytes(0, bytes);
         let places = |len: usize| (0..bytes / len).map(move |i| (i * len, len));
+        let mut number = (0, 0);
         for (at, len) in [1, 2, 4, 8].into_iter().flat_map(places) {
             if (*to).is_none() {
-                return;
+                return number;
             }
+            number = (at, len);
             to_bytes.write_bytes(0, bytes);
             ptr::copy_nonoverlapping(from.add(at), to_bytes.add(at), len);
         }
         if (*to).is_some() {
             ptr::copy_nonoverlapping(from, to_bytes, bytes);
         }
+        number
+    }
+}
+
+/// How an option says that it is none: one of the bytes that it is told by, and the only number in it that is not 0:
+/// where that is, and its bytes. Who reads options without their type finds the whole of what tells them from the
+/// layout: the number that the byte is in.
+fn none_of<T: Recoverable>() -> (usize, usize, Vec<u8>) {
+    let mut memory = MaybeUninit::<Option<T>>::zeroed();
+    let to = memory.as_mut_ptr();
+    // SAFETY: memory for an option, of which all bytes are set, zeros and a number; of what is none any more only
+    // that is looked at.
+    unsafe {
+        let (at, len) = store_none(to);
+        let bytes = to.cast::<u8>();
+        let number = std::slice::from_raw_parts(bytes.add(at), len).to_vec();
+        if len > 0 || size_of::<Option<T>>() > size_of::<T>() {
+            return (at, at, number);
+        }
+        // It is none where a number is 0, and not where it is another one.
+        let tells = |byte: usize| {
+            (1..=u8::MAX).any(|value| {
+                bytes.add(byte).write(value);
+                let told = std::hint::black_box(&*to).is_some();
+                bytes.add(byte).write(0);
+                told
+            })
+        };
+        let byte = (0..size_of::<Option<T>>()).find(|byte| tells(*byte));
+        (byte.expect("an option of that size is told by a number in it"), 0, number)
     }
 }
 

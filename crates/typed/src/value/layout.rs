@@ -1,7 +1,7 @@
 //! The layouts of the types in a heap, as text: recorded with the first opening, compared at every other.
 //!
 //! ```text
-//! caliburn types 1
+//! caliburn types 2
 //! hashing 8d3a41c29f0e7b56
 //! root Bank
 //! struct Bank 40 8
@@ -11,10 +11,14 @@
 //!   Open 0
 //!     0 8 i64
 //!   Closed 1
+//! option Option<Kind> 16 8 0/0/02
+//!   0 0 Kind
 //! ```
 //!
 //! After the name of a type its size and alignment in bytes, and the type of an enum's tag; after the name of a
-//! field its offset and type; after that of a variant its tag. The types of the language and of this crate are
+//! field its offset and type; after that of a variant its tag. An option is told to be none by one number: its tag, or
+//! one in its value. `A/B/C`: byte A is in that number; of a none all bytes are 0 but for those of C, in hexadecimal,
+//! which begin at B. The types of the language and of this crate are
 //! known by their names. Two types of one name are told apart by a number behind it, and so is one that is
 //! called as one of those is.
 
@@ -24,7 +28,7 @@ use std::any::TypeId;
 use std::fmt::Write;
 
 /// First line of a record.
-pub(crate) const HEADER: &str = "caliburn types 1";
+pub(crate) const HEADER: &str = "caliburn types 2";
 
 /// The types that a root is made of.
 #[derive(Debug, Default)]
@@ -103,6 +107,15 @@ impl Types {
         text
     }
 
+    /// A constant among the parameters of a type, as one word: whoever reads the record need not know of characters
+    /// that stand for themselves.
+    pub fn constant(value: &impl std::fmt::Debug) -> String {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+        let word =
+            |letter: char| if plain(letter) { letter.to_string() } else { format!("u{:x}", letter as u32) };
+        format!("{value:?}").chars().map(word).collect()
+    }
+
     /// The name of a type, whose layout is noted.
     pub fn name_of<T: Recoverable>(&mut self) -> String {
         T::describe(self)
@@ -122,15 +135,17 @@ impl Types {
             return defined.name.clone();
         }
         let called = (base.to_owned(), parameters.to_owned());
-        let others = self.defined.iter().filter(|defined| defined.called == called).count();
-        let ours = ["option", "tuple"].contains(&what);
+        let (kind, rest) = what.split_once(' ').unwrap_or((what, ""));
+        // Ours are called what they are called everywhere.
+        let ours = ["option", "tuple"].contains(&kind);
+        let others = self.defined.iter().filter(|defined| !ours && defined.called == called).count();
         let number = 1 + others + usize::from(!ours && unless("typed-names-shared", KNOWN.contains(&base)));
         let name =
             if number == 1 { format!("{base}{parameters}") } else { format!("{base}'{number}{parameters}") };
         // Before the fields: a type may be reached from itself.
         let at = self.defined.len();
+        let called = if ours { Default::default() } else { called };
         self.defined.push(Defined { id, called, name: name.clone(), text: String::new() });
-        let (kind, rest) = what.split_once(' ').unwrap_or((what, ""));
         let text = format!("{kind} {name} {} {} {rest}", size_of::<T>(), align_of::<T>());
         let mut definition = Definition { types: self, text: format!("{}\n", text.trim_end()) };
         body(&mut definition);
@@ -139,9 +154,15 @@ impl Types {
         name
     }
 
-    /// Notes where the compiler has put the value of an option.
-    pub(crate) fn note_option<T: Recoverable>(&mut self, inner: &str) {
-        self.define::<Option<T>>("option", "Option", &format!("<{inner}>"), |definition| {
+    /// Notes where the compiler has put the value of an option, and how it says that there is none.
+    pub(crate) fn note_option<T: Recoverable>(
+        &mut self,
+        inner: &str,
+        (told_at, number_at, number): (usize, usize, Vec<u8>),
+    ) {
+        let number: String = number.iter().map(|byte| format!("{byte:02x}")).collect();
+        let what = format!("option {told_at}/{number_at}/{number}");
+        self.define::<Option<T>>(&what, "Option", &format!("<{inner}>"), |definition| {
             definition.line(&format!("0 {} {inner}", size_of::<Option<T>>() - size_of::<T>()));
         });
     }
@@ -234,10 +255,9 @@ mod tests {
     #[test]
     fn a_record_lists_what_the_root_is_made_of() {
         let text = Types::record::<(u64, [Option<u32>; 2], (u8,))>();
-        assert!(text.starts_with("caliburn types 1\nhashing "), "{text}");
+        assert!(text.starts_with("caliburn types 2\nhashing "), "{text}");
         let text = text.split_once("\nroot ").unwrap().1;
-        let wanted =
-            "(u64, [Option<u32>; 2], (u8,))\noption Option<u32> 8 4\n  0 4 u32\ntuple (u8,) 1 1\n  0 0 u8\n";
+        let wanted = "(u64, [Option<u32>; 2], (u8,))\noption Option<u32> 8 4 0/0/\n  0 4 u32\ntuple (u8,) 1 1\n  0 0 u8\n";
         assert!(text.starts_with(wanted), "{text}");
         assert!(text.contains("tuple (u64, [Option<u32>; 2], (u8,)) 32 8\n"), "{text}");
     }

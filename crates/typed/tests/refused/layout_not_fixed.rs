@@ -36,4 +36,13 @@ union Either { //~ - a union cannot
 #[repr(u8)] //~ E0084 zero-variant
 enum Never {} //~ - without variants
 
+/// Objects would not tell which of the two they had.
+#[derive(Recoverable)]
+#[repr(C)]
+struct Renamed {
+    money: u64,
+    #[recoverable(was = "money")]
+    balance: u64, //~ - the name of a field
+}
+
 fn main() {}
