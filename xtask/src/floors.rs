@@ -33,8 +33,10 @@ const TREES: [Tree; 7] = [
         floors: &[
             "format",
             "media_error",
+            "dump",
             "pagemap",
             "record",
+            "archive",
             "merge",
             "status_pages",
             "ring",

@@ -32,6 +32,7 @@ pub use api::store::{BeginError, Store};
 pub use api::ticket::Ticket;
 pub use api::transaction::{Branch, ByAddress, Mode, OldValue, Savepoint, Transaction, TransactionId};
 pub use caliburn_log::SegmentId;
+pub use caliburn_log::dump::StreamError;
 pub use caliburn_log::format::Defect;
 pub use caliburn_log::log::LogError;
 pub use caliburn_log::media_error::MediaError;
@@ -47,6 +48,10 @@ pub use inspect::check::check;
 pub use inspect::info::{Info, SegmentInfo, info};
 pub use policy::kind::Policy;
 pub use policy::query::{LogInfo, Prepared, Query, Statistics};
+pub use policy::redo::backup::BackupError;
+pub use policy::redo::backup::archive::{ArchiveOptions, ArchivePart, Archiver, archive_parts};
+pub use policy::redo::backup::dump::{DumpOptions, Dumped};
+pub use policy::redo::backup::restore::{RestoreOptions, Restored, Until};
 pub use policy::redo::history::{Change, Event, Filter, History};
 
 pub use storage::class::Class;

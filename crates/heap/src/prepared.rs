@@ -10,9 +10,9 @@
 //!   decided    a transaction takes the list away, and the words of what was given up, or of what was taken
 //! ```
 //!
-//! Invariant: a list that is there belongs to the transaction among whose ranges the store names its DECIDED; or there
-//! is none, and DECIDED tells how it was decided: stored with what it changed, undone with it. So whoever opens the
-//! heap can finish it. Identifiers do not tell: one can be refused since it is in use, and be used again.
+//! Invariant: a list that is there belongs to the transaction among whose ranges the store names its DECIDED; or
+//! there is none, and DECIDED tells how it was decided: stored with what it changed, undone with it. So whoever
+//! opens the heap can finish it. Identifiers do not tell: one can be refused since it is in use, and be used again.
 
 use crate::change::{self, Change, of_objects};
 use crate::class::{SIZES, SPAN};

@@ -36,8 +36,8 @@ pub struct HeapTransaction<'h> {
 #[derive(Default)]
 pub(crate) struct Rare {
     pub roots: Vec<(String, Option<Place>)>,
-    /// What others did, which goes into the words with this one's: a transaction that is being prepared took it, or one
-    /// that is decided gave it up. For the process it is theirs.
+    /// What others did, which goes into the words with this one's: a transaction that is being prepared took it, or
+    /// one that is decided gave it up. For the process it is theirs.
     pub others: Vec<Change>,
     /// Objects of so many changes, when there are too many to look through.
     objects: HashSet<u64>,

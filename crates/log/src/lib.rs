@@ -15,10 +15,14 @@
 //! | [`uncommitted`] | undo logs as an opening finds them |
 //! | [`sealed`] | their ranges in persistent memory |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
+//! | [`archive`] | a part of the log, stored elsewhere |
+//! | [`dump`] | a store as a stream of pieces |
 //! | [`pagemap`] | a sparse array indexed by segment and page |
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
+pub mod archive;
+pub mod dump;
 pub mod format;
 pub mod log;
 pub mod media_error;

@@ -76,18 +76,23 @@ pub struct Record<'a> {
     /// Identifier of a prepared transaction.
     pub global_id: &'a [u8],
     ranges: &'a [u8],
-    len: u64,
+    whole: &'a [u8],
 }
 
 impl<'a> Record<'a> {
     /// Bytes from header to trailer.
     pub fn len(&self) -> u64 {
-        self.len
+        self.whole.len() as u64
+    }
+
+    /// From header to trailer.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.whole
     }
 
     /// Position of the next record.
     pub fn next(&self) -> Lsn {
-        Lsn(self.lsn.0 + self.len)
+        Lsn(self.lsn.0 + self.len())
     }
 
     /// The modification ranges, in the order in which they must be applied.
@@ -294,7 +299,7 @@ pub fn decode(bytes: &[u8], lsn: Lsn, incarnation: u32, longest: u64) -> Decoded
         transactions,
         global_id,
         ranges,
-        len,
+        whole,
     })
 }
 

@@ -84,15 +84,29 @@ pub fn scan(
     Ok(Scanned { from, tail, forced: scan.forced, damage })
 }
 
+/// Calls `each` with the records of a stretch of a log until it has had enough. Position behind the last one; the
+/// next one is not valid, unless it is the end of the stretch.
+pub fn follow(
+    medium: &dyn Medium,
+    capacity: u64,
+    stretch: Range<Lsn>,
+    mut each: impl FnMut(&Record<'_>) -> bool,
+) -> Result<Lsn, MediaError> {
+    let len = stretch.end.0.saturating_sub(stretch.start.0);
+    let mut window = Window::new(medium, capacity, stretch.start, len);
+    let mut more = true;
+    while more && window.next(0, len, STEP, &mut |record| more = each(record))?.is_some() {}
+    Ok(window.position())
+}
+
 /// Verifies every record of a stretch of a log again. What is not valid there is damage.
 pub fn verify(medium: &dyn Medium, capacity: u64, stretch: Range<Lsn>) -> Result<(), MediaError> {
-    let len = stretch.end.0 - stretch.start.0;
-    let mut window = Window::new(medium, capacity, stretch.start, len);
-    while window.next(0, len, STEP, &mut |_| {})?.is_some() {}
-    if window.position() == stretch.end {
+    let end = stretch.end;
+    let position = follow(medium, capacity, stretch, |_| true)?;
+    if position == end {
         return Ok(());
     }
-    let damage = damage_at(medium, capacity, window.position(), stretch.end);
+    let damage = damage_at(medium, capacity, position, end);
     let error = io::Error::new(io::ErrorKind::InvalidData, damage.to_string());
     Err(MediaError::new("read the log back", medium, damage.offset, error))
 }

@@ -41,6 +41,15 @@ pub fn descriptors() -> u64 {
     limit.current.unwrap_or(u64::MAX)
 }
 
+/// Kills a child that leads a group of processes, with all that are in it.
+pub fn kill_group(leader: u32) {
+    let leader = i32::try_from(leader).ok().and_then(rustix::process::Pid::from_raw);
+    if let Some(leader) = leader {
+        // It fails where there is nobody any more.
+        let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
+    }
+}
+
 /// Whether a file could not be opened since too many are.
 pub fn are_descriptors_short(error: &io::Error) -> bool {
     matches!(

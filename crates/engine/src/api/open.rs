@@ -91,7 +91,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     let catalog = directory::read_catalog(media, dir)?;
     let kind = table::kind_of(dir, &catalog)?;
     let descriptors = Descriptors::of(media);
-    let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write };
+    let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write, claim: true };
     let segments = directory::open_segments(opener, &catalog, kind.sums())?;
     let (wanted, locks, dir) = (options.tracking(), vec![lock], dir.to_owned());
     let found = storage::Found { dir, catalog, segments, descriptors, locks, keys: wanted.keys() };

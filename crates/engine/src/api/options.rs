@@ -3,6 +3,10 @@
 use crate::api::store::Store;
 use crate::inspect::info::Info;
 use crate::policy::kind::Policy;
+use crate::policy::redo::backup::BackupError;
+use crate::policy::redo::backup::archive::{ArchiveOptions, Archiver};
+use crate::policy::redo::backup::dump::{self, DumpOptions, Dumped};
+use crate::policy::redo::backup::restore::{self, RestoreOptions, Restored};
 use crate::policy::redo::history::History;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
@@ -15,6 +19,7 @@ use crate::tracking::guard::Guard;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use caliburn_log::staged_tail::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::Media;
+use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -230,6 +235,51 @@ impl Options {
         History::open_with(&self.settings, path.as_ref())
     }
 
+    /// Dumps the store in directory `path` to a stream, while another program, or this one, has it open; nothing is
+    /// asked of it. What was committed in class `Process` and is not in the log yet is not in the dump: from within,
+    /// [`Store::dump`] sees to that. One that nobody has open must have been closed.
+    ///
+    /// # Errors
+    /// When the store cannot be read or is damaged, when the stream fails, or more is committed than can be
+    /// followed. What was written to the stream is no dump then.
+    pub fn dump(
+        &self,
+        path: impl AsRef<Path>,
+        how: &DumpOptions,
+        target: &mut dyn Write,
+    ) -> Result<Dumped, BackupError> {
+        let options = self.afresh();
+        let dumped = dump::dump(&options.settings, path.as_ref(), how, target);
+        options.told(path.as_ref(), dumped)
+    }
+
+    /// Makes a store in directory `path`, which is empty or missing, from a dump, and what it is to be brought up to
+    /// date from. It is closed when this returns. Its log is as long as these options say.
+    ///
+    /// # Errors
+    /// When the dump or what else is read is damaged, a part of the log is missing, or the moment that is wanted is
+    /// not among them. The directory holds no store then, and can be used again.
+    pub fn restore(
+        &self,
+        dump: &mut dyn Read,
+        how: &RestoreOptions,
+        path: impl AsRef<Path>,
+    ) -> Result<Restored, BackupError> {
+        self.validate()?;
+        let options = self.afresh();
+        let restored = restore::restore(&options.settings, dump, how, path.as_ref());
+        options.told(path.as_ref(), restored)
+    }
+
+    /// Archives the log of the store in directory `path`, which this program or another one may have open, or goes
+    /// on with that.
+    ///
+    /// # Errors
+    /// When the store cannot be read, or the archive has parts of another store's log.
+    pub fn archiver(&self, path: impl AsRef<Path>, how: &ArchiveOptions) -> Result<Archiver, BackupError> {
+        Archiver::begin(&self.settings, path.as_ref(), how)
+    }
+
     /// The same, of which the program has ended nothing yet.
     fn afresh(&self) -> Options {
         let mut options = self.clone();
@@ -238,9 +288,9 @@ impl Options {
     }
 
     /// What failed because the program ended it says so.
-    fn told<T>(&self, path: &Path, outcome: Result<T, OpenError>) -> Result<T, OpenError> {
+    fn told<T, E: From<OpenError>>(&self, path: &Path, outcome: Result<T, E>) -> Result<T, E> {
         match self.settings.watch.stopped() && outcome.is_err() {
-            true => Err(OpenError::Interrupted { path: path.to_owned() }),
+            true => Err(OpenError::Interrupted { path: path.to_owned() }.into()),
             false => outcome,
         }
     }

@@ -7,6 +7,8 @@ use crate::api::segment::Segment;
 use crate::api::shared::Shared;
 use crate::api::transaction::{Mode, Transaction};
 use crate::policy::kind::Policy;
+use crate::policy::redo::backup::BackupError;
+use crate::policy::redo::backup::dump::{DumpOptions, Dumped};
 use crate::policy::table;
 use crate::storage::catalog::Entry;
 use crate::storage::class::Class;
@@ -19,7 +21,7 @@ use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::Ordering;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -143,7 +145,7 @@ impl Store {
         let outside = entry.path.is_absolute();
         let admit =
             |medium: &dyn Medium| if outside { self.admit_outside(medium) } else { self.admit(medium) };
-        let state = Arc::new(SegmentState::create(storage, &entry, sums, &admit)?);
+        let state = Arc::new(SegmentState::create(storage.opener(), &storage.id, &entry, sums, &admit)?);
         storage.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
             catalog.segments.push(entry);
@@ -305,6 +307,26 @@ impl Store {
     pub fn truncate(&self) -> Result<(), CommitError> {
         self.shared.takes_changes()?;
         Ok(self.shared.policy.truncate()?)
+    }
+
+    /// Dumps the store to a stream while it is used: every commit so far is in it, and any others up to one moment,
+    /// which [`Dumped::lsn`] tells. Nobody waits for it. With what the store names outside of its directory, or to
+    /// be told of progress: [`Options::dump`].
+    ///
+    /// # Errors
+    /// As [`Options::dump`]; when the store has failed.
+    pub fn dump(&self, how: &DumpOptions, target: &mut dyn Write) -> Result<Dumped, BackupError> {
+        let storage = &self.shared.storage;
+        let failed = |failure| BackupError::Failed { path: storage.dir.clone(), failure };
+        storage.failure().map_err(failed)?;
+        if !storage.is_read_only() {
+            self.shared.policy.flush().map_err(failed)?;
+        }
+        let mut options = Options::new();
+        options.media(storage.media.clone()).background(!self.life.threads.is_empty());
+        let dumped = options.dump(&storage.dir, how, target)?;
+        storage.failure().map_err(failed)?;
+        Ok(dumped)
     }
 
     /// Changes what can be changed while the store is open.

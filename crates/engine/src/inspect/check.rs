@@ -56,7 +56,7 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
     if lock.is_some() && claim.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
         report.in_use_by = Some("a program that has its files in another directory".into());
     }
-    let opener = Opener { media, descriptors: &Descriptors::of(&**media), dir, write: false };
+    let opener = Opener { media, descriptors: &Descriptors::of(&**media), dir, write: false, claim: true };
     let mut segments = Vec::new();
     for entry in &catalog.segments {
         // Whoever has the store has locked what is elsewhere, or is about to.

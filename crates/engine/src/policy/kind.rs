@@ -104,7 +104,7 @@ impl Opening<'_> {
     /// How its segments are opened.
     pub fn opener(&self) -> Opener<'_> {
         let (media, descriptors) = (&self.settings.media, &self.found.descriptors);
-        Opener { media, descriptors, dir: self.dir(), write: self.write() }
+        Opener { media, descriptors, dir: self.dir(), write: self.write(), claim: true }
     }
 
     /// Refuses to write to a store whose files are not those that were in use, unless that is meant; whether it is.

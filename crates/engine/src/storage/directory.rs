@@ -74,6 +74,40 @@ pub(crate) fn begin_making(media: &dyn Media, dir: &Path) -> Result<(), OpenErro
     media.sync_directory(dir).map_err(OpenError::io("force directory", dir))
 }
 
+/// While a store is being restored.
+const RESTORING: &str = "restoring";
+/// What it holds.
+const RESTORING_TEXT: &[u8] = b"A Caliburn store is being restored in this directory.\n";
+
+/// Takes an empty directory, or one in which restoring a store did not come to its end: what there was of it goes.
+pub(crate) fn begin_restoring(media: &dyn Media, dir: &Path) -> Result<(), OpenError> {
+    let list = || media.list(dir).map_err(OpenError::io("list directory", dir));
+    let path = dir.join(RESTORING);
+    let fail = |error| OpenError::io("make", &path)(error);
+    let begun = media.exists(&path) && !media.exists(&dir.join(CATALOG));
+    for name in list()?.into_iter().filter(|name| name != LOCK && name != RESTORING) {
+        let text = name.to_string_lossy();
+        let ours = [LOG, STAGE, "catalog.new"].contains(&&*text)
+            || text.ends_with(".segment")
+            || text.ends_with(".sums");
+        if !begun || !ours {
+            return Err(OpenError::Exists { path: dir.to_owned() });
+        }
+        let path = dir.join(&name);
+        media.remove(&path).map_err(OpenError::io("remove", &path))?;
+    }
+    if !media.exists(&path) {
+        media.create(&path).and_then(|medium| medium.write_at(RESTORING_TEXT, 0)).map_err(fail)?;
+    }
+    media.sync_directory(dir).map_err(OpenError::io("force directory", dir))
+}
+
+/// The store is complete.
+pub(crate) fn end_restoring(media: &dyn Media, dir: &Path) {
+    // With a catalog there the directory is taken for no unfinished one, if this fails.
+    let _ = media.remove(&dir.join(RESTORING));
+}
+
 /// Nothing is being made any more: the store is complete, or what there was of it is gone. If this fails, opening
 /// does it again.
 pub(crate) fn end_making(media: &dyn Media, dir: &Path) {

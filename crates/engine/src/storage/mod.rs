@@ -167,6 +167,10 @@ impl Storage {
         unless("fork-not-noticed", std::process::id() != self.process)
     }
 
+    pub fn is_read_only(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & gate::READ_ONLY != 0
+    }
+
     pub fn is_closed(&self) -> bool {
         self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0
     }
@@ -192,7 +196,7 @@ impl Storage {
     /// How its segments are opened.
     pub fn opener(&self) -> Opener<'_> {
         let write = self.gate.load(Ordering::SeqCst) & gate::READ_ONLY == 0;
-        Opener { media: &self.media, descriptors: &self.descriptors, dir: &self.dir, write }
+        Opener { media: &self.media, descriptors: &self.descriptors, dir: &self.dir, write, claim: true }
     }
 
     pub fn lock_mapping(&self) -> MutexGuard<'_, ()> {

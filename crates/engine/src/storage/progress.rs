@@ -28,6 +28,8 @@ pub enum Phase {
     ReadLog,
     /// Segments are compared with their checksums.
     VerifySegments,
+    /// Segments are read for a dump.
+    CopySegments,
 }
 
 /// Says whether to go on.

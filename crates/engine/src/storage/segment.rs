@@ -96,6 +96,8 @@ pub(crate) struct Opener<'a> {
     pub descriptors: &'a Arc<Descriptors>,
     pub dir: &'a Path,
     pub write: bool,
+    /// Files outside of the directory are locked: not by those who read beside the store's owner.
+    pub claim: bool,
 }
 
 impl Opener<'_> {
@@ -154,12 +156,13 @@ impl SegmentState {
     /// Makes the segment's medium durable, and its sums if it has them; the catalog entry comes after. A medium
     /// that `admit` refuses is left as it is.
     pub fn create(
-        storage: &Storage,
+        opener: Opener<'_>,
+        store: &Id,
         entry: &Entry,
         sums: bool,
         admit: Admit<'_>,
     ) -> Result<SegmentState, SegmentError> {
-        let (media, dir) = (&*storage.media, &*storage.dir);
+        let (media, dir) = (&**opener.media, opener.dir);
         let path = Catalog::resolve(dir, &entry.path);
         let sums_path = sums_path(dir, &entry.name);
         // Left by a creation that never reached the catalog.
@@ -167,7 +170,7 @@ impl SegmentState {
         if !entry.path.is_absolute() {
             let _ = media.remove(&path);
         }
-        let made = Self::create_files(storage, entry, (&path, sums.then_some(&sums_path)), admit);
+        let made = Self::create_files((opener, store), entry, (&path, sums.then_some(&sums_path)), admit);
         if made.is_err() {
             let _ = media.remove(&sums_path);
             if !entry.path.is_absolute() {
@@ -178,12 +181,12 @@ impl SegmentState {
     }
 
     fn create_files(
-        storage: &Storage,
+        (opener, store): (Opener<'_>, &Id),
         entry: &Entry,
         (path, sums_path): (&Path, Option<&PathBuf>),
         admit: Admit<'_>,
     ) -> Result<SegmentState, SegmentError> {
-        let (media, dir, store) = (&*storage.media, &*storage.dir, &storage.id);
+        let (media, dir) = (&**opener.media, opener.dir);
         let (medium, made) = match media.create(path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(path, true), false),
             other => (other, true),
@@ -211,7 +214,7 @@ impl SegmentState {
             Some(path) => {
                 let medium = media.create(path).map_err(io_error("create sums", path))?;
                 Sums::create(&*medium, *store, entry.id, entry.len)?;
-                Some(Sums::of(storage.opener().file(&medium)))
+                Some(Sums::of(opener.file(&medium)))
             }
             None => None,
         };
@@ -221,7 +224,7 @@ impl SegmentState {
         if !planted("name-not-forced") {
             media.sync_directory(dir).map_err(io_error("force directory", dir))?;
         }
-        Ok(SegmentState::of(entry, storage.opener().file(&medium), claim, sums))
+        Ok(SegmentState::of(entry, opener.file(&medium), claim, sums))
     }
 
     /// Takes over a file or device as it is; the catalog entry, whose length is set, comes after. Its name and
@@ -246,6 +249,18 @@ impl SegmentState {
         Ok(SegmentState::of(entry, storage.opener().file(&medium), claim, None))
     }
 
+    /// Makes the file of an external segment, of zeros.
+    pub fn make_external(opener: Opener<'_>, entry: &Entry) -> Result<SegmentState, SegmentError> {
+        let path = &entry.path;
+        let medium = opener.media.create(path).map_err(io_error("create segment", path))?;
+        let claim = claim(&*medium, entry, true)?;
+        medium.set_len(entry.len).map_err(|e| MediaError::new("allocate segment", &*medium, entry.len, e))?;
+        if let Some(above) = path.parent() {
+            opener.media.sync_directory(above).map_err(io_error("force directory", above))?;
+        }
+        Ok(SegmentState::of(entry, opener.file(&medium), claim, None))
+    }
+
     /// The length that an external segment's file has now.
     pub fn external_len(&self) -> Result<u64, SegmentError> {
         external_len(&*self.file.reach("open segment")?, &self.name)
@@ -258,7 +273,7 @@ impl SegmentState {
         entry: &Entry,
         sums: bool,
     ) -> Result<SegmentState, SegmentError> {
-        let Opener { media, dir, write, .. } = opener;
+        let Opener { media, dir, write, claim: claims, .. } = opener;
         let path = Catalog::resolve(dir, &entry.path);
         let bad = |offset, defect| SegmentError::Bad { path: path.clone(), offset, defect };
         // Of others the header tells what they are.
@@ -267,7 +282,7 @@ impl SegmentState {
             return Err(bad(0, Defect::Value(text)));
         }
         let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
-        let claim = claim(&*medium, entry, write)?;
+        let claim = if claims { claim(&*medium, entry, write)? } else { None };
         let held = medium.len().map_err(|e| MediaError::new("measure segment", &*medium, 0, e))?;
         if !entry.is_external() {
             check_header(&*medium, held, catalog, entry).map_err(|error| match error {
@@ -417,37 +432,63 @@ impl SegmentState {
         mut excused: impl FnMut(u64) -> bool,
         tell: Tell<'_>,
     ) -> Result<Vec<u64>, MediaError> {
-        const BATCH: u64 = 256;
-        let Some(sums) = &self.sums else { return Ok(Vec::new()) };
-        let medium = self.file.reach("open segment")?;
-        let units = self.len() / SUM_UNIT as u64;
-        let (mut damaged, mut first) = (Vec::new(), 0);
-        let mut data = vec![0; BATCH as usize * SUM_UNIT];
-        let sums = sums.lock().expect("no panic under this lock");
-        loop {
-            // Where both are holes, there are zeros, and said to be.
-            let next = medium.next_data(self.data + first * SUM_UNIT as u64);
-            let next = next.map_or(u64::MAX, |next| (next - self.data) / SUM_UNIT as u64);
-            first = next.min(sums.next_unit(first)?).max(first);
-            if first >= units {
-                break;
-            }
-            let count = BATCH.min(units - first);
-            let data = &mut data[..count as usize * SUM_UNIT];
-            let at = first * SUM_UNIT as u64;
-            tell(at).map_err(|e| MediaError::new("verify segment", &*medium, self.data + at, e))?;
-            self.read(at, data)?;
-            for (i, (unit, sum)) in data.chunks(SUM_UNIT).zip(sums.read(first, count)?).enumerate() {
-                let sound =
-                    if sum == 0 { unit.iter().all(|b| *b == 0) } else { format::unit_sum(unit) == sum };
-                if !sound && !excused(first + i as u64) {
-                    damaged.push(first + i as u64);
-                }
-            }
-            first += count;
+        let mut damaged = Vec::new();
+        if self.sums.is_none() {
+            return Ok(damaged);
         }
+        self.each_stretch(|at, _, unlike| {
+            let fail = |e| MediaError::of_name("verify segment", self.file.path().to_owned(), e);
+            tell(at).map_err(fail)?;
+            damaged.extend(unlike.iter().filter(|unit| !excused(**unit)));
+            Ok::<(), MediaError>(())
+        })?;
         Ok(damaged)
     }
+
+    /// Calls `each` with what the segment holds, a stretch of units after the other, leaving out holes: where it
+    /// begins, its bytes, and the numbers of those units that their sums do not match.
+    pub fn each_stretch<E: From<MediaError>>(
+        &self,
+        mut each: impl FnMut(u64, &[u8], &[u64]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        const BATCH: u64 = 256;
+        const UNIT: u64 = SUM_UNIT as u64;
+        let medium = self.file.reach("open segment")?;
+        let (len, mut first) = (self.len(), 0);
+        let (mut data, mut unlike) = (vec![0; BATCH as usize * SUM_UNIT], Vec::new());
+        loop {
+            // Where both are holes, there are zeros, and said to be.
+            let next = medium.next_data(self.data + first * UNIT);
+            let mut next = next.map_or(u64::MAX, |next| (next - self.data) / UNIT);
+            self.with_sums(|sums| {
+                next = next.min(sums.next_unit(first)?);
+                Ok(())
+            })?;
+            first = next.max(first);
+            let Some(rest) =
+                first.checked_mul(UNIT).and_then(|at| len.checked_sub(at)).filter(|rest| *rest > 0)
+            else {
+                return Ok(());
+            };
+            let data = &mut data[..rest.min(BATCH * UNIT) as usize];
+            let count = data.len().div_ceil(SUM_UNIT) as u64;
+            self.read(first * UNIT, data)?;
+            unlike.clear();
+            self.with_sums(|sums| {
+                let units = data.chunks(SUM_UNIT).zip(sums.read(first, count)?).enumerate();
+                let differ = units.filter(|(_, (unit, sum))| !is_of(unit, *sum));
+                unlike.extend(differ.map(|(i, _)| first + i as u64));
+                Ok(())
+            })?;
+            each(first * UNIT, data, &unlike)?;
+            first += count;
+        }
+    }
+}
+
+/// Whether a sum is that of a unit.
+fn is_of(unit: &[u8], sum: u32) -> bool {
+    if sum == 0 { unit.iter().all(|byte| *byte == 0) } else { format::unit_sum(unit) == sum }
 }
 
 /// Which bytes the segments have.
@@ -534,8 +575,13 @@ mod tests {
         let data = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         data.write_all_at(b"said to be zeros", SEGMENT_DATA + AT).unwrap();
         let media: Arc<dyn Media> = Arc::new(Files);
-        let opener =
-            Opener { media: &media, descriptors: &Descriptors::of(&Files), dir: dir.path(), write: true };
+        let opener = Opener {
+            media: &media,
+            descriptors: &Descriptors::of(&Files),
+            dir: dir.path(),
+            write: true,
+            claim: true,
+        };
         let file = |path: &Path| opener.file(&Files.open(path, true).unwrap());
         let (id, name, path) = (SegmentId(1), "a".to_owned(), path.clone());
         let entry = Entry { id, name, path, len: LEN, address: 0, data: SEGMENT_DATA };

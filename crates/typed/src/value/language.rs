@@ -247,8 +247,8 @@ unsafe impl<'id, T: Recoverable, I: Init<'id, T>> Init<'id, Option<T>> for Optio
             unsafe { store_none(to) };
             return;
         };
-        // Only the compiler knows where in an option its value is: it is made here, and told that it was moved. Not on
-        // the stack if it is large: there may be another option in it, and so on.
+        // Only the compiler knows where in an option its value is: it is made here, and told that it was moved.
+        // Not on the stack if it is large: there may be another option in it, and so on.
         // SAFETY: the caller's word, for both.
         unsafe {
             if size_of::<T>() <= LARGE {

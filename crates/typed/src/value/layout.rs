@@ -16,9 +16,9 @@
 //! ```
 //!
 //! After the name of a type its size and alignment in bytes, and the type of an enum's tag; after the name of a
-//! field its offset and type; after that of a variant its tag. An option is told to be none by one number: its tag, or
-//! one in its value. `A/B/C`: byte A is in that number; of a none all bytes are 0 but for those of C, in hexadecimal,
-//! which begin at B. The types of the language and of this crate are
+//! field its offset and type; after that of a variant its tag. An option is told to be none by one number: its
+//! tag, or one in its value. `A/B/C`: byte A is in that number; of a none all bytes are 0 but for those of C, in
+//! hexadecimal, which begin at B. The types of the language and of this crate are
 //! known by their names. Two types of one name are told apart by a number behind it, and so is one that is
 //! called as one of those is.
 

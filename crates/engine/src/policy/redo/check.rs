@@ -181,7 +181,7 @@ fn check_log(
 fn may_look(store: &Closed<'_>, id: SegmentId) -> Result<(), OpenError> {
     let entry = store.catalog.segments.iter().find(|entry| entry.id == id && entry.is_external());
     let (media, dir, descriptors) = (store.media, store.dir, &Descriptors::of(&**store.media));
-    let opener = Opener { media, descriptors, dir, write: false };
+    let opener = Opener { media, descriptors, dir, write: false, claim: true };
     let open = |entry| SegmentState::open(opener, store.catalog, entry, false);
     match entry.map(open) {
         Some(Err(error)) if error.is_permission() => Err(error.into()),

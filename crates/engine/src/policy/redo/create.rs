@@ -1,25 +1,40 @@
 //! Making the files of a new store: log and stage, and the catalog last.
 
+use super::prepared::{self, PreparedTable};
+use super::recovery;
 use crate::policy::kind::{New, Policy};
-use crate::storage::catalog::Catalog;
+use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory::{self, LOG, STAGE};
 use crate::storage::error::OpenError;
 use crate::storage::segment;
-use caliburn_log::format::{BLOCK, STATUS_AT};
-use caliburn_log::log;
+use caliburn_log::format::{BLOCK, Lsn, STATUS_AT};
+use caliburn_log::log::{self, Log};
 use caliburn_log::media_error::MediaError;
+use caliburn_log::record::{self, Kind};
+use caliburn_log::scan::Scanned;
+use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
+    create_with(new, 0, Vec::new(), &mut PreparedTable::new())
+}
+
+/// The same, of a store whose segments are there, and that has undecided transactions.
+pub(super) fn create_with(
+    new: New<'_>,
+    next: u32,
+    segments: Vec<Entry>,
+    undecided: &mut PreparedTable,
+) -> Result<(), OpenError> {
     let (media, settings) = (&*new.settings.media, new.settings);
     let log_path = match &settings.log_path {
         Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
         None => PathBuf::from(LOG),
     };
-    let catalog =
-        Catalog { store: new.store, policy: Policy::Redo as u16, log_path, next: 0, segments: Vec::new() };
+    let catalog = Catalog { store: new.store, policy: Policy::Redo as u16, log_path, next, segments };
     let path = Catalog::resolve(new.dir, &catalog.log_path);
     directory::refuse_own(media, &catalog.log_path)?;
     if !catalog.log_path.is_absolute() {
@@ -33,7 +48,7 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
     segment::refuse_foreign(&*medium)?;
     let elsewhere = catalog.log_path.is_absolute();
     let _claim = elsewhere.then(|| medium.claim(false)).transpose().map_err(OpenError::io("lock", &path))?;
-    let done = fill(&new, &catalog, &*medium, made);
+    let done = fill(&new, &catalog, &medium, made, undecided);
     *new.uncatalogued = done.is_ok() || directory::uncatalogued(media, new.dir);
     if done.is_err() && *new.uncatalogued {
         // A second attempt must not take what is left for another store's log.
@@ -46,10 +61,19 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
     done
 }
 
-fn fill(new: &New<'_>, catalog: &Catalog, log_medium: &dyn Medium, made: bool) -> Result<(), OpenError> {
+fn fill(
+    new: &New<'_>,
+    catalog: &Catalog,
+    log_medium: &Arc<dyn Medium>,
+    made: bool,
+    undecided: &mut PreparedTable,
+) -> Result<(), OpenError> {
     let (dir, settings, media) = (new.dir, new.settings, &*new.settings.media);
     settings.require(dir, (log_medium.path().to_owned(), directory::forced(log_medium.volatile())))?;
-    log::create(log_medium, catalog.store, settings.log_bytes)?;
+    log::create(&**log_medium, catalog.store, settings.log_bytes)?;
+    if !undecided.is_empty() {
+        put_undecided(log_medium, catalog.store, undecided)?;
+    }
     let _ = media.remove(&dir.join(STAGE));
     let stage_path = dir.join(STAGE);
     let stage = media.create(&stage_path).map_err(OpenError::io("create stage", &stage_path))?;
@@ -57,4 +81,24 @@ fn fill(new: &New<'_>, catalog: &Catalog, log_medium: &dyn Medium, made: bool) -
         .set_len(settings.stage_bytes)
         .map_err(|e| MediaError::new("allocate the stage", &*stage, settings.stage_bytes, e))?;
     directory::name_files(media, dir, catalog, made && catalog.log_path.is_absolute())
+}
+
+/// Writes undecided transactions to a new log.
+fn put_undecided(
+    medium: &Arc<dyn Medium>,
+    store: Id,
+    undecided: &mut PreparedTable,
+) -> Result<(), OpenError> {
+    let status = log::read_status(&**medium, Some(&store))?;
+    let empty = Scanned { from: Lsn(0), tail: Lsn(0), forced: Lsn(0), damage: None };
+    let log = Log::open(medium.clone(), store, status, &empty, medium.place().unwrap_or_default())?;
+    if prepared::bytes(undecided) > log.capacity() / 4 {
+        let text = "undecided transactions take more than a quarter of the log: make a larger one";
+        let error = io::Error::new(io::ErrorKind::StorageFull, text);
+        return Err(MediaError::new("write", &**medium, 0, error).into());
+    }
+    for (id, body, lsn) in prepared::entries(undecided) {
+        *lsn = recovery::append(&log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
+    }
+    Ok(log.force()?)
 }

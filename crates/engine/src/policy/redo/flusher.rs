@@ -254,6 +254,11 @@ impl Redo {
             if self.alone() {
                 // It never waits for the flush lock, which we hold.
                 self.truncate_as_needed()?;
+                if self.held()?.is_some_and(|held| held <= self.log.head()) {
+                    // Another thread, or process, archives it.
+                    caliburn_os::sync::sleep(Duration::from_millis(10));
+                    continue;
+                }
                 if self.log.head() == head && self.log.free() < needed {
                     let error = std::io::Error::other("the log is full and nothing makes room");
                     return Err(self.fail(MediaError::new("append to", &**self.log.medium(), 0, error)));

@@ -3,17 +3,19 @@
 //! Reads a store without locking it, also while a program is using it. [`History::live`] reads what truncation has
 //! not passed; truncated records stay in the log until they are overwritten, and [`History::all`] finds those too.
 
+use super::backup::{BackupError, archive};
 use crate::policy::kind::Policy;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
 use crate::storage::settings::Settings;
-use caliburn_log::format::{Lsn, SegmentId};
+use caliburn_log::format::Lsn;
 use caliburn_log::log;
-use caliburn_log::record::{Kind, Record};
+use caliburn_log::record::{self, Kind, Record};
 use caliburn_log::scan::scan;
 use caliburn_log::search::scan_ring;
 use caliburn_log::staged_tail;
+use caliburn_os::files::Files;
 use caliburn_os::medium::{Media, Medium};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -149,13 +151,44 @@ impl History {
         Ok(found)
     }
 
-    /// What a record tells, if the filter accepts it.
-    fn event(&self, record: &Record<'_>, filter: &Filter) -> Option<Event> {
-        let event = self.all_of(record);
-        filter.accepts(&event).then_some(event)
+    /// The records in an archive of a log ([`Archiver`](crate::Archiver)) that a filter accepts, oldest first, each
+    /// once.
+    ///
+    /// # Errors
+    /// When a part cannot be read or is damaged.
+    pub fn archived(path: impl AsRef<Path>, filter: &Filter) -> Result<Vec<Event>, BackupError> {
+        let (mut found, mut position) = (Vec::new(), Lsn(0));
+        archive::each_part(&Files, path.as_ref(), &mut |part| {
+            part.records(|record| {
+                if record.lsn >= position {
+                    position = record.next();
+                    let event = Event::of(record, &part.catalog);
+                    found.extend(filter.accepts(&event).then_some(event));
+                }
+                Ok(true)
+            })
+        })?;
+        Ok(found)
     }
 
-    fn all_of(&self, record: &Record<'_>) -> Event {
+    /// What a record tells, if the filter accepts it.
+    fn event(&self, record: &Record<'_>, filter: &Filter) -> Option<Event> {
+        let event = Event::of(record, &self.catalog);
+        filter.accepts(&event).then_some(event)
+    }
+}
+
+impl Event {
+    /// What a record tells.
+    fn of(record: &Record<'_>, catalog: &Catalog) -> Event {
+        let change = |range: record::Range<'_>| {
+            let entry = catalog.segments.iter().find(|entry| entry.id == range.segment);
+            Change {
+                segment: entry.map_or_else(|| range.segment.0.to_string(), |entry| entry.name.clone()),
+                offset: range.offset,
+                bytes: range.bytes.to_vec(),
+            }
+        };
         Event {
             lsn: record.lsn.0,
             kind: match record.kind {
@@ -170,16 +203,7 @@ impl History {
             transactions: record.transactions,
             global_id: record.global_id.to_vec(),
             log_bytes: record.len(),
-            changes: record.ranges().map(|r| self.change(r.segment, r.offset, r.bytes)).collect(),
-        }
-    }
-
-    fn change(&self, id: SegmentId, offset: u64, bytes: &[u8]) -> Change {
-        let entry = self.catalog.segments.iter().find(|e| e.id == id);
-        Change {
-            segment: entry.map_or_else(|| id.0.to_string(), |e| e.name.clone()),
-            offset,
-            bytes: bytes.to_vec(),
+            changes: record.ranges().map(change).collect(),
         }
     }
 }

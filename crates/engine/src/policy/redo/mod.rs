@@ -12,6 +12,7 @@
 //!   mapping > truncation > flush > prepared, pages, aborted, sums, catalog, regions (each briefly)
 //! ```
 
+pub(crate) mod backup;
 mod check;
 mod checkpoint;
 mod cohort;

@@ -20,6 +20,7 @@
 //! the whole suffix is repeated in order.
 
 use super::Redo;
+use super::backup::hold;
 use super::check;
 use super::flusher::Flush;
 use super::group::Rounds;
@@ -304,7 +305,11 @@ impl<'o> Recovery<'o> {
         }
         drop(all);
         *unapplied = RedoRanges::none(log.tail());
-        log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
+        let most = self.held()?.unwrap_or(log.tail()).max(log.head());
+        log.advance_head(prepared::oldest(&self.prepared).min(log.tail()).min(most))?;
+        if most < log.tail() {
+            return self.refuse_full(log, stamp);
+        }
         if log.free() < prepared::bytes(&self.prepared) {
             let text =
                 "undecided transactions fill the log, which the reserve for them should have prevented";
@@ -319,6 +324,23 @@ impl<'o> Recovery<'o> {
         advance()?;
         log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
         Ok(())
+    }
+
+    /// Up to where the log is archived, if it is to be.
+    fn held(&self) -> Result<Option<Lsn>, MediaError> {
+        let opening = &self.opening;
+        Ok(hold::read(opening.media(), opening.dir(), &self.store())?.map(|held| held.lsn))
+    }
+
+    /// The log is kept until it is archived: all is well if nobody needs room.
+    fn refuse_full(&self, log: &Log, stamp: Option<u64>) -> Result<(), OpenError> {
+        let enough = log.free() >= log.capacity() / 4;
+        if stamp.is_none() || enough {
+            return Ok(());
+        }
+        let text = "what its archive has not got fills the log: archive it (`caliburn archive --now`), then open the store";
+        let error = io::Error::new(io::ErrorKind::StorageFull, text);
+        Err(MediaError::new("make room in the log", &**log.medium(), 0, error).into())
     }
 
     /// The files of segments to which the log is to be applied stay open, so that truncation meets no shortage of
@@ -386,7 +408,7 @@ impl<'o> Recovery<'o> {
     }
 }
 
-fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, MediaError> {
+pub(super) fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, MediaError> {
     let place = RecordPosition {
         lsn: log.tail(),
         forced: log.forced(),

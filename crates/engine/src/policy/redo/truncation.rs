@@ -10,6 +10,7 @@
 //! ([`memory`](super::memory)).
 
 use super::Redo;
+use super::backup::hold;
 use super::incremental::Outcome;
 use super::pages::PageId;
 use crate::storage::error::Failure;
@@ -111,7 +112,9 @@ impl Redo {
         if self.is_unapplied() {
             self.epoch(unforced)?;
         }
-        if log.used() <= self.truncation_threshold() && !self.is_starved() {
+        // Nothing that truncation does makes room in a log that is kept for its archive.
+        let kept = self.held()?.is_some_and(|held| held <= log.head());
+        if kept || (log.used() <= self.truncation_threshold() && !self.is_starved()) {
             self.checkpoint_beyond(unforced, self.checkpoint_every_bytes())?;
         } else {
             // Truncation also checkpoints. Leave the newest half, whose pages will change again, unless somebody
@@ -195,12 +198,21 @@ impl Redo {
         }
         let log = &self.log;
         let Some(head) = self.redo_lsn() else { return Ok(()) };
+        let held = self.held()?.filter(|_| unless("hold-not-respected", true));
+        let head = head.min(held.unwrap_or(head));
         if head > log.head() {
             log.advance_head(head).map_err(|e| self.fail(e))?;
         }
         self.space.signal();
         self.set_checkpoint();
         Ok(())
+    }
+
+    /// Up to where the log is archived, if it is to be: the head must not pass that.
+    pub(super) fn held(&self) -> Result<Option<Lsn>, Failure> {
+        let storage = &self.storage;
+        let held = hold::read(&*storage.media, &storage.dir, &storage.id).map_err(|e| self.fail(e))?;
+        Ok(held.map(|held| held.lsn))
     }
 
     /// Epoch truncation: applies all of the forced log. The shared path of recovery and truncation.

@@ -1,0 +1,87 @@
+//! What keeps the log until it is archived: a small file in the store's directory, which says how far it is.
+//!
+//! Invariant: the log's head never passes the position in the file. Truncation looks at it before it moves the head;
+//! the archiver moves it only when the archive has what stands before it, durably.
+
+use caliburn_log::format::{self, HOLD_MAGIC, Hold, LSN_MAX, Lsn};
+use caliburn_log::media_error::MediaError;
+use caliburn_os::clock::wall_ns;
+use caliburn_os::host::Id;
+use caliburn_os::medium::{Media, Replaced};
+use std::io;
+use std::path::Path;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Its name.
+const HOLD: &str = "archived";
+
+/// How far a log is archived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::policy::redo) struct Held {
+    /// What stands before is in the archive.
+    pub lsn: Lsn,
+    /// When archiving began, nanoseconds since 1970.
+    pub since: u64,
+    /// When it came to where it is.
+    pub moved: u64,
+}
+
+/// How far the log of a store is archived, if it is to be.
+pub(in crate::policy::redo) fn read(
+    media: &dyn Media,
+    dir: &Path,
+    store: &Id,
+) -> Result<Option<Held>, MediaError> {
+    let path = dir.join(HOLD);
+    if !media.exists(&path) {
+        return Ok(None);
+    }
+    let fail = |e| MediaError::of_name("read", path.clone(), e);
+    let bytes = match media.read(&path) {
+        // It was taken away meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(fail)?,
+    };
+    let bad = |defect: String| {
+        let text = format!(
+            "{defect}; what is archived is not known. Move the file away, and begin another archive with another dump"
+        );
+        fail(io::Error::new(io::ErrorKind::InvalidData, text))
+    };
+    format::unseal(&bytes, HOLD_MAGIC, "mark of an archive", Some(store)).map_err(|d| bad(d.to_string()))?;
+    let hold = Hold::read_from_bytes(&bytes).map_err(|_| bad("it has another size".into()))?;
+    if hold.lsn.get() > LSN_MAX {
+        return Err(bad("it names an impossible position".into()));
+    }
+    Ok(Some(Held { lsn: Lsn(hold.lsn.get()), since: hold.since.get(), moved: hold.moved.get() }))
+}
+
+/// Says durably that what stands before `lsn` is in the archive.
+pub(super) fn write(
+    media: &dyn Media,
+    dir: &Path,
+    store: Id,
+    lsn: Lsn,
+    since: u64,
+) -> Result<(), MediaError> {
+    let (path, moved) = (dir.join(HOLD), wall_ns());
+    let hold = Hold { lsn: lsn.0.into(), since: since.into(), moved: moved.into(), ..Hold::new_zeroed() };
+    let mut bytes = hold.as_bytes().to_vec();
+    format::seal(&mut bytes, HOLD_MAGIC, store);
+    let fail = |e| MediaError::of_name("write", path.clone(), e);
+    match media.replace(&path, &bytes).map_err(fail)? {
+        Replaced::Durably => Ok(()),
+        Replaced::Perhaps(error) => Err(fail(error)),
+    }
+}
+
+/// The log is not kept any longer.
+pub(super) fn remove(media: &dyn Media, dir: &Path) -> Result<(), MediaError> {
+    let path = dir.join(HOLD);
+    let fail = |e| MediaError::of_name("remove", path.clone(), e);
+    if media.exists(&path) {
+        media.remove(&path).map_err(fail)?;
+        media.sync_directory(dir).map_err(fail)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! What is left of a store of which something is lost: its log, and commits that its stage has.
+
+use super::BackupError;
+use crate::storage::catalog::Catalog;
+use crate::storage::directory;
+use crate::storage::error::OpenError;
+use crate::storage::settings::Settings;
+use caliburn_log::format::{Lsn, Status};
+use caliburn_log::log;
+use caliburn_log::record::Record;
+use caliburn_log::scan;
+use caliburn_log::staged_tail::StagedTail;
+use caliburn_os::host::{Id, Lock};
+use caliburn_os::medium::Medium;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The log of a store that nobody has open.
+pub(super) struct Left {
+    /// If it can be read.
+    pub catalog: Option<Catalog>,
+    /// The oldest record that is there.
+    pub head: Lsn,
+    log: Arc<dyn Medium>,
+    status: Status,
+    staged: Option<StagedTail>,
+    _lock: Lock,
+}
+
+impl Left {
+    pub fn open(settings: &Settings, dir: &Path, store: &Id) -> Result<Left, BackupError> {
+        let media = directory::hold(dir, settings)?;
+        let lock = directory::lock(&*media, dir, true)?;
+        let catalog = directory::read_catalog(&*media, dir).ok().filter(|catalog| catalog.store == *store);
+        let path = match &catalog {
+            Some(catalog) => Catalog::resolve(dir, &catalog.log_path),
+            None => dir.join(directory::LOG),
+        };
+        let log = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
+        let status = log::read_status(&*log, Some(store)).map_err(OpenError::from)?;
+        let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
+        // A stage that is lost, or of another boot, has nothing to tell.
+        let stage = media.open(&dir.join(directory::STAGE), false).ok();
+        let staged = stage.and_then(|stage| StagedTail::read(&*stage, store, &boot).ok());
+        Ok(Left { catalog, head: Lsn(status.head.get()), log, status, staged, _lock: lock })
+    }
+
+    /// Calls `each` with the records, until it has had enough. What is lost behind them, if something is.
+    pub fn records(
+        &self,
+        mut each: impl FnMut(&Record<'_>) -> Result<bool, BackupError>,
+    ) -> Result<Option<String>, BackupError> {
+        let known = self.staged.as_ref().and_then(StagedTail::live);
+        let known = known.map(|live| Lsn(0)..live.end);
+        let mut done = Ok(true);
+        let scanned = scan::scan(&*self.log, &self.status, known, |record| {
+            if matches!(done, Ok(true)) {
+                done = each(record);
+            }
+        })?;
+        let more = done?;
+        Ok(scanned.damage.filter(|_| more).map(|damage| damage.to_string()))
+    }
+
+    /// Commits that the log does not have, in their order.
+    pub fn staged(&self) -> impl Iterator<Item = &[u8]> {
+        self.staged.iter().flat_map(|staged| &staged.records).map(|(_, body)| &body[..])
+    }
+}

@@ -1,0 +1,319 @@
+//! A dump as a stream: what a store held when its log ended at one LSN.
+//!
+//! ```text
+//! | header | catalog | data ... | catalog | log ... | end |
+//! ```
+//!
+//! The data were read while they changed: what the log's part holds is to be laid over them, in its order. The
+//! second catalog is that of the moment; segments that are new in it, or longer, are zeros there but for the log's
+//! part.
+//!
+//! Each piece has a number and a checksum, and the last one says that it is: a stream that was cut off, or lacks a
+//! piece, is noticed.
+
+use crate::format::{self, DUMP_MAGIC, Defect, DumpEnd, DumpHeader, Lsn, PieceHeader, SegmentId};
+use caliburn_os::host::Id;
+use caliburn_os::simulated::unless;
+use std::io::{self, Read, Write};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Most bytes of a piece, but for a catalog.
+pub const PIECE_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of a catalog.
+const CATALOG_BYTES_MAX: u64 = 64 << 20;
+
+/// What a piece holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// The catalog of the store, as its file has it.
+    Catalog = 1,
+    /// Bytes of a segment. What no piece holds is zeros.
+    Data = 2,
+    /// Bytes of the log, of whole records when all such pieces are put together.
+    Log = 3,
+    /// A [`DumpEnd`]: there is no more.
+    End = 4,
+}
+
+/// Why a stream is no dump, or not a whole one.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// It could not be read or written.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It ends too soon.
+    #[error("the dump ends at offset {offset}, before its last piece: it was cut off")]
+    CutOff {
+        /// Where in the stream.
+        offset: u64,
+    },
+    /// It is not a dump, or was damaged.
+    #[error("the dump is damaged at offset {offset}: {defect}")]
+    Bad {
+        /// Where in the stream.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
+}
+
+/// Writes a dump.
+pub struct Writer<'w> {
+    target: &'w mut dyn Write,
+    number: u64,
+    data: u64,
+    log: u64,
+}
+
+impl<'w> Writer<'w> {
+    /// Begins with the header.
+    pub fn begin(target: &'w mut dyn Write, store: Id, time: u64, from: Lsn) -> io::Result<Writer<'w>> {
+        let header = DumpHeader { time: time.into(), from: from.0.into(), ..DumpHeader::new_zeroed() };
+        let mut bytes = header.as_bytes().to_vec();
+        format::seal(&mut bytes, DUMP_MAGIC, store);
+        target.write_all(&bytes)?;
+        Ok(Writer { target, number: 0, data: 0, log: 0 })
+    }
+
+    fn put(&mut self, kind: Kind, segment: u32, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut header = PieceHeader {
+            kind: (kind as u32).into(),
+            number: self.number.into(),
+            len: (bytes.len() as u64).into(),
+            segment: segment.into(),
+            at: at.into(),
+            ..PieceHeader::new_zeroed()
+        };
+        header.crc = crc32c::crc32c_append(crc32c::crc32c(&header.as_bytes()[4..]), bytes).into();
+        self.target.write_all(header.as_bytes())?;
+        self.target.write_all(bytes)?;
+        self.number += 1;
+        Ok(())
+    }
+
+    /// The catalog, as its file has it.
+    pub fn catalog(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.put(Kind::Catalog, 0, 0, bytes)
+    }
+
+    /// Bytes of a segment, [`PIECE_BYTES_MAX`] at most.
+    pub fn data(&mut self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.data += bytes.len() as u64;
+        self.put(Kind::Data, segment.0, offset, bytes)
+    }
+
+    /// Bytes of the log, [`PIECE_BYTES_MAX`] at most.
+    pub fn log(&mut self, lsn: Lsn, bytes: &[u8]) -> io::Result<()> {
+        self.log += bytes.len() as u64;
+        self.put(Kind::Log, 0, lsn.0, bytes)
+    }
+
+    /// Says that this was all. The bytes of data and of log in it.
+    pub fn end(mut self, lsn: Lsn, time: u64, last: u64) -> io::Result<(u64, u64)> {
+        let (data, log) = (self.data, self.log);
+        let end = DumpEnd {
+            lsn: lsn.0.into(),
+            time: time.into(),
+            last: last.into(),
+            data: data.into(),
+            log: log.into(),
+        };
+        self.put(Kind::End, 0, 0, end.as_bytes())?;
+        self.target.flush()?;
+        Ok((data, log))
+    }
+}
+
+/// A piece that was read and verified.
+#[derive(Debug)]
+pub enum Piece<'a> {
+    /// The catalog, as its file has it.
+    Catalog(&'a [u8]),
+    /// Bytes of a segment.
+    Data(SegmentId, u64, &'a [u8]),
+    /// Bytes of the log.
+    Log(Lsn, &'a [u8]),
+    /// The last one.
+    End(DumpEnd),
+}
+
+/// Reads a dump.
+pub struct Reader<'r> {
+    source: &'r mut dyn Read,
+    header: DumpHeader,
+    offset: u64,
+    number: u64,
+    log: Option<Lsn>,
+    bytes: Vec<u8>,
+}
+
+impl<'r> Reader<'r> {
+    /// Reads the header.
+    pub fn begin(source: &'r mut dyn Read) -> Result<Reader<'r>, StreamError> {
+        let mut reader = Reader {
+            source,
+            header: DumpHeader::new_zeroed(),
+            offset: 0,
+            number: 0,
+            log: None,
+            bytes: Vec::new(),
+        };
+        let mut bytes = [0; size_of::<DumpHeader>()];
+        reader.fill(&mut bytes)?;
+        format::unseal(&bytes, DUMP_MAGIC, "dump", None)
+            .map_err(|defect| StreamError::Bad { offset: 0, defect })?;
+        reader.header = DumpHeader::read_from_bytes(&bytes).expect("the size is right");
+        Ok(reader)
+    }
+
+    /// The store that was dumped.
+    pub fn store(&self) -> Id {
+        self.header.preamble.store
+    }
+
+    /// When it was begun, nanoseconds since 1970.
+    pub fn time(&self) -> u64 {
+        self.header.time.get()
+    }
+
+    /// The segments had all changes of the log before this LSN.
+    pub fn from(&self) -> Lsn {
+        Lsn(self.header.from.get())
+    }
+
+    /// Where in the stream the next piece begins.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), StreamError> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.source.read(&mut bytes[filled..]) {
+                Ok(0) => return Err(StreamError::CutOff { offset: self.offset + filled as u64 }),
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.offset += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// The next piece. After the last one there is none to be asked for.
+    pub fn read(&mut self) -> Result<Piece<'_>, StreamError> {
+        let start = self.offset;
+        let bad = |text: &str| StreamError::Bad { offset: start, defect: Defect::Value(text.into()) };
+        let mut head = [0; size_of::<PieceHeader>()];
+        self.fill(&mut head)?;
+        let header = PieceHeader::read_from_bytes(&head).expect("the size is right");
+        let (kind, len) = (header.kind.get(), header.len.get());
+        let most = if kind == Kind::Catalog as u32 { CATALOG_BYTES_MAX } else { PIECE_BYTES_MAX as u64 };
+        if len > most {
+            return Err(bad("a piece is said to be longer than any is"));
+        }
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.resize(len as usize, 0);
+        self.fill(&mut bytes)?;
+        self.bytes = bytes;
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&head[4..]), &self.bytes);
+        if unless("piece-sum-unchecked", sum != header.crc.get()) {
+            return Err(StreamError::Bad { offset: start, defect: Defect::Checksum });
+        }
+        if unless("piece-missing", header.number.get() != self.number) {
+            return Err(bad("a piece is missing, or stands elsewhere"));
+        }
+        self.number += 1;
+        let at = header.at.get();
+        match kind {
+            1 => Ok(Piece::Catalog(&self.bytes)),
+            2 => Ok(Piece::Data(SegmentId(header.segment.get()), at, &self.bytes)),
+            3 => {
+                if self.log.unwrap_or(self.from()).0 != at {
+                    return Err(bad("a part of the log is missing"));
+                }
+                self.log = Some(Lsn(at + len));
+                Ok(Piece::Log(Lsn(at), &self.bytes))
+            }
+            4 => {
+                let end = DumpEnd::read_from_bytes(&self.bytes);
+                let end = end.map_err(|_| bad("its last piece has another size"))?;
+                if self.log.unwrap_or(self.from()).0 != end.lsn.get() {
+                    return Err(bad("the end of the log's part is missing"));
+                }
+                Ok(Piece::End(end))
+            }
+            _ => Err(bad("a piece of an unknown kind: use the program that wrote it")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut writer = Writer::begin(&mut out, [7; 16], 99, Lsn(64)).unwrap();
+        writer.catalog(b"one segment").unwrap();
+        writer.data(SegmentId(3), 4096, &[5; 300]).unwrap();
+        writer.catalog(b"two segments").unwrap();
+        writer.log(Lsn(64), &[6; 40]).unwrap();
+        writer.log(Lsn(104), &[7; 16]).unwrap();
+        writer.end(Lsn(120), 100, 98).unwrap();
+        out
+    }
+
+    fn pieces(mut bytes: &[u8]) -> Result<Vec<String>, StreamError> {
+        let mut reader = Reader::begin(&mut bytes)?;
+        let mut found = Vec::new();
+        loop {
+            let piece = reader.read()?;
+            found.push(format!("{piece:?}"));
+            if matches!(piece, Piece::End(_)) {
+                return Ok(found);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let found = pieces(&sample()).unwrap();
+        assert_eq!(found.len(), 6);
+        assert!(found[1].starts_with("Data(SegmentId(3), 4096, [5, 5"), "{}", found[1]);
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_noticed() {
+        let good = sample();
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(pieces(&bad).is_err(), "bit {bit}");
+        }
+        for len in 0..good.len() {
+            let error = pieces(&good[..len]).unwrap_err();
+            assert!(
+                matches!(error, StreamError::CutOff { offset } if offset == len as u64),
+                "{len}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_piece_that_is_left_out_is_noticed() {
+        let good = sample();
+        let piece = |from: usize| {
+            let header = PieceHeader::read_from_bytes(&good[from..from + 40]).unwrap();
+            from..from + 40 + header.len.get() as usize
+        };
+        let mut at = 48;
+        while at < good.len() {
+            let part = piece(at);
+            let without = [&good[..part.start], &good[part.end..]].concat();
+            assert!(pieces(&without).is_err(), "without {part:?}");
+            at = part.end;
+        }
+    }
+}
