@@ -14,7 +14,7 @@
 use crate::format::{self, DUMP_MAGIC, Defect, DumpEnd, DumpHeader, Lsn, PieceHeader, SegmentId};
 use caliburn_os::host::Id;
 use caliburn_os::simulated::unless;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Most bytes of a piece, but for a catalog.
@@ -110,7 +110,7 @@ impl<'w> Writer<'w> {
     }
 
     /// Says that this was all. The bytes of data and of log in it.
-    pub fn end(mut self, lsn: Lsn, time: u64, last: u64) -> io::Result<(u64, u64)> {
+    pub fn end(mut self, lsn: Lsn, time: u64, last: u64, segments: u64) -> io::Result<(u64, u64)> {
         let (data, log) = (self.data, self.log);
         let end = DumpEnd {
             lsn: lsn.0.into(),
@@ -118,6 +118,7 @@ impl<'w> Writer<'w> {
             last: last.into(),
             data: data.into(),
             log: log.into(),
+            segments: segments.into(),
         };
         self.put(Kind::End, 0, 0, end.as_bytes())?;
         self.target.flush()?;
@@ -249,6 +250,22 @@ impl<'r> Reader<'r> {
     }
 }
 
+/// The header and the last piece of a dump in a file, whatever is between them.
+pub fn ends(source: &mut (impl Read + Seek)) -> Result<(DumpHeader, DumpEnd), StreamError> {
+    const LAST: usize = size_of::<PieceHeader>() + size_of::<DumpEnd>();
+    let header = Reader::begin(source)?.header;
+    let len = source.seek(SeekFrom::End(0))?;
+    let cut = StreamError::CutOff { offset: len };
+    let Some(offset) = len.checked_sub(LAST as u64) else { return Err(cut) };
+    source.seek(SeekFrom::Start(offset))?;
+    let mut bytes = [0; LAST];
+    source.read_exact(&mut bytes)?;
+    let (head, end) = bytes.split_at(size_of::<PieceHeader>());
+    let head = PieceHeader::read_from_bytes(head).expect("the size is right");
+    let whole = head.kind == Kind::End as u32 && head.crc == crc32c::crc32c(&bytes[4..]);
+    if whole { Ok((header, DumpEnd::read_from_bytes(end).expect("the size is right"))) } else { Err(cut) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,7 +278,7 @@ mod tests {
         writer.catalog(b"two segments").unwrap();
         writer.log(Lsn(64), &[6; 40]).unwrap();
         writer.log(Lsn(104), &[7; 16]).unwrap();
-        writer.end(Lsn(120), 100, 98).unwrap();
+        writer.end(Lsn(120), 100, 98, 2).unwrap();
         out
     }
 
@@ -282,6 +299,15 @@ mod tests {
         let found = pieces(&sample()).unwrap();
         assert_eq!(found.len(), 6);
         assert!(found[1].starts_with("Data(SegmentId(3), 4096, [5, 5"), "{}", found[1]);
+    }
+
+    #[test]
+    fn its_ends_are_found_in_a_file() {
+        let mut good = sample();
+        let (header, end) = ends(&mut io::Cursor::new(&good)).unwrap();
+        assert_eq!((header.time.get(), end.lsn.get(), end.last.get()), (99, 120, 98));
+        good.pop();
+        assert!(matches!(ends(&mut io::Cursor::new(&good)), Err(StreamError::CutOff { .. })));
     }
 
     #[test]

@@ -351,6 +351,8 @@ pub struct DumpEnd {
     pub data: U64,
     /// Bytes of log.
     pub log: U64,
+    /// Segments.
+    pub segments: U64,
 }
 
 /// Head of a part of the log in an archive; a catalog follows, and whole records as they stand in the log.
@@ -390,7 +392,7 @@ pub struct Hold {
 const _: () = {
     assert!(size_of::<DumpHeader>() == 48);
     assert!(size_of::<PieceHeader>() == 40);
-    assert!(size_of::<DumpEnd>() == 40);
+    assert!(size_of::<DumpEnd>() == 48);
     assert!(size_of::<ArchiveHeader>() == 72);
     assert!(size_of::<Hold>() == 56);
     assert!(size_of::<Preamble>() == 32);

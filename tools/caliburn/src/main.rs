@@ -1,8 +1,10 @@
 //! The `caliburn` command.
 
+mod archive;
 mod check;
 mod create;
 mod demo;
+mod dump;
 mod export;
 mod info;
 mod leaks;
@@ -10,6 +12,7 @@ mod log;
 mod progress;
 mod rdsinit;
 mod recover;
+mod restore;
 mod rvmutl;
 mod show;
 mod size;
@@ -86,6 +89,12 @@ enum Command {
     Info(OneStore),
     /// Verify a whole store without writing to it: exit 0 clean, 1 damaged, 2 could not look.
     Check(OneStore),
+    /// Dump a store, while a program uses it or not: to a file, a directory of dumps, or a stream.
+    Dump(dump::Arguments),
+    /// Archive the log of a store, while a program uses it, until interrupted.
+    Archive(archive::Arguments),
+    /// Make a store from a dump, the archive of its log, and what is left of it: as it was at any commit.
+    Restore(restore::Arguments),
     /// Show typed objects, without the program that made them.
     Show(show::Arguments),
     /// Write typed objects down as lines of JSON, or CBOR, without the program that made them.
@@ -121,6 +130,9 @@ fn main() -> ExitCode {
         Command::AddSegment(arguments) => create::segment(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Dump(arguments) => dump::run(&arguments),
+        Command::Archive(arguments) => archive::run(&arguments),
+        Command::Restore(arguments) => restore::run(&arguments),
         Command::Show(arguments) => show::run(&arguments),
         Command::Export(arguments) => export::run(&arguments),
         Command::Leaks(arguments) => leaks::run(&arguments),

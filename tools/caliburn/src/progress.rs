@@ -1,4 +1,4 @@
-//! A bar on the terminal while a store is opened or checked.
+//! A bar on the terminal while a store is opened, checked or dumped.
 
 use caliburn::{Options, Phase, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -28,6 +28,7 @@ fn draw(shown: &mut Option<(Phase, ProgressBar)>, progress: &Progress) {
     if shown.as_ref().is_none_or(|(phase, _)| *phase != progress.phase) {
         let what = match progress.phase {
             Phase::VerifySegments => "verifying segments",
+            Phase::CopySegments => "reading segments",
             _ => "reading the log",
         };
         let style = ProgressStyle::with_template("{msg}  [{bar:30}] {bytes} of {total_bytes}, {eta}");

@@ -81,6 +81,28 @@ pub struct Dumped {
     pub left_out: Vec<String>,
 }
 
+impl Dumped {
+    /// What a dump in a file holds, by its header and its end: what is between them is not looked at.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is no whole dump.
+    pub fn of(path: impl AsRef<Path>) -> Result<Dumped, BackupError> {
+        let path = path.as_ref();
+        let mut file = File::open(path).map_err(BackupError::io("open", path))?;
+        let (header, end) = caliburn_log::dump::ends(&mut file)?;
+        Ok(Dumped {
+            store: format::hex(&header.preamble.store),
+            lsn: end.lsn.get(),
+            time: end.time.get(),
+            last: end.last.get(),
+            segments: end.segments.get(),
+            data_bytes: end.data.get(),
+            log_bytes: end.log.get(),
+            left_out: Vec::new(),
+        })
+    }
+}
+
 pub(crate) fn dump(
     settings: &Settings,
     dir: &Path,
@@ -306,13 +328,14 @@ impl<'a> Copy<'a> {
             left -= part.len() as u64;
         }
         let time = wall_ns();
-        let (data_bytes, log_bytes) = self.writer.end(end, time, follower.last).map_err(written)?;
+        let segments = (catalog.segments.len() - self.left_out.len()) as u64;
+        let (data_bytes, log_bytes) = self.writer.end(end, time, follower.last, segments).map_err(written)?;
         Ok(Dumped {
             store: format::hex(&self.live.store),
             lsn: end.0,
             time,
             last: follower.last,
-            segments: catalog.segments.len() as u64,
+            segments,
             data_bytes,
             log_bytes,
             left_out: self.left_out,

@@ -17,7 +17,7 @@ use caliburn_log::media_error::MediaError;
 use caliburn_log::record::Record;
 use caliburn_log::scan;
 use caliburn_log::staged_tail::{self, StagedTail};
-use caliburn_os::host::{Id, Lock};
+use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::planted;
 use std::path::{Path, PathBuf};
@@ -34,8 +34,6 @@ pub(super) struct Live {
     stage: Arc<dyn Medium>,
     boot: Id,
     descriptors: Arc<Descriptors>,
-    /// Nobody has it open, nor can open it: where its log ends.
-    closed: Option<(Lock, Lsn)>,
 }
 
 /// What becomes of commits that a killed process has left in the stage of a store that nobody has open.
@@ -55,25 +53,12 @@ impl Live {
             let why = "a store with the undo policy has no log, and can be copied only while it is closed";
             return Err(OpenError::Policy { path: dir.to_owned(), why }.into());
         }
-        let closed = match directory::lock(&*media, dir, true) {
-            Err(OpenError::InUse { .. }) => None,
-            lock => Some(lock?),
-        };
         let open = |action, path: PathBuf| media.open(&path, false).map_err(OpenError::io(action, &path));
         let log = open("open log", Catalog::resolve(dir, &catalog.log_path))?;
         let stage = open("open stage", dir.join(directory::STAGE))?;
         let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         let status = log::read_status(&*log, Some(&catalog.store)).map_err(OpenError::from)?;
-        let closed = match closed {
-            Some(lock) if status.clean == 1 => Some((lock, Lsn(status.head.get()))),
-            Some(lock) => {
-                let end = end_of_left((&*log, &status), (&*stage, &catalog.store, &boot), staged)?;
-                let end = end.ok_or_else(|| BackupError::NotClosed { path: dir.to_owned() })?;
-                Some((lock, end))
-            }
-            None => None,
-        };
-        Ok(Live {
+        let live = Live {
             descriptors: Descriptors::of(&*media),
             dir: dir.to_owned(),
             store: catalog.store,
@@ -82,8 +67,25 @@ impl Live {
             log,
             stage,
             boot,
-            closed,
-        })
+        };
+        if staged == Staged::Refused && !live.is_in_use()? && live.has_staged()? {
+            return Err(BackupError::NotClosed { path: dir.to_owned() });
+        }
+        Ok(live)
+    }
+
+    /// Whether a program has it open. Who opens it at this very moment may be told that it is in use.
+    fn is_in_use(&self) -> Result<bool, BackupError> {
+        match directory::lock(&*self.media, &self.dir, true) {
+            Err(OpenError::InUse { .. }) => Ok(true),
+            other => Ok(other.map(|_| false)?),
+        }
+    }
+
+    /// Whether a killed process has left commits in the stage.
+    fn has_staged(&self) -> Result<bool, BackupError> {
+        let left = StagedTail::read(&*self.stage, &self.store, &self.boot).map_err(OpenError::from)?;
+        Ok(!left.records.is_empty())
     }
 
     fn status(&self) -> Result<Status, BackupError> {
@@ -95,19 +97,34 @@ impl Live {
         Ok(Lsn(self.status()?.head.get()))
     }
 
-    /// Where the log ends: all before it was published, and is not taken back while the system runs.
+    /// Where the log ends: all before it was published, and is not taken back while the system runs. Nothing is
+    /// locked for that: who opens the store meanwhile only makes the log longer.
     pub fn end(&self) -> Result<Lsn, BackupError> {
-        if let Some((_, end)) = self.closed {
-            return Ok(end);
-        }
         for _ in 0..1000 {
+            // As long as the system runs the stage tells, whether the store is open, closed, or was killed.
             let end = staged_tail::log_end(&*self.stage, &self.store, &self.boot).map_err(OpenError::from)?;
             if let Some(end) = end {
                 return Ok(end);
             }
+            let status = self.status()?;
+            if status.clean == 1 {
+                return Ok(Lsn(status.head.get()));
+            }
+            if !self.is_in_use()? {
+                return self.end_of_another_boot(&status);
+            }
             caliburn_os::sync::sleep(Duration::from_millis(10));
         }
         Err(BackupError::BeingOpened { path: self.dir.clone() })
+    }
+
+    /// Where the log ends that another boot has left, as recovery finds it: what can be read now is on the medium.
+    fn end_of_another_boot(&self, status: &Status) -> Result<Lsn, BackupError> {
+        let scanned = scan::scan(&*self.log, status, None, |_| {})?;
+        match scanned.damage {
+            Some(damage) => Err(OpenError::from(damage).into()),
+            None => Ok(scanned.tail),
+        }
     }
 
     /// The same, with all before it forced: it is not taken back by a power cut either.
@@ -169,24 +186,4 @@ impl Live {
     ) -> Result<SegmentState, BackupError> {
         Ok(SegmentState::open(self.opener(), catalog, entry, true)?)
     }
-}
-
-/// Where the log ends of a store that was not closed, or could not be emptied when it was: all before is forced, or
-/// is when it is forced now. None if what is staged is refused and there is some.
-fn end_of_left(
-    (log, status): (&dyn Medium, &Status),
-    (stage, store, boot): (&dyn Medium, &Id, &Id),
-    staged: Staged,
-) -> Result<Option<Lsn>, BackupError> {
-    let left = StagedTail::read(stage, store, boot).map_err(OpenError::from)?;
-    if staged == Staged::Refused && !left.records.is_empty() {
-        return Ok(None);
-    }
-    // Of another boot, what is not known to be forced may be gone when it is read again.
-    let known = left.appended.map(|end| Lsn(0)..end);
-    let scanned = scan::scan(log, status, known.clone(), |_| {})?;
-    if let Some(damage) = scanned.damage {
-        return Err(OpenError::from(damage).into());
-    }
-    Ok(Some(if known.is_some() { scanned.tail } else { scanned.tail.min(scanned.forced) }))
 }

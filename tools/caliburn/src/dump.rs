@@ -1,0 +1,175 @@
+//! `dump`: a store as it is at one moment, while it is used.
+
+use crate::restore::checked;
+use crate::{Failure, Outside, progress, size, text};
+use caliburn::{BackupError, DumpOptions, Dumped, RestoreOptions};
+use clap::Args;
+use serde_json::json;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write, stdout};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Ends the name of a dump in a directory of dumps.
+pub const SUFFIX: &str = "dump";
+
+/// Arguments of `dump`.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// Directory of the store; a program may be using it.
+    store: PathBuf,
+    /// A new file; a directory, in which the dump gets a name by its place in the log; or `-` for standard output.
+    target: PathBuf,
+    /// Read at most so many bytes of segments in a second: 50M.
+    #[arg(long, value_parser = size::parse)]
+    rate: Option<u64>,
+    /// Then restore it into a directory beside the target, check it, and remove it: the dump is good if the exit code
+    /// is 0.
+    #[arg(long)]
+    verify: bool,
+    #[command(flatten)]
+    outside: Outside,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Dumps a store.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let stream = arguments.target.as_os_str() == "-";
+    if stream {
+        if arguments.verify {
+            return Err(
+                "a stream cannot be verified: `caliburn restore - DIRECTORY` does that where it arrives"
+                    .into(),
+            );
+        }
+        let dumped = dump(arguments, &mut BufWriter::with_capacity(1 << 20, stdout().lock()))?;
+        // Standard output is taken.
+        eprintln!("{}", told(&dumped));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (dumped, path) = to_file(arguments)?;
+    if arguments.verify {
+        verify(&path, &dumped)?;
+    }
+    match arguments.json {
+        true => println!("{}", as_json(&dumped, &path, arguments.verify)),
+        false => println!("{}: {}", text::plain(path.display()), told(&dumped)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Dumps to a file, which has its name only when the dump is whole and durable.
+fn to_file(arguments: &Arguments) -> Result<(Dumped, PathBuf), Failure> {
+    /// How often it is tried again when the log was overwritten before it was read.
+    const TRIES: u32 = 3;
+    let target = &arguments.target;
+    let fail = |path: &Path| {
+        let path = path.display().to_string();
+        move |error: std::io::Error| format!("{path}: {error}")
+    };
+    let into = target.is_dir();
+    if !into && target.exists() {
+        return Err(format!("{}: it exists already; a dump goes over no other file", target.display()).into());
+    }
+    let above = if into {
+        target.as_path()
+    } else {
+        target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    };
+    let unfinished = above.join(format!(".unfinished-{}.{SUFFIX}", std::process::id()));
+    let _removed = Removed(&unfinished);
+    for tries in 1.. {
+        let file = File::create(&unfinished).map_err(fail(&unfinished))?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let dumped = match dump(arguments, &mut out) {
+            Err(BackupError::Overtaken { .. }) if tries < TRIES => continue,
+            other => other?,
+        };
+        out.flush().and_then(|()| out.get_ref().sync_all()).map_err(fail(&unfinished))?;
+        let path = match into {
+            true => target.join(format!("{:020}.{SUFFIX}", dumped.lsn)),
+            false => target.clone(),
+        };
+        fs::rename(&unfinished, &path).map_err(fail(&path))?;
+        File::open(above).and_then(|above| above.sync_all()).map_err(fail(above))?;
+        return Ok((dumped, path));
+    }
+    unreachable!("the last try returns")
+}
+
+fn dump(arguments: &Arguments, out: &mut dyn Write) -> Result<Dumped, BackupError> {
+    let mut options = arguments.outside.options();
+    progress::show(&mut options);
+    let mut how = DumpOptions::new();
+    if let Some(rate) = arguments.rate {
+        how.rate(rate);
+    }
+    options.dump(&arguments.store, &how, out)
+}
+
+/// Restores a dump, checks what comes of it, and removes that.
+fn verify(path: &Path, dumped: &Dumped) -> Result<(), Failure> {
+    let scratch = path.with_file_name(format!(".verifying-{}", std::process::id()));
+    let _removed = RemovedDirectory(&scratch);
+    let fail = |error: Failure| format!("{}: the dump is NOT good: {error}", path.display());
+    let mut file = File::open(path)?;
+    let outside = scratch.join("outside");
+    fs::create_dir_all(&outside)?;
+    let mut how = RestoreOptions::new();
+    how.external(&outside);
+    let store = scratch.join("store");
+    let restored = caliburn::Options::new().restore(&mut file, &how, &store).map_err(|e| fail(e.into()))?;
+    if restored.lsn != dumped.lsn {
+        return Err(fail(format!("it restores to LSN {}", restored.lsn).into()).into());
+    }
+    checked(&store, Some(&outside)).map_err(fail)?;
+    Ok(())
+}
+
+struct Removed<'p>(&'p Path);
+
+impl Drop for Removed<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}
+
+struct RemovedDirectory<'p>(&'p Path);
+
+impl Drop for RemovedDirectory<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(self.0);
+    }
+}
+
+/// Nanoseconds since 1970, for people.
+pub fn at(time: u64) -> String {
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(time);
+    humantime::format_rfc3339_micros(time).to_string()
+}
+
+fn told(dumped: &Dumped) -> String {
+    let mut told = format!(
+        "store {} as of LSN {}, {}: {} segments, {} of data, {} of log",
+        dumped.store,
+        dumped.lsn,
+        at(dumped.time),
+        dumped.segments,
+        size::show(dumped.data_bytes),
+        size::show(dumped.log_bytes)
+    );
+    for name in &dumped.left_out {
+        told.push_str(&format!("\nnot in it: segment {name:?}, whose file could not be opened"));
+    }
+    told
+}
+
+/// What a dump holds, and where it is.
+pub fn as_json(dumped: &Dumped, path: &Path, verified: bool) -> serde_json::Value {
+    json!({"dump": path.display().to_string(), "store": dumped.store, "lsn": dumped.lsn, "time_ns": dumped.time,
+        "last_record_ns": (dumped.last > 0).then_some(dumped.last), "segments": dumped.segments,
+        "data_bytes": dumped.data_bytes, "log_bytes": dumped.log_bytes, "left_out": dumped.left_out,
+        "verified": verified})
+}

@@ -1,0 +1,120 @@
+//! Dumps, archives and restoring by the command, beside a program that uses the store.
+
+use caliburn::{Class, Mode, Region, Store};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn caliburn(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_caliburn")).args(arguments).output().unwrap()
+}
+
+fn json(output: &Output) -> Vec<Value> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn failure(output: &Output) -> String {
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn put(store: &Store, region: &Region, value: u64) {
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(region, 0, &value).unwrap();
+    tx.store(region, 8 + value as usize % 8000 * 8, &value).unwrap();
+    tx.commit(Class::Power).unwrap();
+}
+
+fn value(path: &Path) -> u64 {
+    let store = Store::open(path).unwrap();
+    store.segment("data").unwrap().map_all().unwrap().load::<u64>(0)
+}
+
+#[test]
+fn a_store_in_use_is_dumped_archived_and_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (path, dumps, archive) = (at("s"), at("dumps"), at("archive"));
+    fs::create_dir(&dumps).unwrap();
+    let store = Store::options().create(true).log_bytes(1 << 20).open(&path).unwrap();
+    let region = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
+    (1..=10).for_each(|value| put(&store, &region, value));
+    let archive_now = ["archive", &path, "--to", &archive, "--now", "--json", "--part-bytes", "4K"];
+    caliburn(&archive_now);
+    let first = json(&caliburn(&["dump", &path, &dumps, "--json", "--verify"])).remove(0);
+    assert_eq!((&first["verified"], &first["segments"]), (&Value::Bool(true), &1.into()));
+    (11..=20).for_each(|value| put(&store, &region, value));
+    let second = json(&caliburn(&["dump", &path, &dumps, "--json", "--rate", "100M"])).remove(0);
+    (21..=200).for_each(|value| put(&store, &region, value));
+    let parts = json(&caliburn(&archive_now));
+    assert!(parts.len() > 3, "{parts:?}");
+    (201..=210).for_each(|value| put(&store, &region, value));
+    drop(region);
+    store.close().unwrap();
+
+    let restored = |to: &str, more: &[&str]| {
+        let to = at(to);
+        let output = caliburn(&[&["restore", &dumps, &to, "--json", "--log-bytes", "1M"], more].concat());
+        (json(&output).remove(0), value(Path::new(&to)))
+    };
+    let (told, found) = restored("newest dump", &[]);
+    assert_eq!((found, &told["lsn"], &told["checked"]), (20, &second["lsn"], &Value::Bool(true)));
+    assert_eq!(restored("archive too", &["--archive", &archive]).1, 200);
+    assert_eq!(restored("and what is left", &["--archive", &archive, "--left", &path]).1, 210);
+    let lsn = format!("lsn:{}", first["lsn"]);
+    assert_eq!(restored("as of the first dump", &["--archive", &archive, "--to", &lsn]).1, 10);
+    let time = first["time_ns"].as_u64().unwrap();
+    let found =
+        restored("by its time", &["--archive", &archive, "--to", &format!("{}", time as f64 / 1e9)]).1;
+    assert!((9..=11).contains(&found), "{found}");
+    let late = failure(&caliburn(&["restore", &dumps, &at("r"), "--to", "2001-01-01T00:00:00Z"]));
+    assert!(late.contains("later than what is wanted"), "{late}");
+
+    let list = json(&caliburn(&["restore", &dumps, "--list", "--archive", &archive, "--json"])).remove(0);
+    assert_eq!((list["dumps"].as_array().unwrap().len(), &list["holes"]), (2, &Value::Array(Vec::new())));
+    let part = parts[1]["part"].as_str().unwrap();
+    fs::remove_file(Path::new(&archive).join(part)).unwrap();
+    let list = json(&caliburn(&["restore", &dumps, "--list", "--archive", &archive, "--json"])).remove(0);
+    assert_eq!(list["holes"][0], Value::Array(vec![parts[1]["from"].clone(), parts[1]["to"].clone()]));
+    let text =
+        String::from_utf8(caliburn(&["restore", &dumps, "--list", "--archive", &archive]).stdout).unwrap();
+    assert!(text.contains("MISSING"), "{text}");
+    let hole = failure(&caliburn(&["restore", &dumps, &at("h"), "--archive", &archive]));
+    assert!(hole.contains("is missing") && hole.contains(&parts[1]["from"].to_string()), "{hole}");
+}
+
+#[test]
+fn a_dump_goes_through_a_pipe_and_over_no_other_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let path = at("s");
+    let store = Store::options().create(true).log_bytes(1 << 20).open(&path).unwrap();
+    let region = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
+    put(&store, &region, 7);
+    let mut dumping = Command::new(env!("CARGO_BIN_EXE_caliburn"))
+        .args(["dump", &path, "-"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let restoring = Command::new(env!("CARGO_BIN_EXE_caliburn"))
+        .args(["restore", "-", &at("r")])
+        .stdin(dumping.stdout.take().unwrap())
+        .output()
+        .unwrap();
+    assert!(dumping.wait().unwrap().success() && restoring.status.success(), "{restoring:?}");
+    assert_eq!(value(Path::new(&at("r"))), 7);
+    fs::write(dir.path().join("letter"), "dear").unwrap();
+    let there = failure(&caliburn(&["dump", &path, &at("letter")]));
+    assert!(there.contains("it exists already"), "{there}");
+    let cut = failure(&caliburn(&["restore", &at("letter"), &at("r2")]));
+    assert!(cut.contains("cut off"), "{cut}");
+    assert!(failure(&caliburn(&["dump", &at("none"), &at("d")])).contains("not a store"));
+    drop((region, store));
+    let undo = Store::options().create(true).policy(caliburn::Policy::Undo).open(at("undo")).unwrap();
+    assert!(failure(&caliburn(&["dump", &at("undo"), &at("d")])).contains("undo policy"));
+    drop(undo);
+}
