@@ -94,6 +94,8 @@ pub enum Workload {
     Typed,
     /// Snapshots of typed objects: taking one, changing what it has not kept yet, and what it has
     Snapshots,
+    /// What dumps cost those who commit meanwhile
+    Dumps,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

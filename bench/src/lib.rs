@@ -10,6 +10,7 @@ mod arguments;
 mod calls;
 mod coda;
 pub mod debit_credit;
+mod dumps;
 pub mod floor;
 mod group_commit;
 mod heap;
@@ -53,5 +54,6 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Limits => limits::run(arguments),
         Workload::Typed => typed::run(arguments),
         Workload::Snapshots => snapshots::run(arguments),
+        Workload::Dumps => dumps::run(arguments),
     }
 }

@@ -176,6 +176,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "calls",
         "typed --accounts 20000",
         "snapshots",
+        "dumps",
         "persistent --sizes 8,4096",
         "group-commit --threads 1,8",
         "restart --data-mb 64 --accounts 10000",

@@ -168,6 +168,8 @@ fn test() -> Result<(), String> {
     for class in ["process", "power"] {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;
     }
+    run("cargo build --release --quiet -p caliburn --example catalogue")?;
+    run("tools/drill.sh")?;
     bench::smoke(missing.allows(Part::Rivals))?;
     if missing.allows(Part::Instructions) {
         instructions::watch()?;

@@ -35,6 +35,42 @@ fn a_dump_of_a_busy_store_is_that_of_one_moment() {
     });
 }
 
+/// A transaction that changes a segment which was read, and one which was not yet, and reaches both meanwhile.
+#[test]
+fn what_is_committed_and_truncated_while_segments_are_read_is_there_wholly() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = options().open(&path).unwrap();
+    let [first, second] = ["first", "second"].map(|name| {
+        let region = store.create_segment(name, 1 << 16).unwrap().map_all().unwrap();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&region, 0, &1u64).unwrap();
+        tx.commit(Class::Process).unwrap();
+        region
+    });
+    store.truncate().unwrap();
+    let busy = store.clone();
+    let regions = std::sync::Mutex::new(Some((first, second)));
+    let mut outside = Options::new();
+    outside.progress(move |_| {
+        if let Some((first, second)) = regions.lock().unwrap().take() {
+            let mut tx = busy.begin(Mode::Restore).unwrap();
+            tx.store(&first, 0, &2u64).unwrap();
+            tx.store(&second, 0, &2u64).unwrap();
+            tx.commit(Class::Power).unwrap();
+            busy.truncate().unwrap();
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    let mut dump = Vec::new();
+    outside.dump(&path, &DumpOptions::new(), &mut dump).unwrap();
+    let to = dir.path().join("r");
+    restore(&dump, &RestoreOptions::new(), &to).unwrap();
+    let restored = Store::open(&to).unwrap();
+    let value = |name| restored.segment(name).unwrap().map_all().unwrap().load::<u64>(0);
+    assert_eq!((value("first"), value("second")), (2, 2));
+}
+
 /// The log from one LSN to another, as it was archived: for each record the last transaction in it, and its time.
 fn archived(store: &Path, archive: &Path) -> Vec<(u64, u64, u64)> {
     let mut found: Vec<(u64, u64, u64)> = History::archived(archive, &Filter::default())

@@ -32,7 +32,8 @@ pub struct Arguments {
     /// Archive what is there, and end.
     #[arg(long)]
     now: bool,
-    /// The log is not kept for its archive any longer: what was archived stays, and to begin again takes another dump.
+    /// The log is not kept for its archive any longer: what was archived stays, and to begin again takes another
+    /// dump.
     #[arg(long, conflicts_with_all = ["to", "command", "now"])]
     stop: bool,
     #[command(flatten)]

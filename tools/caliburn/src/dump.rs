@@ -23,8 +23,8 @@ pub struct Arguments {
     /// Read at most so many bytes of segments in a second: 50M.
     #[arg(long, value_parser = size::parse)]
     rate: Option<u64>,
-    /// Then restore it into a directory beside the target, check it, and remove it: the dump is good if the exit code
-    /// is 0.
+    /// Then restore it into a directory beside the target, check it, and remove it: the dump is good if the exit
+    /// code is 0.
     #[arg(long)]
     verify: bool,
     #[command(flatten)]

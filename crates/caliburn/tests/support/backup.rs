@@ -1,4 +1,5 @@
 //! A store that is changed as a model is, and stores that are made of it again.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use caliburn::{BackupError, Class, Mode, Options, Region, RestoreOptions, Store};
 use std::path::Path;
