@@ -47,7 +47,7 @@ pub mod medium {
 pub use inspect::check::check;
 pub use inspect::info::{Info, SegmentInfo, info};
 pub use policy::kind::Policy;
-pub use policy::query::{LogInfo, Prepared, Query, Statistics};
+pub use policy::query::{Archived, LogInfo, Prepared, Query, Statistics};
 pub use policy::redo::backup::BackupError;
 pub use policy::redo::backup::archive::{ArchiveOptions, ArchivePart, Archiver, archive_parts};
 pub use policy::redo::backup::dump::{DumpOptions, Dumped};

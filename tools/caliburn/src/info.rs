@@ -1,5 +1,6 @@
 //! `info`.
 
+use crate::dump::at;
 use crate::text::plain;
 use crate::{Failure, OneStore, size};
 use caliburn::{Class, Policy};
@@ -20,7 +21,8 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             .collect();
         let log = info.log.as_ref().map(|log| {
             json!({"path": log.path.display().to_string(), "bytes": log.capacity, "head": log.head, "forced": log.forced, "appended": log.appended,
-                "openings": log.incarnation})
+                "openings": log.incarnation, "archived": log.archived.map(|archived| json!({"lsn": archived.lsn,
+                    "since_ns": archived.since, "moved_ns": archived.moved}))})
         });
         println!(
             "{}",
@@ -48,6 +50,21 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             "         records needed from LSN {}, forced at least to {}, written at least to {}",
             log.head, log.forced, log.appended
         );
+        if let Some(archived) = log.archived {
+            let behind = log.appended.saturating_sub(archived.lsn);
+            println!(
+                "archive  kept since {} until it is archived; that is so up to LSN {}, since {}: {} to go",
+                at(archived.since),
+                archived.lsn,
+                at(archived.moved),
+                size::show(behind)
+            );
+            if behind > log.capacity / 4 * 3 {
+                println!(
+                    "         the log is nearly full of that: see to `caliburn archive`, or commits will wait"
+                );
+            }
+        }
     }
     for s in &info.segments {
         print!("segment  {:<20} {:>10}  {}", s.name, size::show(s.len), plain(s.path.display()));

@@ -1,7 +1,7 @@
 //! `log`: RVM's post-mortem tool (RVM, section 6).
 
 use crate::{Failure, Outside};
-use caliburn::{Event, Filter};
+use caliburn::{Event, Filter, History};
 use clap::Args;
 use serde_json::json;
 use std::fmt::Write;
@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Also records that were truncated but not overwritten yet.
     #[arg(long, conflicts_with = "follow")]
     all: bool,
+    /// Also what this archive of the log has.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "follow")]
+    archive: Option<PathBuf>,
     /// Go on printing records as they come, until interrupted.
     #[arg(long, conflicts_with = "reverse")]
     follow: bool,
@@ -84,6 +87,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             if arguments.all { history.all(&filter)? } else { history.live(&filter, arguments.reverse)? };
         if arguments.all && arguments.reverse {
             events.reverse();
+        }
+        if let Some(archive) = &arguments.archive {
+            events.extend(History::archived(archive, &filter)?);
+            events.sort_by_key(|event| event.lsn);
+            events.dedup_by_key(|event| event.lsn);
+            if arguments.reverse {
+                events.reverse();
+            }
         }
         let seen = next;
         for event in events.iter().filter(|e| !arguments.follow || e.lsn >= seen) {

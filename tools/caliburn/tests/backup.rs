@@ -52,8 +52,18 @@ fn a_store_in_use_is_dumped_archived_and_restored() {
     let parts = json(&caliburn(&archive_now));
     assert!(parts.len() > 3, "{parts:?}");
     (201..=210).for_each(|value| put(&store, &region, value));
+    // Who changed these bytes: the archive has what the log has no more.
+    let asked = ["log", &path, "--archive", &archive, "--segment", "data", "--range", "0..8", "--json"];
+    let events = json(&caliburn(&asked));
+    let transactions: u64 = events.iter().map(|event| event["transactions"].as_u64().unwrap()).sum();
+    assert_eq!(transactions, 210, "{} records", events.len());
     drop(region);
     store.close().unwrap();
+
+    let info = json(&caliburn(&["info", &path, "--json"])).remove(0);
+    assert_eq!(info["log"]["archived"]["lsn"], parts.last().unwrap()["to"]);
+    let info = String::from_utf8(caliburn(&["info", &path]).stdout).unwrap();
+    assert!(info.contains("until it is archived"), "{info}");
 
     let restored = |to: &str, more: &[&str]| {
         let to = at(to);

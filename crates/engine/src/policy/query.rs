@@ -101,4 +101,18 @@ pub struct LogInfo {
     pub appended: u64,
     /// Openings for writing so far.
     pub incarnation: u32,
+    /// How far it is archived, if it is kept until it is.
+    pub archived: Option<Archived>,
+}
+
+/// How far a log is archived: it is kept from there on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Archived {
+    /// All before this LSN is in the archive.
+    pub lsn: u64,
+    /// When archiving began, nanoseconds since 1970.
+    pub since: u64,
+    /// When it came to that LSN.
+    pub moved: u64,
 }

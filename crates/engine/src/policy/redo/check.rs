@@ -5,6 +5,7 @@
 //! 3. that each range lies within a segment of the catalog
 //! 4. the checksum of every 4 KiB of every segment, except where the live log is to write anyway
 
+use super::backup::hold;
 use super::prepared::{self, PreparedTable};
 use super::recovery;
 use crate::policy::kind::Closed;
@@ -70,6 +71,7 @@ pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenEr
         head: status.head.get(),
         forced: status.forced.get(),
         incarnation: status.incarnation.get(),
+        archived: hold::read(&**store.media, store.dir, &store.catalog.store)?.map(Into::into),
     };
     Ok((Some(log), status.clean.get() == 1))
 }

@@ -3,6 +3,7 @@
 //! Invariant: the log's head never passes the position in the file. Truncation looks at it before it moves the head;
 //! the archiver moves it only when the archive has what stands before it, durably.
 
+use crate::policy::query::Archived;
 use caliburn_log::format::{self, HOLD_MAGIC, Hold, LSN_MAX, Lsn};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::clock::wall_ns;
@@ -24,6 +25,12 @@ pub(in crate::policy::redo) struct Held {
     pub since: u64,
     /// When it came to where it is.
     pub moved: u64,
+}
+
+impl From<Held> for Archived {
+    fn from(held: Held) -> Archived {
+        Archived { lsn: held.lsn.0, since: held.since, moved: held.moved }
+    }
 }
 
 /// How far the log of a store is archived, if it is to be.
