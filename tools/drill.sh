@@ -11,6 +11,16 @@ caliburn=$built/caliburn
 catalogue=$built/examples/catalogue
 work=$(mktemp -d)
 archiver=
+archive_on() { # goes on until it is ended
+    "$caliburn" archive store --to archive --age 0.2 --part-bytes 64K >>archived.txt &
+    archiver=$!
+}
+archive_off() { # ended anywhere, then all that is there
+    [ -z "$archiver" ] || kill "$archiver"
+    wait "$archiver" 2>/dev/null || true
+    archiver=
+    "$caliburn" archive store --to archive --now --part-bytes 64K >>archived.txt
+}
 trap '[ -z "$archiver" ] || kill "$archiver" 2>/dev/null || true; rm -rf "$work"' EXIT
 cd "$work"
 mkdir dumps tree
@@ -34,8 +44,7 @@ update() { # brings the catalogue up to date; killed twice before
 echo "--- a store, a dump of it, and an archive of its log"
 grow 1 300
 update
-"$caliburn" archive store --to archive --age 0.2 --part-bytes 64K >archived.txt &
-archiver=$!
+archive_on
 until [ -e store/archived ]; do sleep 0.05; done
 "$caliburn" dump store dumps --verify
 
@@ -45,18 +54,16 @@ update &
 worker=$!
 "$caliburn" dump store dumps --rate 100M || echo "(killed before it was closed: no dump this time)"
 wait "$worker"
-"$caliburn" archive store --to archive --now --part-bytes 64K >/dev/null
+archive_off
 "$caliburn" export store objects --output then.jsonl
 moment=$(date +%s.%N)
 sleep 1.1
 
 echo "--- a mistake; and the disk is lost"
+archive_on
 rm -rf tree/1 tree/2 "tree/7/file 7"
 update
-"$caliburn" archive store --to archive --now --part-bytes 64K >/dev/null
-kill "$archiver"
-wait "$archiver" || true
-archiver=
+archive_off
 rm -rf store
 
 echo "--- what can be reached"

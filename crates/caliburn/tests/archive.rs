@@ -3,7 +3,7 @@
 #[path = "support/backup.rs"]
 mod support;
 
-use caliburn::{ArchiveOptions, DumpOptions, Options, RestoreOptions, Store};
+use caliburn::{ArchiveOptions, BackupError, DumpOptions, Options, RestoreOptions, Store};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -83,16 +83,21 @@ fn the_log_is_kept_until_it_is_archived() {
             transact(&store, &region, number);
         }
         store.truncate().unwrap();
-        let kept = store.query().log_used;
-        assert!(kept > 0, "round {round}: the log was truncated, and nothing is archived");
+        let kept = store.query().log_kept;
+        assert!(
+            kept > 0 && store.query().log_used == 0,
+            "round {round}: the log was truncated, and nothing is archived"
+        );
         if round == 3 {
             let mut archiver = Options::new().archiver(&path, &to).unwrap();
             archiver.flush().unwrap();
             store.truncate().unwrap();
-            assert_eq!(store.query().log_used, 0, "all is archived");
+            assert_eq!(store.query().log_kept, 0, "all is archived");
         }
         drop(region);
         store.close().unwrap();
+        // Closed is closed, whatever is not archived yet.
+        assert!(caliburn::info(&path).unwrap().clean);
     }
     // A program that commits more than the log holds waits for the archive.
     let archiver = Options::new().archiver(&path, &to).unwrap();
@@ -101,7 +106,7 @@ fn the_log_is_kept_until_it_is_archived() {
         let stuck = loop {
             let (before, used) = (done.load(SeqCst), store.query());
             std::thread::sleep(Duration::from_millis(300));
-            if done.load(SeqCst) == before && used.log_used > used.log_bytes / 2 {
+            if done.load(SeqCst) == before && used.log_used + used.log_kept > used.log_bytes / 2 {
                 break before;
             }
         };
@@ -128,7 +133,147 @@ fn the_log_is_kept_until_it_is_archived() {
     Options::new().archiver(&path, &ArchiveOptions::directory(&archive)).unwrap().stop().unwrap();
     let store = Store::open(&path).unwrap();
     store.truncate().unwrap();
-    assert_eq!(store.query().log_used, 0, "nobody keeps it any more");
+    assert_eq!(store.query().log_kept, 0, "nobody keeps it any more");
+}
+
+/// One archiver at a time: another one could bring the log's hold back to where it is not there any more.
+#[test]
+fn a_second_archiver_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    drop(options().open(&path).unwrap());
+    let to = ArchiveOptions::directory(dir.path().join("archive"));
+    let first = Options::new().archiver(&path, &to).unwrap();
+    let refused = Options::new().archiver(&path, &to).unwrap_err();
+    assert!(matches!(refused, BackupError::BeingArchived { .. }), "{refused}");
+    drop(first);
+    Options::new().archiver(&path, &to).unwrap().stop().unwrap();
+    // A mark that is damaged is refused when the store is opened, not when it truncates.
+    drop(Options::new().archiver(&path, &to).unwrap());
+    let mut mark = fs::read(path.join("archived")).unwrap();
+    mark[33] ^= 1;
+    fs::write(path.join("archived"), &mark).unwrap();
+    let refused = Store::open(&path).unwrap_err().to_string();
+    assert!(refused.contains("archived") && refused.contains("Move the file away"), "{refused}");
+    fs::remove_file(path.join("archived")).unwrap();
+    Store::open(&path).unwrap();
+}
+
+/// Equal positions of two logs are not the same part.
+#[test]
+fn two_stores_of_one_process_are_archived_by_commands_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for number in 1..3u64 {
+            let (dir, at) = (dir.path(), dir.path().join(format!("archive{number}")));
+            fs::create_dir(&at).unwrap();
+            scope.spawn(move || {
+                let path = dir.join(format!("s{number}"));
+                let store = options().open(&path).unwrap();
+                let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+                let text = format!("sleep 0.01; cp %p {}/%f", at.display());
+                let mut to = ArchiveOptions::command(text, Duration::from_secs(9));
+                to.part_bytes(2 << 10);
+                let mut archiver = Options::new().archiver(&path, &to).unwrap();
+                let mut dump = Vec::new();
+                store.dump(&DumpOptions::new(), &mut dump).unwrap();
+                (1..=100).for_each(|i| transact(&store, &region, i));
+                store.flush().unwrap();
+                archiver.flush().unwrap();
+                let to = dir.join(format!("r{number}"));
+                restore(&dump, RestoreOptions::new().archive(&at), &to).unwrap();
+                assert_eq!(assert_is(&mut Model::new(), &words(&to), "apart"), 100);
+            });
+        }
+    });
+}
+
+/// Beside a program that goes on committing it ends with what was there when it began.
+#[test]
+fn archiving_what_is_there_comes_to_an_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, archive) = (dir.path().join("s"), dir.path().join("archive"));
+    fs::create_dir(&archive).unwrap();
+    drop(options().open(&path).unwrap());
+    let text = format!("sleep 0.05; cp %p {}/%f", archive.display());
+    let mut archiver =
+        Options::new().archiver(&path, &ArchiveOptions::command(text, Duration::from_secs(9))).unwrap();
+    beside(&path, |_, done| {
+        wait_until(done, 300);
+        let parts = archiver.flush().unwrap();
+        assert!((1..100).contains(&parts.len()), "{}", parts.len());
+    });
+}
+
+/// What a killed process has left in its stage, for which the log has no room before it is archived.
+#[test]
+fn recovery_that_has_no_room_for_want_of_the_archive_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, archive) = (dir.path().join("s"), dir.path().join("archive"));
+    let mut small = options();
+    small.log_bytes(64 << 10).background(false).copied(true);
+    let store = small.open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let to = ArchiveOptions::directory(&archive);
+    drop(Options::new().archiver(&path, &to).unwrap());
+    let put = |bytes: usize, value: u8| {
+        let mut tx = store.begin(caliburn::Mode::Restore).unwrap();
+        tx.write(&region, 64, &vec![value; bytes]).unwrap();
+        tx.commit(caliburn::Class::Process).unwrap();
+    };
+    put(28_000, 1);
+    store.truncate().unwrap();
+    put(28_000, 2);
+    store.truncate().unwrap();
+    // Staged, and not in the log.
+    put(28_000, 3);
+    let copy = dir.path().join("copy");
+    fs::create_dir(&copy).unwrap();
+    for entry in fs::read_dir(&path).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    let full = small.open(&copy).unwrap_err().to_string();
+    assert!(full.contains("what its archive has not got fills the log"), "{full}");
+    Options::new()
+        .archiver(&copy, &ArchiveOptions::directory(dir.path().join("other")))
+        .unwrap()
+        .flush()
+        .unwrap();
+    let again = small.open(&copy).unwrap();
+    let value: u8 = again.segment("data").unwrap().map_all().unwrap().load(1000);
+    assert_eq!(value, 3);
+    // Closing waits for it as committing does.
+    Options::new().archiver(&path, &to).unwrap().flush().unwrap();
+}
+
+/// A program without threads of the store's waits, too, and goes on when the archiver has made room.
+#[test]
+fn a_store_without_threads_waits_for_its_archive() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, archive) = (dir.path().join("s"), dir.path().join("archive"));
+    let store = options().log_bytes(64 << 10).background(false).open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let mut to = ArchiveOptions::directory(&archive);
+    to.part_bytes(4 << 10).age(Duration::ZERO);
+    let mut archiver = Options::new().archiver(&path, &to).unwrap();
+    let mut dump = Vec::new();
+    store.dump(&DumpOptions::new(), &mut dump).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                archiver.step().unwrap();
+            }
+            archiver.flush().unwrap();
+        });
+        (1..=3000).for_each(|number| transact(&store, &region, number));
+        store.flush().unwrap();
+        stop.store(true, SeqCst);
+    });
+    let to = dir.path().join("r");
+    restore(&dump, RestoreOptions::new().archive(&archive), &to).unwrap();
+    assert_eq!(assert_is(&mut Model::new(), &words(&to), "without threads"), 3000);
 }
 
 /// The process that is killed: it commits and archives, until it is.

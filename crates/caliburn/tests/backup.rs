@@ -230,12 +230,15 @@ fn what_is_missing_or_damaged_is_named_and_leaves_no_store() {
     // A part in the middle.
     let away = scene.path("away");
     fs::rename(&parts[parts.len() - 2], &away).unwrap();
-    match refused(&scene.dump, &scene.all()) {
+    // What is left of the store has it still, so that it is not asked.
+    let mut archive = RestoreOptions::new();
+    archive.archive(scene.path("archive"));
+    match refused(&scene.dump, &archive) {
         BackupError::Hole { from, to } => {
             let name = parts[parts.len() - 2].file_name().unwrap().to_string_lossy().into_owned();
             assert_eq!(name, format!("{from:020}-{to:020}.log"));
             // What comes before it can be had.
-            let mut how = scene.all();
+            let mut how = archive.clone();
             restore(&scene.dump, how.until(Until::Lsn(from)), &scene.path("before")).unwrap();
             assert_is(&mut Model::new(), &words(&scene.path("before")), "before the hole");
         }
@@ -262,6 +265,14 @@ fn what_is_missing_or_damaged_is_named_and_leaves_no_store() {
         assert!(matches!(refused(&bad, &scene.all()), BackupError::Stream(_)), "{at}");
         assert!(matches!(refused(&scene.dump[..at], &scene.all()), BackupError::Stream(_)), "{at}");
     }
+    // A part under another's name: what its name says is missing is.
+    let [.., named, next, _] = &parts[..] else { panic!("{parts:?}") };
+    let away = scene.path("away");
+    fs::rename(named, &away).unwrap();
+    fs::copy(next, named).unwrap();
+    let error = refused(&scene.dump, &scene.all());
+    assert!(error.to_string().contains("its name says otherwise"), "{error}");
+    fs::rename(&away, named).unwrap();
     // Another store's archive.
     let other = Scene::new();
     let mut how = RestoreOptions::new();
@@ -288,11 +299,8 @@ fn what_is_missing_or_damaged_is_named_and_leaves_no_store() {
 #[test]
 fn damage_is_not_dumped() {
     let scene = Scene::new();
+    // That the log is kept for an archive excuses nothing: it has nothing left to write.
     let path = scene.path("s");
-    // Where the log is to write, damage does not matter: it has nothing left to write.
-    let to = ArchiveOptions::directory(scene.path("archive"));
-    Options::new().archiver(&path, &to).unwrap().flush().unwrap();
-    Store::open(&path).unwrap().close().unwrap();
     let file = path.join("data.segment");
     let mut bytes = fs::read(&file).unwrap();
     let at = 65_536 + 123_456;
@@ -413,7 +421,30 @@ fn adopted_files_are_dumped_and_made_again_where_they_are_wanted() {
     let elsewhere = dir.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     restore(&dump, RestoreOptions::new().external(&elsewhere), &to).unwrap();
-    let made = fs::read(elsewhere.join("theirs")).unwrap();
+    let file_of = |dir: &Path| fs::read_dir(dir).unwrap().next().unwrap().unwrap().path();
+    let made = fs::read(file_of(&elsewhere)).unwrap();
     assert_eq!((made.len(), made[0], &made[1000..1008]), (5120, 3, &7u64.to_le_bytes()[..]));
     Options::new().outside(&elsewhere).open(&to).unwrap();
+    // Of an attempt that failed nothing is in the way of the next.
+    let (to, again) = (dir.path().join("r2"), dir.path().join("again"));
+    fs::create_dir(&again).unwrap();
+    restore(&dump[..dump.len() - 20], RestoreOptions::new().external(&again), &to).unwrap_err();
+    restore(&dump, RestoreOptions::new().external(&again), &to).unwrap();
+    assert_eq!(fs::read(file_of(&again)).unwrap(), made);
+    // What is adopted later, or longer then, is in no log: it takes another dump.
+    let archive = dir.path().join("archive");
+    let mut archiver = Options::new().archiver(&path, &ArchiveOptions::directory(&archive)).unwrap();
+    let mut dump = Vec::new();
+    store.dump(&DumpOptions::new(), &mut dump).unwrap();
+    fs::write(dir.path().join("late"), vec![4u8; 4096]).unwrap();
+    let late = store.adopt_segment(dir.path().join("late")).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&late, 8, &7u64).unwrap();
+    tx.commit(Class::Power).unwrap();
+    archiver.flush().unwrap();
+    let (to, elsewhere) = (dir.path().join("r3"), dir.path().join("third"));
+    fs::create_dir(&elsewhere).unwrap();
+    let mut how = RestoreOptions::new();
+    let error = restore(&dump, how.external(&elsewhere).archive(&archive), &to).unwrap_err();
+    assert!(matches!(error, BackupError::Adopted { .. }), "{error}");
 }

@@ -11,7 +11,7 @@
 //! Each piece has a number and a checksum, and the last one says that it is: a stream that was cut off, or lacks a
 //! piece, is noticed.
 
-use crate::format::{self, DUMP_MAGIC, Defect, DumpEnd, DumpHeader, Lsn, PieceHeader, SegmentId};
+use crate::format::{self, DUMP_MAGIC, Defect, DumpEnd, DumpHeader, LSN_MAX, Lsn, PieceHeader, SegmentId};
 use caliburn_os::host::Id;
 use caliburn_os::simulated::unless;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -230,6 +230,7 @@ impl<'r> Reader<'r> {
         match kind {
             1 => Ok(Piece::Catalog(&self.bytes)),
             2 => Ok(Piece::Data(SegmentId(header.segment.get()), at, &self.bytes)),
+            3 if at.saturating_add(len) > LSN_MAX => Err(bad("a part of the log stands where no log is")),
             3 => {
                 if self.log.unwrap_or(self.from()).0 != at {
                     return Err(bad("a part of the log is missing"));

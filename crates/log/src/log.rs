@@ -51,6 +51,8 @@ pub struct Log {
     capacity: u64,
     incarnation: u32,
     head: AtomicU64,
+    /// What stands before is overwritten: never beyond the head, nor beyond what an archive lacks.
+    kept: AtomicU64,
     forced: AtomicU64,
     appended: AtomicU64,
     status: Mutex<Status>,
@@ -127,6 +129,7 @@ impl Log {
             capacity: status.capacity.get(),
             incarnation,
             head: AtomicU64::new(status.head.get()),
+            kept: AtomicU64::new(status.head.get()),
             forced: AtomicU64::new(forced.0),
             appended: AtomicU64::new(tail.0),
             forcing: Forcing::default(),
@@ -189,9 +192,27 @@ impl Log {
         Lsn(self.appended.load(Ordering::Acquire))
     }
 
-    /// Bytes that can be appended before the head must move.
+    /// Bytes that can be appended before the head must move, or what is kept.
     pub fn free(&self) -> u64 {
-        self.capacity - self.used()
+        // The older position first: it never overtakes an end that is read later.
+        let kept = self.kept().0;
+        self.capacity - (self.tail().0 - kept)
+    }
+
+    /// Oldest record that is not overwritten: the head, or one before it.
+    pub fn kept(&self) -> Lsn {
+        Lsn(self.kept.load(Ordering::Acquire))
+    }
+
+    /// Keeps what stands from a position on, though it is before the head: for a log that was just opened, of which
+    /// nothing behind that position was overwritten.
+    pub fn keep_from(&self, held: Lsn) {
+        self.kept.store(held.min(self.head()).0, Ordering::Release);
+    }
+
+    /// Lets go what stands before the head, but for what stands from `held` on.
+    pub fn let_go(&self, held: Lsn) {
+        self.kept.fetch_max(held.min(self.head()).0, Ordering::AcqRel);
     }
 
     /// Bytes between head and tail.
@@ -204,8 +225,8 @@ impl Log {
     /// Writes bytes at a position in the ring, in two parts where it wraps. Publishes nothing.
     pub fn write(&self, lsn: Lsn, bytes: &[u8]) -> Result<(), MediaError> {
         assert!(
-            lsn.0 + bytes.len() as u64 <= self.head().0 + self.capacity,
-            "the log's head would be overwritten"
+            lsn.0 + bytes.len() as u64 <= self.kept().0 + self.capacity,
+            "what is kept of the log would be overwritten"
         );
         let at = lsn.0 % self.capacity;
         let (first, second) = bytes.split_at(bytes.len().min((self.capacity - at) as usize));
@@ -254,8 +275,8 @@ impl Log {
         Ok(())
     }
 
-    /// Moves the head: everything before `head` is in its segment, forced. The space is reusable when
-    /// this returns, because the status page that says so is durable.
+    /// Moves the head: everything before `head` is in its segment, forced. The space can be [let go](Log::let_go)
+    /// when this returns, because the status page that says so is durable.
     pub fn advance_head(&self, head: Lsn) -> Result<(), MediaError> {
         assert!(head >= self.head() && head <= self.forced(), "the head moves forward within the forced log");
         if planted("space-reused-early") {

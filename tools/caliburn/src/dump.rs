@@ -151,7 +151,7 @@ pub fn at(time: u64) -> String {
 }
 
 fn told(dumped: &Dumped) -> String {
-    let mut told = format!(
+    format!(
         "store {} as of LSN {}, {}: {} segments, {} of data, {} of log",
         dumped.store,
         dumped.lsn,
@@ -159,17 +159,13 @@ fn told(dumped: &Dumped) -> String {
         dumped.segments,
         size::show(dumped.data_bytes),
         size::show(dumped.log_bytes)
-    );
-    for name in &dumped.left_out {
-        told.push_str(&format!("\nnot in it: segment {name:?}, whose file could not be opened"));
-    }
-    told
+    )
 }
 
 /// What a dump holds, and where it is.
 pub fn as_json(dumped: &Dumped, path: &Path, verified: bool) -> serde_json::Value {
     json!({"dump": path.display().to_string(), "store": dumped.store, "lsn": dumped.lsn, "time_ns": dumped.time,
         "last_record_ns": (dumped.last > 0).then_some(dumped.last), "segments": dumped.segments,
-        "data_bytes": dumped.data_bytes, "log_bytes": dumped.log_bytes, "left_out": dumped.left_out,
+        "data_bytes": dumped.data_bytes, "log_bytes": dumped.log_bytes,
         "verified": verified})
 }

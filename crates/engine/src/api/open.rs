@@ -83,6 +83,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     let (media, write) = (&*settings.media, !settings.read_only);
     if write {
         directory::end_making(media, dir);
+        directory::end_restoring(media, dir);
     }
     if unless("catalog-name-not-forced", write) {
         // A replacement that failed at its end shows a catalog that a power cut may take back.

@@ -369,7 +369,8 @@ impl Store {
     }
 
     /// Closes the store: flushes, truncates, and says in the log that all is in order. Regions that are
-    /// still mapped stay readable.
+    /// still mapped stay readable. While the log is full of what is to be archived ([`Archiver`](crate::Archiver))
+    /// it waits, as committing does.
     ///
     /// # Errors
     /// [`CloseError::Shared`] while other handles hold it (clones, and heaps): the last to be dropped closes it.

@@ -16,6 +16,8 @@ pub struct Query {
     pub log_bytes: u64,
     /// Bytes in use.
     pub log_used: u64,
+    /// Bytes before those, which are kept until they are archived.
+    pub log_kept: u64,
     /// Bytes that are not forced yet.
     pub log_unforced: u64,
     /// Pages with committed changes that their segment lacks.

@@ -8,9 +8,10 @@ use crate::storage::settings::Settings;
 use caliburn_os::host::{Lock, LockError};
 use caliburn_os::medium::{Media, Medium, Replaced};
 use caliburn_os::simulated::{even_if, planted};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Names in a store's directory.
@@ -83,11 +84,24 @@ const RESTORING_TEXT: &[u8] = b"A Caliburn store is being restored in this direc
 pub(crate) fn begin_restoring(media: &dyn Media, dir: &Path) -> Result<(), OpenError> {
     let list = || media.list(dir).map_err(OpenError::io("list directory", dir));
     let path = dir.join(RESTORING);
-    let fail = |error| OpenError::io("make", &path)(error);
-    let begun = media.exists(&path) && !media.exists(&dir.join(CATALOG));
+    let text = match media.exists(&path) {
+        true => media.read(&path).map_err(OpenError::io("read", &path))?,
+        false => Vec::new(),
+    };
+    let begun = text.starts_with(RESTORING_TEXT) && !media.exists(&dir.join(CATALOG));
+    if !text.is_empty() && !begun {
+        return Err(OpenError::Exists { path: dir.to_owned() });
+    }
+    for outside in text.get(RESTORING_TEXT.len()..).unwrap_or_default().split(|byte| *byte == 0) {
+        let outside = Path::new(OsStr::from_bytes(outside));
+        media.list_outside(outside);
+        if outside.is_absolute() && media.exists(outside) {
+            media.remove(outside).map_err(OpenError::io("remove", outside))?;
+        }
+    }
     for name in list()?.into_iter().filter(|name| name != LOCK && name != RESTORING) {
         let text = name.to_string_lossy();
-        let ours = [LOG, STAGE, "catalog.new"].contains(&&*text)
+        let ours = [LOG, STAGE, "catalog.new", "restoring.new"].contains(&&*text)
             || text.ends_with(".segment")
             || text.ends_with(".sums");
         if !begun || !ours {
@@ -96,16 +110,35 @@ pub(crate) fn begin_restoring(media: &dyn Media, dir: &Path) -> Result<(), OpenE
         let path = dir.join(&name);
         media.remove(&path).map_err(OpenError::io("remove", &path))?;
     }
-    if !media.exists(&path) {
-        media.create(&path).and_then(|medium| medium.write_at(RESTORING_TEXT, 0)).map_err(fail)?;
-    }
-    media.sync_directory(dir).map_err(OpenError::io("force directory", dir))
+    note_restored_outside(media, dir, &[])
 }
 
-/// The store is complete.
+/// Says durably which files are about to be made outside of the directory, so that another attempt removes them.
+pub(crate) fn note_restored_outside(
+    media: &dyn Media,
+    dir: &Path,
+    outside: &[PathBuf],
+) -> Result<(), OpenError> {
+    let path = dir.join(RESTORING);
+    let mut text = RESTORING_TEXT.to_vec();
+    for path in outside {
+        text.extend_from_slice(path.as_os_str().as_bytes());
+        text.push(0);
+    }
+    match media.replace(&path, &text).map_err(OpenError::io("write", &path))? {
+        Replaced::Durably => Ok(()),
+        Replaced::Perhaps(error) => Err(OpenError::io("force the name of", &path)(error)),
+    }
+}
+
+/// The store is complete: it is not to be taken for an unfinished one when its catalog is lost. If this fails,
+/// opening does it again.
 pub(crate) fn end_restoring(media: &dyn Media, dir: &Path) {
-    // With a catalog there the directory is taken for no unfinished one, if this fails.
-    let _ = media.remove(&dir.join(RESTORING));
+    let path = dir.join(RESTORING);
+    // A user's file of that name stays.
+    if media.exists(&path) && media.read(&path).is_ok_and(|text| text.starts_with(RESTORING_TEXT)) {
+        let _ = media.remove(&path);
+    }
 }
 
 /// Nothing is being made any more: the store is complete, or what there was of it is gone. If this fails, opening

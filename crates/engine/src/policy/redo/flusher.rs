@@ -254,8 +254,8 @@ impl Redo {
             if self.alone() {
                 // It never waits for the flush lock, which we hold.
                 self.truncate_as_needed()?;
-                if self.held()?.is_some_and(|held| held <= self.log.head()) {
-                    // Another thread, or process, archives it.
+                if self.log.kept() < self.log.head() {
+                    // Another thread, or process, archives it; nothing else stands in the way.
                     caliburn_os::sync::sleep(Duration::from_millis(10));
                     continue;
                 }

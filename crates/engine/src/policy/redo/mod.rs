@@ -328,6 +328,7 @@ impl Recovery for Redo {
         drop(pages);
         let log = &self.log;
         (query.log_bytes, query.log_used) = (log.capacity(), log.used());
+        query.log_kept = log.head().0.saturating_sub(log.kept().0);
         query.log_unforced = log.tail().0.saturating_sub(log.forced().0);
     }
 

@@ -244,6 +244,9 @@ impl<'o> Recovery<'o> {
     fn begin_incarnation(&self, scanned: &Scanned) -> Result<(Log, RedoRanges), OpenError> {
         let place = self.log.place().unwrap_or_default();
         let log = Log::open(self.log.clone(), self.store(), self.status, scanned, place)?;
+        if let Some(held) = self.held()? {
+            log.keep_from(held);
+        }
         Ok((log, self.noted(scanned)?))
     }
 
@@ -262,8 +265,10 @@ impl<'o> Recovery<'o> {
     ) -> Result<(), OpenError> {
         let records = staged_tail.records.iter();
         for (stamp, body) in records.skip(instead("first-staged-lost", 0, 1)) {
-            if log.free() < (body.len() + FRAME) as u64 + prepared::bytes(&self.prepared) {
+            let needed = (body.len() + FRAME) as u64 + prepared::bytes(&self.prepared);
+            if log.free() < needed {
                 self.make_room(log, unapplied, Some(*stamp))?;
+                Self::refuse_full(log, needed)?;
             }
             append(log, Kind::Commit, &[], body)?;
             unapplied.push(body.to_vec(), log.tail());
@@ -305,24 +310,21 @@ impl<'o> Recovery<'o> {
         }
         drop(all);
         *unapplied = RedoRanges::none(log.tail());
-        let most = self.held()?.unwrap_or(log.tail()).max(log.head());
-        log.advance_head(prepared::oldest(&self.prepared).min(log.tail()).min(most))?;
-        if most < log.tail() {
-            return self.refuse_full(log, stamp);
-        }
-        if log.free() < prepared::bytes(&self.prepared) {
-            let text =
-                "undecided transactions fill the log, which the reserve for them should have prevented";
-            let error = io::Error::new(io::ErrorKind::StorageFull, text);
-            return Err(MediaError::new("make room in the log", &**log.medium(), 0, error).into());
-        }
+        self.advance_head(log)?;
+        Self::refuse_full(log, prepared::bytes(&self.prepared))?;
         // So that the head can pass where they stand.
         for (id, body, lsn) in prepared::entries(&mut self.prepared) {
             *lsn = append(log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
         }
         log.force()?;
         advance()?;
+        Ok(self.advance_head(log)?)
+    }
+
+    /// Lets go what no undecided transaction and no archive needs.
+    fn advance_head(&self, log: &Log) -> Result<(), MediaError> {
         log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
+        log.let_go(self.held()?.unwrap_or(log.tail()));
         Ok(())
     }
 
@@ -332,13 +334,17 @@ impl<'o> Recovery<'o> {
         Ok(hold::read(opening.media(), opening.dir(), &self.store())?.map(|held| held.lsn))
     }
 
-    /// The log is kept until it is archived: all is well if nobody needs room.
-    fn refuse_full(&self, log: &Log, stamp: Option<u64>) -> Result<(), OpenError> {
-        let enough = log.free() >= log.capacity() / 4;
-        if stamp.is_none() || enough {
+    /// Refuses to go on if so many bytes cannot be appended.
+    fn refuse_full(log: &Log, needed: u64) -> Result<(), OpenError> {
+        if log.free() >= needed {
             return Ok(());
         }
-        let text = "what its archive has not got fills the log: archive it (`caliburn archive --now`), then open the store";
+        let text = match log.kept() < log.head() {
+            true => {
+                "what its archive has not got fills the log: archive it (`caliburn archive --now`), then open the store"
+            }
+            false => "undecided transactions fill the log, which the reserve for them should have prevented",
+        };
         let error = io::Error::new(io::ErrorKind::StorageFull, text);
         Err(MediaError::new("make room in the log", &**log.medium(), 0, error).into())
     }

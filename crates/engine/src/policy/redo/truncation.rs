@@ -112,9 +112,7 @@ impl Redo {
         if self.is_unapplied() {
             self.epoch(unforced)?;
         }
-        // Nothing that truncation does makes room in a log that is kept for its archive.
-        let kept = self.held()?.is_some_and(|held| held <= log.head());
-        if kept || (log.used() <= self.truncation_threshold() && !self.is_starved()) {
+        if log.used() <= self.truncation_threshold() && !self.is_starved() {
             self.checkpoint_beyond(unforced, self.checkpoint_every_bytes())?;
         } else {
             // Truncation also checkpoints. Leave the newest half, whose pages will change again, unless somebody
@@ -198,21 +196,27 @@ impl Redo {
         }
         let log = &self.log;
         let Some(head) = self.redo_lsn() else { return Ok(()) };
-        let held = self.held()?.filter(|_| unless("hold-not-respected", true));
-        let head = head.min(held.unwrap_or(head));
+        // After the head is known, and before the space is let go: see `hold`.
+        let held = self.held();
         if head > log.head() {
             log.advance_head(head).map_err(|e| self.fail(e))?;
         }
+        log.let_go(instead("hold-not-respected", held, Lsn(u64::MAX)));
         self.space.signal();
         self.set_checkpoint();
         Ok(())
     }
 
-    /// Up to where the log is archived, if it is to be: the head must not pass that.
-    pub(super) fn held(&self) -> Result<Option<Lsn>, Failure> {
+    /// From where on the log is kept until it is archived. If that cannot be told now, nothing is let go.
+    fn held(&self) -> Lsn {
         let storage = &self.storage;
-        let held = hold::read(&*storage.media, &storage.dir, &storage.id).map_err(|e| self.fail(e))?;
-        Ok(held.map(|held| held.lsn))
+        match hold::read(&*storage.media, &storage.dir, &storage.id) {
+            Ok(held) => held.map_or(Lsn(u64::MAX), |held| held.lsn),
+            Err(error) => {
+                tracing::warn!(%error, "how far the log is archived cannot be told: all of it is kept");
+                Lsn(0)
+            }
+        }
     }
 
     /// Epoch truncation: applies all of the forced log. The shared path of recovery and truncation.

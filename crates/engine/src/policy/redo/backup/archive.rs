@@ -20,15 +20,20 @@ use caliburn_log::media_error::MediaError;
 use caliburn_log::record::Record;
 use caliburn_os::clock::wall_ns;
 use caliburn_os::files::Files;
-use caliburn_os::host::Id;
+use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Replaced};
 use caliburn_os::simulated::{even_if, planted};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// In the store's directory: locked by who archives.
+const LOCK: &str = "archiving";
 /// Ends the name of a part.
 const SUFFIX: &str = "log";
 
@@ -96,6 +101,8 @@ pub struct ArchivePart {
 /// Archives the log of a store, in the process that has it open or in another one. One at a time.
 #[derive(Debug)]
 pub struct Archiver {
+    /// There is no other one.
+    _lock: Option<Lock>,
     settings: Settings,
     dir: PathBuf,
     options: ArchiveOptions,
@@ -105,27 +112,27 @@ pub struct Archiver {
 
 impl Archiver {
     /// Goes on with the archive of a store, or begins one: from now on the log is kept until it is archived, also
-    /// when the store is closed and opened without an archiver. A first archive begins where the log begins.
+    /// when the store is closed and opened without an archiver. An archive begins where the log ends by then: with
+    /// it a dump can be brought further that is made afterwards.
     pub(crate) fn begin(
         settings: &Settings,
         dir: &Path,
         options: &ArchiveOptions,
     ) -> Result<Archiver, BackupError> {
-        let archiver = Archiver {
-            settings: settings.clone(),
-            dir: dir.to_owned(),
-            options: options.clone(),
-            waiting: None,
-        };
         let live = Live::open(settings, dir, Staged::Later)?;
+        let lock = lock(&*live.media, dir)?;
         if let Target::Directory(path) = &options.target {
-            settings.media.create_directory(path).map_err(BackupError::io("make", path))?;
+            make_directory(&*settings.media, path)?;
             refuse_foreign(&*settings.media, path, &live)?;
         }
-        if hold::read(&*live.media, dir, &live.store)?.is_none() {
-            hold::write(&*live.media, dir, live.store, live.head()?, wall_ns())?;
+        let held = hold::read(&*live.media, dir, &live.store)?;
+        if held.is_none_or(|held| held.since == hold::NOT_BEGUN) {
+            let begin = |lsn, since| hold::write(&*live.media, dir, live.store, lsn, since);
+            begin(Lsn(0), hold::NOT_BEGUN)?;
+            begin(live.end()?, wall_ns())?;
         }
-        Ok(archiver)
+        let (settings, dir, options) = (settings.clone(), dir.to_owned(), options.clone());
+        Ok(Archiver { _lock: lock, settings, dir, options, waiting: None })
     }
 
     /// Archives what is due: at most one part. Call it again at once after one, else some time later.
@@ -134,22 +141,25 @@ impl Archiver {
     /// When the store or the archive cannot be read or written. Nothing is lost: the log is kept, and the next call
     /// tries again.
     pub fn step(&mut self) -> Result<Option<ArchivePart>, BackupError> {
-        self.archive(false)
+        self.archive(None)
     }
 
-    /// Archives all that is committed by now: the parts.
+    /// Archives all that is in the log by now: the parts. What was committed in class `Process` is there after the
+    /// flush interval, or [`Store::flush`](crate::Store::flush).
     ///
     /// # Errors
     /// As [`Archiver::step`].
     pub fn flush(&mut self) -> Result<Vec<ArchivePart>, BackupError> {
+        let end = Live::open(&self.settings, &self.dir, Staged::Later)?.end()?;
         let mut parts = Vec::new();
-        while let Some(part) = self.archive(true)? {
+        while let Some(part) = self.archive(Some(end))? {
             parts.push(part);
         }
         Ok(parts)
     }
 
-    fn archive(&mut self, all: bool) -> Result<Option<ArchivePart>, BackupError> {
+    /// Archives a part, if one is due, or there is something before `wanted`.
+    fn archive(&mut self, wanted: Option<Lsn>) -> Result<Option<ArchivePart>, BackupError> {
         let live = Live::open(&self.settings, &self.dir, Staged::Later)?;
         let held = hold::read(&*live.media, &self.dir, &live.store)?;
         let Some(held) = held else {
@@ -159,13 +169,16 @@ impl Archiver {
         };
         let from = held.lsn;
         let end = live.end()?;
-        if end <= from {
+        if end < from {
+            return Err(BackupError::TakenBack { path: self.dir.clone(), lsn: end.0, archived: from.0 });
+        }
+        if end == from || wanted.is_some_and(|wanted| wanted <= from) {
             self.waiting = None;
             return Ok(None);
         }
         let most = self.options.part_bytes.min(live.capacity / 4);
         let since = self.waiting.get_or_insert_with(Instant::now);
-        if !all && end.0 - from.0 < most && since.elapsed() < self.options.age {
+        if wanted.is_none() && end.0 - from.0 < most && since.elapsed() < self.options.age {
             return Ok(None);
         }
         // 1
@@ -184,7 +197,10 @@ impl Archiver {
         let bytes = part.encode(live.store, &live.catalog()?.1);
         match &self.options.target {
             Target::Directory(path) => put(&*self.settings.media, &path.join(&name), &bytes)?,
-            Target::Command { command, limit } => hand_over(command, *limit, &name, &bytes)?,
+            Target::Command { command, limit } => {
+                let id = format::hex(&live.media.random_id().map_err(BackupError::io("name", &name))?);
+                hand_over(command, *limit, (&name, &id), &bytes)?;
+            }
         }
         // 4
         move_hold()?;
@@ -204,6 +220,20 @@ impl Archiver {
     }
 }
 
+/// Keeps other archivers of a store away.
+fn lock(media: &dyn Media, dir: &Path) -> Result<Option<Lock>, BackupError> {
+    let path = dir.join(LOCK);
+    let file = match media.create(&path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => media.open(&path, true),
+        other => other,
+    };
+    let lock = file.and_then(|file| file.claim(false));
+    lock.map_err(|error| match error.kind() {
+        io::ErrorKind::ResourceBusy => BackupError::BeingArchived { path: dir.to_owned() },
+        _ => BackupError::io("lock", path)(error),
+    })
+}
+
 /// Whole records from one position on: some more bytes than asked for, or up to the end.
 fn part(live: &Live, from: Lsn, end: Lsn, most: u64) -> Result<Part, BackupError> {
     let mut part = Part::new(from);
@@ -212,6 +242,17 @@ fn part(live: &Live, from: Lsn, end: Lsn, most: u64) -> Result<Part, BackupError
         Ok(part.len() < most)
     })?;
     Ok(part)
+}
+
+/// Makes a directory, and those above it, durably.
+fn make_directory(media: &dyn Media, path: &Path) -> Result<(), BackupError> {
+    let made: Vec<&Path> = path.ancestors().take_while(|above| !media.exists(above)).collect();
+    media.create_directory(path).map_err(BackupError::io("make", path))?;
+    for above in made.iter().filter_map(|path| path.parent()) {
+        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        media.sync_directory(above).map_err(BackupError::io("force directory", above))?;
+    }
+    Ok(())
 }
 
 /// Stores a part in a file, durably.
@@ -223,12 +264,20 @@ fn put(media: &dyn Media, path: &Path, bytes: &[u8]) -> Result<(), BackupError> 
 }
 
 /// Has a command store a part.
-fn hand_over(command: &str, limit: Duration, name: &str, bytes: &[u8]) -> Result<(), BackupError> {
+fn hand_over(
+    command: &str,
+    limit: Duration,
+    (name, id): (&str, &str),
+    bytes: &[u8],
+) -> Result<(), BackupError> {
     let failed = |why: String| BackupError::Command { name: name.to_owned(), why };
     let fail = |error: io::Error| failed(format!("could not be run: {error}"));
-    let path = std::env::temp_dir().join(format!("caliburn-{}-{name}", std::process::id()));
+    // Of a name that nobody else has, for nobody else to read.
+    let path = std::env::temp_dir().join(format!("caliburn-{id}-{name}"));
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&path).map_err(fail)?;
     let _removed = Removed(&path);
-    std::fs::write(&path, bytes).map_err(fail)?;
+    file.write_all(bytes).map_err(fail)?;
+    drop(file);
     let text = command.replace("%p", &quoted(&path.to_string_lossy())).replace("%f", &quoted(name));
     let mut child = Command::new("/bin/sh")
         .arg("-c")
@@ -327,13 +376,17 @@ impl Read<'_> {
 /// Reads a part.
 pub(super) fn read_part(
     media: &dyn Media,
-    path: &Path,
+    (named, path): (Range<Lsn>, &Path),
     act: &mut dyn FnMut(&Read<'_>) -> Result<(), BackupError>,
 ) -> Result<(), BackupError> {
     let bytes = load(media, path)?;
     let bad = |(offset, defect)| BackupError::Archive { path: path.to_owned(), offset, defect };
     let archive::Parts { header, catalog, records } = archive::split(&bytes).map_err(bad)?;
     let (store, from) = (header.preamble.store, Lsn(header.from.get()));
+    if named != (from..Lsn(header.to.get())) {
+        let text = format!("it has the log from LSN {from} to {}, and its name says otherwise", header.to);
+        return Err(bad((0, Defect::Value(text))));
+    }
     let catalog = Catalog::decode(catalog).map_err(bad)?;
     act(&Read { path, store, from, catalog, records, before: bytes.len() - records.len() })
 }
@@ -344,7 +397,7 @@ pub(in crate::policy::redo) fn each_part(
     path: &Path,
     act: &mut dyn FnMut(&Read<'_>) -> Result<(), BackupError>,
 ) -> Result<(), BackupError> {
-    parts(media, path)?.iter().try_for_each(|(_, _, path)| read_part(media, path, act))
+    parts(media, path)?.iter().try_for_each(|(from, to, path)| read_part(media, (*from..*to, path), act))
 }
 
 /// What an archive has, by the headers of its parts: in their order, which may overlap. Where one begins behind the

@@ -25,9 +25,10 @@ use caliburn_log::dump::{PIECE_BYTES_MAX, Writer};
 use caliburn_log::format::{self, Lsn, SUM_UNIT};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::simulated::{instead, unless};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -77,8 +78,6 @@ pub struct Dumped {
     pub data_bytes: u64,
     /// Bytes of log, committed while it was made or before that and not truncated.
     pub log_bytes: u64,
-    /// Adopted files that could not be opened, and are not in it.
-    pub left_out: Vec<String>,
 }
 
 impl Dumped {
@@ -98,7 +97,6 @@ impl Dumped {
             segments: end.segments.get(),
             data_bytes: end.data.get(),
             log_bytes: end.log.get(),
-            left_out: Vec::new(),
         })
     }
 }
@@ -148,10 +146,19 @@ fn beside(
                 std::thread::park_timeout(LOOK);
             }
         });
+        /// Also when it is unwound: nobody waits for an end that never comes.
+        struct Over<'a>(&'a AtomicU64, std::thread::Thread);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                _ = self.0.compare_exchange(NOT_YET, NEVER, Ordering::AcqRel, Ordering::Acquire);
+                self.1.unpark();
+            }
+        }
+        let over = Over(&goal, following.thread().clone());
         let early = live.forced_end();
         let end = read().and_then(|()| instead("dump-ends-too-soon", live.forced_end(), early));
         goal.store(end.as_ref().map_or(NEVER, |end| end.0), Ordering::Release);
-        following.thread().unpark();
+        drop(over);
         let followed = following.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let end = end?;
         followed.map(|()| end)
@@ -218,7 +225,7 @@ impl<'l> Follower<'l> {
 fn unnamed(live: &Live, above: &Path) -> io::Result<File> {
     let id = format::hex(&live.media.random_id()?);
     let path = above.join(format!(".caliburn-{}-{id}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
 }
@@ -230,8 +237,8 @@ struct Copy<'a> {
     writer: Writer<'a>,
     pace: Option<Pace>,
     from: Lsn,
-    read: BTreeSet<SegmentId>,
-    left_out: Vec<String>,
+    /// The segments that were read, and how much of each.
+    read: BTreeMap<SegmentId, u64>,
     /// Units that did not match their sums, and where they stand.
     unlike: Vec<(SegmentId, u64, String, PathBuf, u64)>,
 }
@@ -250,8 +257,7 @@ impl<'a> Copy<'a> {
             writer: Writer::begin(target, live.store, wall_ns(), from).map_err(written)?,
             pace: how.rate.map(Pace::new),
             from,
-            read: BTreeSet::new(),
-            left_out: Vec::new(),
+            read: BTreeMap::new(),
             unlike: Vec::new(),
         })
     }
@@ -264,23 +270,23 @@ impl<'a> Copy<'a> {
         let mut done = 0;
         loop {
             let (catalog, bytes) = self.live.catalog()?;
-            let new: Vec<&Entry> = catalog.segments.iter().filter(|e| !self.read.contains(&e.id)).collect();
+            let new: Vec<&Entry> = catalog.segments.iter().filter(|e| !self.has_read(e)).collect();
             if new.is_empty() {
                 return Ok(());
             }
             self.writer.catalog(&bytes).map_err(written)?;
             let total = done + new.iter().map(|entry| entry.len).sum::<u64>();
             for entry in new {
-                match self.live.segment(&catalog, entry) {
-                    Ok(segment) => self.read_segment(&segment, (done, total), meanwhile)?,
-                    // A store opens without it as long as its log has nothing for it.
-                    Err(_) if entry.is_external() => self.left_out.push(entry.name.clone()),
-                    Err(error) => return Err(error),
-                }
-                self.read.insert(entry.id);
+                self.read_segment(&self.live.segment(&catalog, entry)?, (done, total), meanwhile)?;
+                self.read.insert(entry.id, entry.len);
                 done += entry.len;
             }
         }
+    }
+
+    /// Whether a segment was read. An adopted one has more than the log knows of, and so must be read as it is now.
+    fn has_read(&self, entry: &Entry) -> bool {
+        self.read.get(&entry.id).is_some_and(|len| !entry.is_external() || *len == entry.len)
     }
 
     fn read_segment(
@@ -316,6 +322,9 @@ impl<'a> Copy<'a> {
             return Err(BackupError::Damaged { segment, path, offset });
         }
         let (catalog, bytes) = self.live.catalog()?;
+        if let Some(late) = catalog.segments.iter().find(|e| e.is_external() && !self.has_read(e)) {
+            return Err(BackupError::Adopted { name: late.name.clone() });
+        }
         self.writer.catalog(&bytes).map_err(written)?;
         let spool = |e| BackupError::io("read", "the spool")(e);
         follower.spool.rewind().map_err(spool)?;
@@ -328,7 +337,7 @@ impl<'a> Copy<'a> {
             left -= part.len() as u64;
         }
         let time = wall_ns();
-        let segments = (catalog.segments.len() - self.left_out.len()) as u64;
+        let segments = catalog.segments.len() as u64;
         let (data_bytes, log_bytes) = self.writer.end(end, time, follower.last, segments).map_err(written)?;
         Ok(Dumped {
             store: format::hex(&self.live.store),
@@ -338,7 +347,6 @@ impl<'a> Copy<'a> {
             segments,
             data_bytes,
             log_bytes,
-            left_out: self.left_out,
         })
     }
 }

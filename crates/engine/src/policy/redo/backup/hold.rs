@@ -1,7 +1,9 @@
 //! What keeps the log until it is archived: a small file in the store's directory, which says how far it is.
 //!
-//! Invariant: the log's head never passes the position in the file. Truncation looks at it before it moves the head;
-//! the archiver moves it only when the archive has what stands before it, durably.
+//! Invariant: nothing behind the position in the file is overwritten. Truncation knows how far the head may go, then
+//! looks at the file, and lets the log go up to the earlier of both; the archiver moves the position only when the
+//! archive has what stands before it, durably. An archive begins with a file that keeps all, and then with the end
+//! of the log as it is by then: who had looked before that file was there lets nothing go that is later.
 
 use crate::policy::query::Archived;
 use caliburn_log::format::{self, HOLD_MAGIC, Hold, LSN_MAX, Lsn};
@@ -16,12 +18,15 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 /// Its name.
 const HOLD: &str = "archived";
 
+/// Says of an archive that it has not begun: all is kept, until it is known where it begins.
+pub(super) const NOT_BEGUN: u64 = 0;
+
 /// How far a log is archived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::policy::redo) struct Held {
     /// What stands before is in the archive.
     pub lsn: Lsn,
-    /// When archiving began, nanoseconds since 1970.
+    /// When archiving began, nanoseconds since 1970, or [`NOT_BEGUN`].
     pub since: u64,
     /// When it came to where it is.
     pub moved: u64,

@@ -19,8 +19,6 @@ use std::sync::Arc;
 pub(super) struct Left {
     /// If it can be read.
     pub catalog: Option<Catalog>,
-    /// The oldest record that is there.
-    pub head: Lsn,
     log: Arc<dyn Medium>,
     status: Status,
     staged: Option<StagedTail>,
@@ -42,24 +40,36 @@ impl Left {
         // A stage that is lost, or of another boot, has nothing to tell.
         let stage = media.open(&dir.join(directory::STAGE), false).ok();
         let staged = stage.and_then(|stage| StagedTail::read(&*stage, store, &boot).ok());
-        Ok(Left { catalog, head: Lsn(status.head.get()), log, status, staged, _lock: lock })
+        Ok(Left { catalog, log, status, staged, _lock: lock })
     }
 
-    /// Calls `each` with the records, until it has had enough. What is lost behind them, if something is.
+    /// Calls `each` with the records from a position on, until it has had enough; what is before the head is there
+    /// if it was kept for an archive. What is lost behind them, if something is. None is passed over.
     pub fn records(
         &self,
+        position: Lsn,
         mut each: impl FnMut(&Record<'_>) -> Result<bool, BackupError>,
     ) -> Result<Option<String>, BackupError> {
         let known = self.staged.as_ref().and_then(StagedTail::live);
         let known = known.map(|live| Lsn(0)..live.end);
-        let mut done = Ok(true);
-        let scanned = scan::scan(&*self.log, &self.status, known, |record| {
-            if matches!(done, Ok(true)) {
-                done = each(record);
-            }
+        let scanned = scan::scan(&*self.log, &self.status, known, |_| {})?;
+        if position > scanned.tail {
+            let text =
+                format!("the log ends at LSN {}, and the archive has more: it is an older one", scanned.tail);
+            return Ok(Some(text));
+        }
+        let (mut done, capacity) = (Ok(true), self.status.capacity.get());
+        let reached = scan::follow(&*self.log, capacity, position..scanned.tail, |record| {
+            done = each(record);
+            matches!(done, Ok(true))
         })?;
-        let more = done?;
-        Ok(scanned.damage.filter(|_| more).map(|damage| damage.to_string()))
+        match done? {
+            false => Ok(None),
+            true if reached < scanned.tail => {
+                Err(BackupError::Hole { from: reached.0, to: self.status.head.get().max(reached.0) })
+            }
+            true => Ok(scanned.damage.map(|damage| damage.to_string())),
+        }
     }
 
     /// Commits that the log does not have, in their order.

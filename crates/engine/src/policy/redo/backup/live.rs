@@ -144,6 +144,9 @@ impl Live {
         to: Lsn,
         mut each: impl FnMut(&Record<'_>) -> Result<bool, BackupError>,
     ) -> Result<(), BackupError> {
+        if to.0.saturating_sub(from.0) > self.capacity {
+            return Err(BackupError::Overtaken { path: self.log.path().to_owned(), lsn: from.0 });
+        }
         let mut done = Ok(true);
         let position = scan::follow(&*self.log, self.capacity, from..to, |record| {
             done = each(record);

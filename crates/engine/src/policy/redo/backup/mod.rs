@@ -67,6 +67,34 @@ pub enum BackupError {
         /// The store.
         path: PathBuf,
     },
+    /// Somebody else archives its log.
+    #[error("store {} is being archived by another archiver: one at a time", path.display())]
+    BeingArchived {
+        /// The store.
+        path: PathBuf,
+    },
+    /// The log ends before what is archived: the store was brought back from a copy, or its medium lost what it had
+    /// said to have.
+    #[error(
+        "store {}: its log ends at LSN {lsn}, and it is archived up to {archived}: it is not the store any more that was archived. Stop its archive, and begin another one, with another dump",
+        path.display()
+    )]
+    TakenBack {
+        /// The store.
+        path: PathBuf,
+        /// Where its log ends.
+        lsn: u64,
+        /// Where its archive does.
+        archived: u64,
+    },
+    /// A file was adopted, or an adopted one became longer, when the segments had been read.
+    #[error(
+        "segment {name:?}: its file was adopted, or became longer, after the dump was made: make another dump"
+    )]
+    Adopted {
+        /// The segment.
+        name: String,
+    },
     /// The log was overwritten before it was read.
     #[error(
         "log {}: what stood at LSN {lsn} was overwritten before it was read: more is committed than is read in the same time. Make the log larger, or try again when less is committed",

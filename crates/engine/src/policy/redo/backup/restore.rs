@@ -149,6 +149,8 @@ pub(crate) fn restore(
             segments: 0,
         },
         over: false,
+        is_dumped: false,
+        outside: Vec::new(),
     };
     // 2
     restore.read_dump(&mut reader)?;
@@ -183,6 +185,10 @@ struct Restore<'a> {
     restored: Restored,
     /// The moment that is wanted has come.
     over: bool,
+    /// All data of the dump were read.
+    is_dumped: bool,
+    /// Files that were made outside of the directory.
+    outside: Vec<PathBuf>,
 }
 
 impl Restore<'_> {
@@ -221,12 +227,14 @@ impl Restore<'_> {
                     }
                 }
                 Piece::Log(lsn, bytes) => {
+                    self.is_dumped = true;
                     let begun = Lsn(lsn.0 - rest.len() as u64);
                     rest.extend_from_slice(bytes);
                     let used = self.apply_records(begun, &rest)?;
                     rest.drain(..used);
                 }
                 Piece::End(end) => {
+                    self.is_dumped = true;
                     if !rest.is_empty() {
                         return Err(bad("the log's part does not end with a record".into()).into());
                     }
@@ -261,7 +269,13 @@ impl Restore<'_> {
         catalog.store = self.store;
         for entry in &mut catalog.segments {
             entry.path = self.place(entry)?;
-            match self.segments.iter().find(|segment| segment.id == entry.id) {
+            let known = self.segments.iter().find(|segment| segment.id == entry.id);
+            // What such a file had, or has behind its former end, is in no log.
+            let late = known.is_none_or(|segment| segment.len() != entry.len);
+            if entry.is_external() && late && self.is_dumped {
+                return Err(BackupError::Adopted { name: entry.name.clone() });
+            }
+            match known {
                 Some(segment) if segment.len() < entry.len => {
                     segment.extend(entry.len)?;
                     segment.len.store(entry.len, std::sync::atomic::Ordering::Release);
@@ -286,10 +300,10 @@ impl Restore<'_> {
         let (name, path) = (entry.name.clone(), entry.path.clone());
         let above = self.how.external.as_ref().ok_or(BackupError::External { name, path })?;
         let above = std::path::absolute(above).map_err(BackupError::io("resolve", above))?;
-        Ok(above.join(entry.path.file_name().unwrap_or(entry.name.as_ref())))
+        Ok(above.join(&entry.name))
     }
 
-    fn make_segment(&self, entry: &Entry) -> Result<SegmentState, BackupError> {
+    fn make_segment(&mut self, entry: &Entry) -> Result<SegmentState, BackupError> {
         let opener = Opener {
             media: self.media,
             descriptors: &self.descriptors,
@@ -299,6 +313,8 @@ impl Restore<'_> {
         };
         if entry.is_external() {
             self.media.list_outside(&entry.path);
+            self.outside.push(entry.path.clone());
+            directory::note_restored_outside(&**self.media, self.dir, &self.outside)?;
             return Ok(SegmentState::make_external(opener, entry)?);
         }
         Ok(SegmentState::create(opener, &self.store, entry, true, &|_| Ok(()))?)
@@ -336,6 +352,9 @@ impl Restore<'_> {
         self.over |= beyond;
         if self.over {
             return Ok(false);
+        }
+        if record.lsn.0 != self.restored.lsn {
+            return Err(BackupError::Hole { from: self.restored.lsn, to: record.lsn.0 });
         }
         if let Some(range) = record.ranges().find(|range| !self.extents.hold(range)) {
             return Err(BackupError::Stray { lsn: record.lsn.0, segment: range.segment.0 });
@@ -379,7 +398,7 @@ impl Restore<'_> {
             if unless("hole-passed-over", from.0 > position) {
                 return Err(BackupError::Hole { from: position, to: from.0 });
             }
-            archive::read_part(media, &path, &mut |part| {
+            archive::read_part(media, (from..to, &path), &mut |part| {
                 part.refuse_another(self.from)?;
                 self.take_catalog(part.catalog.clone())?;
                 part.records(|record| if record.lsn.0 < position { Ok(true) } else { self.apply(record) })
@@ -400,15 +419,10 @@ impl Restore<'_> {
         }
         let before = self.restored.transactions;
         let left = Left::open(settings, path, &self.from)?;
-        let position = self.restored.lsn;
-        if left.head.0 > position {
-            return Err(BackupError::Hole { from: position, to: left.head.0 });
-        }
         if let Some(catalog) = &left.catalog {
             self.take_catalog(catalog.clone())?;
         }
-        let lost =
-            left.records(|record| if record.lsn.0 < position { Ok(true) } else { self.apply(record) })?;
+        let lost = left.records(Lsn(self.restored.lsn), |record| self.apply(record))?;
         if lost.is_none() && !self.over && self.how.until == Until::Latest {
             for body in left.staged() {
                 if let Some(range) = Ranges::of(body).find(|range| !self.extents.hold(range)) {
