@@ -121,8 +121,8 @@ fn the_log_is_kept_until_it_is_archived() {
                 archiver.flush().unwrap();
             });
             wait_until(done, stuck + 3000);
-            store.flush().unwrap();
             let last = done.load(SeqCst);
+            store.flush().unwrap();
             stop.store(true, SeqCst);
             last
         })
@@ -274,6 +274,36 @@ fn a_store_without_threads_waits_for_its_archive() {
     let to = dir.path().join("r");
     restore(&dump, RestoreOptions::new().archive(&archive), &to).unwrap();
     assert_eq!(assert_is(&mut Model::new(), &words(&to), "without threads"), 3000);
+}
+
+/// Of a copy that was brought back, or of a program that knew of no archives: what is to be archived next is gone.
+#[test]
+fn a_mark_that_is_older_than_the_log_holds_nobody_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, mark) = (dir.path().join("s"), dir.path().join("s/archived"));
+    let to = ArchiveOptions::directory(dir.path().join("archive"));
+    let mut small = options();
+    small.log_bytes(64 << 10);
+    let open = || {
+        let store = small.open(&path).unwrap();
+        let region = store.segment_or_create("data", LEN).unwrap().map_all().unwrap();
+        (store, region)
+    };
+    let (store, region) = open();
+    let archiver = Options::new().archiver(&path, &to).unwrap();
+    let old = fs::read(&mark).unwrap();
+    archiver.stop().unwrap();
+    (1..=500).for_each(|number| transact(&store, &region, number));
+    drop(region);
+    store.close().unwrap();
+    fs::write(&mark, old).unwrap();
+    let (store, region) = open();
+    (501..=1000).for_each(|number| transact(&store, &region, number));
+    let mut archiver = Options::new().archiver(&path, &to).unwrap();
+    assert!(matches!(archiver.flush(), Err(BackupError::Overtaken { .. })));
+    archiver.stop().unwrap();
+    drop(region);
+    store.close().unwrap();
 }
 
 /// The process that is killed: it commits and archives, until it is.

@@ -207,7 +207,8 @@ impl Log {
     /// Keeps what stands from a position on, though it is before the head: for a log that was just opened, of which
     /// nothing behind that position was overwritten.
     pub fn keep_from(&self, held: Lsn) {
-        self.kept.store(held.min(self.head()).0, Ordering::Release);
+        let there = self.tail().0.saturating_sub(self.capacity);
+        self.kept.store(held.min(self.head()).0.max(there), Ordering::Release);
     }
 
     /// Lets go what stands before the head, but for what stands from `held` on.

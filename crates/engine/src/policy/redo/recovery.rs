@@ -20,7 +20,7 @@
 //! the whole suffix is repeated in order.
 
 use super::Redo;
-use super::backup::hold;
+use super::backup::hold::{self, Held};
 use super::check;
 use super::flusher::Flush;
 use super::group::Rounds;
@@ -244,8 +244,10 @@ impl<'o> Recovery<'o> {
     fn begin_incarnation(&self, scanned: &Scanned) -> Result<(Log, RedoRanges), OpenError> {
         let place = self.log.place().unwrap_or_default();
         let log = Log::open(self.log.clone(), self.store(), self.status, scanned, place)?;
-        if let Some(held) = self.held()? {
-            log.keep_from(held);
+        let there = Lsn(log.tail().0.saturating_sub(log.capacity()));
+        // Of an archive that has not begun, nothing before the head is wanted.
+        if let Some(held) = self.held()?.filter(Held::has_begun) {
+            log.keep_from(held.keeps(there));
         }
         Ok((log, self.noted(scanned)?))
     }
@@ -324,14 +326,14 @@ impl<'o> Recovery<'o> {
     /// Lets go what no undecided transaction and no archive needs.
     fn advance_head(&self, log: &Log) -> Result<(), MediaError> {
         log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
-        log.let_go(self.held()?.unwrap_or(log.tail()));
+        log.let_go(self.held()?.map_or(log.tail(), |held| held.keeps(log.kept())));
         Ok(())
     }
 
     /// Up to where the log is archived, if it is to be.
-    fn held(&self) -> Result<Option<Lsn>, MediaError> {
+    fn held(&self) -> Result<Option<Held>, MediaError> {
         let opening = &self.opening;
-        Ok(hold::read(opening.media(), opening.dir(), &self.store())?.map(|held| held.lsn))
+        hold::read(opening.media(), opening.dir(), &self.store())
     }
 
     /// Refuses to go on if so many bytes cannot be appended.

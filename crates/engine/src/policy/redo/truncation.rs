@@ -211,7 +211,7 @@ impl Redo {
     fn held(&self) -> Lsn {
         let storage = &self.storage;
         match hold::read(&*storage.media, &storage.dir, &storage.id) {
-            Ok(held) => held.map_or(Lsn(u64::MAX), |held| held.lsn),
+            Ok(held) => held.map_or(Lsn(u64::MAX), |held| held.keeps(self.log.kept())),
             Err(error) => {
                 tracing::warn!(%error, "how far the log is archived cannot be told: all of it is kept");
                 Lsn(0)

@@ -126,7 +126,7 @@ impl Archiver {
             refuse_foreign(&*settings.media, path, &live)?;
         }
         let held = hold::read(&*live.media, dir, &live.store)?;
-        if held.is_none_or(|held| held.since == hold::NOT_BEGUN) {
+        if !held.is_some_and(|held| held.has_begun()) {
             let begin = |lsn, since| hold::write(&*live.media, dir, live.store, lsn, since);
             begin(Lsn(0), hold::NOT_BEGUN)?;
             begin(live.end()?, wall_ns())?;

@@ -32,6 +32,27 @@ pub(in crate::policy::redo) struct Held {
     pub moved: u64,
 }
 
+impl Held {
+    /// Whether it is known where the archive begins.
+    pub fn has_begun(&self) -> bool {
+        self.since != NOT_BEGUN
+    }
+
+    /// From where on the log is kept, of which what stands before `there` is gone. If what is to be archived next
+    /// is among that, the archive has a hole, whatever is kept: then nothing is, so that nobody waits for it for
+    /// ever.
+    pub fn keeps(&self, there: Lsn) -> Lsn {
+        match self.has_begun() {
+            false => Lsn(0),
+            true if self.lsn < there => {
+                tracing::warn!(archived = %self.lsn, "what is to be archived next is gone: stop the archive, and begin another one");
+                Lsn(u64::MAX)
+            }
+            true => self.lsn,
+        }
+    }
+}
+
 impl From<Held> for Archived {
     fn from(held: Held) -> Archived {
         Archived { lsn: held.lsn.0, since: held.since, moved: held.moved }
