@@ -10,7 +10,7 @@ use caliburn::{
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::SeqCst;
-use support::{LEN, Model, assert_is, beside, options, restore, transact, wait_until, words};
+use support::{LEN, Model, assert_is, beside, dumped, options, restore, transact, wait_until, words};
 
 #[test]
 fn a_dump_of_a_busy_store_is_that_of_one_moment() {
@@ -20,15 +20,13 @@ fn a_dump_of_a_busy_store_is_that_of_one_moment() {
         for round in 0..12u64 {
             wait_until(done, (round + 1) * 300);
             let before = done.load(SeqCst);
-            let mut dump = Vec::new();
-            let dumped = if round % 2 == 0 {
-                store.dump(&DumpOptions::new(), &mut dump).unwrap()
-            } else {
+            let (told, dump) = dumped(|dump| match round % 2 {
+                0 => store.dump(&DumpOptions::new(), dump),
                 // As another process does.
-                Options::new().dump(store.path(), &DumpOptions::new(), &mut dump).unwrap()
-            };
+                _ => Options::new().dump(store.path(), &DumpOptions::new(), dump),
+            });
             let to = dir.path().join(format!("r{round}"));
-            assert_eq!(restore(&dump, &RestoreOptions::new(), &to).unwrap(), dumped.lsn);
+            assert_eq!(restore(&dump, &RestoreOptions::new(), &to).unwrap(), told.lsn);
             let number = assert_is(&mut model, &words(&to), &format!("round {round}"));
             assert!(round % 2 == 1 || number >= before, "{number} is not all that was committed: {before}");
         }
@@ -97,9 +95,8 @@ fn a_store_is_restored_as_of_any_commit() {
         to.part_bytes(64 << 10);
         let mut archiver = Options::new().archiver(&path, &to).unwrap();
         for round in 0..6u64 {
-            let mut dump = Vec::new();
-            let dumped = store.dump(&DumpOptions::new(), &mut dump).unwrap();
-            dumps.push((dumped.lsn, dump));
+            let (told, dump) = dumped(|dump| store.dump(&DumpOptions::new(), dump));
+            dumps.push((told.lsn, dump));
             while done.load(SeqCst) < (round + 1) * 1500 {
                 if archiver.step().unwrap().is_none() {
                     std::thread::yield_now();
@@ -339,8 +336,7 @@ fn a_target_that_fills_up_fails_the_dump_and_nothing_else() {
             assert!(matches!(error, BackupError::Stream(_)), "{error}");
         }
         wait_until(done, done.load(SeqCst) + 100);
-        let mut dump = Vec::new();
-        store.dump(DumpOptions::new().rate(100 << 20), &mut dump).unwrap();
+        let (_, dump) = dumped(|dump| store.dump(DumpOptions::new().rate(100 << 20), dump));
         restore(&dump, &RestoreOptions::new(), &dir.path().join("r")).unwrap();
         assert_is(&mut Model::new(), &words(&dir.path().join("r")), "after the failures");
     });

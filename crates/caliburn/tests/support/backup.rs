@@ -1,7 +1,7 @@
 //! A store that is changed as a model is, and stores that are made of it again.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use caliburn::{BackupError, Class, Mode, Options, Region, RestoreOptions, Store};
+use caliburn::{BackupError, Class, Dumped, Mode, Options, Region, RestoreOptions, Store};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -82,6 +82,18 @@ pub fn assert_is(model: &mut Model, found: &[u64], what: &str) -> u64 {
     let wrong = found.iter().zip(wanted).position(|(found, wanted)| found != wanted);
     assert_eq!(wrong, None, "{what}: it says that it is after transaction {number}, and this word is not");
     number
+}
+
+/// A dump of a store that changes so fast that its small log may be overwritten before it is read.
+pub fn dumped(make: impl Fn(&mut Vec<u8>) -> Result<Dumped, BackupError>) -> (Dumped, Vec<u8>) {
+    for _ in 0..100 {
+        let mut dump = Vec::new();
+        match make(&mut dump) {
+            Err(BackupError::Overtaken { .. }) => {}
+            done => return (done.unwrap(), dump),
+        }
+    }
+    panic!("nobody is as slow as that");
 }
 
 pub fn restore(dump: &[u8], how: &RestoreOptions, to: &Path) -> Result<u64, BackupError> {
