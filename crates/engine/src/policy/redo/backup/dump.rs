@@ -270,7 +270,8 @@ impl<'a> Copy<'a> {
         let mut done = 0;
         loop {
             let (catalog, bytes) = self.live.catalog()?;
-            let new: Vec<&Entry> = catalog.segments.iter().filter(|e| !self.has_read(e)).collect();
+            let new: Vec<&Entry> =
+                catalog.segments.iter().filter(|e| !self.read.contains_key(&e.id)).collect();
             if new.is_empty() {
                 return Ok(());
             }
@@ -284,9 +285,9 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Whether a segment was read. An adopted one has more than the log knows of, and so must be read as it is now.
-    fn has_read(&self, entry: &Entry) -> bool {
-        self.read.get(&entry.id).is_some_and(|len| !entry.is_external() || *len == entry.len)
+    /// Whether an adopted file was read, all of it: it has more than the log knows of.
+    fn has_whole(&self, entry: &Entry) -> bool {
+        self.read.get(&entry.id) == Some(&entry.len)
     }
 
     fn read_segment(
@@ -322,7 +323,7 @@ impl<'a> Copy<'a> {
             return Err(BackupError::Damaged { segment, path, offset });
         }
         let (catalog, bytes) = self.live.catalog()?;
-        if let Some(late) = catalog.segments.iter().find(|e| e.is_external() && !self.has_read(e)) {
+        if let Some(late) = catalog.segments.iter().find(|e| e.is_external() && !self.has_whole(e)) {
             return Err(BackupError::Adopted { name: late.name.clone() });
         }
         self.writer.catalog(&bytes).map_err(written)?;

@@ -271,8 +271,8 @@ impl Restore<'_> {
             entry.path = self.place(entry)?;
             let known = self.segments.iter().find(|segment| segment.id == entry.id);
             // What such a file had, or has behind its former end, is in no log.
-            let late = known.is_none_or(|segment| segment.len() != entry.len);
-            if entry.is_external() && late && self.is_dumped {
+            let late = known.map_or(self.is_dumped, |segment| segment.len() != entry.len);
+            if entry.is_external() && late {
                 return Err(BackupError::Adopted { name: entry.name.clone() });
             }
             match known {
