@@ -306,6 +306,37 @@ fn a_mark_that_is_older_than_the_log_holds_nobody_up() {
     store.close().unwrap();
 }
 
+/// Truncation that is on its way when an archive begins does not pass it.
+#[test]
+fn an_archive_that_begins_beside_truncation_has_no_hole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = options().log_bytes(64 << 10).open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1.. {
+                if stop.load(SeqCst) {
+                    return;
+                }
+                transact(&store, &region, number);
+            }
+        });
+        for round in 0..80 {
+            let to = ArchiveOptions::directory(dir.path().join(format!("archive{round}")));
+            let mut archiver = Options::new().archiver(&path, &to).unwrap();
+            let archived = archiver.flush().and_then(|_| archiver.flush());
+            archiver.stop().unwrap();
+            if let Err(error) = archived {
+                stop.store(true, SeqCst);
+                panic!("round {round}: {error}");
+            }
+        }
+        stop.store(true, SeqCst);
+    });
+}
+
 /// The process that is killed: it commits and archives, until it is.
 #[test]
 fn child() {
