@@ -281,9 +281,7 @@ mod tests {
         let change = |value: u8, announced: &[&Image]| {
             let mut tx = store.begin(Mode::Restore).unwrap();
             tx.set_range(&region, 5000..5001).unwrap();
-            if !announced.is_empty() {
-                announce(announced, 5000, 1);
-            }
+            announce(announced, 5000, 1);
             tx.write(&region, 5000, &[value]).unwrap();
             tx.commit(crate::Class::Process).unwrap();
             store.truncate().unwrap();

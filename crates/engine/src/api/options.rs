@@ -237,7 +237,8 @@ impl Options {
 
     /// Dumps the store in directory `path` to a stream, while another program, or this one, has it open; nothing is
     /// asked of it. What was committed in class `Process` and is not in the log yet is not in the dump: from within,
-    /// [`Store::dump`] sees to that. One that nobody has open must have been closed.
+    /// [`Store::dump`] sees to that. One that a killed process has left
+    /// with staged commits is refused ([`BackupError::NotClosed`]): open it first, which recovers them.
     ///
     /// # Errors
     /// When the store cannot be read or is damaged, when the stream fails, or more is committed than can be

@@ -4,7 +4,7 @@
 //!   1 end := the log's end, forced      what is not forced may be taken back, and written otherwise
 //!   2 a part: whole records from the hold on, up to the end or the size of a part
 //!   3 hand it over                      a file in a directory, durably; or a command that says that it has it
-//!   4 move the hold behind it           from now on the log may be truncated up to there
+//!   4 move the hold behind it           from now on the space before it may be used again
 //! ```
 //!
 //! A crash after step 3 hands the same records over once more, perhaps in a longer part: parts may overlap.
