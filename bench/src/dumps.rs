@@ -1,16 +1,17 @@
 //! `dumps`: what a dump costs those who commit meanwhile. Transactions that change a word at random in 256 MiB,
 //! alone and beside a thread that dumps the store from outside, again and again, to nowhere: as fast as it goes,
-//! and at
-//! 100 MiB/s.
+//! and at 100 MiB/s. And how long dumps take: a whole one, one of what was written since, and, with the undo
+//! policy, how long transactions are held up.
 
 use crate::Arguments;
-use crate::report::{self, Line, Random};
+use crate::report::{self, Line, Random, Sample};
 use crate::target::{Failure, options};
 use caliburn::{BackupError, Class, DumpOptions, Mode, Options, Region, Store};
 use serde_json::json;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const BYTES: usize = 256 << 20;
 
@@ -77,5 +78,51 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         });
         report::print("dumps", arguments.json, &lines, 0);
     }
-    if dumps > 0 { Ok(()) } else { Err("no dump was made".into()) }
+    if dumps == 0 {
+        return Err("no dump was made".into());
+    }
+    durations(arguments, &store, &region, dir.path())
+}
+
+/// How long dumps take, each round once.
+fn durations(arguments: &Arguments, store: &Store, region: &Region, dir: &Path) -> Result<(), Failure> {
+    let mut undo = options(arguments.log_mb, arguments.stage_mb);
+    let undo = undo.policy(caliburn::Policy::Undo).open(dir.join("undo"))?;
+    let same = undo.create_segment("data", BYTES as u64)?.map_all()?;
+    for at in (0..BYTES).step_by(1 << 20) {
+        let mut tx = undo.begin(Mode::Restore)?;
+        tx.write(&same, at, &vec![7; 1 << 20])?;
+        tx.commit(Class::Process)?;
+    }
+    let sample = |time: Duration| Sample { ns_per_tx: time.as_nanos() as f64, latencies: Vec::new() };
+    let line =
+        |policy, what| Line::new("caliburn", policy, "process", 1, json!({"what": what, "mb": BYTES >> 20}));
+    let mut lines = [
+        line("redo", "a whole dump"),
+        line("redo", "a dump of 1 % of the pages"),
+        line("undo", "a whole dump"),
+        line("undo", "transactions held up"),
+    ];
+    let mut random = Random(12);
+    report::interleave(arguments.rounds, &mut lines, || {
+        // What is written to segments later is in the next dump again.
+        store.truncate().expect("the store is sound");
+        let begun = Instant::now();
+        let whole = store.dump(&DumpOptions::new(), &mut io::sink()).expect("a dump can be made");
+        let first = begun.elapsed();
+        for _ in 0..BYTES / 4096 / 100 {
+            change(store, region, random.below(BYTES / 8) * 8, Class::Process);
+        }
+        store.truncate().expect("the store is sound");
+        let begun = Instant::now();
+        let since =
+            store.dump(DumpOptions::new().since(&whole), &mut io::sink()).expect("a dump can be made");
+        let second = begun.elapsed();
+        assert!(since.data_bytes < whole.data_bytes / 10, "{since:?}");
+        let begun = Instant::now();
+        let dumped = undo.dump(&DumpOptions::new(), &mut io::sink()).expect("a dump can be made");
+        [first, second, begun.elapsed(), dumped.held].map(sample).into()
+    });
+    report::print("dumps", arguments.json, &lines, 0);
+    Ok(())
 }

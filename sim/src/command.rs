@@ -126,6 +126,9 @@ enum Kind {
         /// A writer, two threads that take images, and a truncator, in place of those.
         #[arg(long, conflicts_with_all = ["heap", "group"])]
         images: bool,
+        /// Committers, a thread that dumps the store, and a truncator, in place of those.
+        #[arg(long, conflicts_with_all = ["heap", "group", "images"])]
+        dumps: bool,
         /// Where the random numbers begin.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -163,8 +166,8 @@ pub fn main() -> ExitCode {
             }
         };
     }
-    if let Kind::Threads { schedules, seed, heap, group, images } = command.kind {
-        return threads(schedules, seed, [heap, group, images], command.flavour());
+    if let Kind::Threads { schedules, seed, heap, group, images, dumps } = command.kind {
+        return threads(schedules, seed, [heap, group, images, dumps], command.flavour());
     }
     if let Kind::Names { walks, steps, seed } = command.kind {
         return names(walks, steps, seed);
@@ -220,7 +223,7 @@ fn names(walks: u64, steps: u64, seed: u64) -> ExitCode {
 }
 
 #[cfg(caliburn_shuttle)]
-fn threads(schedules: u64, seed: u64, [heap, group, images]: [bool; 3], flavour: Flavour) -> ExitCode {
+fn threads(schedules: u64, seed: u64, [heap, group, images, dumps]: [bool; 4], flavour: Flavour) -> ExitCode {
     use caliburn_sim::threads;
 
     let start = Instant::now();
@@ -237,6 +240,10 @@ fn threads(schedules: u64, seed: u64, [heap, group, images]: [bool; 3], flavour:
             caliburn_sim::images::schedules(schedules, seed, flavour);
             "with images".to_owned()
         }
+        () if dumps => {
+            caliburn_sim::dumps::schedules(schedules, seed, flavour);
+            "with dumps".to_owned()
+        }
         () => format!("{} crash images recovered", threads::schedules(schedules, seed)),
     };
     println!("{schedules} schedules, {what}, {:.0} s", start.elapsed().as_secs_f64());
@@ -244,7 +251,7 @@ fn threads(schedules: u64, seed: u64, [heap, group, images]: [bool; 3], flavour:
 }
 
 #[cfg(not(caliburn_shuttle))]
-fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 3], _flavour: Flavour) -> ExitCode {
+fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 4], _flavour: Flavour) -> ExitCode {
     eprintln!("built without --cfg caliburn_shuttle");
     ExitCode::from(2)
 }

@@ -12,7 +12,7 @@
 //! | `heap` | crashes of programs with a heap |
 //! | `names` | walks through names, links, copies and forks, on this machine's files |
 //! | `threads` | several threads under a deterministic scheduler |
-//! | `images` | images of a region under that scheduler |
+//! | `images`, `dumps` | images of a region, and dumps, under that scheduler |
 //! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
@@ -21,6 +21,8 @@ pub mod content;
 pub mod creation;
 pub mod damage;
 pub mod disk;
+#[cfg(caliburn_shuttle)]
+pub mod dumps;
 pub mod explore;
 pub mod heap;
 #[cfg(caliburn_shuttle)]

@@ -131,8 +131,8 @@ const TREES: [Tree; 7] = [
         root: "sim/src",
         floors: &[
             "random", "content", "script", "model", "names", "disk", "media", "life", "making", "explore",
-            "damage", "heap", "adoption", "creation", "threads", "images", "lib", "campaign", "command",
-            "main", "bin",
+            "damage", "heap", "adoption", "creation", "threads", "images", "dumps", "lib", "campaign",
+            "command", "main", "bin",
         ],
         apart: &[],
     },

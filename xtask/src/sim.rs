@@ -65,6 +65,9 @@ pub fn test() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 4000 --group")?;
     simulate(SHUTTLE, "threads --schedules 2000 --images")?;
     simulate(SHUTTLE, "threads --schedules 2000 --images --undo")?;
+    simulate(SHUTTLE, "threads --schedules 1000 --dumps")?;
+    simulate(SHUTTLE, "threads --schedules 2000 --dumps --undo")?;
+    simulate(SHUTTLE, "threads --schedules 500 --dumps --persistent")?;
     mutants(None)
 }
 
@@ -96,7 +99,10 @@ pub fn soak() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 100000 --heap")?;
     simulate(SHUTTLE, "threads --schedules 200000 --group")?;
     simulate(SHUTTLE, "threads --schedules 200000 --images")?;
-    simulate(SHUTTLE, "threads --schedules 200000 --images --undo")
+    simulate(SHUTTLE, "threads --schedules 200000 --images --undo")?;
+    simulate(SHUTTLE, "threads --schedules 50000 --dumps")?;
+    simulate(SHUTTLE, "threads --schedules 100000 --dumps --undo")?;
+    simulate(SHUTTLE, "threads --schedules 20000 --dumps --persistent")
 }
 
 /// Long random workloads until so many crash images were recovered.

@@ -3,8 +3,9 @@
 //! after.
 
 use caliburn::heap::Heap;
-use caliburn::{Class, Mode, Options, Policy, Store};
+use caliburn::{ArchiveOptions, Class, DumpOptions, Mode, Options, PString, Policy, SortedMap, Store};
 use std::error::Error;
+use std::fs::File;
 use std::path::Path;
 
 fn options(policy: Policy) -> Options {
@@ -67,11 +68,38 @@ fn killed_undo(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// A dump of a store with something in its log, and an archive of what came afterwards.
+fn dumped(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let path = folder.join("dumped");
+    let store = options(Policy::Redo).open(&path)?;
+    let mut archiver = Options::new().archiver(&path, &ArchiveOptions::directory(folder.join("archive")))?;
+    fill(&store, 2, Class::Power)?;
+    store.truncate()?;
+    fill(&store, 3, Class::Power)?;
+    store.dump(&DumpOptions::new(), &mut File::create(folder.join("whole.dump"))?)?;
+    fill(&store, 5, Class::Power)?;
+    archiver.flush()?;
+    Ok(store.close()?)
+}
+
+/// Typed objects: a map that is the store's only root.
+fn typed(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let store = options(Policy::Redo).open(folder.join("typed"))?;
+    let words = SortedMap::<PString, u64>::open(&store, "words")?;
+    for (number, word) in ["one", "two", "three"].into_iter().enumerate() {
+        words.insert(word, number as u64 + 1)?;
+    }
+    drop(words);
+    Ok(store.close()?)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: compat FOLDER")?;
     let folder = Path::new(&folder);
     closed(folder, Policy::Redo, "redo-closed")?;
     closed(folder, Policy::Undo, "undo-closed")?;
     killed(folder)?;
-    killed_undo(folder)
+    killed_undo(folder)?;
+    dumped(folder)?;
+    typed(folder)
 }

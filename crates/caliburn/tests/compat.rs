@@ -4,7 +4,7 @@
 //! `cargo run --example compat`.
 
 use caliburn::heap::Heap;
-use caliburn::{Store, check};
+use caliburn::{Class, DumpOptions, Mode, Options, PString, RestoreOptions, SortedMap, Store, check};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -58,8 +58,11 @@ fn what_a_killed_process_forced_is_recovered() {
     for archive in archives() {
         let dir = unpack(&archive);
         let path = dir.path().join("redo-killed");
-        assert_eq!(check(&path).unwrap().problems, [], "{}", archive.display());
-        let store = Store::open(&path).unwrap();
+        // They are copies of what was in use, which newer ones notice.
+        let mut options = Options::new();
+        options.copied(true);
+        assert_eq!(options.check(&path).unwrap().problems, [], "{}", archive.display());
+        let store = options.open(&path).unwrap();
         verify(&store, 5);
         assert_eq!(store.prepared().len(), 1);
         store.commit_prepared(b"undecided").unwrap();
@@ -71,11 +74,66 @@ fn what_a_killed_process_forced_is_recovered() {
     }
 }
 
+/// Of a revision that could, what is in the archives besides stores.
+fn in_archives(name: &str, act: impl Fn(&Path)) {
+    let unpacked: Vec<_> = archives().iter().map(|archive| unpack(archive)).collect();
+    let mut having = unpacked.iter().map(|dir| dir.path()).filter(|dir| dir.join(name).exists()).peekable();
+    assert!(having.peek().is_some(), "no archive has {name}");
+    having.for_each(act);
+}
+
+#[test]
+fn a_dump_and_an_archive_are_restored() {
+    in_archives("whole.dump", |dir| {
+        let dump = std::fs::read(dir.join("whole.dump")).unwrap();
+        for (archive, factor) in [(None, 3), (Some(dir.join("archive")), 5)] {
+            let mut how = RestoreOptions::new();
+            archive.iter().for_each(|path| _ = how.archive(path));
+            let to = dir.join(format!("restored{factor}"));
+            Options::new().restore(&mut &dump[..], &how, &to).unwrap();
+            assert_eq!(check(&to).unwrap().problems, []);
+            verify(&Store::open(&to).unwrap(), factor);
+        }
+    });
+}
+
+#[test]
+fn typed_objects_are_there() {
+    in_archives("typed", |dir| {
+        let store = Store::open(dir.join("typed")).unwrap();
+        let words = SortedMap::<PString, u64>::open(&store, "words").unwrap();
+        assert_eq!(words.get("two"), Some(2));
+        words.insert("four", 4).unwrap();
+        assert_eq!(words.read().len(), 4);
+    });
+}
+
+/// Of the checksums of an older version nothing tells when a page was written: all pages are in each dump.
+#[test]
+fn stores_of_older_formats_are_dumped_since_an_earlier_dump() {
+    for archive in archives() {
+        let dir = unpack(&archive);
+        let store = Store::open(dir.path().join("redo-closed")).unwrap();
+        let mut bytes = Vec::new();
+        let whole = store.dump(&DumpOptions::new(), &mut bytes).unwrap();
+        let region = store.segment("data").unwrap().map_all().unwrap();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        (0..4096).step_by(8).for_each(|at| tx.store(&region, at, &(at as u64 * 7)).unwrap());
+        tx.commit(Class::Power).unwrap();
+        store.truncate().unwrap();
+        store.dump(DumpOptions::new().since(&whole), &mut bytes).unwrap();
+        let to = dir.path().join("restored");
+        Options::new().restore(&mut &bytes[..], &RestoreOptions::new(), &to).unwrap();
+        assert_eq!(check(&to).unwrap().problems, []);
+        verify(&Store::open(&to).unwrap(), 7);
+    }
+}
+
 #[test]
 fn an_undo_store_that_was_in_use_in_another_boot_is_refused_and_says_why() {
     for archive in archives() {
         let dir = unpack(&archive);
-        match Store::open(dir.path().join("undo-killed")) {
+        match Options::new().copied(true).open(dir.path().join("undo-killed")) {
             Err(error) => {
                 let error = error.to_string();
                 assert!(error.contains("in use when the system went down"), "{error}");

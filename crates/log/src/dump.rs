@@ -8,10 +8,16 @@
 //! second catalog is that of the moment; segments that are new in it, or longer, are zeros there but for the log's
 //! part.
 //!
+//! A dump may be laid over an earlier one, its base: its data are the units of segments that were written since
+//! that one ended, and perhaps some others.
+//!
 //! Each piece has a number and a checksum, and the last one says that it is: a stream that was cut off, or lacks a
 //! piece, is noticed.
 
-use crate::format::{self, DUMP_MAGIC, Defect, DumpEnd, DumpHeader, LSN_MAX, Lsn, PieceHeader, SegmentId};
+use crate::format::{
+    self, DUMP_MAGIC, DUMP_VERSION, Defect, DumpEnd, DumpHeader, LSN_MAX, Lsn, PieceHeader, Preamble,
+    SegmentId, VERSION,
+};
 use caliburn_os::host::Id;
 use caliburn_os::simulated::unless;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -58,6 +64,81 @@ pub enum StreamError {
     },
 }
 
+/// A dump that others are laid over: its identity, and where it ends.
+pub type Base = (Id, Lsn);
+
+/// What a dump's header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// The store that was dumped.
+    pub store: Id,
+    /// When it was begun, nanoseconds since 1970.
+    pub time: u64,
+    /// The segments had all changes of the log before this LSN.
+    pub from: Lsn,
+    /// Identity of the dump: none in those of the first version.
+    pub id: Option<Id>,
+    /// The dump that it is to be laid over, and where that one ends; none: it is whole.
+    pub base: Option<Base>,
+}
+
+impl Head {
+    fn encode(&self) -> Vec<u8> {
+        let (base, base_lsn) = self.base.unwrap_or(([0; 16], Lsn(0)));
+        let header = DumpHeader {
+            time: self.time.into(),
+            from: self.from.0.into(),
+            id: self.id.unwrap_or_default(),
+            base,
+            base_lsn: base_lsn.0.into(),
+            ..DumpHeader::new_zeroed()
+        };
+        let mut bytes = header.as_bytes().to_vec();
+        format::seal_as(&mut bytes, DUMP_MAGIC, DUMP_VERSION, self.store);
+        bytes
+    }
+
+    /// Reads one, of any version; what it takes.
+    fn read(source: &mut dyn Read) -> Result<(Head, usize), StreamError> {
+        /// The first version's.
+        const SHORT: usize = size_of::<DumpHeader>() - 40;
+        const WHOLE: usize = size_of::<DumpHeader>();
+        let mut bytes = [0; WHOLE];
+        fill(source, &mut bytes[..SHORT], 0)?;
+        let (preamble, _) = Preamble::read_from_prefix(&bytes).expect("a header is longer");
+        let len = if preamble.version == VERSION { SHORT } else { WHOLE };
+        if preamble.magic == DUMP_MAGIC && preamble.version == DUMP_VERSION {
+            fill(source, &mut bytes[SHORT..], SHORT as u64)?;
+        }
+        format::unseal_any(&bytes[..len], DUMP_MAGIC, &[VERSION, DUMP_VERSION], "dump", None)
+            .map_err(|defect| StreamError::Bad { offset: 0, defect })?;
+        let header = DumpHeader::read_from_bytes(&bytes).expect("the size is right");
+        let some = |id: Id| (id != [0; 16]).then_some(id);
+        let head = Head {
+            store: header.preamble.store,
+            time: header.time.get(),
+            from: Lsn(header.from.get()),
+            id: some(header.id),
+            base: some(header.base).map(|base| (base, Lsn(header.base_lsn.get()))),
+        };
+        Ok((head, len))
+    }
+}
+
+/// Fills bytes from a stream, of which `before` were read.
+fn fill(source: &mut dyn Read, bytes: &mut [u8], before: u64) -> Result<(), StreamError> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match source.read(&mut bytes[filled..]) {
+            Ok(0) => return Err(StreamError::CutOff { offset: before + filled as u64 }),
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 /// Writes a dump.
 pub struct Writer<'w> {
     target: &'w mut dyn Write,
@@ -68,11 +149,8 @@ pub struct Writer<'w> {
 
 impl<'w> Writer<'w> {
     /// Begins with the header.
-    pub fn begin(target: &'w mut dyn Write, store: Id, time: u64, from: Lsn) -> io::Result<Writer<'w>> {
-        let header = DumpHeader { time: time.into(), from: from.0.into(), ..DumpHeader::new_zeroed() };
-        let mut bytes = header.as_bytes().to_vec();
-        format::seal(&mut bytes, DUMP_MAGIC, store);
-        target.write_all(&bytes)?;
+    pub fn begin(target: &'w mut dyn Write, head: &Head) -> io::Result<Writer<'w>> {
+        target.write_all(&head.encode())?;
         Ok(Writer { target, number: 0, data: 0, log: 0 })
     }
 
@@ -142,7 +220,7 @@ pub enum Piece<'a> {
 /// Reads a dump.
 pub struct Reader<'r> {
     source: &'r mut dyn Read,
-    header: DumpHeader,
+    head: Head,
     offset: u64,
     number: u64,
     log: Option<Lsn>,
@@ -152,52 +230,38 @@ pub struct Reader<'r> {
 impl<'r> Reader<'r> {
     /// Reads the header.
     pub fn begin(source: &'r mut dyn Read) -> Result<Reader<'r>, StreamError> {
-        let mut reader = Reader {
-            source,
-            header: DumpHeader::new_zeroed(),
-            offset: 0,
-            number: 0,
-            log: None,
-            bytes: Vec::new(),
-        };
-        let mut bytes = [0; size_of::<DumpHeader>()];
-        reader.fill(&mut bytes)?;
-        format::unseal(&bytes, DUMP_MAGIC, "dump", None)
-            .map_err(|defect| StreamError::Bad { offset: 0, defect })?;
-        reader.header = DumpHeader::read_from_bytes(&bytes).expect("the size is right");
-        Ok(reader)
+        let (head, len) = Head::read(source)?;
+        Ok(Reader { source, head, offset: len as u64, number: 0, log: None, bytes: Vec::new() })
     }
 
-    /// The store that was dumped.
-    pub fn store(&self) -> Id {
-        self.header.preamble.store
+    /// Reads the header of the dump that comes behind one of which all was read, if there is one.
+    pub fn next_dump(&mut self) -> Result<bool, StreamError> {
+        let mut first = [0];
+        loop {
+            match self.source.read(&mut first) {
+                Ok(0) => return Ok(false),
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let (head, len) = Head::read(&mut first.as_slice().chain(&mut *self.source))?;
+        (self.head, self.offset, self.number, self.log) = (head, len as u64, 0, None);
+        Ok(true)
     }
 
-    /// When it was begun, nanoseconds since 1970.
-    pub fn time(&self) -> u64 {
-        self.header.time.get()
+    /// What the header says.
+    pub fn head(&self) -> &Head {
+        &self.head
     }
 
-    /// The segments had all changes of the log before this LSN.
-    pub fn from(&self) -> Lsn {
-        Lsn(self.header.from.get())
-    }
-
-    /// Where in the stream the next piece begins.
+    /// Where in the dump the next piece begins.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), StreamError> {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match self.source.read(&mut bytes[filled..]) {
-                Ok(0) => return Err(StreamError::CutOff { offset: self.offset + filled as u64 }),
-                Ok(read) => filled += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        fill(self.source, bytes, self.offset)?;
         self.offset += bytes.len() as u64;
         Ok(())
     }
@@ -232,7 +296,7 @@ impl<'r> Reader<'r> {
             2 => Ok(Piece::Data(SegmentId(header.segment.get()), at, &self.bytes)),
             3 if at.saturating_add(len) > LSN_MAX => Err(bad("a part of the log stands where no log is")),
             3 => {
-                if self.log.unwrap_or(self.from()).0 != at {
+                if self.log.unwrap_or(self.head.from).0 != at {
                     return Err(bad("a part of the log is missing"));
                 }
                 self.log = Some(Lsn(at + len));
@@ -241,7 +305,7 @@ impl<'r> Reader<'r> {
             4 => {
                 let end = DumpEnd::read_from_bytes(&self.bytes);
                 let end = end.map_err(|_| bad("its last piece has another size"))?;
-                if self.log.unwrap_or(self.from()).0 != end.lsn.get() {
+                if self.log.unwrap_or(self.head.from).0 != end.lsn.get() {
                     return Err(bad("the end of the log's part is missing"));
                 }
                 Ok(Piece::End(end))
@@ -252,9 +316,9 @@ impl<'r> Reader<'r> {
 }
 
 /// The header and the last piece of a dump in a file, whatever is between them.
-pub fn ends(source: &mut (impl Read + Seek)) -> Result<(DumpHeader, DumpEnd), StreamError> {
+pub fn ends(source: &mut (impl Read + Seek)) -> Result<(Head, DumpEnd), StreamError> {
     const LAST: usize = size_of::<PieceHeader>() + size_of::<DumpEnd>();
-    let header = Reader::begin(source)?.header;
+    let (header, _) = Head::read(source)?;
     let len = source.seek(SeekFrom::End(0))?;
     let cut = StreamError::CutOff { offset: len };
     let Some(offset) = len.checked_sub(LAST as u64) else { return Err(cut) };
@@ -271,9 +335,12 @@ pub fn ends(source: &mut (impl Read + Seek)) -> Result<(DumpHeader, DumpEnd), St
 mod tests {
     use super::*;
 
+    const HEAD: Head =
+        Head { store: [7; 16], time: 99, from: Lsn(64), id: Some([8; 16]), base: Some(([9; 16], Lsn(48))) };
+
     fn sample() -> Vec<u8> {
         let mut out = Vec::new();
-        let mut writer = Writer::begin(&mut out, [7; 16], 99, Lsn(64)).unwrap();
+        let mut writer = Writer::begin(&mut out, &HEAD).unwrap();
         writer.catalog(b"one segment").unwrap();
         writer.data(SegmentId(3), 4096, &[5; 300]).unwrap();
         writer.catalog(b"two segments").unwrap();
@@ -303,10 +370,25 @@ mod tests {
     }
 
     #[test]
+    fn one_dump_is_read_behind_the_other() {
+        let bytes = [sample(), sample()].concat();
+        let mut source = &bytes[..];
+        let mut reader = Reader::begin(&mut source).unwrap();
+        for last in [false, true] {
+            while !matches!(reader.read().unwrap(), Piece::End(_)) {}
+            assert_eq!(reader.next_dump().unwrap(), !last);
+        }
+        let mut source = &bytes[..bytes.len() / 2 + 40];
+        let mut reader = Reader::begin(&mut source).unwrap();
+        while !matches!(reader.read().unwrap(), Piece::End(_)) {}
+        assert!(matches!(reader.next_dump(), Err(StreamError::CutOff { .. })));
+    }
+
+    #[test]
     fn its_ends_are_found_in_a_file() {
         let mut good = sample();
         let (header, end) = ends(&mut io::Cursor::new(&good)).unwrap();
-        assert_eq!((header.time.get(), end.lsn.get(), end.last.get()), (99, 120, 98));
+        assert_eq!((header, end.lsn.get(), end.last.get()), (HEAD, 120, 98));
         good.pop();
         assert!(matches!(ends(&mut io::Cursor::new(&good)), Err(StreamError::CutOff { .. })));
     }
@@ -335,7 +417,7 @@ mod tests {
             let header = PieceHeader::read_from_bytes(&good[from..from + 40]).unwrap();
             from..from + 40 + header.len.get() as usize
         };
-        let mut at = 48;
+        let mut at = size_of::<DumpHeader>();
         while at < good.len() {
             let part = piece(at);
             let without = [&good[..part.start], &good[part.end..]].concat();

@@ -9,8 +9,12 @@ use std::fmt;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of all formats below. A store with another one is refused.
+/// Version of all formats below, but for those that have one of their own. A store with another one is refused.
 pub const VERSION: u32 = 1;
+/// Version of a sums file that says of each unit when it was written; the other one is [`VERSION`].
+pub const STAMPED_SUMS: u32 = 2;
+/// Version of a dump that can be the base of another one; the other one is [`VERSION`].
+pub const DUMP_VERSION: u32 = 2;
 
 /// Position in the endless log: a byte count that never goes back. Its place on the medium is
 /// `LOG_DATA + lsn % capacity`.
@@ -66,6 +70,8 @@ pub const STAGE_MAGIC: [u8; 8] = *b"CALI-STG";
 pub const DUMP_MAGIC: [u8; 8] = *b"CALI-DMP";
 /// Magic of a part of the log in an archive.
 pub const ARCHIVE_MAGIC: [u8; 8] = *b"CALI-ARC";
+/// Magic of what says which dumps others can be laid over.
+pub const MARKS_MAGIC: [u8; 8] = *b"CALI-MRK";
 /// Magic of what says how far the log is in its archive.
 pub const HOLD_MAGIC: [u8; 8] = *b"CALI-HLD";
 
@@ -164,8 +170,9 @@ pub struct SegmentHeader {
     pub data: U64,
 }
 
-/// Head of a sums file. A little-endian `u32` per [`SUM_UNIT`] bytes of the segment follows at
-/// [`SUMS_DATA`]: 0 for a unit never written (all zeros), else its CRC-32C (1 where that is 0).
+/// Head of a sums file. An entry per [`SUM_UNIT`] bytes of the segment follows at [`SUMS_DATA`]: a little-endian
+/// `u32`, 0 for a unit never written (all zeros), else its CRC-32C (1 where that is 0); in version
+/// [`STAMPED_SUMS`] a [`StampedSum`].
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SumsHeader {
@@ -175,6 +182,18 @@ pub struct SumsHeader {
     pub id: U32,
     /// [`SUM_UNIT`].
     pub unit: U32,
+}
+
+/// Entry of a sums file of version [`STAMPED_SUMS`].
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StampedSum {
+    /// As in the first version.
+    pub sum: U32,
+    /// Zero.
+    pub reserved: U32,
+    /// The unit has no changes of the log from this LSN on.
+    pub before: U64,
 }
 
 /// Head of the catalog file; `count` [`CatalogEntry`]s follow, each with its name and path.
@@ -305,7 +324,7 @@ pub struct StagedHeader {
     pub len: U64,
 }
 
-/// Head of a dump; pieces follow, each with a [`PieceHeader`].
+/// Head of a dump; pieces follow, each with a [`PieceHeader`]. In version [`VERSION`] it ends before `id`.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DumpHeader {
@@ -315,6 +334,12 @@ pub struct DumpHeader {
     pub time: U64,
     /// The segments have all changes of the log before this LSN; from here on it is in the dump.
     pub from: U64,
+    /// Identity of the dump.
+    pub id: Id,
+    /// Identity of the dump that this one is to be laid over. Zeros: it is whole.
+    pub base: Id,
+    /// Where that one ends.
+    pub base_lsn: U64,
 }
 
 /// Head of a piece of a dump; its bytes follow.
@@ -389,8 +414,32 @@ pub struct Hold {
     pub moved: U64,
 }
 
+/// Says in a store of a dump that others can be laid over it: an entry of a [`Marks`].
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DumpMark {
+    /// Identity of the dump. Zeros: none.
+    pub id: Id,
+    /// Where it ends.
+    pub lsn: U64,
+}
+
+/// Dumps kept in mind.
+pub const MARKS: usize = 128;
+
+/// The dumps of a store that others can be laid over, the newest first.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Marks {
+    /// Common beginning.
+    pub preamble: Preamble,
+    /// The dumps.
+    pub dumps: [DumpMark; MARKS],
+}
+
 const _: () = {
-    assert!(size_of::<DumpHeader>() == 48);
+    assert!(size_of::<DumpHeader>() == 88);
+    assert!(size_of::<Marks>() == 32 + MARKS * 24);
     assert!(size_of::<PieceHeader>() == 40);
     assert!(size_of::<DumpEnd>() == 48);
     assert!(size_of::<ArchiveHeader>() == 72);
@@ -402,6 +451,7 @@ const _: () = {
     assert!(size_of::<Trailer>() == 8);
     assert!(size_of::<SegmentHeader>() == 48);
     assert!(size_of::<SumsHeader>() == 40);
+    assert!(size_of::<StampedSum>() == 16 && BLOCK.is_multiple_of(size_of::<StampedSum>()));
     assert!(size_of::<CatalogHeader>() == 56);
     assert!(size_of::<CatalogEntry>() == 32);
     assert!(size_of::<UndoStatus>() == 88 && UNDO_DATA >= 2 * BLOCK as u64);
@@ -433,9 +483,7 @@ pub enum Defect {
         what: &'static str,
     },
     /// Written by another version.
-    #[error(
-        "its format version is {found}, this program knows version {VERSION}: use the program that wrote it"
-    )]
+    #[error("its format version is {found}, which this program does not know: use the program that wrote it")]
     Version {
         /// The version found.
         found: u32,
@@ -461,9 +509,21 @@ pub fn hex(id: &Id) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What [`hex`] has written.
+pub fn unhex(text: &str) -> Option<Id> {
+    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+    bytes?.try_into().ok()
+}
+
 /// Fills in a preamble and the checksum over `bytes`, which begin with it.
 pub fn seal(bytes: &mut [u8], magic: [u8; 8], store: Id) {
-    let preamble = Preamble { magic, version: VERSION.into(), crc: 0.into(), store };
+    seal_as(bytes, magic, VERSION, store);
+}
+
+/// The same, of a structure with a version of its own.
+pub fn seal_as(bytes: &mut [u8], magic: [u8; 8], version: u32, store: Id) {
+    let preamble = Preamble { magic, version: version.into(), crc: 0.into(), store };
     bytes[..size_of::<Preamble>()].copy_from_slice(preamble.as_bytes());
     let crc = crc32c::crc32c(bytes);
     bytes[12..16].copy_from_slice(&crc.to_le_bytes());
@@ -476,12 +536,23 @@ pub fn unseal(
     what: &'static str,
     store: Option<&Id>,
 ) -> Result<Preamble, Defect> {
+    unseal_any(bytes, magic, &[VERSION], what, store)
+}
+
+/// Verifies what [`seal_as`] wrote in one of these versions.
+pub fn unseal_any(
+    bytes: &[u8],
+    magic: [u8; 8],
+    versions: &[u32],
+    what: &'static str,
+    store: Option<&Id>,
+) -> Result<Preamble, Defect> {
     let bad_magic = || Defect::Magic { expected: String::from_utf8_lossy(&magic).into_owned(), what };
     let (preamble, _) = Preamble::read_from_prefix(bytes).map_err(|_| bad_magic())?;
     if preamble.magic != magic {
         return Err(bad_magic());
     }
-    if preamble.version != VERSION {
+    if !versions.contains(&preamble.version.get()) {
         return Err(Defect::Version { found: preamble.version.get() });
     }
     let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &[0; 4]);
@@ -496,7 +567,7 @@ pub fn unseal(
     }
 }
 
-/// The entry of a sums file for one unit of data.
+/// The sum of one unit of data in a sums file.
 pub fn unit_sum(unit: &[u8]) -> u32 {
     crc32c::crc32c(unit).max(1)
 }

@@ -1,17 +1,15 @@
 //! `dump`: a store as it is at one moment, while it is used.
 
+use crate::dumps::{self, SUFFIX};
 use crate::restore::checked;
 use crate::{Failure, Outside, progress, size, text};
-use caliburn::{BackupError, DumpOptions, Dumped, RestoreOptions};
+use caliburn::{BackupError, DumpOptions, Dumped, RestoreOptions, Until};
 use clap::Args;
 use serde_json::json;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// Ends the name of a dump in a directory of dumps.
-pub const SUFFIX: &str = "dump";
 
 /// Arguments of `dump`.
 #[derive(Args, Debug)]
@@ -23,6 +21,12 @@ pub struct Arguments {
     /// Read at most so many bytes of segments in a second: 50M.
     #[arg(long, value_parser = size::parse)]
     rate: Option<u64>,
+    /// Only what was written since that dump, in a file: to be restored after it.
+    #[arg(long, value_name = "DUMP", conflicts_with = "incremental")]
+    since: Option<PathBuf>,
+    /// Only what was written since the newest dump in the target directory; all, if there is none that it can be.
+    #[arg(long)]
+    incremental: bool,
     /// Then restore it into a directory beside the target, check it, and remove it: the dump is good if the exit
     /// code is 0.
     #[arg(long)]
@@ -44,14 +48,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                     .into(),
             );
         }
-        let dumped = dump(arguments, &mut BufWriter::with_capacity(1 << 20, stdout().lock()))?;
+        let base = arguments.since.as_ref().map(|path| base(path)).transpose()?;
+        let mut out = BufWriter::with_capacity(1 << 20, stdout().lock());
+        let dumped = dump(arguments, base.as_ref(), &mut out)?;
         // Standard output is taken.
         eprintln!("{}", told(&dumped));
         return Ok(ExitCode::SUCCESS);
     }
     let (dumped, path) = to_file(arguments)?;
     if arguments.verify {
-        verify(&path, &dumped)?;
+        verify(&path, &dumped, arguments.since.as_deref())?;
     }
     match arguments.json {
         true => println!("{}", as_json(&dumped, &path, arguments.verify)),
@@ -80,16 +86,27 @@ fn to_file(arguments: &Arguments) -> Result<(Dumped, PathBuf), Failure> {
     };
     let unfinished = above.join(format!(".unfinished-{}.{SUFFIX}", std::process::id()));
     let _removed = Removed(&unfinished);
+    let mut base = match (&arguments.since, arguments.incremental) {
+        (Some(path), _) => Some(base(path)?),
+        (None, true) if into => dumps::all(target)?.pop().map(|(_, dumped)| dumped),
+        (None, true) => return Err("--incremental needs a directory of dumps as its target".into()),
+        (None, false) => None,
+    };
     for tries in 1.. {
         let file = File::create(&unfinished).map_err(fail(&unfinished))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        let dumped = match dump(arguments, &mut out) {
+        let dumped = match dump(arguments, base.as_ref(), &mut out) {
             Err(BackupError::Overtaken { .. }) if tries < TRIES => continue,
+            Err(error @ BackupError::Base { .. }) if arguments.incremental => {
+                eprintln!("{error}: this is one");
+                base = None;
+                continue;
+            }
             other => other?,
         };
         out.flush().and_then(|()| out.get_ref().sync_all()).map_err(fail(&unfinished))?;
         let path = match into {
-            true => target.join(format!("{:020}.{SUFFIX}", dumped.lsn)),
+            true => target.join(name(&dumped, base.as_ref())),
             false => target.clone(),
         };
         fs::rename(&unfinished, &path).map_err(fail(&path))?;
@@ -99,22 +116,43 @@ fn to_file(arguments: &Arguments) -> Result<(Dumped, PathBuf), Failure> {
     unreachable!("the last try returns")
 }
 
-fn dump(arguments: &Arguments, out: &mut dyn Write) -> Result<Dumped, BackupError> {
+/// What a dump in a directory is called: by its place in the log, and that of its base; without a log by its time.
+fn name(dumped: &Dumped, base: Option<&Dumped>) -> String {
+    match base {
+        Some(base) => format!("{:020}-since-{:020}.{SUFFIX}", dumped.lsn, base.lsn),
+        None if dumped.lsn == 0 && dumped.id.is_empty() => format!("{:020}.{SUFFIX}", dumped.time),
+        None => format!("{:020}.{SUFFIX}", dumped.lsn),
+    }
+}
+
+fn base(path: &Path) -> Result<Dumped, Failure> {
+    Ok(Dumped::of(path).map_err(|e| format!("{}: {e}", path.display()))?)
+}
+
+fn dump(arguments: &Arguments, base: Option<&Dumped>, out: &mut dyn Write) -> Result<Dumped, BackupError> {
     let mut options = arguments.outside.options();
     progress::show(&mut options);
     let mut how = DumpOptions::new();
     if let Some(rate) = arguments.rate {
         how.rate(rate);
     }
+    base.iter().for_each(|base| _ = how.since(base));
     options.dump(&arguments.store, &how, out)
 }
 
 /// Restores a dump, checks what comes of it, and removes that.
-fn verify(path: &Path, dumped: &Dumped) -> Result<(), Failure> {
+fn verify(path: &Path, dumped: &Dumped, since: Option<&Path>) -> Result<(), Failure> {
     let scratch = path.with_file_name(format!(".verifying-{}", std::process::id()));
     let _removed = RemovedDirectory(&scratch);
     let fail = |error: Failure| format!("{}: the dump is NOT good: {error}", path.display());
-    let mut file = File::open(path)?;
+    let mut chain = match since {
+        Some(base) => dumps::chosen(base, Until::Latest)?,
+        None => dumps::chosen(path, Until::Latest)?,
+    };
+    if since.is_some() {
+        chain.push((path.to_owned(), dumped.clone()));
+    }
+    let mut file = dumps::open(&chain)?;
     let outside = scratch.join("outside");
     fs::create_dir_all(&outside)?;
     let mut how = RestoreOptions::new();
@@ -152,9 +190,9 @@ pub fn at(time: u64) -> String {
 
 fn told(dumped: &Dumped) -> String {
     format!(
-        "store {} as of LSN {}, {}: {} segments, {} of data, {} of log",
+        "store {} as of {}{}: {} segments, {} of data, {} of log",
         dumped.store,
-        dumped.lsn,
+        if dumped.lsn > 0 { format!("LSN {}, ", dumped.lsn) } else { String::new() },
         at(dumped.time),
         dumped.segments,
         size::show(dumped.data_bytes),
@@ -164,7 +202,8 @@ fn told(dumped: &Dumped) -> String {
 
 /// What a dump holds, and where it is.
 pub fn as_json(dumped: &Dumped, path: &Path, verified: bool) -> serde_json::Value {
-    json!({"dump": path.display().to_string(), "store": dumped.store, "lsn": dumped.lsn, "time_ns": dumped.time,
+    json!({"dump": path.display().to_string(), "store": dumped.store, "id": dumped.id, "base": dumped.base,
+        "lsn": dumped.lsn, "time_ns": dumped.time,
         "last_record_ns": (dumped.last > 0).then_some(dumped.last), "segments": dumped.segments,
         "data_bytes": dumped.data_bytes, "log_bytes": dumped.log_bytes,
         "verified": verified})

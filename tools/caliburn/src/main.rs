@@ -5,6 +5,7 @@ mod check;
 mod create;
 mod demo;
 mod dump;
+mod dumps;
 mod export;
 mod info;
 mod leaks;

@@ -1,12 +1,11 @@
 //! `restore`: a store from a dump, the archive of its log, and what is left of it.
 
-use crate::dump::{SUFFIX, at};
-use crate::{Failure, archive, dump, progress, size, text};
-use caliburn::{Dumped, Options, RestoreOptions, Until, archive_parts};
+use crate::dump::at;
+use crate::{Failure, archive, dump, dumps, progress, size, text};
+use caliburn::{Options, RestoreOptions, Until, archive_parts};
 use clap::Args;
 use serde_json::json;
-use std::fs::{self, File};
-use std::io::{BufReader, Read, stdin};
+use std::io::{Read, stdin};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,7 +13,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Arguments of `restore`.
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// A dump; a directory of dumps, of which the newest is taken that is not too late; or `-` for standard input.
+    /// A dump; a directory of dumps, of which the newest is taken that is not too late, after those that it is
+    /// laid over; or `-` for standard input: a whole dump, and those that are laid over it behind it, in their
+    /// order.
     dump: PathBuf,
     /// Directory of the new store: empty or missing.
     #[arg(required_unless_present = "list")]
@@ -25,8 +26,8 @@ pub struct Arguments {
     /// Directory of the store itself, if its log is left: what came after the last part of the archive.
     #[arg(long)]
     left: Option<PathBuf>,
-    /// Up to when: `latest`, `lsn:N` for what stands before LSN N, a time as 2026-03-01T12:00:00Z, in seconds since
-    /// 1970, or -N for N seconds ago.
+    /// Up to when: `latest`, `lsn:N` for what stands before LSN N, a time as 2026-03-01T12:00:00Z, in seconds
+    /// since 1970, or -N for N seconds ago.
     #[arg(long, default_value = "latest", value_parser = parse_until, allow_hyphen_values = true)]
     to: Until,
     /// Directory for the files of segments that the store had adopted from elsewhere.
@@ -79,11 +80,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     arguments.external.iter().for_each(|path| _ = how.external(path));
     let mut source: Box<dyn Read> = match arguments.dump.as_os_str() == "-" {
         true => Box::new(stdin().lock()),
-        false => {
-            let path = chosen(&arguments.dump, arguments.to)?;
-            let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-            Box::new(BufReader::with_capacity(1 << 20, file))
-        }
+        false => dumps::open(&dumps::chosen(&arguments.dump, arguments.to)?)?,
     };
     let mut options = Options::new();
     options.log_bytes(arguments.log_bytes);
@@ -135,56 +132,9 @@ pub fn checked(store: &Path, outside: Option<&Path>) -> Result<(), Failure> {
     }
 }
 
-/// The dumps at a path, by where they end.
-fn dumps(path: &Path) -> Result<Vec<(PathBuf, Dumped)>, Failure> {
-    let paths = match path.is_dir() {
-        false => vec![path.to_owned()],
-        true => {
-            let names = fs::read_dir(path).map_err(|e| format!("{}: {e}", path.display()))?;
-            let paths = names.map(|name| Ok(name?.path())).collect::<Result<Vec<_>, std::io::Error>>()?;
-            let ours = |path: &PathBuf| {
-                path.extension().is_some_and(|end| end == SUFFIX)
-                    && !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
-            };
-            paths.into_iter().filter(ours).collect()
-        }
-    };
-    let mut found = Vec::new();
-    for path in paths {
-        let dumped = Dumped::of(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        found.push((path, dumped));
-    }
-    found.sort_by_key(|(_, dumped)| dumped.lsn);
-    Ok(found)
-}
-
-/// The newest dump that is not later than what is wanted.
-fn chosen(path: &Path, until: Until) -> Result<PathBuf, Failure> {
-    if !path.is_dir() {
-        return Ok(path.to_owned());
-    }
-    let early = |dumped: &Dumped| match until {
-        Until::Lsn(wanted) => dumped.lsn <= wanted,
-        Until::Time(wanted) => (if dumped.last == 0 { dumped.time } else { dumped.last }) <= wanted,
-        _ => true,
-    };
-    let all = dumps(path)?;
-    let last = all.iter().rev().find(|(_, dumped)| early(dumped)).map(|(path, _)| path.clone());
-    last.ok_or_else(|| match all.first() {
-        Some((_, first)) => format!(
-            "{}: the first dump is of LSN {}, {}: later than what is wanted",
-            path.display(),
-            first.lsn,
-            at(first.time)
-        )
-        .into(),
-        None => format!("{}: there is no dump in it", path.display()).into(),
-    })
-}
-
 /// Lists what can be reached: from each dump on, as far as the archive goes.
 fn list(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let all = dumps(&arguments.dump)?;
+    let all = dumps::all(&arguments.dump)?;
     let parts = arguments.archive.as_ref().map_or(Ok(Vec::new()), archive_parts)?;
     let mut holes = Vec::new();
     let mut end = parts.first().map_or(0, |part| part.from);
@@ -201,7 +151,8 @@ fn list(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     for (path, dumped) in &all {
-        println!("dump     LSN {:>14}  {}  {}", dumped.lsn, at(dumped.time), text::plain(path.display()));
+        let kind = if dumped.base.is_some() { "  over  " } else { "dump    " };
+        println!("{kind} LSN {:>14}  {}  {}", dumped.lsn, at(dumped.time), text::plain(path.display()));
         // From its end on, as long as one part comes behind the other.
         let (mut reached, mut time) = (dumped.lsn, None);
         for part in &parts {

@@ -127,4 +127,72 @@ fn a_dump_goes_through_a_pipe_and_over_no_other_file() {
     let undo = Store::options().create(true).policy(caliburn::Policy::Undo).open(at("undo")).unwrap();
     assert!(failure(&caliburn(&["dump", &at("undo"), &at("d")])).contains("undo policy"));
     drop(undo);
+    fs::create_dir(at("undo-dumps")).unwrap();
+    let dump = || json(&caliburn(&["dump", &at("undo"), &at("undo-dumps"), "--verify", "--json"])).remove(0);
+    assert_ne!(dump()["dump"], dump()["dump"], "they are called by their time");
+    let restored = caliburn(&["restore", &at("undo-dumps"), &at("undo-again")]);
+    assert!(restored.status.success(), "{restored:?}");
+    assert_eq!(Store::open(at("undo-again")).unwrap().policy(), caliburn::Policy::Undo);
+}
+
+#[test]
+fn what_was_written_since_a_dump_is_laid_over_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (path, dumps) = (at("s"), at("dumps"));
+    fs::create_dir(&dumps).unwrap();
+    let store = Store::options().create(true).log_bytes(8 << 20).open(&path).unwrap();
+    let region = store.create_segment("data", 16 << 20).unwrap().map_all().unwrap();
+    let mut lsns = Vec::new();
+    let mut files = Vec::new();
+    for number in 0..4 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, number << 20, &vec![number as u8 + 1; 2 << 20]).unwrap();
+        tx.commit(Class::Process).unwrap();
+        put(&store, &region, number as u64);
+        store.truncate().unwrap();
+        let dumped =
+            json(&caliburn(&["dump", &path, &dumps, "--incremental", "--verify", "--json"])).remove(0);
+        assert_eq!(dumped["base"].is_null(), number == 0, "{dumped}");
+        assert_eq!(dumped["verified"], true);
+        lsns.push(dumped["lsn"].as_u64().unwrap());
+        files.push(dumped["dump"].as_str().unwrap().to_owned());
+    }
+    // All of them, and as of each.
+    for (number, lsn) in lsns.iter().enumerate() {
+        let to = at(&format!("r{number}"));
+        let made = caliburn(&["restore", &dumps, &to, "--to", &format!("lsn:{lsn}")]);
+        assert!(made.status.success(), "{made:?}");
+        assert_eq!(value(Path::new(&to)), number as u64);
+    }
+    // A stream, and what is in it, after those that it is laid over.
+    let stream = caliburn(&["dump", &path, "-", "--since", &files[3]]);
+    let chain: Vec<u8> = files.iter().flat_map(|file| fs::read(file).unwrap()).chain(stream.stdout).collect();
+    let mut restoring = Command::new(env!("CARGO_BIN_EXE_caliburn"))
+        .args(["restore", "-", &at("streamed")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut restoring.stdin.take().unwrap(), &chain).unwrap();
+    assert!(restoring.wait().unwrap().success());
+    assert_eq!(value(Path::new(&at("streamed"))), 3);
+    // One of the middle is lost: what is laid over it is of no use.
+    fs::remove_file(&files[2]).unwrap();
+    let earlier = caliburn(&["restore", &dumps, &at("earlier")]);
+    assert!(
+        String::from_utf8_lossy(&earlier.stderr).contains("is missing; an earlier one is taken"),
+        "{earlier:?}"
+    );
+    assert_eq!(value(Path::new(&at("earlier"))), 1);
+    let alone = failure(&caliburn(&["restore", &files[3], &at("never")]));
+    assert!(alone.contains("is missing"), "{alone}");
+    // Of a store that does not know the newest one, all is dumped.
+    drop((region, store));
+    fs::remove_file(dir.path().join("s/dumped")).unwrap();
+    let output = caliburn(&["dump", &path, &dumps, "--incremental", "--json"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("this is one"), "{output:?}");
+    assert!(json(&output).remove(0)["base"].is_null());
+    let refused = failure(&caliburn(&["dump", &path, &at("d"), "--since", &files[0]]));
+    assert!(refused.contains("Make a whole dump"), "{refused}");
 }

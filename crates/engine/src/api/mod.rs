@@ -1,6 +1,7 @@
 //! What a program holds: a store and its options, segments, regions, transactions, tickets. It puts storage,
 //! policy and tracking together, and decides nothing that is theirs.
 
+mod backup;
 mod ending;
 pub(crate) mod image;
 mod mapping;

@@ -3,10 +3,6 @@
 use crate::api::store::Store;
 use crate::inspect::info::Info;
 use crate::policy::kind::Policy;
-use crate::policy::redo::backup::BackupError;
-use crate::policy::redo::backup::archive::{ArchiveOptions, Archiver};
-use crate::policy::redo::backup::dump::{self, DumpOptions, Dumped};
-use crate::policy::redo::backup::restore::{self, RestoreOptions, Restored};
 use crate::policy::redo::history::History;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
@@ -19,7 +15,6 @@ use crate::tracking::guard::Guard;
 use caliburn_log::format::{BLOCK, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use caliburn_log::staged_tail::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::Media;
-use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -91,10 +86,10 @@ impl Options {
         self
     }
 
-    /// Lists a file, a block device, or a directory with all that is in it, that the store may name though it is not
-    /// in its directory: a log, a segment on a device, an adopted file. What is not listed is not touched,
-    /// since a store that came from elsewhere can name any file. The path of [`Options::log_path`] is listed,
-    /// and so is each path that a call of [`Store`] is given. Links are followed.
+    /// Lists a file, a block device, or a directory with all that is in it, that the store may name though it is
+    /// not in its directory: a log, a segment on a device, an adopted file. What is not listed is not touched,
+    /// since a store that came from elsewhere can name any file. The path of [`Options::log_path`] is listed, and
+    /// so is each path that a call of [`Store`] is given. Links are followed.
     pub fn outside(&mut self, path: impl AsRef<Path>) -> &mut Options {
         self.settings.rules.outside.push(path.as_ref().to_owned());
         self
@@ -109,8 +104,8 @@ impl Options {
     }
 
     /// Tells `callback` how far opening or checking a store is, at least with every mebibyte that is read.
-    /// [`ControlFlow::Break`] ends it with [`OpenError::Interrupted`]: nothing is lost, and the next opening begins
-    /// anew. Once what was read is being written, opening goes on to its end.
+    /// [`ControlFlow::Break`] ends it with [`OpenError::Interrupted`]: nothing is lost, and the next opening
+    /// begins anew. Once what was read is being written, opening goes on to its end.
     pub fn progress(
         &mut self,
         callback: impl Fn(&Progress) -> ControlFlow<()> + Send + Sync + 'static,
@@ -235,61 +230,15 @@ impl Options {
         History::open_with(&self.settings, path.as_ref())
     }
 
-    /// Dumps the store in directory `path` to a stream, while another program, or this one, has it open; nothing is
-    /// asked of it. What was committed in class `Process` and is not in the log yet is not in the dump: from within,
-    /// [`Store::dump`] sees to that. One that a killed process has left
-    /// with staged commits is refused ([`BackupError::NotClosed`]): open it first, which recovers them.
-    ///
-    /// # Errors
-    /// When the store cannot be read or is damaged, when the stream fails, or more is committed than can be
-    /// followed. What was written to the stream is no dump then.
-    pub fn dump(
-        &self,
-        path: impl AsRef<Path>,
-        how: &DumpOptions,
-        target: &mut dyn Write,
-    ) -> Result<Dumped, BackupError> {
-        let options = self.afresh();
-        let dumped = dump::dump(&options.settings, path.as_ref(), how, target);
-        options.told(path.as_ref(), dumped)
-    }
-
-    /// Makes a store in directory `path`, which is empty or missing, from a dump, and what it is to be brought up to
-    /// date from. It is closed when this returns. Its log is as long as these options say.
-    ///
-    /// # Errors
-    /// When the dump or what else is read is damaged, a part of the log is missing, or the moment that is wanted is
-    /// not among them. The directory holds no store then, and can be used again.
-    pub fn restore(
-        &self,
-        dump: &mut dyn Read,
-        how: &RestoreOptions,
-        path: impl AsRef<Path>,
-    ) -> Result<Restored, BackupError> {
-        self.validate()?;
-        let options = self.afresh();
-        let restored = restore::restore(&options.settings, dump, how, path.as_ref());
-        options.told(path.as_ref(), restored)
-    }
-
-    /// Archives the log of the store in directory `path`, which this program or another one may have open, or goes
-    /// on with that.
-    ///
-    /// # Errors
-    /// When the store cannot be read, or the archive has parts of another store's log.
-    pub fn archiver(&self, path: impl AsRef<Path>, how: &ArchiveOptions) -> Result<Archiver, BackupError> {
-        Archiver::begin(&self.settings, path.as_ref(), how)
-    }
-
     /// The same, of which the program has ended nothing yet.
-    fn afresh(&self) -> Options {
+    pub(super) fn afresh(&self) -> Options {
         let mut options = self.clone();
         options.settings.watch = self.settings.watch.afresh();
         options
     }
 
     /// What failed because the program ended it says so.
-    fn told<T, E: From<OpenError>>(&self, path: &Path, outcome: Result<T, E>) -> Result<T, E> {
+    pub(super) fn told<T, E: From<OpenError>>(&self, path: &Path, outcome: Result<T, E>) -> Result<T, E> {
         match self.settings.watch.stopped() && outcome.is_err() {
             true => Err(OpenError::Interrupted { path: path.to_owned() }.into()),
             false => outcome,
@@ -305,7 +254,7 @@ impl Options {
         }
     }
 
-    fn validate(&self) -> Result<(), OpenError> {
+    pub(super) fn validate(&self) -> Result<(), OpenError> {
         let bad = |name, value, why: String| Err(OpenError::Option { name, value, why });
         let log_bytes = self.settings.log_bytes;
         if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes) || !log_bytes.is_multiple_of(BLOCK as u64) {

@@ -95,11 +95,20 @@ impl Shared {
     ) -> Result<(), RangeError> {
         // Its old value is copied below, and in persistent memory never in the cache.
         span::soon(region.at(offset));
+        let reserve = &self.sets.reserve;
         if set.has_declared(region, offset, len) {
-            self.sets.reserve.step_aside(set, region, offset, len, self.storage.page_size);
+            reserve.step_aside(set, region, offset, len, self.storage.page_size);
+            if set.has_first_range(len) {
+                reserve.stand_by(set);
+            }
             return Ok(());
         }
+        let first = set.is_untouched();
         self.tracked.each(|way| way.declaring(set, region, offset, len))?;
-        self.policy.save(set, region, offset, len)
+        self.policy.save(set, region, offset, len)?;
+        if first {
+            reserve.stand_by(set);
+        }
+        Ok(())
     }
 }

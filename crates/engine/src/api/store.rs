@@ -7,8 +7,6 @@ use crate::api::segment::Segment;
 use crate::api::shared::Shared;
 use crate::api::transaction::{Mode, Transaction};
 use crate::policy::kind::Policy;
-use crate::policy::redo::backup::BackupError;
-use crate::policy::redo::backup::dump::{DumpOptions, Dumped};
 use crate::policy::table;
 use crate::storage::catalog::Entry;
 use crate::storage::class::Class;
@@ -21,7 +19,7 @@ use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::Ordering;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -43,13 +41,13 @@ pub enum BeginError {
 #[derive(Clone)]
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
-    life: Arc<Life>,
+    pub(super) life: Arc<Life>,
 }
 
 /// Ends with the last handle, and closes the store then.
-struct Life {
+pub(super) struct Life {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    pub(super) threads: Vec<JoinHandle<()>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -159,8 +157,8 @@ impl Store {
         self.shared.storage.admit(medium, self.shared.policy.survives(medium))
     }
 
-    /// The same, of a file outside of the directory; and one that is a segment already: under another name it would
-    /// be another segment, whose pages go over those of the first.
+    /// The same, of a file outside of the directory; and one that is a segment already: under another name it
+    /// would be another segment, whose pages go over those of the first.
     fn admit_outside(&self, medium: &dyn Medium) -> Result<(), SegmentError> {
         let identity = medium.identity();
         let mut segments = self.segments().into_iter();
@@ -307,26 +305,6 @@ impl Store {
     pub fn truncate(&self) -> Result<(), CommitError> {
         self.shared.takes_changes()?;
         Ok(self.shared.policy.truncate()?)
-    }
-
-    /// Dumps the store to a stream while it is used: every commit so far is in it, and any others up to one moment,
-    /// which [`Dumped::lsn`] tells. Nobody waits for it. With what the store names outside of its directory, or to
-    /// be told of progress: [`Options::dump`].
-    ///
-    /// # Errors
-    /// As [`Options::dump`]; when the store has failed.
-    pub fn dump(&self, how: &DumpOptions, target: &mut dyn Write) -> Result<Dumped, BackupError> {
-        let storage = &self.shared.storage;
-        let failed = |failure| BackupError::Failed { path: storage.dir.clone(), failure };
-        storage.failure().map_err(failed)?;
-        if !storage.is_read_only() {
-            self.shared.policy.flush().map_err(failed)?;
-        }
-        let mut options = Options::new();
-        options.media(storage.media.clone()).background(!self.life.threads.is_empty());
-        let dumped = options.dump(&storage.dir, how, target)?;
-        storage.failure().map_err(failed)?;
-        Ok(dumped)
     }
 
     /// Changes what can be changed while the store is open.

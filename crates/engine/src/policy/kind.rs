@@ -1,6 +1,9 @@
 //! What a policy does with stores that are not open: creating, opening, checking, describing.
 
 use super::Recovery;
+use super::backup::BackupError;
+use super::backup::dump::{DumpOptions, Dumped};
+use super::backup::restore::{Making, Restored};
 use super::query::LogInfo;
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
@@ -14,6 +17,7 @@ use crate::write_set::Sets;
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::unless;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use zerocopy::little_endian::U64;
@@ -52,6 +56,16 @@ pub(crate) trait Kind: Sync {
     ) -> Result<(), OpenError>;
     /// The log, if there is one, and whether the store was closed in good order.
     fn info(&self, store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError>;
+    /// Dumps a store to a stream, whoever has it open: from outside.
+    fn dump(
+        &self,
+        settings: &Settings,
+        dir: &Path,
+        how: &DumpOptions,
+        target: &mut dyn Write,
+    ) -> Result<Dumped, BackupError>;
+    /// Makes a store of a dump, of which the first catalog was read.
+    fn restore(&self, making: Making<'_>, first: Catalog) -> Result<Restored, BackupError>;
     /// The file besides the segments that its commits depend on.
     fn keeper<'c>(&self, catalog: &'c Catalog) -> &'c Path;
     /// What a commit survives of a medium.
@@ -107,7 +121,8 @@ impl Opening<'_> {
         Opener { media, descriptors, dir: self.dir(), write: self.write(), claim: true }
     }
 
-    /// Refuses to write to a store whose files are not those that were in use, unless that is meant; whether it is.
+    /// Refuses to write to a store whose files are not those that were in use, unless that is meant; whether it
+    /// is.
     pub fn copied_from(&self, medium: &dyn Medium, recorded: [U64; 2]) -> Result<bool, OpenError> {
         let copied = is_another(medium, recorded) && self.write();
         if copied && unless("copies-not-noticed", !self.settings.copied) {

@@ -3,6 +3,7 @@
 //! A policy knows storage and write sets, and nothing above; no policy knows another, nor how changes are tracked.
 //! Nothing outside of this folder asks which policy a store has.
 
+pub(crate) mod backup;
 pub(crate) mod kind;
 pub(crate) mod query;
 pub(crate) mod read_only;
@@ -12,14 +13,17 @@ pub(crate) mod undo;
 
 use crate::storage::class::Class;
 use crate::storage::error::{CommitError, Failure, RangeError, SegmentError};
+use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
 use crate::write_set::{Position, Terms, WriteSet};
+use backup::BackupError;
+use backup::dump::{DumpOptions, Dumped};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use query::{Prepared, Query, Statistics};
 use std::any::Any;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -125,6 +129,15 @@ pub(crate) trait Recovery: Any + Send + Sync {
     }
     /// Holds a transaction up while memory is short.
     fn wait_memory(&self) {}
+    /// Dumps the open store to a stream, where that cannot be done from outside.
+    fn dump(
+        &self,
+        _how: &DumpOptions,
+        _watch: &Watch,
+        _target: &mut dyn Write,
+    ) -> Option<Result<Dumped, BackupError>> {
+        None
+    }
     /// Says how much write sets may take, by the present tuning.
     fn tuned(&self) {}
     /// Wakes everybody who waits for the policy, to look again: the tuning was changed, or the store is being

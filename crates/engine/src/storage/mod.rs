@@ -4,6 +4,7 @@ pub(crate) mod catalog;
 pub(crate) mod class;
 pub(crate) mod directory;
 pub(crate) mod error;
+pub(crate) mod extents;
 pub(crate) mod progress;
 pub(crate) mod redo_ranges;
 pub(crate) mod region;
@@ -12,6 +13,7 @@ pub(crate) mod report;
 pub(crate) mod segment;
 pub(crate) mod segment_file;
 pub(crate) mod settings;
+mod stretches;
 pub(crate) mod sums;
 pub(crate) mod tuning;
 
@@ -76,8 +78,8 @@ pub(crate) struct Storage {
     failure: OnceLock<Failure>,
     tuning: RwLock<Tuning>,
     budget: AtomicU64,
-    /// On the directory, and on a log outside of it: given up when the store is closed and no region of it is mapped
-    /// any more.
+    /// On the directory, and on a log outside of it: given up when the store is closed and no region of it is
+    /// mapped any more.
     locks: Mutex<Vec<Lock>>,
 }
 

@@ -1,6 +1,6 @@
-//! Ranges to be laid over segments, in order: the committed records of a stretch of the log, or old values from undo
-//! logs when a store is opened read-only.
-//! Recovery lays them over the regions that are mapped; epoch truncation applies them to the segments.
+//! Ranges to be laid over segments, in order: the committed records of a stretch of the log, or old values from
+//! undo logs when a store is opened read-only. Recovery lays them over the regions that are mapped; epoch
+//! truncation applies them to the segments.
 
 use crate::storage::segment::SegmentState;
 use caliburn_log::format::LOG_DATA;
@@ -188,7 +188,7 @@ impl RedoRanges {
                 let source = &range.bytes[(from - range.offset) as usize..(to - range.offset) as usize];
                 page[(from - start) as usize..][..source.len()].copy_from_slice(source);
             }
-            segment.write(start, &page)?;
+            segment.write(start, &page, self.tail())?;
             written(group[0].0);
         }
         Ok(())

@@ -6,16 +6,13 @@ use crate::storage::error::SegmentError;
 use crate::storage::segment_file::{Descriptors, SegmentFile};
 use crate::storage::sums::Sums;
 use caliburn_log::SegmentId;
-use caliburn_log::format::{self, BLOCK, Defect, SEGMENT_DATA, SEGMENT_MAGIC, SUM_UNIT, SegmentHeader};
+use caliburn_log::format::{self, BLOCK, Defect, Lsn, SEGMENT_DATA, SEGMENT_MAGIC, SegmentHeader};
 use caliburn_log::media_error::{Forcing, MediaError};
-use caliburn_log::record::Range;
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Medium};
-use caliburn_os::observed::Tell;
 use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
-use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -109,7 +106,7 @@ impl Opener<'_> {
         let path = sums_path(self.dir, &entry.name);
         let medium = self.media.open(&path, self.write).map_err(io_error("open sums", &path))?;
         let verified = Sums::verify(&*medium, store, entry.id, entry.len);
-        verified.map(|()| Sums::of(self.file(&medium))).map_err(|error| match error {
+        verified.map(|stamped| Sums::of(self.file(&medium), stamped)).map_err(|error| match error {
             Ok(defect) => SegmentError::Bad { path, offset: 0, defect },
             Err(media) => media.into(),
         })
@@ -214,7 +211,7 @@ impl SegmentState {
             Some(path) => {
                 let medium = media.create(path).map_err(io_error("create sums", path))?;
                 Sums::create(&*medium, *store, entry.id, entry.len)?;
-                Some(Sums::of(opener.file(&medium)))
+                Some(Sums::of(opener.file(&medium), true))
             }
             None => None,
         };
@@ -321,8 +318,8 @@ impl SegmentState {
         self.file.held().is_some() && self.sums.as_ref().is_none_or(sums)
     }
 
-    /// Opens its files until they are put to [rest](SegmentState::rest): before it is mapped, and before a log that
-    /// names it is relied on, so that bringing it up to date never meets a shortage of descriptors.
+    /// Opens its files until they are put to [rest](SegmentState::rest): before it is mapped, and before a log
+    /// that names it is relied on, so that bringing it up to date never meets a shortage of descriptors.
     pub fn hold(&self) -> io::Result<()> {
         self.file.hold()?;
         if let Some(sums) = &self.sums {
@@ -348,13 +345,14 @@ impl SegmentState {
         len.min(self.len().saturating_sub(offset) as usize)
     }
 
-    /// Writes whole units of data at an offset of the segment, and notes their sums.
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
+    /// Writes whole units of data at an offset of the segment, and notes their sums: they have no changes of the
+    /// log from `before` on.
+    pub fn write(&self, offset: u64, data: &[u8], before: Lsn) -> Result<(), MediaError> {
         self.put(offset, &data[..self.within(offset, data.len())])?;
         if planted("sum-forgotten") {
             return Ok(());
         }
-        self.with_sums(|sums| sums.note(offset, data))
+        self.with_sums(|sums| sums.note(offset, data, before))
     }
 
     fn put(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
@@ -405,7 +403,10 @@ impl SegmentState {
         self.with_sums(Sums::write)
     }
 
-    fn with_sums(&self, act: impl FnOnce(&mut Sums) -> Result<(), MediaError>) -> Result<(), MediaError> {
+    pub(super) fn with_sums(
+        &self,
+        act: impl FnOnce(&mut Sums) -> Result<(), MediaError>,
+    ) -> Result<(), MediaError> {
         self.sums.as_ref().map_or(Ok(()), |sums| act(&mut sums.lock().expect("no panic under this lock")))
     }
 
@@ -423,86 +424,6 @@ impl SegmentState {
             self.forcing.sync(&*medium, "force segment", end)?;
         }
         self.with_sums(|sums| sums.grow(len))
-    }
-
-    /// The units whose content does not match their sums, but for those that are `excused`. `tell` is told how many
-    /// bytes were looked at, and may end it.
-    pub fn damaged_units(
-        &self,
-        mut excused: impl FnMut(u64) -> bool,
-        tell: Tell<'_>,
-    ) -> Result<Vec<u64>, MediaError> {
-        let mut damaged = Vec::new();
-        if self.sums.is_none() {
-            return Ok(damaged);
-        }
-        self.each_stretch(|at, _, unlike| {
-            let fail = |e| MediaError::of_name("verify segment", self.file.path().to_owned(), e);
-            tell(at).map_err(fail)?;
-            damaged.extend(unlike.iter().filter(|unit| !excused(**unit)));
-            Ok::<(), MediaError>(())
-        })?;
-        Ok(damaged)
-    }
-
-    /// Calls `each` with what the segment holds, a stretch of units after the other, leaving out holes: where it
-    /// begins, its bytes, and the numbers of those units that their sums do not match.
-    pub fn each_stretch<E: From<MediaError>>(
-        &self,
-        mut each: impl FnMut(u64, &[u8], &[u64]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        const BATCH: u64 = 256;
-        const UNIT: u64 = SUM_UNIT as u64;
-        let medium = self.file.reach("open segment")?;
-        let (len, mut first) = (self.len(), 0);
-        let (mut data, mut unlike) = (vec![0; BATCH as usize * SUM_UNIT], Vec::new());
-        loop {
-            // Where both are holes, there are zeros, and said to be.
-            let next = medium.next_data(self.data + first * UNIT);
-            let mut next = next.map_or(u64::MAX, |next| (next - self.data) / UNIT);
-            self.with_sums(|sums| {
-                next = next.min(sums.next_unit(first)?);
-                Ok(())
-            })?;
-            first = next.max(first);
-            let Some(rest) =
-                first.checked_mul(UNIT).and_then(|at| len.checked_sub(at)).filter(|rest| *rest > 0)
-            else {
-                return Ok(());
-            };
-            let data = &mut data[..rest.min(BATCH * UNIT) as usize];
-            let count = data.len().div_ceil(SUM_UNIT) as u64;
-            self.read(first * UNIT, data)?;
-            unlike.clear();
-            self.with_sums(|sums| {
-                let units = data.chunks(SUM_UNIT).zip(sums.read(first, count)?).enumerate();
-                let differ = units.filter(|(_, (unit, sum))| !is_of(unit, *sum));
-                unlike.extend(differ.map(|(i, _)| first + i as u64));
-                Ok(())
-            })?;
-            each(first * UNIT, data, &unlike)?;
-            first += count;
-        }
-    }
-}
-
-/// Whether a sum is that of a unit.
-fn is_of(unit: &[u8], sum: u32) -> bool {
-    if sum == 0 { unit.iter().all(|byte| *byte == 0) } else { format::unit_sum(unit) == sum }
-}
-
-/// Which bytes the segments have.
-pub(crate) struct Extents(BTreeMap<SegmentId, u64>);
-
-impl Extents {
-    pub fn of(segments: &[Arc<SegmentState>]) -> Extents {
-        Extents(segments.iter().map(|segment| (segment.id, segment.len())).collect())
-    }
-
-    /// Whether a range lies in a segment.
-    pub fn hold(&self, range: &Range<'_>) -> bool {
-        let end = range.offset.checked_add(range.bytes.len() as u64);
-        self.0.get(&range.segment).is_some_and(|len| end.is_some_and(|end| end <= *len))
     }
 }
 
@@ -557,6 +478,7 @@ fn zero_device(medium: &dyn Medium, entry: &Entry) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use caliburn_log::format::SUM_UNIT;
     use caliburn_os::files::Files;
     use std::os::unix::fs::{FileExt, MetadataExt};
 
@@ -570,8 +492,10 @@ mod tests {
             std::fs::File::create(&path).unwrap().set_len(len).unwrap();
             path
         };
-        let (path, sums) =
-            (made("a.segment", SEGMENT_DATA + LEN), made("a.sums", crate::storage::sums::file_bytes(LEN)));
+        let (path, sums) = (
+            made("a.segment", SEGMENT_DATA + LEN),
+            made("a.sums", crate::storage::sums::file_bytes(LEN, true)),
+        );
         let data = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         data.write_all_at(b"said to be zeros", SEGMENT_DATA + AT).unwrap();
         let media: Arc<dyn Media> = Arc::new(Files);
@@ -585,7 +509,7 @@ mod tests {
         let file = |path: &Path| opener.file(&Files.open(path, true).unwrap());
         let (id, name, path) = (SegmentId(1), "a".to_owned(), path.clone());
         let entry = Entry { id, name, path, len: LEN, address: 0, data: SEGMENT_DATA };
-        let segment = SegmentState::of(&entry, file(&entry.path), None, Some(Sums::of(file(&sums))));
+        let segment = SegmentState::of(&entry, file(&entry.path), None, Some(Sums::of(file(&sums), true)));
         let damaged = segment.damaged_units(|_| false, &|_| Ok(())).unwrap();
         assert_eq!(damaged, [AT / SUM_UNIT as u64]);
         segment.rewrite().unwrap();

@@ -225,6 +225,20 @@ impl<'t> WriteSet<'t> {
         unsafe { (*self.slot.scratch_at()).parent.is_some() }
     }
 
+    /// Whether those whose part it is have declared nothing.
+    pub(super) fn ancestors_are_clear(&self) -> bool {
+        let mut slot = self.slot;
+        // SAFETY: a slot stays as long as its store; whose part its transaction is changes only when it has no
+        // branches any more.
+        while let Some(parent) = unsafe { (*slot.scratch_at()).parent.map(|parent| parent.as_ref()) } {
+            if !parent.is_clear() {
+                return false;
+            }
+            slot = parent;
+        }
+        true
+    }
+
     /// Whether this set is part of that one.
     pub fn is_branch_of(&self, parent: &WriteSet<'_>) -> bool {
         // SAFETY: as for `keeps_old`.

@@ -15,6 +15,7 @@
 //! ([`reserve`] tells how the two find each other).
 
 mod growth;
+mod quiet;
 mod ranges;
 mod reserve;
 mod run;

@@ -17,6 +17,7 @@ use crate::storage::region::RegionState;
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::{planted, unless};
+use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Pages that truncation reserves at a time.
@@ -24,20 +25,31 @@ pub(crate) const RESERVED: usize = 32;
 
 /// The pages that truncation has reserved: nobody declares a range on them meanwhile.
 pub(crate) struct Reserve {
-    /// How many pages are reserved; [`ALWAYS`] besides where a transaction's own fence must keep the order.
-    active: AtomicU32,
+    /// How many pages are reserved; [`ALWAYS`] besides where a transaction's own fence must keep the order, and
+    /// [`QUIET`].
+    pub(super) active: AtomicU32,
     pages: [AtomicUsize; RESERVED],
-    released: Event,
+    pub(super) released: Event,
+    /// Of who wants quiet: one at a time.
+    pub(super) quiet: Mutex<()>,
 }
 
 /// Every transaction must come here for each range.
 const ALWAYS: u32 = 1 << 31;
+/// Somebody wants [`quiet`](super::quiet).
+pub(super) const QUIET: u32 = 1 << 30;
+const FLAGS: u32 = ALWAYS | QUIET;
 
 impl Default for Reserve {
     fn default() -> Reserve {
         barrier::prepare();
         let always = if barrier::is_asymmetric() { 0 } else { ALWAYS };
-        Reserve { active: AtomicU32::new(always), pages: Default::default(), released: Event::default() }
+        Reserve {
+            active: AtomicU32::new(always),
+            pages: Default::default(),
+            released: Event::default(),
+            quiet: Mutex::default(),
+        }
     }
 }
 
@@ -54,11 +66,12 @@ impl Reserve {
 
     /// Lets everybody go on.
     pub fn release(&self) {
-        self.active.fetch_and(ALWAYS, Ordering::Release);
+        self.active.fetch_and(FLAGS, Ordering::Release);
         self.released.signal();
     }
 
-    /// Not 0 if pages may be reserved: what each transaction looks at when it has declared a range.
+    /// Not 0 if pages may be reserved, or quiet be wanted: what each transaction looks at when it has declared a
+    /// range.
     pub fn watch(&self) -> &AtomicU32 {
         &self.active
     }
@@ -95,7 +108,7 @@ impl Reserve {
     pub fn let_pass(&self) {
         barrier::light();
         let seen = self.released.count();
-        if unless("adopted-while-read", self.active.load(Ordering::Acquire) & !ALWAYS != 0) {
+        if unless("adopted-while-read", self.active.load(Ordering::Acquire) & !FLAGS != 0) {
             // A wait may end for nothing.
             while self.released.count() == seen {
                 self.released.wait(seen, None);
@@ -106,7 +119,7 @@ impl Reserve {
     /// Whether one of these pages is reserved; to be waited for with what is returned.
     fn reserved(&self, start: usize, end: usize, page: usize) -> Option<u32> {
         let seen = self.released.count();
-        let active = (self.active.load(Ordering::Acquire) & !ALWAYS) as usize;
+        let active = (self.active.load(Ordering::Acquire) & !FLAGS) as usize;
         let hit = |p: &AtomicUsize| {
             let at = p.load(Ordering::Relaxed);
             at < end && at + page > start

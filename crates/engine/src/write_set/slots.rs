@@ -31,6 +31,8 @@ pub(crate) struct Slot {
     pub(super) first_number: AtomicU32,
     /// There are further chunks.
     pub(super) extended: AtomicBool,
+    /// Its transaction has declared its first range, and waits before it stores there.
+    pub(super) stands_by: AtomicBool,
     /// Its place among all slots.
     number: usize,
     /// Of all slots that are no thread's own: [`Slots::vacant`].
@@ -114,6 +116,7 @@ impl Slot {
             most: AtomicUsize::new(0),
             first_number: AtomicU32::new(NONE),
             extended: AtomicBool::new(false),
+            stands_by: AtomicBool::new(false),
             number,
             vacant: vacant.clone(),
             layout,

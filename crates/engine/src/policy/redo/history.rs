@@ -3,7 +3,8 @@
 //! Reads a store without locking it, also while a program is using it. [`History::live`] reads what truncation has
 //! not passed; truncated records stay in the log until they are overwritten, and [`History::all`] finds those too.
 
-use super::backup::{BackupError, archive};
+use super::backup::archive;
+use crate::policy::backup::BackupError;
 use crate::policy::kind::Policy;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory;
@@ -151,8 +152,8 @@ impl History {
         Ok(found)
     }
 
-    /// The records in an archive of a log ([`Archiver`](crate::Archiver)) that a filter accepts, oldest first, each
-    /// once.
+    /// The records in an archive of a log ([`Archiver`](crate::Archiver)) that a filter accepts, oldest first,
+    /// each once.
     ///
     /// # Errors
     /// When a part cannot be read or is damaged.

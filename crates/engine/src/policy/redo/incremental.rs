@@ -286,7 +286,7 @@ impl Redo {
             // Not what lies beyond the region in its last page, which the segment may have by now.
             let bytes = &bytes[..bytes.len().min((region.end() - offset) as usize)];
             let segment = self.storage.segment_state(id).expect("a mapped segment is open");
-            segment.write(offset, bytes).map_err(|e| self.fail(e))?;
+            segment.write(offset, bytes, self.log.tail()).map_err(|e| self.fail(e))?;
             unforced.segments.entry(id.0).or_insert(segment);
         }
         unforced.copies.idle();

@@ -30,6 +30,9 @@ mod recovery;
 mod stage;
 mod truncation;
 
+use crate::policy::backup::BackupError;
+use crate::policy::backup::dump::{DumpOptions, Dumped};
+use crate::policy::backup::restore::{Making, Restored};
 use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
 use crate::policy::query::{LogInfo, Query, Statistics};
 use crate::policy::{Recovery, Undecided};
@@ -40,6 +43,7 @@ use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::region::RegionState;
 use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
+use crate::storage::settings::Settings;
 use crate::storage::{Storage, directory};
 use crate::write_set::{Position, Sets, Terms, WriteSet};
 use caliburn_log::SegmentId;
@@ -55,7 +59,7 @@ use group::Rounds;
 use pages::Pages;
 use prepared::PreparedTable;
 use stage::Stage;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -93,6 +97,20 @@ impl kind::Kind for Kind {
 
     fn info(&self, store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
         check::info(store)
+    }
+
+    fn dump(
+        &self,
+        settings: &Settings,
+        dir: &Path,
+        how: &DumpOptions,
+        target: &mut dyn Write,
+    ) -> Result<Dumped, BackupError> {
+        backup::dump::dump(settings, dir, how, target)
+    }
+
+    fn restore(&self, making: Making<'_>, first: Catalog) -> Result<Restored, BackupError> {
+        backup::restore::restore(making, first)
     }
 
     fn keeper<'c>(&self, catalog: &'c Catalog) -> &'c Path {

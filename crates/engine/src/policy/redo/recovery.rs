@@ -13,11 +13,11 @@
 //! ```
 //!
 //! Segments are not written to here: regions are mapped with the noted ranges laid over them, and the truncation
-//! thread applies them as an epoch while the program runs. The exception: if the log has no room for what the stage
-//! holds, or names more segments than may be open at once, step 5 applies the forced log first. So recovery can be
-//! killed anywhere and run again: steps 1 to 3 change nothing but the stage, which is made if it is missing, and
-//! its checkpoint is withdrawn; 4 and 5 append to the log, where records that are repeated change nothing, because
-//! the whole suffix is repeated in order.
+//! thread applies them as an epoch while the program runs. The exception: if the log has no room for what the
+//! stage holds, or names more segments than may be open at once, step 5 applies the forced log first. So recovery
+//! can be killed anywhere and run again: steps 1 to 3 change nothing but the stage, which is made if it is
+//! missing, and its checkpoint is withdrawn; 4 and 5 append to the log, where records that are repeated change
+//! nothing, because the whole suffix is repeated in order.
 
 use super::Redo;
 use super::backup::hold::{self, Held};
@@ -35,9 +35,10 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::directory::{self, STAGE, forced};
 use crate::storage::error::{OpenError, SegmentError};
+use crate::storage::extents::Extents;
 use crate::storage::progress::Phase;
 use crate::storage::redo_ranges::RedoRanges;
-use crate::storage::segment::{self, Extents, SegmentState};
+use crate::storage::segment::{self, SegmentState};
 use crate::write_set::{Layout, Sets};
 use caliburn_log::SegmentId;
 use caliburn_log::format::{Defect, LOG_DATA, Lsn, Status};

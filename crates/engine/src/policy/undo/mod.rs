@@ -14,11 +14,15 @@
 //! the process. On persistent memory the same steps write cache lines back, in the order that [`runs`] gives, and
 //! every commit survives what the memory does.
 
+mod backup;
 mod chunks;
 mod recovery;
 mod runs;
 
 use crate::policy::Recovery;
+use crate::policy::backup::BackupError;
+use crate::policy::backup::dump::{DumpOptions, Dumped};
+use crate::policy::backup::restore::{Making, Restored};
 use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
 use crate::policy::query::LogInfo;
 use crate::storage::Storage;
@@ -26,16 +30,18 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::directory::UNDO;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
+use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
+use crate::storage::settings::Settings;
 use crate::write_set::{Position, Sets, Terms, WriteSet};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::Survives;
 use caliburn_os::simulated::{planted, unless};
 use chunks::UndoChunks;
-use std::io;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -72,6 +78,20 @@ impl kind::Kind for Kind {
 
     fn info(&self, store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
         recovery::info(store)
+    }
+
+    fn dump(
+        &self,
+        settings: &Settings,
+        dir: &Path,
+        how: &DumpOptions,
+        target: &mut dyn Write,
+    ) -> Result<Dumped, BackupError> {
+        backup::dump(settings, dir, how, target)
+    }
+
+    fn restore(&self, making: Making<'_>, first: Catalog) -> Result<Restored, BackupError> {
+        backup::restore(making, first)
     }
 
     fn keeper<'c>(&self, _: &'c Catalog) -> &'c Path {
@@ -173,6 +193,15 @@ impl Recovery for Undo {
     /// Every commit was written back before it returned.
     fn flush(&self) -> Result<(), Failure> {
         self.storage.failure()
+    }
+
+    fn dump(
+        &self,
+        how: &DumpOptions,
+        watch: &Watch,
+        target: &mut dyn Write,
+    ) -> Option<Result<Dumped, BackupError>> {
+        Some(self.dump_open(how, watch, target))
     }
 
     fn tuned(&self) {

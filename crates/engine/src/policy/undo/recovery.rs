@@ -6,8 +6,8 @@
 //!   3 the store is durably marked as in use
 //! ```
 //!
-//! Cut short, recovery begins again with 1, to the same result. A store that was in use when its memory was lost is
-//! refused.
+//! Cut short, recovery begins again with 1, to the same result. A store that was in use when its memory was lost
+//! is refused.
 
 use super::Undo;
 use super::chunks::UndoChunks;
@@ -15,13 +15,14 @@ use crate::policy::kind::{Closed, New, Opened, Opening, Policy};
 use crate::policy::query::LogInfo;
 use crate::policy::read_only;
 use crate::storage::Storage;
-use crate::storage::catalog::Catalog;
+use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory::{self, UNDO};
 use crate::storage::error::OpenError;
+use crate::storage::extents::Extents;
 use crate::storage::progress::{Phase, Watch};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::report::Report;
-use crate::storage::segment::{Extents, SegmentState};
+use crate::storage::segment::SegmentState;
 use crate::write_set::{Layout, Sets};
 use caliburn_log::Lsn;
 use caliburn_log::media_error::MediaError;
@@ -38,9 +39,14 @@ use std::sync::Arc;
 
 /// Makes the files of a new store: the undo logs, and the catalog last.
 pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
+    create_with(new, 0, Vec::new())
+}
+
+/// The same, of a store whose segments are there.
+pub(super) fn create_with(new: New<'_>, next: u32, segments: Vec<Entry>) -> Result<(), OpenError> {
     let media = &*new.settings.media;
     let (store, policy) = (new.store, Policy::Undo as u16);
-    let catalog = Catalog { store, policy, log_path: PathBuf::new(), next: 0, segments: Vec::new() };
+    let catalog = Catalog { store, policy, log_path: PathBuf::new(), next, segments };
     let done = create_logs(&new).and_then(|()| directory::name_files(media, new.dir, &catalog, false));
     *new.uncatalogued = done.is_ok() || directory::uncatalogued(media, new.dir);
     done

@@ -57,9 +57,9 @@ impl ArchiveOptions {
         ArchiveOptions::to(Target::Directory(path.as_ref().to_owned()))
     }
 
-    /// Parts are handed over to a command, which a shell runs: in it `%p` is the path of the part, and `%f` the name
-    /// that it is to have. Exit code 0 says that it is stored durably; after anything else, or when it has taken
-    /// longer than `limit` and was killed, it is tried again. It may be given the same name twice.
+    /// Parts are handed over to a command, which a shell runs: in it `%p` is the path of the part, and `%f` the
+    /// name that it is to have. Exit code 0 says that it is stored durably; after anything else, or when it has
+    /// taken longer than `limit` and was killed, it is tried again. It may be given the same name twice.
     pub fn command(command: impl Into<String>, limit: Duration) -> ArchiveOptions {
         ArchiveOptions::to(Target::Command { command: command.into(), limit })
     }
@@ -138,8 +138,8 @@ impl Archiver {
     /// Archives what is due: at most one part. Call it again at once after one, else some time later.
     ///
     /// # Errors
-    /// When the store or the archive cannot be read or written. Nothing is lost: the log is kept, and the next call
-    /// tries again.
+    /// When the store or the archive cannot be read or written. Nothing is lost: the log is kept, and the next
+    /// call tries again.
     pub fn step(&mut self) -> Result<Option<ArchivePart>, BackupError> {
         self.archive(None)
     }
@@ -222,15 +222,9 @@ impl Archiver {
 
 /// Keeps other archivers of a store away.
 fn lock(media: &dyn Media, dir: &Path) -> Result<Option<Lock>, BackupError> {
-    let path = dir.join(LOCK);
-    let file = match media.create(&path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => media.open(&path, true),
-        other => other,
-    };
-    let lock = file.and_then(|file| file.claim(false));
-    lock.map_err(|error| match error.kind() {
+    super::lock(media, &dir.join(LOCK)).map_err(|error| match error.kind() {
         io::ErrorKind::ResourceBusy => BackupError::BeingArchived { path: dir.to_owned() },
-        _ => BackupError::io("lock", path)(error),
+        _ => BackupError::io("lock", dir.join(LOCK))(error),
     })
 }
 
@@ -350,11 +344,7 @@ pub(in crate::policy::redo) struct Read<'a> {
 impl Read<'_> {
     /// Refuses it if it is another store's.
     pub fn refuse_another(&self, store: Id) -> Result<(), BackupError> {
-        if self.store == store {
-            return Ok(());
-        }
-        let (found, expected) = (format::hex(&self.store), format::hex(&store));
-        Err(BackupError::Foreign { path: self.path.to_owned(), found, expected })
+        refuse_another(self.path, self.store, store)
     }
 
     /// Calls `each` with its records, until it has had enough.
@@ -400,8 +390,8 @@ pub(in crate::policy::redo) fn each_part(
     parts(media, path)?.iter().try_for_each(|(from, to, path)| read_part(media, (*from..*to, path), act))
 }
 
-/// What an archive has, by the headers of its parts: in their order, which may overlap. Where one begins behind the
-/// end of those before it, something is missing.
+/// What an archive has, by the headers of its parts: in their order, which may overlap. Where one begins behind
+/// the end of those before it, something is missing.
 ///
 /// # Errors
 /// When the directory or a part cannot be read.
@@ -448,10 +438,14 @@ fn header(media: &dyn Media, path: &Path) -> Result<ArchiveHeader, BackupError> 
 /// Refuses a directory in which another store's log is archived.
 fn refuse_foreign(media: &dyn Media, path: &Path, live: &Live) -> Result<(), BackupError> {
     let Some((_, _, path)) = parts(media, path)?.pop() else { return Ok(()) };
-    let found = header(media, &path)?.preamble.store;
-    if found == live.store {
+    refuse_another(&path, header(media, &path)?.preamble.store, live.store)
+}
+
+/// Refuses a part of another store's log.
+fn refuse_another(path: &Path, found: Id, expected: Id) -> Result<(), BackupError> {
+    if found == expected {
         return Ok(());
     }
-    let (found, expected) = (format::hex(&found), format::hex(&live.store));
-    Err(BackupError::Foreign { path, found, expected })
+    let (found, expected) = (format::hex(&found), format::hex(&expected));
+    Err(BackupError::Foreign { path: path.to_owned(), found, expected })
 }

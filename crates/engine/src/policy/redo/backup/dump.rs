@@ -10,96 +10,29 @@
 //! ```
 //!
 //! A page that was read in step 3 has all changes before `from`, and any of those up to `end`, also in part: it
-//! differs from what it was at `from` only in bytes that records between them name. Those records, applied in order,
-//! make of it what it was at `end`. A unit that its checksum does not match must be one that such a record names:
-//! else it is damaged, and there is no dump.
+//! differs from what it was at `from` only in bytes that records between them name. Those records, applied in
+//! order, make of it what it was at `end`. A unit that its checksum does not match must be one that such a record
+//! names: else it is damaged, and there is no dump.
 
 use super::BackupError;
 use super::live::{Live, Staged};
-use crate::storage::catalog::Entry;
-use crate::storage::progress::{Phase, Watch};
+use super::marks;
+use crate::policy::backup::dump::{DumpOptions, Dumped, Stream, spool, written};
+use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::segment::SegmentState;
 use crate::storage::settings::Settings;
 use caliburn_log::SegmentId;
-use caliburn_log::dump::{PIECE_BYTES_MAX, Writer};
+use caliburn_log::dump::{Base, Head, PIECE_BYTES_MAX, Writer};
 use caliburn_log::format::{self, Lsn, SUM_UNIT};
 use caliburn_os::clock::wall_ns;
-use caliburn_os::simulated::{instead, unless};
+use caliburn_os::host::Id;
+use caliburn_os::simulated::{instead, planted, unless};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io::{Read, Seek, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-/// How a dump is made: [`Store::dump`](crate::Store::dump).
-#[derive(Debug, Clone, Default)]
-pub struct DumpOptions {
-    rate: Option<u64>,
-    spool: Option<PathBuf>,
-}
-
-impl DumpOptions {
-    /// As fast as it goes, with a spool among the system's temporary files.
-    pub fn new() -> DumpOptions {
-        DumpOptions::default()
-    }
-
-    /// Reads at most so many bytes of segments in a second, to leave the disk to others.
-    pub fn rate(&mut self, bytes: u64) -> &mut DumpOptions {
-        self.rate = Some(bytes.max(1));
-        self
-    }
-
-    /// A directory for a file that has no name, in which what is committed during the dump is kept until the
-    /// segments are read.
-    pub fn spool_in(&mut self, directory: impl AsRef<Path>) -> &mut DumpOptions {
-        self.spool = Some(directory.as_ref().to_owned());
-        self
-    }
-}
-
-/// What a dump holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Dumped {
-    /// Identity of the store, in hexadecimal.
-    pub store: String,
-    /// The dump is of the moment when the log ended here: it has every commit before, and none after.
-    pub lsn: u64,
-    /// When that was, nanoseconds since 1970.
-    pub time: u64,
-    /// Time of the last record before it; 0 if the dump has none.
-    pub last: u64,
-    /// Segments in it.
-    pub segments: u64,
-    /// Bytes of data.
-    pub data_bytes: u64,
-    /// Bytes of log, committed while it was made or before that and not truncated.
-    pub log_bytes: u64,
-}
-
-impl Dumped {
-    /// What a dump in a file holds, by its header and its end: what is between them is not looked at.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or is no whole dump.
-    pub fn of(path: impl AsRef<Path>) -> Result<Dumped, BackupError> {
-        let path = path.as_ref();
-        let mut file = File::open(path).map_err(BackupError::io("open", path))?;
-        let (header, end) = caliburn_log::dump::ends(&mut file)?;
-        Ok(Dumped {
-            store: format::hex(&header.preamble.store),
-            lsn: end.lsn.get(),
-            time: end.time.get(),
-            last: end.last.get(),
-            segments: end.segments.get(),
-            data_bytes: end.data.get(),
-            log_bytes: end.log.get(),
-        })
-    }
-}
+use std::time::Duration;
 
 pub(crate) fn dump(
     settings: &Settings,
@@ -111,13 +44,13 @@ pub(crate) fn dump(
     // 1
     let from = live.head()?;
     let mut follower = Follower::new(&live, from, how)?;
-    let mut copy = Copy::begin(&live, how, &settings.watch, from, target)?;
+    let early = if planted("dump-ends-too-soon") { Some(live.forced_end()?) } else { None };
+    let mut copy = Copy::begin(&live, how, settings, from, target)?;
     let end = if settings.background {
-        beside(&live, &mut follower, || copy.read_all(&mut || Ok(())))?
+        beside(&live, &mut follower, || copy.read_all(&mut || Ok(())), early)?
     } else {
-        let early = live.forced_end()?;
         copy.read_all(&mut || follower.follow(live.end()?))?;
-        let end = instead("dump-ends-too-soon", live.forced_end()?, early);
+        let end = early.map_or_else(|| live.forced_end(), Ok)?;
         follower.follow(end)?;
         end
     };
@@ -129,6 +62,7 @@ fn beside(
     live: &Live,
     follower: &mut Follower<'_>,
     read: impl FnOnce() -> Result<(), BackupError>,
+    early: Option<Lsn>,
 ) -> Result<Lsn, BackupError> {
     /// How often it is looked whether the log has grown: it is overwritten after as much as it holds.
     const LOOK: Duration = Duration::from_millis(2);
@@ -155,8 +89,7 @@ fn beside(
             }
         }
         let over = Over(&goal, following.thread().clone());
-        let early = live.forced_end();
-        let end = read().and_then(|()| instead("dump-ends-too-soon", live.forced_end(), early));
+        let end = read().and_then(|()| early.map_or_else(|| live.forced_end(), Ok));
         goal.store(end.as_ref().map_or(NEVER, |end| end.0), Ordering::Release);
         drop(over);
         let followed = following.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -179,8 +112,7 @@ struct Follower<'l> {
 
 impl<'l> Follower<'l> {
     fn new(live: &'l Live, from: Lsn, how: &DumpOptions) -> Result<Follower<'l>, BackupError> {
-        let above = how.spool.clone().unwrap_or_else(std::env::temp_dir);
-        let spool = unnamed(live, &above).map_err(BackupError::io("make a spool in", above))?;
+        let spool = spool(&*live.media, how)?;
         Ok(Follower { live, spool, position: from, last: 0, named: BTreeSet::new(), buffer: Vec::new() })
     }
 
@@ -221,45 +153,37 @@ impl<'l> Follower<'l> {
     }
 }
 
-/// A file without a name.
-fn unnamed(live: &Live, above: &Path) -> io::Result<File> {
-    let id = format::hex(&live.media.random_id()?);
-    let path = above.join(format!(".caliburn-{}-{id}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
-}
-
-/// The stream that is being written.
+/// The dump that is being made.
 struct Copy<'a> {
     live: &'a Live,
-    watch: &'a Watch,
-    writer: Writer<'a>,
-    pace: Option<Pace>,
+    stream: Stream<'a>,
     from: Lsn,
+    id: Id,
+    base: Option<Base>,
     /// The segments that were read, and how much of each.
     read: BTreeMap<SegmentId, u64>,
-    /// Units that did not match their sums, and where they stand.
-    unlike: Vec<(SegmentId, u64, String, PathBuf, u64)>,
+    /// Units that did not match their sums.
+    unlike: Vec<(SegmentId, u64)>,
 }
 
 impl<'a> Copy<'a> {
     fn begin(
         live: &'a Live,
-        how: &DumpOptions,
-        watch: &'a Watch,
+        how: &'a DumpOptions,
+        settings: &'a Settings,
         from: Lsn,
         target: &'a mut dyn Write,
     ) -> Result<Copy<'a>, BackupError> {
-        Ok(Copy {
-            live,
-            watch,
-            writer: Writer::begin(target, live.store, wall_ns(), from).map_err(written)?,
-            pace: how.rate.map(Pace::new),
-            from,
-            read: BTreeMap::new(),
-            unlike: Vec::new(),
-        })
+        let base = how.base()?;
+        if let Some(base) = base.filter(|base| !marks::has(&*live.media, &live.dir, &live.store, *base)) {
+            return Err(BackupError::Base { id: format::hex(&base.0), lsn: base.1.0 });
+        }
+        let id =
+            live.media.random_id().map_err(BackupError::io("draw an identity for a dump of", &live.dir))?;
+        let head = Head { store: live.store, time: wall_ns(), from, id: Some(id), base };
+        let writer = Writer::begin(target, &head).map_err(written)?;
+        let stream = Stream::new(writer, how, &settings.watch);
+        Ok(Copy { live, stream, from, id, base, read: BTreeMap::new(), unlike: Vec::new() })
     }
 
     /// Step 3. `meanwhile` is called after each part.
@@ -275,7 +199,7 @@ impl<'a> Copy<'a> {
             if new.is_empty() {
                 return Ok(());
             }
-            self.writer.catalog(&bytes).map_err(written)?;
+            self.stream.writer.catalog(&bytes).map_err(written)?;
             let total = done + new.iter().map(|entry| entry.len).sum::<u64>();
             for entry in new {
                 self.read_segment(&self.live.segment(&catalog, entry)?, (done, total), meanwhile)?;
@@ -293,40 +217,29 @@ impl<'a> Copy<'a> {
     fn read_segment(
         &mut self,
         segment: &SegmentState,
-        (before, total): (u64, u64),
+        part: (u64, u64),
         meanwhile: &mut dyn FnMut() -> Result<(), BackupError>,
     ) -> Result<(), BackupError> {
-        let (watch, path) = (self.watch, segment.file.path());
-        segment.each_stretch(|at, data, unlike| {
-            watch
-                .tell(Phase::CopySegments, before + at, total)
-                .map_err(BackupError::io("dump segment", path))?;
-            for unit in unlike {
-                let offset = segment.data + unit * SUM_UNIT as u64;
-                self.unlike.push((segment.id, *unit, segment.name.clone(), path.to_owned(), offset));
-            }
-            for (offset, bytes) in without_zeros(at, data) {
-                self.writer.data(segment.id, offset, bytes).map_err(written)?;
-            }
-            if let Some(pace) = &mut self.pace {
-                pace.keep(data.len());
-            }
+        let since = self.base.map(|(_, lsn)| instead("incremental-lacks-pages", lsn, Lsn(lsn.0 + 4096)));
+        self.stream.segment(segment, since, part, &mut |unlike| {
+            self.unlike.extend(unlike.iter().map(|unit| (segment.id, *unit)));
             meanwhile()
         })
     }
 
     /// Step 6.
     fn finish(mut self, mut follower: Follower<'_>, end: Lsn) -> Result<Dumped, BackupError> {
-        let damaged = self.unlike.iter().find(|(segment, unit, ..)| !follower.names(*segment, *unit));
-        if let Some((_, _, segment, path, offset)) = damaged.filter(|_| unless("damage-dumped", true)) {
-            let (segment, path, offset) = (segment.clone(), path.clone(), *offset);
-            return Err(BackupError::Damaged { segment, path, offset });
-        }
         let (catalog, bytes) = self.live.catalog()?;
+        let damaged = self.unlike.iter().find(|(segment, unit)| !follower.names(*segment, *unit));
+        if let Some((id, unit)) = damaged.filter(|_| unless("damage-dumped", true)) {
+            let entry = catalog.segments.iter().find(|entry| entry.id == *id).expect("it was read");
+            let (segment, path) = (entry.name.clone(), Catalog::resolve(&self.live.dir, &entry.path));
+            return Err(BackupError::Damaged { segment, path, offset: entry.data + unit * SUM_UNIT as u64 });
+        }
         if let Some(late) = catalog.segments.iter().find(|e| e.is_external() && !self.has_whole(e)) {
             return Err(BackupError::Adopted { name: late.name.clone() });
         }
-        self.writer.catalog(&bytes).map_err(written)?;
+        self.stream.writer.catalog(&bytes).map_err(written)?;
         let spool = |e| BackupError::io("read", "the spool")(e);
         follower.spool.rewind().map_err(spool)?;
         let mut left = end.0 - self.from.0;
@@ -334,60 +247,28 @@ impl<'a> Copy<'a> {
         while left > 0 {
             let part = &mut buffer[..left.min(PIECE_BYTES_MAX as u64) as usize];
             follower.spool.read_exact(part).map_err(spool)?;
-            self.writer.log(Lsn(end.0 - left), part).map_err(written)?;
+            self.stream.writer.log(Lsn(end.0 - left), part).map_err(written)?;
             left -= part.len() as u64;
+        }
+        // Before the dump is whole: a mark of one that is not is never asked for.
+        if let Err(error) = marks::add(&*self.live.media, &self.live.dir, self.live.store, (self.id, end)) {
+            tracing::warn!(%error, "no dump can be laid over this one");
         }
         let time = wall_ns();
         let segments = catalog.segments.len() as u64;
-        let (data_bytes, log_bytes) = self.writer.end(end, time, follower.last, segments).map_err(written)?;
+        let ended = self.stream.writer.end(end, time, follower.last, segments);
+        let (data_bytes, log_bytes) = ended.map_err(written)?;
         Ok(Dumped {
             store: format::hex(&self.live.store),
+            id: format::hex(&self.id),
+            base: self.base.map(|(id, _)| format::hex(&id)),
             lsn: end.0,
             time,
             last: follower.last,
             segments,
             data_bytes,
             log_bytes,
+            held: Duration::ZERO,
         })
-    }
-}
-
-fn written(error: io::Error) -> BackupError {
-    BackupError::Stream(error.into())
-}
-
-/// The parts of a stretch that are not zeros.
-fn without_zeros(at: u64, data: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
-    const PART: usize = 16 * SUM_UNIT;
-    let parts = data.chunks(PART).enumerate().map(|(i, part)| (i, part.iter().any(|byte| *byte != 0)));
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for (i, _) in parts.filter(|(_, some)| *some) {
-        match runs.last_mut() {
-            Some((_, end)) if *end == i => *end += 1,
-            _ => runs.push((i, i + 1)),
-        }
-    }
-    runs.into_iter().map(move |(from, to)| {
-        let range = from * PART..(to * PART).min(data.len());
-        (at + range.start as u64, &data[range])
-    })
-}
-
-/// Holds reading up, so that it takes no more than its share.
-struct Pace {
-    rate: u64,
-    begun: Instant,
-    bytes: u64,
-}
-
-impl Pace {
-    fn new(rate: u64) -> Pace {
-        Pace { rate, begun: Instant::now(), bytes: 0 }
-    }
-
-    fn keep(&mut self, bytes: usize) {
-        self.bytes += bytes as u64;
-        let due = Duration::from_secs_f64(self.bytes as f64 / self.rate as f64);
-        std::thread::sleep(due.saturating_sub(self.begun.elapsed()));
     }
 }

@@ -1,0 +1,97 @@
+//! A segment read from its beginning to its end, for those who verify or copy it.
+
+use crate::storage::segment::SegmentState;
+use crate::storage::sums::Sum;
+use caliburn_log::format::{self, Lsn, SUM_UNIT};
+use caliburn_log::media_error::MediaError;
+use caliburn_os::observed::Tell;
+
+impl SegmentState {
+    /// The units whose content does not match their sums, but for those that are `excused`. `tell` is told how
+    /// many bytes were looked at, and may end it.
+    pub fn damaged_units(
+        &self,
+        mut excused: impl FnMut(u64) -> bool,
+        tell: Tell<'_>,
+    ) -> Result<Vec<u64>, MediaError> {
+        let mut damaged = Vec::new();
+        if self.sums.is_none() {
+            return Ok(damaged);
+        }
+        self.each_stretch(None, |at, _, unlike| {
+            let fail = |e| MediaError::of_name("verify segment", self.file.path().to_owned(), e);
+            tell(at).map_err(fail)?;
+            damaged.extend(unlike.iter().filter(|unit| !excused(**unit)));
+            Ok::<(), MediaError>(())
+        })?;
+        Ok(damaged)
+    }
+
+    /// Calls `each` with what the segment holds, a stretch of units after the other, leaving out holes: where it
+    /// begins, its bytes, and the numbers of those units that their sums do not match. With `since`, units that
+    /// were last written when the log had not come so far are left out, as far as that is known.
+    pub fn each_stretch<E: From<MediaError>>(
+        &self,
+        since: Option<Lsn>,
+        mut each: impl FnMut(u64, &[u8], &[u64]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        const BATCH: u64 = 256;
+        const UNIT: u64 = SUM_UNIT as u64;
+        let medium = self.file.reach("open segment")?;
+        let (len, mut first) = (self.len(), 0);
+        let (mut data, mut unlike) = (vec![0; BATCH as usize * SUM_UNIT], Vec::new());
+        loop {
+            // Where both are holes, there are zeros, and said to be.
+            let next = medium.next_data(self.data + first * UNIT);
+            let mut next = next.map_or(u64::MAX, |next| (next - self.data) / UNIT);
+            self.with_sums(|sums| {
+                next = next.min(sums.next_unit(first)?);
+                Ok(())
+            })?;
+            first = next.max(first);
+            let Some(rest) =
+                first.checked_mul(UNIT).and_then(|at| len.checked_sub(at)).filter(|rest| *rest > 0)
+            else {
+                return Ok(());
+            };
+            let rest = rest.min(BATCH * UNIT) as usize;
+            let count = rest.div_ceil(SUM_UNIT) as u64;
+            let changed = |sum: &Sum| match (since, sum.before) {
+                (Some(since), Some(before)) => before > since,
+                _ => true,
+            };
+            let mut known = Vec::new();
+            self.with_sums(|sums| {
+                known = sums.read(first, count)?.iter().map(changed).collect();
+                Ok(())
+            })?;
+            known.resize(count as usize, true);
+            let mut from = 0;
+            for run in known.chunk_by(|a, b| a == b) {
+                let (start, end) = (from * SUM_UNIT, ((from + run.len()) * SUM_UNIT).min(rest));
+                let unit = first + from as u64;
+                from += run.len();
+                if !run[0] {
+                    continue;
+                }
+                let data = &mut data[..end - start];
+                self.read(unit * UNIT, data)?;
+                unlike.clear();
+                self.with_sums(|sums| {
+                    // After the data, in which there may be changes that the sums lack.
+                    let units = data.chunks(SUM_UNIT).zip(sums.read(unit, run.len() as u64)?).enumerate();
+                    let differ = units.filter(|(_, (unit, sum))| !is_of(unit, sum.sum));
+                    unlike.extend(differ.map(|(i, _)| unit + i as u64));
+                    Ok(())
+                })?;
+                each(unit * UNIT, data, &unlike)?;
+            }
+            first += count;
+        }
+    }
+}
+
+/// Whether a sum is that of a unit.
+fn is_of(unit: &[u8], sum: u32) -> bool {
+    if sum == 0 { unit.iter().all(|byte| *byte == 0) } else { format::unit_sum(unit) == sum }
+}
