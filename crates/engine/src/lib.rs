@@ -46,12 +46,13 @@ pub mod medium {
 }
 pub use inspect::check::check;
 pub use inspect::info::{Info, SegmentInfo, info};
-pub use policy::backup::BackupError;
 pub use policy::backup::dump::{DumpOptions, Dumped};
 pub use policy::backup::restore::{RestoreOptions, Restored, Until};
+pub use policy::backup::{BackupError, Mended};
 pub use policy::kind::Policy;
 pub use policy::query::{Archived, LogInfo, Prepared, Query, Statistics};
 pub use policy::redo::backup::archive::{ArchiveOptions, ArchivePart, Archiver, archive_parts};
+pub use policy::redo::backup::past::{Changed, Past};
 pub use policy::redo::history::{Change, Event, Filter, History};
 
 pub use storage::class::Class;

@@ -85,6 +85,15 @@ pub fn chosen(path: &Path, until: Until) -> Result<Vec<Found>, Failure> {
     .into())
 }
 
+/// The first dump, which is whole.
+pub fn first(path: &Path) -> Result<Vec<Found>, Failure> {
+    if !path.is_dir() {
+        return chosen(path, Until::Latest);
+    }
+    let first = all(path)?.into_iter().find(|(_, dumped)| dumped.base.is_none());
+    Ok(vec![first.ok_or_else(|| format!("{}: there is no whole dump in it", path.display()))?])
+}
+
 fn missing((path, _): &Found, base: String) -> String {
     format!("{}: dump {base}, over which it is laid, is missing", path.display())
 }

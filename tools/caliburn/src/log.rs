@@ -1,7 +1,7 @@
 //! `log`: RVM's post-mortem tool (RVM, section 6).
 
-use crate::{Failure, Outside};
-use caliburn::{Event, Filter, History};
+use crate::{Failure, Outside, dumps};
+use caliburn::{Changed, Event, Filter, History, RestoreOptions, Until};
 use clap::Args;
 use serde_json::json;
 use std::fmt::Write;
@@ -48,6 +48,18 @@ pub struct Arguments {
     /// Print the new bytes too.
     #[arg(long)]
     bytes: bool,
+    /// Print what the range held then: `latest`, `lsn:N` for every commit before LSN N, a time as
+    /// 2026-03-01T12:00:00Z, in seconds since 1970, or -N for N seconds ago.
+    #[arg(long, value_name = "WHEN", value_parser = crate::restore::parse_until, allow_hyphen_values = true,
+        requires_all = ["range", "dumps"], conflicts_with_all = ["follow", "old", "all", "reverse"])]
+    replay_to: Option<Until>,
+    /// Print each change of the range, from what to what: after the last dump that is not later than --since, or
+    /// the first one.
+    #[arg(long, requires_all = ["range", "dumps"], conflicts_with_all = ["follow", "all", "reverse"])]
+    old: bool,
+    /// A dump, or a directory of dumps, for --replay-to and --old.
+    #[arg(long, value_name = "PATH")]
+    dumps: Option<PathBuf>,
     #[command(flatten)]
     outside: Outside,
     /// One JSON object per record.
@@ -71,6 +83,9 @@ fn parse_time(text: &str) -> Result<u64, String> {
 
 /// Prints the records that are wanted.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    if arguments.replay_to.is_some() || arguments.old {
+        return past(arguments);
+    }
     let filter = Filter {
         lsn: arguments.lsn,
         segment: arguments.segment.clone(),
@@ -114,6 +129,79 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// What a range held, or how it changed.
+fn past(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let missing = "name the segment, the range and the dumps";
+    let (Some(segment), Some(range), Some(path)) = (&arguments.segment, &arguments.range, &arguments.dumps)
+    else {
+        return Err(missing.into());
+    };
+    let chain = match (arguments.replay_to, arguments.since) {
+        (Some(until), _) => dumps::chosen(path, until)?,
+        (None, Some(since)) => dumps::chosen(path, Until::Time(since)).or_else(|_| dumps::first(path))?,
+        (None, None) => dumps::first(path)?,
+    };
+    let mut how = RestoreOptions::new();
+    how.until(arguments.replay_to.unwrap_or(Until::Latest)).left(&arguments.store);
+    arguments.archive.iter().for_each(|archive| _ = how.archive(archive));
+    let time = arguments.since.unwrap_or(0)..arguments.until.unwrap_or(u64::MAX);
+    let mut out = std::io::stdout().lock();
+    let mut written = Ok(());
+    let mut tell = |changed: &Changed| {
+        if arguments.old && time.contains(&changed.time) && written.is_ok() {
+            written = writeln!(out, "{}", change_as(changed, arguments.json));
+        }
+    };
+    let mut source = dumps::open(&chain)?;
+    let options = arguments.outside.options();
+    let past = options.past(&mut source, &how, segment, range.clone(), &mut tell)?;
+    if !arguments.old && arguments.json {
+        let bytes = hex(&past.bytes);
+        let told = json!({"segment": segment, "offset": past.offset, "len": past.bytes.len(), "lsn": past.lsn,
+            "time_ns": past.time, "bytes": bytes});
+        written = writeln!(out, "{told}");
+    } else if !arguments.old {
+        written = writeln!(out, "{segment} as of LSN {}, {}", past.lsn, crate::dump::at(past.time))
+            .and_then(|()| write_lines(&mut out, past.offset, &past.bytes));
+    }
+    // Whoever read our output has seen enough.
+    _ = written;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes in lines of 16, those that are equal to the line before left out.
+fn write_lines(out: &mut dyn std::io::Write, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+    let (mut before, mut left_out): (&[u8], bool) = (&[], false);
+    for (i, line) in bytes.chunks(16).enumerate() {
+        if line == before {
+            if !std::mem::replace(&mut left_out, true) {
+                writeln!(out, "{:>12}", "*")?;
+            }
+            continue;
+        }
+        (before, left_out) = (line, false);
+        let shown = |byte: &u8| if (32..127).contains(byte) { char::from(*byte) } else { '.' };
+        let text: String = line.iter().map(shown).collect();
+        writeln!(out, "{:>12}  {:<32}  {text}", offset + i as u64 * 16, hex(line))?;
+    }
+    Ok(())
+}
+
+fn change_as(changed: &Changed, json: bool) -> String {
+    let (old, new) = (hex(&changed.old), hex(&changed.new));
+    let id = String::from_utf8_lossy(&changed.global_id).into_owned();
+    if json {
+        let id = (!id.is_empty()).then_some(id);
+        return json!({"lsn": changed.lsn, "time_ns": changed.time, "global_id": id, "offset": changed.offset,
+            "old": old, "new": new})
+        .to_string();
+    }
+    let by = if id.is_empty() { String::new() } else { format!("  {id:?}") };
+    let (lsn, at) = (changed.lsn, crate::dump::at(changed.time));
+    let end = changed.offset + changed.new.len() as u64;
+    format!("{lsn:>12}  {at}{by}  {}..{end}\n         from  {old}\n           to  {new}", changed.offset)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -10,6 +10,7 @@ mod export;
 mod info;
 mod leaks;
 mod log;
+mod mend;
 mod progress;
 mod rdsinit;
 mod recover;
@@ -90,6 +91,8 @@ enum Command {
     Info(OneStore),
     /// Verify a whole store without writing to it: exit 0 clean, 1 damaged, 2 could not look.
     Check(OneStore),
+    /// Make damaged pages again from dumps, archive and log; or list them.
+    Mend(mend::Arguments),
     /// Dump a store, while a program uses it or not: to a file, a directory of dumps, or a stream.
     Dump(dump::Arguments),
     /// Archive the log of a store, while a program uses it, until interrupted.
@@ -131,6 +134,7 @@ fn main() -> ExitCode {
         Command::AddSegment(arguments) => create::segment(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Mend(arguments) => mend::run(&arguments),
         Command::Dump(arguments) => dump::run(&arguments),
         Command::Archive(arguments) => archive::run(&arguments),
         Command::Restore(arguments) => restore::run(&arguments),

@@ -47,7 +47,8 @@ pub struct Arguments {
     json: bool,
 }
 
-fn parse_until(text: &str) -> Result<Until, String> {
+/// A moment.
+pub fn parse_until(text: &str) -> Result<Until, String> {
     if text == "latest" {
         return Ok(Until::Latest);
     }

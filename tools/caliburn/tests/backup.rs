@@ -196,3 +196,59 @@ fn what_was_written_since_a_dump_is_laid_over_it() {
     let refused = failure(&caliburn(&["dump", &path, &at("d"), "--since", &files[0]]));
     assert!(refused.contains("Make a whole dump"), "{refused}");
 }
+
+#[test]
+fn what_bytes_were_is_told_and_damaged_pages_are_mended() {
+    use std::os::unix::fs::FileExt;
+
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (path, dumps) = (at("s"), at("dumps"));
+    fs::create_dir(&dumps).unwrap();
+    let store = Store::options().create(true).log_bytes(1 << 20).open(&path).unwrap();
+    let region = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
+    put(&store, &region, 1);
+    let first = json(&caliburn(&["dump", &path, &dumps, "--json"])).remove(0);
+    for value in 2..5 {
+        put(&store, &region, value);
+        store.flush().unwrap();
+    }
+    let base = ["log", &path, "--dumps", &dumps, "--segment", "data", "--range", "0..8", "--json"];
+    let log = |more: &[&str]| json(&caliburn(&[&base[..], more].concat()));
+    let bytes = |value: u64| value.to_le_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let changes = log(&["--old"]);
+    let told: Vec<_> = changes.iter().map(|change| (change["old"].clone(), change["new"].clone())).collect();
+    assert_eq!(told, [1, 2, 3].map(|old| (bytes(old).into(), bytes(old + 1).into())));
+    let then = format!("lsn:{}", changes[1]["lsn"]);
+    assert_eq!(log(&["--replay-to", &then])[0]["bytes"], bytes(2));
+    assert_eq!(log(&["--replay-to", "latest"])[0]["bytes"], bytes(4));
+    let as_dumped = format!("lsn:{}", first["lsn"]);
+    assert_eq!(log(&["--replay-to", &as_dumped])[0]["bytes"], bytes(1));
+    let text = caliburn(&[
+        "log",
+        &path,
+        "--dumps",
+        &dumps,
+        "--segment",
+        "data",
+        "--range",
+        "0..4096",
+        "--replay-to",
+        "-0",
+    ]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.starts_with("data as of LSN") && text.contains("04000000") && text.contains('*'), "{text}");
+    drop((region, store));
+
+    let file = fs::OpenOptions::new().write(true).open(dir.path().join("s/data.segment")).unwrap();
+    file.write_all_at(&[0xff; 4], 65536 + 8192).unwrap();
+    let listed = caliburn(&["mend", &path, "--list", "--json"]);
+    assert_eq!(listed.status.code(), Some(1));
+    let page: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(page["offset"], 8192);
+    let mended = caliburn(&["mend", &path, "--dumps", &dumps]);
+    assert!(mended.status.success(), "{mended:?}");
+    assert!(String::from_utf8_lossy(&mended.stdout).contains("1 damaged page(s), all mended"), "{mended:?}");
+    assert!(caliburn(&["check", &path]).status.success());
+    assert!(caliburn(&["mend", &path, "--list"]).status.success());
+}

@@ -2,15 +2,18 @@
 
 use crate::api::options::Options;
 use crate::api::store::Store;
-use crate::policy::backup::BackupError;
 use crate::policy::backup::dump::{DumpOptions, Dumped};
 use crate::policy::backup::restore::{Making, RestoreOptions, Restored};
+use crate::policy::backup::{BackupError, Mended};
 use crate::policy::redo::backup::archive::{ArchiveOptions, Archiver};
+use crate::policy::redo::backup::past::{self, Changed, Past};
 use crate::policy::table;
 use crate::storage::directory;
+use crate::storage::error::OpenError;
 use crate::storage::progress::Watch;
 use crate::storage::settings::Settings;
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::path::Path;
 
 fn dump(
@@ -63,7 +66,55 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Compares all segments with their checksums, while the store is used: the segments and offsets of the pages,
+    /// of 4 KiB, that are damaged. With the undo policy there are no checksums, and nothing is found.
+    ///
+    /// # Errors
+    /// When a segment cannot be read, or the store has failed.
+    pub fn scrub(&self) -> Result<Vec<(String, u64)>, BackupError> {
+        self.shared.policy.damaged().unwrap_or(Ok(Vec::new()))
+    }
+
+    /// Makes damaged pages again, while the store is used, from a dump, those that are laid over it behind it in
+    /// the same stream, the archive that `how` names, and the log. Each page that is written is what its checksum
+    /// says. What became of each page that was damaged.
+    ///
+    /// A page that a transaction has changed after it was damaged has a checksum of the damage, and is not found.
+    ///
+    /// # Errors
+    /// When a segment, the dump or the archive cannot be read, or a part of the log is missing; when the store has
+    /// failed. With the undo policy: [`OpenError::Policy`].
+    pub fn mend(&self, dumps: &mut dyn Read, how: &RestoreOptions) -> Result<Vec<Mended>, BackupError> {
+        let storage = &self.shared.storage;
+        let mut settings = Settings { media: storage.media.clone(), ..Settings::default() };
+        settings.background = !self.life.threads.is_empty();
+        self.shared.policy.mend(&settings, dumps, how).unwrap_or_else(|| {
+            let why = "a store with the undo policy has no checksums and no log";
+            Err(OpenError::Policy { path: storage.dir.clone(), why }.into())
+        })
+    }
+}
+
 impl Options {
+    /// What bytes of a segment were at the moment that `how` names, from a dump, those that are laid over it
+    /// behind it in the same stream, the archive, and the log of the store that is [`left`](RestoreOptions::left),
+    /// which may be in use. `tell` is told of each change of them after the end of the dumps, in their order: from
+    /// what, to what.
+    ///
+    /// # Errors
+    /// As [`Options::restore`]; [`SegmentError::Unknown`](crate::SegmentError::Unknown).
+    pub fn past(
+        &self,
+        dumps: &mut dyn Read,
+        how: &RestoreOptions,
+        segment: &str,
+        range: Range<u64>,
+        tell: &mut dyn FnMut(&Changed),
+    ) -> Result<Past, BackupError> {
+        past::past(&self.settings, dumps, how, (segment, range), tell)
+    }
+
     /// Dumps the store in directory `path` to a stream, while another program, or this one, has it open; nothing
     /// is asked of it. What was committed in class `Process` and is not in the log yet is not in the dump: from
     /// within, [`Store::dump`] sees to that. One that a killed process has left with staged commits is refused

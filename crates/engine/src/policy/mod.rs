@@ -16,14 +16,16 @@ use crate::storage::error::{CommitError, Failure, RangeError, SegmentError};
 use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
+use crate::storage::settings::Settings;
 use crate::write_set::{Position, Terms, WriteSet};
-use backup::BackupError;
 use backup::dump::{DumpOptions, Dumped};
+use backup::restore::RestoreOptions;
+use backup::{BackupError, Mended};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use query::{Prepared, Query, Statistics};
 use std::any::Any;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -136,6 +138,19 @@ pub(crate) trait Recovery: Any + Send + Sync {
         _watch: &Watch,
         _target: &mut dyn Write,
     ) -> Option<Result<Dumped, BackupError>> {
+        None
+    }
+    /// Where segments do not match their checksums, while the store is in use. None: there are no checksums.
+    fn damaged(&self) -> Option<Result<Vec<(String, u64)>, BackupError>> {
+        None
+    }
+    /// Makes again what they do not match, from dumps, archive and log.
+    fn mend(
+        &self,
+        _settings: &Settings,
+        _dumps: &mut dyn Read,
+        _how: &RestoreOptions,
+    ) -> Option<Result<Vec<Mended>, BackupError>> {
         None
     }
     /// Says how much write sets may take, by the present tuning.

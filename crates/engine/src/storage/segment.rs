@@ -362,6 +362,11 @@ impl SegmentState {
         medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*medium, at, e))
     }
 
+    /// Writes a unit that its sum says was lost. The caller forces it.
+    pub fn put_back(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
+        self.put(offset, data)
+    }
+
     /// Writes again what is there, all of it. The caller has the file open, and forces it.
     pub fn rewrite(&self) -> Result<(), MediaError> {
         let medium = self.file.reach("open segment")?;

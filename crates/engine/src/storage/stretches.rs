@@ -27,6 +27,17 @@ impl SegmentState {
         Ok(damaged)
     }
 
+    /// The sum of a unit, if it does not match it.
+    pub fn unlike(&self, unit: u64) -> Result<Option<Sum>, MediaError> {
+        let (mut data, mut unlike) = (vec![0; SUM_UNIT], None);
+        self.read(unit * SUM_UNIT as u64, &mut data)?;
+        self.with_sums(|sums| {
+            unlike = sums.read(unit, 1)?.pop().filter(|sum| !is_of(&data, sum.sum));
+            Ok(())
+        })?;
+        Ok(unlike)
+    }
+
     /// Calls `each` with what the segment holds, a stretch of units after the other, leaving out holes: where it
     /// begins, its bytes, and the numbers of those units that their sums do not match. With `since`, units that
     /// were last written when the log had not come so far are left out, as far as that is known.

@@ -226,6 +226,20 @@ pub enum BackupError {
     },
 }
 
+/// A damaged page of a segment, and what became of it: [`Store::mend`](crate::Store::mend).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mended {
+    /// The segment.
+    pub segment: String,
+    /// Where in it.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+    /// Why it is damaged still; none: it is what it was.
+    pub why_not: Option<String>,
+}
+
 impl BackupError {
     pub(crate) fn io(
         action: &'static str,

@@ -30,9 +30,9 @@ mod recovery;
 mod stage;
 mod truncation;
 
-use crate::policy::backup::BackupError;
 use crate::policy::backup::dump::{DumpOptions, Dumped};
-use crate::policy::backup::restore::{Making, Restored};
+use crate::policy::backup::restore::{Making, RestoreOptions, Restored};
+use crate::policy::backup::{BackupError, Mended};
 use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
 use crate::policy::query::{LogInfo, Query, Statistics};
 use crate::policy::{Recovery, Undecided};
@@ -59,7 +59,7 @@ use group::Rounds;
 use pages::Pages;
 use prepared::PreparedTable;
 use stage::Stage;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -322,6 +322,19 @@ impl Recovery for Redo {
 
     fn wait_memory(&self) {
         self.wait_relief();
+    }
+
+    fn damaged(&self) -> Option<Result<Vec<(String, u64)>, BackupError>> {
+        Some(self.list_damaged())
+    }
+
+    fn mend(
+        &self,
+        settings: &Settings,
+        dumps: &mut dyn Read,
+        how: &RestoreOptions,
+    ) -> Option<Result<Vec<Mended>, BackupError>> {
+        Some(self.mend_units(settings, dumps, how))
     }
 
     fn tuned(&self) {

@@ -16,6 +16,8 @@ pub(crate) mod hold;
 mod left;
 mod live;
 mod marks;
+mod mend;
+pub(crate) mod past;
 pub(super) mod restore;
 
 use crate::policy::backup::BackupError;
