@@ -23,6 +23,7 @@ mod tracking;
 mod write_set;
 
 pub use api::image::Image;
+pub use api::metrics::{Metric, Metrics, Told, Value, watch};
 pub use api::options;
 pub use api::options::Options;
 pub use api::query::RegionQuery;

@@ -70,6 +70,8 @@ pub const STAGE_MAGIC: [u8; 8] = *b"CALI-STG";
 pub const DUMP_MAGIC: [u8; 8] = *b"CALI-DMP";
 /// Magic of a part of the log in an archive.
 pub const ARCHIVE_MAGIC: [u8; 8] = *b"CALI-ARC";
+/// Magic of what a store in use tells other processes.
+pub const BOARD_MAGIC: [u8; 8] = *b"CALI-BRD";
 /// Magic of what says which dumps others can be laid over.
 pub const MARKS_MAGIC: [u8; 8] = *b"CALI-MRK";
 /// Magic of what says how far the log is in its archive.
@@ -437,7 +439,24 @@ pub struct Marks {
     pub dumps: [DumpMark; MARKS],
 }
 
+/// Head of what a store in use tells other processes; a text of `len` bytes follows.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Board {
+    /// Common beginning. The checksum is that of this structure and the text.
+    pub preamble: Preamble,
+    /// When it was written, nanoseconds since 1970.
+    pub time: U64,
+    /// Bytes of the text.
+    pub len: U64,
+    /// The process.
+    pub process: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
 const _: () = {
+    assert!(size_of::<Board>() == 56);
     assert!(size_of::<DumpHeader>() == 88);
     assert!(size_of::<Marks>() == 32 + MARKS * 24);
     assert!(size_of::<PieceHeader>() == 40);

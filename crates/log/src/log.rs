@@ -21,8 +21,8 @@ use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::{instead, planted};
-use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
+use caliburn_os::sync::{Mutex, RwLock};
 use std::path::PathBuf;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -46,9 +46,10 @@ pub enum LogError {
 /// An open log.
 #[derive(Debug)]
 pub struct Log {
-    medium: Arc<dyn Medium>,
+    /// Changed, with the capacity, by [`Log::move_to`] alone.
+    medium: RwLock<Arc<dyn Medium>>,
     store: Id,
-    capacity: u64,
+    capacity: AtomicU64,
     incarnation: u32,
     head: AtomicU64,
     /// What stands before is overwritten: never beyond the head, nor beyond what an archive lacks.
@@ -79,6 +80,20 @@ pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), Media
         status_pages::put(medium, status.as_bytes(), LOG_MAGIC, store)?;
     }
     medium.sync().map_err(|e| fail("force the log", 0, e))
+}
+
+/// Writes bytes at a position of a ring, in two parts where it wraps.
+fn write_ring(medium: &dyn Medium, capacity: u64, lsn: Lsn, bytes: &[u8]) -> Result<(), MediaError> {
+    let at = lsn.0 % capacity;
+    let (first, second) = bytes.split_at(bytes.len().min((capacity - at) as usize));
+    for (part, at) in [(first, at), (second, 0)] {
+        if !part.is_empty() {
+            let offset = LOG_DATA + at;
+            let fail = |e| MediaError::new("write the log", medium, offset, e);
+            medium.write_at(part, offset).map_err(fail)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads the status that counts. `store` is compared if known.
@@ -124,9 +139,9 @@ impl Log {
         let (forced, tail) = (scanned.forced.min(scanned.tail), scanned.tail);
         let incarnation = status.incarnation.get() + u32::from(!planted("incarnation-kept"));
         let log = Log {
-            medium,
+            medium: RwLock::new(medium),
             store,
-            capacity: status.capacity.get(),
+            capacity: AtomicU64::new(status.capacity.get()),
             incarnation,
             head: AtomicU64::new(status.head.get()),
             kept: AtomicU64::new(status.head.get()),
@@ -154,7 +169,7 @@ impl Log {
             log.sync("force the log", LOG_DATA)?;
             // What was written again was read again, perhaps from a medium that never had it.
             if !planted("rewritten-unverified") {
-                scan::verify(&*log.medium, log.capacity, forced..tail)?;
+                scan::verify(&*log.medium(), log.capacity(), forced..tail)?;
             }
             log.forced.store(tail.0, Ordering::Release);
         }
@@ -163,13 +178,13 @@ impl Log {
     }
 
     /// The medium, for reading back.
-    pub fn medium(&self) -> &Arc<dyn Medium> {
-        &self.medium
+    pub fn medium(&self) -> Arc<dyn Medium> {
+        self.medium.read().expect("no panic under this lock").clone()
     }
 
     /// Bytes of the ring.
     pub fn capacity(&self) -> u64 {
-        self.capacity
+        self.capacity.load(Ordering::Acquire)
     }
 
     /// This opening's number.
@@ -196,7 +211,7 @@ impl Log {
     pub fn free(&self) -> u64 {
         // The older position first: it never overtakes an end that is read later.
         let kept = self.kept().0;
-        self.capacity - (self.tail().0 - kept)
+        self.capacity() - (self.tail().0 - kept)
     }
 
     /// Oldest record that is not overwritten: the head, or one before it.
@@ -204,10 +219,10 @@ impl Log {
         Lsn(self.kept.load(Ordering::Acquire))
     }
 
-    /// Keeps what stands from a position on, though it is before the head: for a log that was just opened, of which
-    /// nothing behind that position was overwritten.
+    /// Keeps what stands from a position on, though it is before the head: for a log that was just opened, of
+    /// which nothing behind that position was overwritten.
     pub fn keep_from(&self, held: Lsn) {
-        let there = self.tail().0.saturating_sub(self.capacity);
+        let there = self.tail().0.saturating_sub(self.capacity());
         self.kept.store(held.min(self.head()).0.max(there), Ordering::Release);
     }
 
@@ -225,20 +240,12 @@ impl Log {
 
     /// Writes bytes at a position in the ring, in two parts where it wraps. Publishes nothing.
     pub fn write(&self, lsn: Lsn, bytes: &[u8]) -> Result<(), MediaError> {
+        let capacity = self.capacity();
         assert!(
-            lsn.0 + bytes.len() as u64 <= self.kept().0 + self.capacity,
+            lsn.0 + bytes.len() as u64 <= self.kept().0 + capacity,
             "what is kept of the log would be overwritten"
         );
-        let at = lsn.0 % self.capacity;
-        let (first, second) = bytes.split_at(bytes.len().min((self.capacity - at) as usize));
-        for (part, at) in [(first, at), (second, 0)] {
-            if !part.is_empty() {
-                let offset = LOG_DATA + at;
-                let fail = |e| MediaError::new("write the log", &*self.medium, offset, e);
-                self.medium.write_at(part, offset).map_err(fail)?;
-            }
-        }
-        Ok(())
+        write_ring(&*self.medium(), capacity, lsn, bytes)
     }
 
     /// Writes what is there once more.
@@ -246,7 +253,7 @@ impl Log {
         let mut bytes = vec![0; STEP.min(to.0 - from.0) as usize];
         for at in (from.0..to.0).step_by(STEP as usize) {
             let part = &mut bytes[..STEP.min(to.0 - at) as usize];
-            read_ring(&*self.medium, self.capacity, Lsn(at), part)?;
+            read_ring(&*self.medium(), self.capacity(), Lsn(at), part)?;
             self.write(Lsn(at), part)?;
         }
         Ok(())
@@ -289,6 +296,53 @@ impl Log {
         Ok(())
     }
 
+    /// Copies what is kept, all of which is forced, to another medium, or to a ring of another size, durably.
+    /// Nothing is appended meanwhile, and the head stays, up to [`Log::move_to`].
+    pub fn copy_to(&self, target: &dyn Medium, capacity: u64) -> Result<(), MediaError> {
+        let (kept, tail) = (self.kept(), self.tail());
+        assert_eq!(self.forced(), tail, "what is not forced could be lost and copied");
+        assert!(tail.0 - kept.0 <= capacity, "checked by the caller");
+        create(target, self.store, capacity)?;
+        let source = self.medium();
+        let mut bytes = vec![0; STEP.min(tail.0 - kept.0) as usize];
+        for at in (kept.0..tail.0).step_by(STEP as usize) {
+            let part = &mut bytes[..STEP.min(tail.0 - at) as usize];
+            read_ring(&*source, self.capacity(), Lsn(at), part)?;
+            if !planted("log-moved-without-records") {
+                write_ring(target, capacity, Lsn(at), part)?;
+            }
+        }
+        let mut status = self.moved_status(target, capacity);
+        for _ in 0..2 {
+            status.generation += 1;
+            status_pages::put(target, status.as_bytes(), LOG_MAGIC, self.store)?;
+        }
+        if !planted("moved-log-not-forced") {
+            target.sync().map_err(|e| MediaError::new("force the log", target, 0, e))?;
+        }
+        // What is read again and is not what was written is not to be relied on.
+        scan::verify(target, capacity, self.head()..tail)
+    }
+
+    /// What the status says of a log on another medium.
+    fn moved_status(&self, target: &dyn Medium, capacity: u64) -> Status {
+        Status {
+            capacity: capacity.into(),
+            forced: self.forced().0.into(),
+            place: target.place().unwrap_or_default().map(Into::into),
+            ..*self.status.lock().expect("no thread panics while it holds the status")
+        }
+    }
+
+    /// Goes on at a medium to which the log was [copied](Log::copy_to), and which is durably named.
+    pub fn move_to(&self, target: Arc<dyn Medium>, capacity: u64) {
+        let mut status = self.moved_status(&*target, capacity);
+        status.generation += 2;
+        *self.status.lock().expect("no thread panics while it holds the status") = status;
+        *self.medium.write().expect("no panic under this lock") = target;
+        self.capacity.store(capacity, Ordering::Release);
+    }
+
     /// Says in the status that the log is empty and the store in order.
     pub fn mark_clean(&self) -> Result<(), MediaError> {
         assert_eq!(self.head(), self.tail(), "a log that is not empty is not clean");
@@ -315,11 +369,11 @@ impl Log {
     }
 
     fn put_status(&self, status: &Status) -> Result<u64, MediaError> {
-        status_pages::put(&*self.medium, status.as_bytes(), LOG_MAGIC, self.store)
+        status_pages::put(&*self.medium(), status.as_bytes(), LOG_MAGIC, self.store)
     }
 
     fn sync(&self, action: &'static str, offset: u64) -> Result<(), MediaError> {
-        self.forcing.sync(&*self.medium, action, offset)
+        self.forcing.sync(&*self.medium(), action, offset)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::dump::at;
 use crate::text::plain;
 use crate::{Failure, OneStore, size};
-use caliburn::{Class, Policy};
+use caliburn::{Class, Info, Policy};
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             "{}",
             json!({"store": arguments.store.display().to_string(), "id": info.id, "format": info.format,
                 "policy": policy(info.policy), "survives": survives(info.reach), "clean": info.clean, "in_use_by": info.in_use_by,
-                "log": log, "segments": segments})
+                "log": log, "segments": segments, "advice": advice(&info)})
         );
         return Ok(ExitCode::SUCCESS);
     }
@@ -39,6 +39,9 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         None => println!("state    not closed in good order: the next opening recovers it"),
     }
     println!("policy   {}; commits survive {}", policy(info.policy), survives(info.reach));
+    for line in advice(&info) {
+        println!("         {line}");
+    }
     if let Some(log) = &info.log {
         println!(
             "log      {}, {}, {} openings so far",
@@ -71,6 +74,43 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         println!("{}", if s.address == 0 { String::new() } else { format!("  loaded at {:#x}", s.address) });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is to be known of a store's health, and what to do.
+fn advice(info: &Info) -> Vec<String> {
+    let mut lines = Vec::new();
+    let undo = info.policy == Policy::Undo;
+    match (&info.in_use_by, info.clean) {
+        (Some(_), _) => lines.push("`caliburn top` shows what it does, `caliburn dump` backs it up".to_owned()),
+        (None, true) => lines.push("nothing is to be done; `caliburn check` verifies all of it".to_owned()),
+        (None, false) if undo && info.reach == Class::Process => lines.push(
+            "if the system went down since, it is lost: restore the last dump; else open it, or `caliburn recover`"
+                .to_owned(),
+        ),
+        (None, false) => lines.push(
+            "the program was killed, or the power failed: nothing that was acknowledged is lost; open it, or `caliburn recover`"
+                .to_owned(),
+        ),
+    }
+    if info.reach == Class::Process && !undo {
+        lines.push("it is on a file system in memory: a power cut takes all of it".to_owned());
+    }
+    if undo && info.reach == Class::Process {
+        lines.push(
+            "its memory are files: a power cut while it is in use takes all of it; dump it now and then"
+                .to_owned(),
+        );
+    }
+    if let Some(log) = &info.log {
+        let used = log.appended.saturating_sub(log.head);
+        if used > log.capacity / 10 * 9 {
+            lines.push("the log is nearly full: a transaction that is open long, or undecided, keeps it from being truncated; or it is too small (`caliburn move --log-bytes`)".to_owned());
+        }
+        if log.archived.is_none() {
+            lines.push("its log is not archived: after the loss of the disk there are its dumps (`caliburn archive`)".to_owned());
+        }
+    }
+    lines
 }
 
 fn survives(class: Class) -> &'static str {

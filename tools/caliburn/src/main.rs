@@ -11,6 +11,8 @@ mod info;
 mod leaks;
 mod log;
 mod mend;
+mod metrics;
+mod moving;
 mod progress;
 mod rdsinit;
 mod recover;
@@ -19,6 +21,7 @@ mod rvmutl;
 mod show;
 mod size;
 mod text;
+mod top;
 mod words;
 
 use caliburn::Options;
@@ -91,6 +94,12 @@ enum Command {
     Info(OneStore),
     /// Verify a whole store without writing to it: exit 0 clean, 1 damaged, 2 could not look.
     Check(OneStore),
+    /// Print or serve the metrics of stores that programs are using.
+    Metrics(metrics::Arguments),
+    /// Show a store that a program is using, as it is from second to second.
+    Top(top::Arguments),
+    /// Give the log another size or another place.
+    Move(moving::Arguments),
     /// Make damaged pages again from dumps, archive and log; or list them.
     Mend(mend::Arguments),
     /// Dump a store, while a program uses it or not: to a file, a directory of dumps, or a stream.
@@ -134,6 +143,9 @@ fn main() -> ExitCode {
         Command::AddSegment(arguments) => create::segment(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
+        Command::Move(arguments) => moving::run(&arguments),
         Command::Mend(arguments) => mend::run(&arguments),
         Command::Dump(arguments) => dump::run(&arguments),
         Command::Archive(arguments) => archive::run(&arguments),

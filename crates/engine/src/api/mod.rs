@@ -5,6 +5,7 @@ mod backup;
 mod ending;
 pub(crate) mod image;
 mod mapping;
+pub(crate) mod metrics;
 mod open;
 pub mod options;
 mod prepared;

@@ -2,7 +2,7 @@
 
 use crate::api::options::Options;
 use crate::api::shared::Shared;
-use crate::policy::kind::{New, Opening};
+use crate::policy::kind::{New, Opening, Policy};
 use crate::policy::table;
 use crate::storage;
 use crate::storage::directory::{self, CATALOG, LOCK, LOG, STAGE, UNDO};
@@ -62,7 +62,7 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
     let identity = || media.random_id().map_err(OpenError::io("draw a random identity for", dir));
     let done = said.and_then(|()| identity()).and_then(|store| {
         let new = New { dir, settings, store, uncatalogued: &mut uncatalogued };
-        table::kind(options.policy).create(new)
+        table::kind(options.policy.unwrap_or(Policy::Redo)).create(new)
     });
     if done.is_err() && uncatalogued {
         let _ = media.remove(&dir.join(LOG));
@@ -91,11 +91,21 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     }
     let catalog = directory::read_catalog(media, dir)?;
     let kind = table::kind_of(dir, &catalog)?;
+    if let Some(wanted) = options.policy.filter(|wanted| *wanted != kind.policy()) {
+        return Err(OpenError::OtherPolicy {
+            path: dir.to_owned(),
+            wanted: wanted.name(),
+            found: kind.policy().name(),
+        });
+    }
     let descriptors = Descriptors::of(media);
     let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write, claim: true };
     let segments = directory::open_segments(opener, &catalog, kind.sums())?;
     let (wanted, locks, dir) = (options.tracking(), vec![lock], dir.to_owned());
     let found = storage::Found { dir, catalog, segments, descriptors, locks, keys: wanted.keys() };
     let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
+    if write {
+        opened.policy.arrange(settings, true)?;
+    }
     Ok(Shared::new(options, kind.policy(), opened))
 }

@@ -8,7 +8,7 @@ use crate::storage::class::Class;
 use crate::storage::error::OpenError;
 use crate::storage::progress::{Progress, Watch};
 use crate::storage::report::Report;
-use crate::storage::settings::Settings;
+use crate::storage::settings::{LOG_BYTES, Settings};
 use crate::storage::tuning::Tuning;
 use crate::tracking::Wanted;
 use crate::tracking::guard::Guard;
@@ -24,7 +24,8 @@ use std::sync::Arc;
 pub struct Options {
     pub(crate) create: bool,
     pub(crate) create_new: bool,
-    pub(crate) policy: Policy,
+    pub(crate) policy: Option<Policy>,
+    pub(crate) observable: bool,
     pub(crate) settings: Settings,
     wanted: Wanted,
 }
@@ -32,7 +33,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         let (settings, wanted) = (Settings::default(), Wanted::default());
-        Options { create: false, create_new: false, policy: Policy::Redo, settings, wanted }
+        Options { create: false, create_new: false, policy: None, observable: true, settings, wanted }
     }
 }
 
@@ -68,19 +69,24 @@ impl Options {
         self
     }
 
-    /// The recovery policy of a new store. Default [`Policy::Redo`].
+    /// The recovery policy of a new store. Default [`Policy::Redo`]. A store that is there with another one is
+    /// refused: [`OpenError::OtherPolicy`].
     pub fn policy(&mut self, policy: Policy) -> &mut Options {
-        self.policy = policy;
+        self.policy = Some(policy);
         self
     }
 
-    /// Bytes of a new store's log, a multiple of 4096. Default 64 MiB. The log bounds a transaction's size.
+    /// Bytes of the log, a multiple of 4096. Default 64 MiB, for a store that is there what it has. One that is
+    /// opened for writing and has another size gets this one, before the opening returns: in another file of its
+    /// directory. The log bounds a transaction's size.
     pub fn log_bytes(&mut self, bytes: u64) -> &mut Options {
-        self.settings.log_bytes = bytes;
+        self.settings.log_bytes = Some(bytes);
         self
     }
 
-    /// File or block device for a new store's log. Default: `log` in the store.
+    /// File or block device for the log. Default: in the store. The log of a store that is opened for writing and
+    /// has it elsewhere is moved there, before the opening returns. A file or device outside of the store's
+    /// directory that it was moved from is no log any more, and stays.
     pub fn log_path(&mut self, path: impl AsRef<Path>) -> &mut Options {
         self.settings.log_path = Some(path.as_ref().to_owned());
         self
@@ -186,6 +192,13 @@ impl Options {
         self
     }
 
+    /// Whether a thread tells other processes of the store when they ask ([`watch`](crate::watch), `caliburn
+    /// top`). Default yes, if there are background threads; it looks once a second whether somebody asks.
+    pub fn observable(&mut self, yes: bool) -> &mut Options {
+        self.observable = yes;
+        self
+    }
+
     /// What can also be changed later.
     pub fn tuning(&mut self, tuning: Tuning) -> &mut Options {
         self.settings.tuning = tuning;
@@ -256,7 +269,7 @@ impl Options {
 
     pub(super) fn validate(&self) -> Result<(), OpenError> {
         let bad = |name, value, why: String| Err(OpenError::Option { name, value, why });
-        let log_bytes = self.settings.log_bytes;
+        let log_bytes = self.settings.log_bytes.unwrap_or(LOG_BYTES);
         if !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes) || !log_bytes.is_multiple_of(BLOCK as u64) {
             let why = format!("must be a multiple of {BLOCK}, {LOG_BYTES_MIN} to {LOG_BYTES_MAX}");
             return bad("log_bytes", log_bytes, why);

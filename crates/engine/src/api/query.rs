@@ -1,6 +1,7 @@
 //! What a program can ask of an open store (RVM's `query`), and the counters.
 
 use crate::api::region::Region;
+use crate::api::shared::Shared;
 use crate::api::store::Store;
 use crate::api::transaction::TransactionId;
 use crate::policy::query::{Query, Statistics};
@@ -18,24 +19,33 @@ pub struct RegionQuery {
 impl Store {
     /// The state of the store.
     pub fn query(&self) -> Query {
-        let shared = &self.shared;
-        let mut query = Query {
-            uncommitted: shared.sets.slots.open(),
-            prepared: self.prepared().len(),
-            page_bytes: shared.storage.page_size as u64,
-            memory_budget: shared.storage.memory_budget(),
-            failed: shared.storage.failure().is_err(),
-            ..Query::default()
-        };
-        shared.policy.query(&mut query);
-        query
+        self.shared.query()
     }
 
     /// The counters.
     pub fn statistics(&self) -> Statistics {
+        self.shared.statistics()
+    }
+}
+
+impl Shared {
+    pub(super) fn query(&self) -> Query {
+        let mut query = Query {
+            uncommitted: self.sets.slots.open(),
+            prepared: self.policy.undecided().map_or(0, |undecided| undecided.list().len()),
+            page_bytes: self.storage.page_size as u64,
+            memory_budget: self.storage.memory_budget(),
+            failed: self.storage.failure().is_err(),
+            ..Query::default()
+        };
+        self.policy.query(&mut query);
+        query
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
         let mut s = Statistics::default();
-        self.shared.policy.count(&mut s);
-        for (_, slot) in self.shared.sets.slots.iter() {
+        self.policy.count(&mut s);
+        for (_, slot) in self.sets.slots.iter() {
             let counters = &slot.counters;
             s.committed += slot.committed();
             s.aborted += counters.aborted.get();

@@ -13,6 +13,7 @@ use crate::storage::tuning::Tuning;
 use crate::storage::{Storage, gate};
 use crate::tracking::Tracked;
 use crate::write_set::{Sets, Terms, WriteSet};
+use caliburn_os::event::Event;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub terms: Terms,
     /// The policy's name.
     pub kind: Policy,
+    /// Signalled when the store is closed, for who tells others of it.
+    pub told: Event,
     /// Why only a part of it is shown.
     pub damage: Option<OpenError>,
 }
@@ -40,7 +43,7 @@ impl Shared {
         let terms = policy.terms();
         let shared = Arc::new_cyclic(|me| {
             let me = me.clone();
-            Shared { me, storage, sets, policy, tracked, terms, kind, damage }
+            Shared { me, storage, sets, policy, tracked, terms, kind, told: Event::default(), damage }
         });
         shared.policy.tuned();
         shared

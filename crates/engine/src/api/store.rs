@@ -88,6 +88,12 @@ impl Store {
                 }
             }
         }
+        if options.settings.background && options.observable && !shared.storage.is_read_only() {
+            let telling = shared.clone();
+            let life = move || telling.run_telling();
+            // Without it nothing is lost but a view from outside.
+            threads.extend(std::thread::Builder::new().name("caliburn-tell".into()).spawn(life));
+        }
         let life = Arc::new(Life { shared: shared.clone(), threads });
         Ok(Store { shared, life })
     }
@@ -227,13 +233,17 @@ impl Store {
         found.ok_or_else(|| SegmentError::Unknown { name: name.to_owned() })
     }
 
-    /// The segment of that name, made with `len` bytes if there is none.
+    /// The segment of that name, made with `len` bytes if there is none, and made longer if it has fewer.
     ///
     /// # Errors
-    /// As [`Store::create_segment`].
+    /// As [`Store::create_segment`] and [`Segment::grow`].
     pub fn segment_or_create(&self, name: &str, len: u64) -> Result<Segment, SegmentError> {
         match self.segment(name) {
             Err(SegmentError::Unknown { .. }) => self.create_segment(name, len),
+            Ok(segment) if segment.len() < len && !self.shared.storage.is_read_only() => {
+                segment.grow(len)?;
+                Ok(segment)
+            }
             other => other,
         }
     }
@@ -305,6 +315,20 @@ impl Store {
     pub fn truncate(&self) -> Result<(), CommitError> {
         self.shared.takes_changes()?;
         Ok(self.shared.policy.truncate()?)
+    }
+
+    /// Makes the log larger, or moves it to another file or device, while the store is used: commits wait as long
+    /// as what is kept of the log is copied. What is asked for as for an opening, by [`Options::log_bytes`] and
+    /// [`Options::log_path`]; a log is made smaller by the next opening only. Nothing happens with the undo
+    /// policy.
+    ///
+    /// # Errors
+    /// [`OpenError::Option`] when more is kept of the log than half of what is asked for; when the file cannot be
+    /// made. The log is where it was then. When the store has failed.
+    pub fn relocate_log(&self, options: &Options) -> Result<(), OpenError> {
+        options.validate()?;
+        self.shared.storage.writable()?;
+        self.shared.policy.arrange(&options.settings, false)
     }
 
     /// Changes what can be changed while the store is open.
@@ -386,6 +410,7 @@ impl Life {
         let done = shared.storage.failure().and_then(|()| shared.policy.truncate());
         shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
         shared.policy.wake();
+        shared.told.signal();
         for thread in self.threads.drain(..) {
             // A panic there was printed; the store was not marked clean.
             let _ = thread.join();

@@ -243,6 +243,9 @@ impl<'t> Transaction<'t> {
     #[inline(never)]
     fn commit_slowly(self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
+        if class > Class::Process {
+            store.storage.meter.lasting.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
         match self.make_lasting(class)? {
             Some(stamp) if class > Class::Process => Ok(store.policy.wait_durable(stamp)?),
             _ => Ok(()),

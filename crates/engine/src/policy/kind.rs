@@ -38,6 +38,16 @@ pub enum Policy {
     Undo = 1,
 }
 
+impl Policy {
+    /// Its name for people.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Policy::Redo => "redo",
+            Policy::Undo => "undo",
+        }
+    }
+}
+
 /// A policy, and what it does with a store that is not open.
 pub(crate) trait Kind: Sync {
     fn policy(&self) -> Policy;

@@ -12,7 +12,7 @@ pub(crate) mod table;
 pub(crate) mod undo;
 
 use crate::storage::class::Class;
-use crate::storage::error::{CommitError, Failure, RangeError, SegmentError};
+use crate::storage::error::{CommitError, Failure, OpenError, RangeError, SegmentError};
 use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
@@ -139,6 +139,10 @@ pub(crate) trait Recovery: Any + Send + Sync {
         _target: &mut dyn Write,
     ) -> Option<Result<Dumped, BackupError>> {
         None
+    }
+    /// Does what options ask that the store is not: when it has just been opened, or later.
+    fn arrange(&self, _settings: &Settings, _opening: bool) -> Result<(), OpenError> {
+        Ok(())
     }
     /// Where segments do not match their checksums, while the store is in use. None: there are no checksums.
     fn damaged(&self) -> Option<Result<Vec<(String, u64)>, BackupError>> {

@@ -1,7 +1,7 @@
 //! The catalog: which segments a store has, where they are, how long, and at which address the segment
 //! loader maps them. One small file, replaced atomically and durably at every change.
 
-use crate::storage::directory::LOG;
+use crate::storage::directory::{LOG, OTHER_LOG};
 use crate::storage::segment;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect, SEGMENT_DATA};
@@ -124,7 +124,10 @@ impl Catalog {
     /// Refuses what this program never writes: its checksum is right, but somebody else made it.
     fn validate(&self) -> Result<(), String> {
         let log = &self.log_path;
-        if !log.as_os_str().is_empty() && !log.is_absolute() && log != Path::new(LOG) {
+        if !log.as_os_str().is_empty()
+            && !log.is_absolute()
+            && ![LOG, OTHER_LOG].map(Path::new).contains(&&**log)
+        {
             return Err(format!("the log is said to be {log:?}, neither in the store nor an absolute path"));
         }
         let (mut ids, mut names, mut paths) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());

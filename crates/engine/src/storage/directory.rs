@@ -18,6 +18,8 @@ use std::sync::Arc;
 pub(crate) const CATALOG: &str = "catalog";
 pub(crate) const LOCK: &str = "lock";
 pub(crate) const LOG: &str = "log";
+/// The log, after it was relocated within the directory once, or three times.
+pub(crate) const OTHER_LOG: &str = "log.2";
 pub(crate) const STAGE: &str = "stage";
 pub(crate) const UNDO: &str = "undo";
 /// While a store is being made: without it no file is taken for what an unfinished attempt has left.
@@ -50,7 +52,8 @@ pub(crate) fn only_ours(media: &dyn Media, dir: &Path) -> Result<(), OpenError> 
     if names.iter().all(ours) { Ok(()) } else { Err(OpenError::Exists { path: dir.to_owned() }) }
 }
 
-/// Whether somebody has begun to make a store here. A crash may have left parts of the file that says so, and zeros.
+/// Whether somebody has begun to make a store here. A crash may have left parts of the file that says so, and
+/// zeros.
 fn is_making(media: &dyn Media, dir: &Path) -> Result<bool, OpenError> {
     let path = dir.join(MAKING);
     if !media.exists(&path) {

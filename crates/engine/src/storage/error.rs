@@ -61,6 +61,24 @@ pub enum OpenError {
         /// The store.
         path: PathBuf,
     },
+    /// It has another recovery policy than the one that was asked for.
+    #[error("store {} has the recovery policy {found}, and {wanted} was asked for: a store keeps the one that it was made with", path.display())]
+    OtherPolicy {
+        /// The store.
+        path: PathBuf,
+        /// What was asked for.
+        wanted: &'static str,
+        /// What it has.
+        found: &'static str,
+    },
+    /// The store has failed, or failed while it was changed.
+    #[error("store {}: {failure}", path.display())]
+    Failed {
+        /// The store.
+        path: PathBuf,
+        /// How.
+        failure: Failure,
+    },
     /// What was asked for is not to be had of a store with this recovery policy.
     #[error("store {}: {why}", path.display())]
     Policy {

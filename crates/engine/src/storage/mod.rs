@@ -5,6 +5,7 @@ pub(crate) mod class;
 pub(crate) mod directory;
 pub(crate) mod error;
 pub(crate) mod extents;
+pub(crate) mod meter;
 pub(crate) mod progress;
 pub(crate) mod redo_ranges;
 pub(crate) mod region;
@@ -29,6 +30,7 @@ use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
 use catalog::{Catalog, Entry};
 use class::Class;
 use error::{Failure, SegmentError};
+use meter::Meter;
 use region::RegionState;
 use region_table::RegionTable;
 use segment::{Opener, SegmentState};
@@ -67,6 +69,7 @@ pub(crate) struct Storage {
     pub keys: bool,
     pub gate: AtomicU32,
     pub limits: Limits,
+    pub meter: Meter,
     /// Held while a region is mapped, so that no mapping misses what is to be laid over it meanwhile.
     mapping: Mutex<()>,
     pub regions: RwLock<Regions>,
@@ -109,6 +112,7 @@ impl Storage {
             reach,
             keys: found.keys,
             gate: AtomicU32::new(if settings.read_only { gate::READ_ONLY } else { 0 }),
+            meter: Meter::default(),
             mapping: Mutex::default(),
             regions: RwLock::default(),
             table: RegionTable::default(),
@@ -193,6 +197,11 @@ impl Storage {
             }
             self.locks.lock().expect("no panic under this lock").clear();
         }
+    }
+
+    /// Keeps a lock until the store is closed.
+    pub fn claim(&self, lock: Option<Lock>) {
+        self.locks.lock().expect("no panic under this lock").extend(lock);
     }
 
     /// How its segments are opened.

@@ -9,12 +9,16 @@ use caliburn_os::medium::{Media, Memory, Rules};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Bytes of a new store's log.
+pub(crate) const LOG_BYTES: u64 = 64 << 20;
+
 /// See [`Options`](crate::Options) for what each is.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub read_only: bool,
     pub salvage: bool,
-    pub log_bytes: u64,
+    /// As given: else that of the store, or [`LOG_BYTES`].
+    pub log_bytes: Option<u64>,
     pub log_path: Option<PathBuf>,
     pub stage_bytes: u64,
     pub reserve_bytes: u64,
@@ -34,7 +38,7 @@ impl Default for Settings {
         Settings {
             read_only: false,
             salvage: false,
-            log_bytes: 64 << 20,
+            log_bytes: None,
             log_path: None,
             stage_bytes: 32 << 20,
             reserve_bytes: 64 << 30,

@@ -47,7 +47,7 @@ impl Redo {
     /// Bytes of ranges that no transaction can declare too many of: see `Slots::grant`.
     pub(super) fn room(&self) -> usize {
         let memory = self.storage.memory_budget() / self.entry_memory() * range_bytes(1) as u64;
-        memory.min(self.body_max) as usize
+        memory.min(self.body_max()) as usize
     }
 
     /// Declares a range that a write set had no room for: makes room, or refuses.
@@ -80,7 +80,7 @@ impl Redo {
         set.set_account((body, memory));
         let memory =
             self.storage.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
-        let most = memory.min(self.body_max.saturating_sub(body)) as usize;
+        let most = memory.min(self.body_max().saturating_sub(body)) as usize;
         set.grant(if self.sets.tracked { 0 } else { most.min(set.free()) });
         Ok(())
     }
@@ -100,7 +100,7 @@ impl Redo {
         let own_memory = (pages + if set.keeps_old() { len } else { 0 }) as u64;
         let (body, memory) = set.account(self.entry_memory());
         let (body, memory) = (body + own_body, memory + own_memory);
-        if body <= self.body_max && memory <= self.storage.memory_budget() {
+        if body <= self.body_max() && memory <= self.storage.memory_budget() {
             return Ok((body, memory));
         }
         // The bounds count overlapping ranges and pages twice: count exactly before refusing.
@@ -117,7 +117,7 @@ impl Redo {
 
     /// Refuses what would be too much for a record or for the memory budget.
     fn refuse_beyond(&self, (body, memory): (u64, u64)) -> Result<(u64, u64), RangeError> {
-        if body > self.body_max {
+        if body > self.body_max() {
             let capacity = self.log.capacity();
             let needed = ((body + FRAME as u64) * 2).next_multiple_of(1 << 20);
             return Err(RangeError::LogTooSmall { needed, capacity });

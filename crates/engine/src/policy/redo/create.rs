@@ -7,6 +7,7 @@ use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory::{self, LOG, STAGE};
 use crate::storage::error::OpenError;
 use crate::storage::segment;
+use crate::storage::settings::LOG_BYTES;
 use caliburn_log::format::{BLOCK, Lsn, STATUS_AT};
 use caliburn_log::log::{self, Log};
 use caliburn_log::media_error::MediaError;
@@ -70,7 +71,7 @@ fn fill(
 ) -> Result<(), OpenError> {
     let (dir, settings, media) = (new.dir, new.settings, &*new.settings.media);
     settings.require(dir, (log_medium.path().to_owned(), directory::forced(log_medium.volatile())))?;
-    log::create(&**log_medium, catalog.store, settings.log_bytes)?;
+    log::create(&**log_medium, catalog.store, settings.log_bytes.unwrap_or(LOG_BYTES))?;
     if !undecided.is_empty() {
         put_undecided(log_medium, catalog.store, undecided)?;
     }

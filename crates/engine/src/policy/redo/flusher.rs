@@ -236,6 +236,7 @@ impl Redo {
     pub(super) fn wait_log(&self, buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Failure> {
         let needed = bytes + self.prepared_bytes();
         let room = || self.log.free() >= needed + self.flush.kept_free.load(Ordering::SeqCst);
+        let mut waiting = None;
         loop {
             // Before the look at what is free: it may move in between.
             let head = self.log.head();
@@ -251,6 +252,7 @@ impl Redo {
                 break;
             }
             self.storage.failure()?;
+            waiting.get_or_insert_with(|| self.storage.meter.log_room.begin("room in the log"));
             if self.alone() {
                 // It never waits for the flush lock, which we hold.
                 self.truncate_as_needed()?;
@@ -261,7 +263,7 @@ impl Redo {
                 }
                 if self.log.head() == head && self.log.free() < needed {
                     let error = std::io::Error::other("the log is full and nothing makes room");
-                    return Err(self.fail(MediaError::new("append to", &**self.log.medium(), 0, error)));
+                    return Err(self.fail(MediaError::new("append to", &*self.log.medium(), 0, error)));
                 }
                 continue;
             }
@@ -305,6 +307,7 @@ impl Redo {
             if self.alone() {
                 let _ = self.flush_lazily();
             } else if stage.full_chunks() > allowed {
+                let _waiting = self.storage.meter.stage_room.begin("room in the stage");
                 stage.freed().wait(seen, Some(Duration::from_millis(10)));
             }
         }
@@ -342,6 +345,7 @@ impl Redo {
             return self.flush_lazily();
         }
         if self.stage.free_chunks() == 0 {
+            let _waiting = self.storage.meter.stage_room.begin("room in the stage");
             self.stage.freed().wait(seen, Some(Duration::from_millis(100)));
         }
         Ok(())

@@ -89,7 +89,7 @@ impl Redo {
     /// Step 7 after the others, by the holder of the flush lock. Forces even if nothing was staged, since
     /// an earlier flush may not have forced.
     pub(super) fn force_flushed(&self, horizon: u64) -> Result<(), Failure> {
-        if let Err(error) = self.log.force()
+        if let Err(error) = self.storage.meter.force.time(|| self.log.force())
             && unless("failed-force-ignored", true)
         {
             return Err(self.fail(error));
@@ -133,6 +133,7 @@ impl Redo {
             // Let go after the lock.
             let _wakes = WakesInPanic(&self.rounds);
             let Some(mut work) = self.try_lock_flush() else {
+                let _waiting = self.storage.meter.durable.begin("a force of the log");
                 moved.wait(seen, None);
                 continue;
             };

@@ -186,7 +186,7 @@ impl Redo {
         let bytes = (COPIES_BYTES_MOST.min(self.storage.memory_budget() / 8) as usize).max(RESERVED * page);
         let memory = std::mem::take(copies).resized(bytes).or_else(|_| Buffer::new(RESERVED * page));
         *copies = memory
-            .map_err(|e| self.fail(MediaError::new("get memory to truncate", &**self.log.medium(), 0, e)))?;
+            .map_err(|e| self.fail(MediaError::new("get memory to truncate", &*self.log.medium(), 0, e)))?;
         Ok(copies.len() / page)
     }
 

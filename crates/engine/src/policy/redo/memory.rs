@@ -32,12 +32,14 @@ impl Redo {
 
     /// Waits while truncation gives pages back.
     pub(super) fn wait_relief(&self) {
+        let mut waiting = None;
         loop {
             let seen = self.truncation.relief.count();
             let gate = self.storage.gate.load(Ordering::SeqCst);
             if gate & gate::PRESSED == 0 || gate & (gate::FAILED | gate::CLOSED) != 0 {
                 return;
             }
+            waiting.get_or_insert_with(|| self.storage.meter.memory.begin("private pages to be given back"));
             if self.alone() {
                 // A failure is remembered by the store.
                 let _ = self.truncate_as_needed();

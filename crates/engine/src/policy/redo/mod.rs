@@ -27,6 +27,7 @@ mod memory;
 mod pages;
 mod prepared;
 mod recovery;
+mod relocate;
 mod stage;
 mod truncation;
 
@@ -128,9 +129,8 @@ pub(crate) struct Redo {
     sets: Arc<Sets>,
     stage: Stage,
     log: Log,
-    /// Longest body of a record that the log can take: half of it, so that undecided transactions, a quarter
-    /// at most, and room to write them anew, never stand in its way.
-    body_max: u64,
+    /// Of the present log: see [`relocate::body_max`].
+    body_max: AtomicU64,
     /// Pages of memory never go to segments.
     declared_only: bool,
     /// Whether there are threads that flush and truncate.
@@ -150,6 +150,10 @@ pub(crate) struct Redo {
 }
 
 impl Redo {
+    fn body_max(&self) -> u64 {
+        self.body_max.load(Ordering::Relaxed)
+    }
+
     fn lock_pages(&self) -> MutexGuard<'_, Pages> {
         self.pages.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -308,7 +312,7 @@ impl Recovery for Redo {
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_err() {
             // Nobody must wait for a thread that is gone.
             let error = io::Error::other("a background thread panicked");
-            self.fail(MediaError::new("keep up with", &**self.log.medium(), 0, error));
+            self.fail(MediaError::new("keep up with", &*self.log.medium(), 0, error));
         }
     }
 
@@ -322,6 +326,10 @@ impl Recovery for Redo {
 
     fn wait_memory(&self) {
         self.wait_relief();
+    }
+
+    fn arrange(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
+        self.relocate(settings, opening)
     }
 
     fn damaged(&self) -> Option<Result<Vec<(String, u64)>, BackupError>> {

@@ -26,6 +26,7 @@ use super::flusher::Flush;
 use super::group::Rounds;
 use super::pages::Pages;
 use super::prepared::{self, PreparedTable};
+use super::relocate;
 use super::stage::Stage;
 use super::truncation::Truncation;
 use crate::policy::kind::{Opened, Opening};
@@ -44,7 +45,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::format::{Defect, LOG_DATA, Lsn, Status};
 use caliburn_log::log::{self, Log};
 use caliburn_log::media_error::MediaError;
-use caliburn_log::record::{self, BODY_MAX, FRAME, Kind, Ranges, Record, RecordPosition};
+use caliburn_log::record::{self, FRAME, Kind, Ranges, Record, RecordPosition};
 use caliburn_log::scan::{self, Scanned};
 use caliburn_log::staged_tail::{self, StageError, StagedTail};
 use caliburn_os::clock::wall_ns;
@@ -52,6 +53,7 @@ use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::{even_if, instead, planted, unless};
+use caliburn_os::sync::atomic::AtomicU64;
 use caliburn_os::sync::{Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::io;
@@ -98,6 +100,9 @@ impl<'o> Recovery<'o> {
         let log = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
         let claim = directory::claim(&*log, write)?;
         let status = log::read_status(&*log, Some(&catalog.store))?;
+        if write {
+            relocate::remove_left(media, dir, catalog);
+        }
         let copied = status.clean != 1 && opening.copied_from(&*log, status.place)?;
         let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         let stage_path = dir.join(STAGE);
@@ -301,8 +306,8 @@ impl<'o> Recovery<'o> {
         advance()?;
         // Not what was laid over the segments alone: of what they show besides, the sums may be missing.
         let span = (log.head(), log.forced());
-        scan::verify(&**log.medium(), log.capacity(), span.0..span.1)?;
-        let all = RedoRanges::of_log(&**log.medium(), log.capacity(), span.0, span.1)?;
+        scan::verify(&*log.medium(), log.capacity(), span.0..span.1)?;
+        let all = RedoRanges::of_log(&*log.medium(), log.capacity(), span.0, span.1)?;
         for segment in self.segments() {
             let held = segment.is_held();
             all.apply(segment, caliburn_os::page_size(), |_| {})?;
@@ -349,7 +354,7 @@ impl<'o> Recovery<'o> {
             false => "undecided transactions fill the log, which the reserve for them should have prevented",
         };
         let error = io::Error::new(io::ErrorKind::StorageFull, text);
-        Err(MediaError::new("make room in the log", &**log.medium(), 0, error).into())
+        Err(MediaError::new("make room in the log", &*log.medium(), 0, error).into())
     }
 
     /// The files of segments to which the log is to be applied stay open, so that truncation meets no shortage of
@@ -397,7 +402,7 @@ impl<'o> Recovery<'o> {
         let unapplied = (unforced || !unapplied.is_empty()).then_some(unapplied);
         let sets = Arc::new(Sets::new(Layout { trailer: 0 }, tracked));
         let policy = Redo {
-            body_max: (log.capacity() / 2 - FRAME as u64).min(BODY_MAX as u64),
+            body_max: AtomicU64::new(relocate::body_max(log.capacity())),
             declared_only: settings.declared_only,
             background: settings.background,
             flush: Flush::default(),

@@ -182,7 +182,8 @@ impl Redo {
             self.stage.set_checkpoint(None);
         }
         for segment in unforced.segments.values() {
-            segment.sync().map_err(|e| self.fail(e))?;
+            let forced = self.storage.meter.segment_force.time(|| segment.sync());
+            forced.map_err(|e| self.fail(e))?;
         }
         unforced.segments.clear();
         Ok(())
@@ -230,8 +231,8 @@ impl Redo {
         let end = instead("epoch-of-unforced-log", log.forced(), log.tail());
         let head = log.head();
         if head < end {
-            scan::verify(&**log.medium(), log.capacity(), head..end).map_err(|e| self.fail(e))?;
-            let unapplied = RedoRanges::of_log(&**log.medium(), log.capacity(), head, end);
+            scan::verify(&*log.medium(), log.capacity(), head..end).map_err(|e| self.fail(e))?;
+            let unapplied = RedoRanges::of_log(&*log.medium(), log.capacity(), head, end);
             let unapplied = unapplied.map_err(|e| self.fail(e))?;
             for id in unapplied.segments() {
                 let segment =

@@ -32,7 +32,8 @@ impl Left {
         let catalog = directory::read_catalog(&*media, dir).ok().filter(|catalog| catalog.store == *store);
         let path = match &catalog {
             Some(catalog) => Catalog::resolve(dir, &catalog.log_path),
-            None => dir.join(directory::LOG),
+            None if media.exists(&dir.join(directory::LOG)) => dir.join(directory::LOG),
+            None => dir.join(directory::OTHER_LOG),
         };
         let log = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
         let status = log::read_status(&*log, Some(store)).map_err(OpenError::from)?;

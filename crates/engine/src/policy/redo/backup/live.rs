@@ -156,12 +156,18 @@ impl Live {
             return Ok(());
         }
         let path = self.log.path().to_owned();
-        if self.end()?.0 > position.0 + self.capacity || self.head()? > position {
+        if self.end()?.0 > position.0 + self.capacity || self.head()? > position || self.has_moved()? {
             return Err(BackupError::Overtaken { path, lsn: position.0 });
         }
         let text = format!("no valid record stands at LSN {position}, which was published");
         let error = std::io::Error::new(std::io::ErrorKind::InvalidData, text);
         Err(MediaError::new("read the log", &*self.log, 0, error).into())
+    }
+
+    /// Whether its log has another size or place since it was opened here.
+    fn has_moved(&self) -> Result<bool, BackupError> {
+        let path = Catalog::resolve(&self.dir, &self.catalog()?.0.log_path);
+        Ok(path != self.log.path())
     }
 
     /// The catalog, and the bytes of its file.

@@ -1,0 +1,272 @@
+//! The log of another size or in another place: at an opening, while the store is used, cut by power.
+
+#[path = "support/cuts.rs"]
+mod cuts;
+#[path = "support/backup.rs"]
+mod support;
+
+use caliburn::{
+    ArchiveOptions, Class, DumpOptions, Mode, OpenError, Options, Policy, RestoreOptions, Store, check, info,
+};
+use cuts::{Random, RecordedMedia, Recorder};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use support::{LEN, Model, assert_is, beside, dumped, options, restore, transact, wait_until, words};
+
+const K: u64 = 1 << 10;
+
+fn sized(bytes: u64) -> Options {
+    let mut options = options();
+    options.log_bytes(bytes);
+    options
+}
+
+fn log_of(path: &Path) -> (PathBuf, u64) {
+    let log = info(path).unwrap().log.unwrap();
+    (log.path, log.capacity)
+}
+
+#[test]
+fn an_opening_gives_the_log_the_size_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let mut model = Model::new();
+    let mut number = 0;
+    for (round, bytes) in
+        [256 * K, 1 << 20, 64 * K, 64 * K, 128 * K, 1 << 20, 512 * K].into_iter().enumerate()
+    {
+        let store = sized(bytes).open(&path).unwrap();
+        assert_eq!(store.query().log_bytes, bytes);
+        assert_eq!(log_of(&path).1, bytes);
+        let region = store.segment_or_create("data", LEN).unwrap().map_all().unwrap();
+        for _ in 0..300 {
+            number += 1;
+            transact(&store, &region, number);
+        }
+        drop(region);
+        // With something in the log, and without.
+        match round % 2 {
+            0 => drop(store),
+            _ => store.close().unwrap(),
+        }
+        assert_eq!(check(&path).unwrap().problems, []);
+        let logs = ["log", "log.2"].iter().filter(|name| path.join(name).exists()).count();
+        assert_eq!(logs, 1, "the former log is there");
+        assert_eq!(assert_is(&mut model, &words(&path), "closed"), number);
+    }
+    // Who names no size takes what is there.
+    assert_eq!(Store::open(&path).unwrap().query().log_bytes, 512 * K);
+}
+
+#[test]
+fn a_log_grows_and_moves_while_threads_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, elsewhere) = (dir.path().join("s"), dir.path().join("elsewhere"));
+    let (mut model, archive) = (Model::new(), dir.path().join("a"));
+    let first = beside(&path, |store, done| {
+        let mut outside = Options::new();
+        outside.outside(dir.path());
+        let mut archiver = outside.archiver(&path, &ArchiveOptions::directory(&archive)).unwrap();
+        let first = dumped(|out| store.dump(&DumpOptions::new(), out)).1;
+        for round in 1..12u64 {
+            wait_until(done, done.load(SeqCst) + 100);
+            let mut wanted = Options::new();
+            wanted.log_bytes((1 << 20) + round * 256 * K);
+            if round == 5 || round == 9 {
+                wanted.log_path(elsewhere.with_extension(round.to_string()));
+            }
+            if round > 5 && round != 9 {
+                // Out there it gets another size in another place.
+                let error = store.relocate_log(&wanted).unwrap_err();
+                assert!(matches!(error, OpenError::Option { name: "log_bytes", .. }), "{error}");
+                continue;
+            }
+            // A dump that is being made may find another log.
+            std::thread::scope(|scope| {
+                let dumping = scope.spawn(|| dumped(|out| store.dump(&DumpOptions::new(), out)));
+                // What is archived later is kept, and comes along.
+                while let Err(error) = store.relocate_log(&wanted) {
+                    assert!(matches!(error, OpenError::Option { .. }), "{error}");
+                    archiver.flush().unwrap();
+                }
+                let (_, dump) = dumping.join().unwrap();
+                let to = dir.path().join(format!("r{round}"));
+                restore(&dump, &RestoreOptions::new(), &to).unwrap();
+                assert_is(&mut model, &words(&to), &format!("dumped in round {round}"));
+            });
+            assert_eq!(store.query().log_bytes, (1 << 20) + round * 256 * K);
+            archiver.step().unwrap();
+        }
+        let smaller = store.relocate_log(Options::new().log_bytes(1 << 20)).unwrap_err();
+        assert!(smaller.to_string().contains("when the store is opened"), "{smaller}");
+        archiver.flush().unwrap();
+        first
+    });
+    let moved = log_of_listed(&path, dir.path());
+    assert_eq!(moved, elsewhere.with_extension("9"));
+    // The archive has no hole, and the file that the log has left is none any more.
+    restore(&first, RestoreOptions::new().archive(&archive), &dir.path().join("all")).unwrap();
+    assert_is(&mut model, &words(&dir.path().join("all")), "archived");
+    let former = std::fs::read(elsewhere.with_extension("5")).unwrap();
+    assert!(!former.starts_with(b"CALI"), "it still says that it is a log");
+    let mut back = options();
+    let store = back
+        .log_bytes(1 << 20)
+        .outside(dir.path())
+        .log_path(elsewhere.with_extension("5"))
+        .open(&path)
+        .unwrap();
+    assert_eq!(store.query().log_bytes, 1 << 20);
+}
+
+fn log_of_listed(path: &Path, listed: &Path) -> PathBuf {
+    Options::new().outside(listed).info(path).unwrap().log.unwrap().path
+}
+
+#[test]
+fn what_is_undecided_comes_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = sized(256 * K).open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 4096, &7u64).unwrap();
+    tx.prepare(b"it").unwrap();
+    (1..50).for_each(|number| transact(&store, &region, number));
+    store.relocate_log(Options::new().log_bytes(1 << 20)).unwrap();
+    drop(region);
+    drop(store);
+    let store = sized(64 * K).open(&path).unwrap();
+    assert_eq!(store.prepared().len(), 1);
+    store.commit_prepared(b"it").unwrap();
+    store.close().unwrap();
+    assert_eq!(check(&path).unwrap().problems, []);
+    let store = Store::open(&path).unwrap();
+    assert_eq!(store.segment("data").unwrap().map_all().unwrap().load::<u64>(4096), 7);
+}
+
+#[test]
+fn what_contradicts_a_store_is_done_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let store = options().open(at("s")).unwrap();
+    let segment = store.create_segment("data", 1 << 16).unwrap();
+    assert_eq!(store.segment_or_create("data", 1 << 18).unwrap().len(), 1 << 18);
+    assert_eq!(store.segment_or_create("data", 1 << 16).unwrap().len(), 1 << 18);
+    assert_eq!(segment.len(), 1 << 18);
+    store.close().unwrap();
+    let error = options().policy(Policy::Undo).open(at("s")).unwrap_err();
+    assert!(error.to_string().contains("redo, and undo was asked for"), "{error}");
+    options().policy(Policy::Redo).open(at("s")).unwrap();
+    // A log goes nowhere where something of another store is, and stays where it was then.
+    let other = options().log_path(at("theirs")).outside(dir.path()).open(at("other")).unwrap();
+    other.close().unwrap();
+    let error = options().log_path(at("theirs")).outside(dir.path()).open(at("s")).unwrap_err();
+    assert!(error.to_string().contains("already holds part of a store"), "{error}");
+    assert_eq!(log_of(&at("s")).0, at("s").join("log"));
+    options().outside(dir.path()).open(at("other")).unwrap();
+    // Undecided transactions that take more than a quarter.
+    let store = options().open(at("s")).unwrap();
+    let region = store.segment("data").unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&region, 0, &[1; 40 << 10]).unwrap();
+    tx.prepare(b"large").unwrap();
+    drop(region);
+    drop(store);
+    let error = sized(64 * K).open(at("s")).unwrap_err();
+    assert!(matches!(error, OpenError::Option { name: "log_bytes", .. }), "{error}");
+    assert_eq!(options().open(at("s")).unwrap().prepared().len(), 1);
+}
+
+/// Cut by power at any operation, all that was forced is there, and nothing that was not committed.
+#[test]
+fn a_relocation_that_is_cut_leaves_one_log_or_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (mut model, sizes) = (Model::new(), [64 * K, 96 * K, 128 * K]);
+    let (mut cut_within, mut cuts) = (0, 0);
+    for seed in 0..60u64 {
+        let mut random = Random(seed);
+        _ = std::fs::remove_dir_all(&path);
+        let mut made = sized(64 * K);
+        made.stage_bytes(128 << 10);
+        made.open(&path).unwrap().create_segment("data", LEN).unwrap();
+        let (mut number, mut floor) = (0, 0);
+        for life in 0..4 {
+            let recorder = Recorder::new(&path, 1 + random.below(120), seed * 10 + life);
+            let on = || Arc::new(RecordedMedia(recorder.clone()));
+            let mut asked = sized(sizes[random.below(3) as usize]);
+            asked.stage_bytes(128 << 10).background(false).media(on());
+            let before = recorder.picture.lock().unwrap().is_none();
+            let store = asked.open(&path).unwrap();
+            cut_within += u64::from(before && recorder.picture.lock().unwrap().is_some());
+            let region = store.segment("data").unwrap().map_all().unwrap();
+            while recorder.picture.lock().unwrap().is_none() {
+                number += 1;
+                transact(&store, &region, number);
+                match random.below(5) {
+                    0 => {
+                        store.flush().unwrap();
+                        recorder.acknowledged.store(number, SeqCst);
+                    }
+                    1 => store.truncate().unwrap(),
+                    2 => {
+                        let bytes = sizes[random.below(3) as usize].max(store.query().log_bytes);
+                        let open = recorder.picture.lock().unwrap().is_none();
+                        if store.query().log_used > bytes / 2 {
+                            store.truncate().unwrap();
+                        }
+                        store.relocate_log(Options::new().log_bytes(bytes)).unwrap();
+                        cut_within += u64::from(open && recorder.picture.lock().unwrap().is_some());
+                    }
+                    _ => {}
+                }
+            }
+            cuts += 1;
+            drop(region);
+            drop(store);
+            let picture = recorder.picture();
+            floor = floor.max(picture.acknowledged);
+            picture.restore(&path);
+            let what = format!("seed {seed}, life {life}");
+            assert_eq!(problems(&path), Vec::<String>::new(), "{what}");
+            let store = support::options()
+                .media(Arc::new(caliburn::medium::Files))
+                .copied(true)
+                .log_bytes(log_of(&path).1)
+                .open(&path);
+            let store = store.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let region = store.segment("data").unwrap().map_all().unwrap();
+            let found = (0..LEN as usize / 8).map(|word| region.load::<u64>(word * 8)).collect::<Vec<_>>();
+            let there = assert_is(&mut model, &found, &what);
+            assert!((floor..=number).contains(&there), "{what}: {there}, of {floor} to {number}");
+            number = there;
+            drop(region);
+            store.close().unwrap();
+        }
+    }
+    assert!(cut_within > cuts / 4, "{cut_within} of {cuts} cuts were within a relocation");
+}
+
+fn problems(path: &Path) -> Vec<String> {
+    let report = options().copied(true).check(path).unwrap();
+    report.problems.iter().map(|problem| problem.text.clone()).collect()
+}
+
+#[test]
+fn larger_transactions_fit_a_larger_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = sized(64 * K).open(dir.path().join("s")).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let write = || {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 0, &[5; 100 << 10])?;
+        tx.commit(Class::Power).unwrap();
+        Ok::<(), caliburn::RangeError>(())
+    };
+    assert!(write().is_err());
+    store.relocate_log(Options::new().log_bytes(1 << 20)).unwrap();
+    write().unwrap();
+    assert_eq!(region.load::<u8>(1000), 5);
+}
