@@ -76,9 +76,10 @@ fn dumped(folder: &Path) -> Result<(), Box<dyn Error>> {
     fill(&store, 2, Class::Power)?;
     store.truncate()?;
     fill(&store, 3, Class::Power)?;
-    store.dump(&DumpOptions::new(), &mut File::create(folder.join("whole.dump"))?)?;
+    let whole = store.dump(&DumpOptions::new(), &mut File::create(folder.join("whole.dump"))?)?;
     fill(&store, 5, Class::Power)?;
     archiver.flush()?;
+    store.dump(DumpOptions::new().since(&whole), &mut File::create(folder.join("since.dump"))?)?;
     Ok(store.close()?)
 }
 
@@ -93,6 +94,23 @@ fn typed(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(store.close()?)
 }
 
+/// A log that was given another size, and so stands in the other file.
+fn relocated(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let store = options(Policy::Redo).open(folder.join("relocated"))?;
+    fill(&store, 3, Class::Power)?;
+    store.relocate_log(Options::new().log_bytes(512 << 10))?;
+    fill(&store, 5, Class::Power)?;
+    Ok(store.close()?)
+}
+
+/// A dump of a store without a log.
+fn dumped_undo(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let store = options(Policy::Undo).open(folder.join("dumped-undo"))?;
+    fill(&store, 3, Class::Process)?;
+    store.dump(&DumpOptions::new(), &mut File::create(folder.join("undo.dump"))?)?;
+    Ok(store.close()?)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: compat FOLDER")?;
     let folder = Path::new(&folder);
@@ -101,5 +119,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     killed(folder)?;
     killed_undo(folder)?;
     dumped(folder)?;
+    dumped_undo(folder)?;
+    relocated(folder)?;
     typed(folder)
 }

@@ -98,6 +98,22 @@ fn a_dump_and_an_archive_are_restored() {
 }
 
 #[test]
+fn dumps_that_are_laid_over_others_are_restored() {
+    in_archives("since.dump", |dir| {
+        let chain = ["whole.dump", "since.dump"].map(|name| std::fs::read(dir.join(name)).unwrap()).concat();
+        let to = dir.join("restored");
+        Options::new().restore(&mut &chain[..], &RestoreOptions::new(), &to).unwrap();
+        verify(&Store::open(&to).unwrap(), 5);
+        let undo = std::fs::read(dir.join("undo.dump")).unwrap();
+        let to = dir.join("restored-undo");
+        Options::new().restore(&mut &undo[..], &RestoreOptions::new(), &to).unwrap();
+        verify(&Store::open(&to).unwrap(), 3);
+        assert_eq!(check(dir.join("relocated")).unwrap().problems, []);
+        verify(&Store::open(dir.join("relocated")).unwrap(), 5);
+    });
+}
+
+#[test]
 fn typed_objects_are_there() {
     in_archives("typed", |dir| {
         let store = Store::open(dir.join("typed")).unwrap();

@@ -18,6 +18,7 @@ mod rdsinit;
 mod recover;
 mod restore;
 mod rvmutl;
+mod salvage;
 mod show;
 mod size;
 mod text;
@@ -43,7 +44,7 @@ struct Arguments {
 
 /// Arguments of the subcommands that deal with one whole store.
 #[derive(Args, Debug)]
-struct OneStore {
+pub struct OneStore {
     /// Directory of the store.
     store: PathBuf,
     #[command(flatten)]
@@ -117,7 +118,7 @@ enum Command {
     /// Search and print the history of modifications that the log holds.
     Log(log::Arguments),
     /// Open a store, which recovers it, bring its segments up to date, and close it.
-    Recover(OneStore),
+    Recover(recover::Arguments),
     Rdsinit(rdsinit::Arguments),
     Rvmutl(rvmutl::Arguments),
     #[command(hide = true)]

@@ -1,12 +1,29 @@
-//! `recover`.
+//! `recover`: what a crash left brought to its place; or what is left of a damaged store saved.
 
-use crate::{Failure, OneStore};
+use crate::{Failure, OneStore, salvage};
+use clap::Args;
 use serde_json::json;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Recovers a store.
-pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
+/// Arguments of `recover`.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    #[command(flatten)]
+    one: OneStore,
+    /// Of a store that is damaged, copy what can be read to a new store, in steps that each say what is lost.
+    /// Nothing is changed in the damaged one.
+    #[arg(long, value_name = "NEW")]
+    salvage: Option<PathBuf>,
+}
+
+/// Recovers a store, or saves what is left of it.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    if let Some(target) = &arguments.salvage {
+        return salvage::run(&arguments.one, target);
+    }
+    let arguments = &arguments.one;
     let start = Instant::now();
     let store = arguments.options().open(&arguments.store)?;
     let opened = start.elapsed();

@@ -1,0 +1,129 @@
+//! What is left of a damaged store is saved, and what is lost is said.
+
+use caliburn::{Class, Mode, Store, check};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn salvage(store: &Path, to: &Path) -> (Output, Vec<Value>) {
+    let [store, to] = [store, to].map(|path| path.to_str().unwrap());
+    let output = Command::new(env!("CARGO_BIN_EXE_caliburn"))
+        .args(["recover", store, "--salvage", to, "--copied", "--json"])
+        .output()
+        .unwrap();
+    let steps = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    (output, steps)
+}
+
+/// A store that was killed: segments that were truncated, and later commits in the log.
+fn killed(path: &Path) {
+    let mut options = Store::options();
+    let store = options.create(true).log_bytes(1 << 20).background(false).open(path).unwrap();
+    let regions = ["one", "two"].map(|name| store.create_segment(name, 1 << 18).unwrap().map_all().unwrap());
+    for number in 1..=20u64 {
+        for region in &regions {
+            let mut tx = store.begin(Mode::Restore).unwrap();
+            tx.store(region, number as usize * 4096, &number).unwrap();
+            tx.commit(Class::Power).unwrap();
+        }
+        if number == 10 {
+            store.truncate().unwrap();
+        }
+    }
+    std::mem::forget((regions, store));
+}
+
+/// The numbers that segment `one` of a store has.
+fn numbers(path: &Path) -> Vec<u64> {
+    assert_eq!(check(path).unwrap().problems, []);
+    let store = Store::open(path).unwrap();
+    let region = store.segment("one").unwrap().map_all().unwrap();
+    assert!(store.segment("two").is_ok());
+    (1..=20).map(|number| region.load::<u64>(number * 4096)).filter(|number| *number > 0).collect()
+}
+
+fn damage(path: &Path, offset: u64, bytes: &[u8]) {
+    fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+/// All files of a directory.
+fn content(path: &Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
+    let mut files: Vec<_> = fs::read_dir(path)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        // Who looks at a store locks it.
+        .filter(|entry| entry.file_name() != "lock")
+        .map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn each_step_says_what_is_lost_and_nothing_is_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    // The store that is killed stays as it is in this process: copies are worked with.
+    killed(&at("killed"));
+    let copy = |name: &str| {
+        fs::create_dir(at(name)).unwrap();
+        for (file, bytes) in content(&at("killed")) {
+            fs::write(at(name).join(file), bytes).unwrap();
+        }
+        fs::write(at(name).join("lock"), "").unwrap();
+        at(name)
+    };
+    let saved = |name: &str, act: &dyn Fn(&Path)| {
+        let store = copy(name);
+        act(&store);
+        let before = content(&store);
+        let (output, steps) = salvage(&store, &at(&format!("{name}-saved")));
+        assert_eq!(content(&store), before, "{name}: the damaged store was changed");
+        let names: Vec<_> = steps.iter().map(|step| step["step"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(names, ["check", "read", "log", "copy"], "{output:?}");
+        let lost: Vec<String> = steps
+            .iter()
+            .flat_map(|step| step["lost"].as_array().unwrap())
+            .map(|lost| lost.as_str().unwrap().to_owned())
+            .collect();
+        (output.status.code(), numbers(&at(&format!("{name}-saved"))), lost)
+    };
+    let all: Vec<u64> = (1..=20).collect();
+    let (code, found, lost) = saved("sound", &|_| {});
+    assert_eq!((code, found, lost), (Some(0), all.clone(), Vec::new()));
+
+    // A page: it is told, and all else is there.
+    let (code, found, lost) =
+        saved("page", &|path| damage(&path.join("two.segment"), 65536 + 4096, &[9; 16]));
+    assert_eq!((code, found), (Some(1), all));
+    assert!(lost[0].contains("two.segment, offset 69632"), "{lost:?}");
+
+    // The log, in its midst: what stands before is there, and when it ends is told.
+    let (code, found, lost) = saved("log", &|path| {
+        let log = fs::read(path.join("log")).unwrap();
+        let bytes = 15u64.to_le_bytes();
+        let at = log.windows(8).position(|window| window == bytes).unwrap();
+        damage(&path.join("log"), at as u64, &[0xee; 8]);
+    });
+    assert_eq!(code, Some(1));
+    assert!(found.len() >= 10 && found.len() < 20, "{found:?}");
+    assert!(lost.iter().any(|lost| lost.contains("records that stand behind the damage")), "{lost:?}");
+
+    // The catalog: segments as they are, by their names.
+    let (code, found, lost) = saved("catalog", &|path| fs::write(path.join("catalog"), b"nothing").unwrap());
+    assert_eq!(code, Some(1));
+    assert!(found.len() >= 10, "{found:?}");
+    assert!(lost.iter().any(|lost| lost.contains("what is in the log and not in them")), "{lost:?}");
+
+    // The log's status, and so all of the log.
+    let (code, found, _) = saved("status", &|path| damage(&path.join("log"), 0, &[0; 8192]));
+    assert_eq!(code, Some(1));
+    assert!(found.len() >= 10, "{found:?}");
+    let (output, _) = salvage(&at("page"), &at("page-saved"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("it exists already"), "{output:?}");
+}
