@@ -181,3 +181,115 @@ fn a_restore_that_is_cut_leaves_nothing_or_all() {
     }
     assert!(stores > 0);
 }
+
+/// An archive that is begun at the very moment has no hole afterwards, and holds nobody up.
+#[test]
+fn an_archive_that_is_cut_as_it_begins_can_be_begun_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, archive) = (dir.path().join("s"), dir.path().join("a"));
+    let mut made = options();
+    made.log_bytes(64 << 10).stage_bytes(128 << 10);
+    for cut in 1.. {
+        for path in [&path, &archive] {
+            _ = fs::remove_dir_all(path);
+        }
+        let store = made.open(&path).unwrap();
+        let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+        (1..=20).for_each(|number| transact(&store, &region, number));
+        drop(region);
+        store.close().unwrap();
+        let how = ArchiveOptions::directory(&archive);
+        let recorder = Recorder::new(&path, cut, cut);
+        drop(Options::new().media(on(&recorder)).archiver(&path, &how).unwrap());
+        let all = recorder.picture.lock().unwrap().is_none();
+        recorder.picture().restore(&path);
+        fs::write(path.join("lock"), "").unwrap();
+        // Nobody archives meanwhile: the log is kept at most until it is full.
+        let store = made.open(&path).unwrap();
+        let region = store.segment("data").unwrap().map_all().unwrap();
+        let mut archiver = Options::new().archiver(&path, &how).unwrap();
+        let mut dump = Vec::new();
+        store.dump(&DumpOptions::new(), &mut dump).unwrap();
+        for number in 21..=120 {
+            transact(&store, &region, number);
+            archiver.flush().unwrap();
+        }
+        store.flush().unwrap();
+        archiver.flush().unwrap();
+        let to = dir.path().join("r");
+        _ = fs::remove_dir_all(&to);
+        restore(&dump, RestoreOptions::new().archive(&archive), &to)
+            .unwrap_or_else(|error| panic!("cut {cut}: {error}"));
+        assert_eq!(assert_is(&mut Model::new(), &words(&to), &format!("cut {cut}")), 120);
+        if all {
+            assert!(cut > 2, "the two marks were not cut");
+            return;
+        }
+    }
+}
+
+/// What was written since a dump, of a store that lost its power in between, is laid over that dump.
+#[test]
+fn a_base_from_before_a_power_cut_is_one_still() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    for seed in 0..20u64 {
+        let mut random = Random(seed + 1000);
+        _ = fs::remove_dir_all(&path);
+        begun(&path);
+        drop(
+            Options::new().archiver(&path, &ArchiveOptions::directory(dir.path().join("a"))).unwrap().stop(),
+        );
+        let (mut number, mut chain, mut base) = (0, Vec::new(), None::<caliburn::Dumped>);
+        for life in 0..5 {
+            let recorder = Recorder::new(&path, 20 + random.below(300), seed * 10 + life);
+            let store = small(&recorder).open(&path).unwrap();
+            let region = store.segment("data").unwrap().map_all().unwrap();
+            while recorder.picture.lock().unwrap().is_none() {
+                number += 1;
+                transact(&store, &region, number);
+                match random.below(8) {
+                    0 => store.tend_flush(true).unwrap(),
+                    1 => store.tend_truncation().unwrap(),
+                    2 => store.truncate().unwrap(),
+                    3 => {
+                        let mut how = DumpOptions::new();
+                        base.iter().for_each(|base| _ = how.since(base));
+                        let mut bytes = Vec::new();
+                        let made = store.dump(&how, &mut bytes).unwrap();
+                        // One that came after the picture is of another past.
+                        if recorder.picture.lock().unwrap().is_none() {
+                            chain.extend(bytes);
+                            base = Some(made);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            let picture = recorder.picture();
+            drop(region);
+            drop(store);
+            picture.restore(&path);
+            let store = options().background(false).log_bytes(64 << 10).open(&path).unwrap();
+            number = store.segment("data").unwrap().map_all().unwrap().load(0);
+            let what = format!("seed {seed}, life {life}");
+            if let Some(base) = &mut base {
+                let mut bytes = Vec::new();
+                match store.dump(DumpOptions::new().since(base), &mut bytes) {
+                    // Its mark was being written as the power failed.
+                    Err(caliburn::BackupError::Base { .. }) => {
+                        (chain, bytes) = (Vec::new(), Vec::new());
+                        *base = store.dump(&DumpOptions::new(), &mut bytes).unwrap();
+                    }
+                    done => *base = done.unwrap_or_else(|error| panic!("{what}: {error}")),
+                }
+                chain.extend(bytes);
+                let to = dir.path().join("r");
+                _ = fs::remove_dir_all(&to);
+                restore(&chain, &RestoreOptions::new(), &to)
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(assert_is(&mut Model::new(), &words(&to), &what), number, "{what}");
+            }
+        }
+    }
+}
