@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 /// Opens or creates the store as the options say.
 pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenError> {
+    let _span = tracing::info_span!("open", store = %dir.display()).entered();
     let settings = &options.settings;
     let may_create = (options.create_new || options.create) && !settings.read_only;
     let media = &*settings.media;

@@ -255,6 +255,7 @@ impl Storage {
             state.extend(len)?;
         }
         state.len.store(len, Ordering::Release);
+        tracing::info!(segment = state.name, len, "a segment grew");
         Ok(())
     }
 

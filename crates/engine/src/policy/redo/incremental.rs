@@ -116,6 +116,7 @@ impl Redo {
             }
         };
         self.truncation.incremental.fetch_add(u64::from(written), Ordering::Relaxed);
+        tracing::debug!(head = self.log.head().0, used = self.log.used(), "truncated");
         Ok(outcome)
     }
 

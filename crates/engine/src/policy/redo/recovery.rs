@@ -58,23 +58,39 @@ use caliburn_os::sync::{Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
-    let mut recovery = Recovery::open_files(opening)?;
-    let staged_tail = recovery.read_stage()?;
-    let (scanned, staged_tail) = recovery.scan_log(staged_tail)?;
+    let mut recovery = timed("open_files", || Recovery::open_files(opening))?;
+    let staged_tail = timed("read_stage", || recovery.read_stage())?;
+    let (scanned, staged_tail) = timed("scan_log", || recovery.scan_log(staged_tail))?;
     let reach = recovery.reach()?;
     if !recovery.opening.write() {
         return recovery.show(&scanned, &staged_tail, reach);
     }
     if recovery.copied {
         let watch = &recovery.opening.settings.watch;
-        check::verify(recovery.segments(), &recovery.noted(&scanned)?, watch)?;
+        timed("verify_copy", || check::verify(recovery.segments(), &recovery.noted(&scanned)?, watch))?;
     }
-    let (log, mut unapplied) = recovery.begin_incarnation(&scanned)?;
-    recovery.append_staged(&log, &mut unapplied, &staged_tail)?;
+    let (log, mut unapplied) = timed("begin_incarnation", || recovery.begin_incarnation(&scanned))?;
+    timed("append_staged", || recovery.append_staged(&log, &mut unapplied, &staged_tail))?;
     recovery.hold_named(&log, &mut unapplied, &staged_tail)?;
+    tracing::info!(
+        head = log.head().0,
+        tail = log.tail().0,
+        staged = staged_tail.records.len(),
+        undecided = recovery.prepared.len(),
+        "recovered"
+    );
     recovery.serve(log, unapplied, &staged_tail, reach)
+}
+
+/// A step of recovery, which tells how long it takes.
+fn timed<T>(step: &'static str, act: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = act();
+    tracing::debug!(step, us = begun.elapsed().as_micros() as u64, "recovery");
+    done
 }
 
 /// A store that is being recovered.

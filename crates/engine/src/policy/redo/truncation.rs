@@ -246,6 +246,7 @@ impl Redo {
                 unforced.segments.entry(id.0).or_insert(segment);
             }
             self.truncation.epochs.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(from = head.0, to = end.0, "an epoch of the log was applied");
         }
         {
             let mut pages = self.lock_pages();
