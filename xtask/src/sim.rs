@@ -3,6 +3,7 @@
 
 use crate::succeed;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -211,6 +212,8 @@ pub fn mutants(only: Option<&str>) -> Result<(), String> {
 }
 
 fn outcome(mut command: Command) -> Result<&'static str, String> {
+    // What it starts is of its group, and ends with it.
+    command.process_group(0);
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).spawn();
     let mut child = child.map_err(|e| format!("{command:?}: {e}"))?;
     let deadline = Instant::now() + Duration::from_secs(240);
@@ -221,6 +224,7 @@ fn outcome(mut command: Command) -> Result<&'static str, String> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).status();
     let _ = child.kill();
     let _ = child.wait();
     Ok("caught (it hung)")

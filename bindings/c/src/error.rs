@@ -212,6 +212,7 @@ impl Code for SegmentError {
         match self {
             SegmentError::Exists { .. } => CALIBURN_EXISTS,
             SegmentError::Unknown { .. } => CALIBURN_NOT_FOUND,
+            SegmentError::InUse { .. } => CALIBURN_BUSY,
             SegmentError::Name { .. } | SegmentError::Length { .. } => CALIBURN_INVALID,
             SegmentError::Bad { defect, .. } => of_defect(defect),
             SegmentError::Weaker { .. } => CALIBURN_CLASS,

@@ -270,3 +270,102 @@ fn larger_transactions_fit_a_larger_log() {
     write().unwrap();
     assert_eq!(region.load::<u8>(1000), 5);
 }
+
+#[test]
+fn a_segment_moves_while_others_are_used() {
+    for policy in [Policy::Redo, Policy::Undo] {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, there) = (dir.path().join("s"), dir.path().join("there"));
+        let mut listed = options();
+        listed.policy(policy).outside(dir.path());
+        let store = listed.open(&path).unwrap();
+        let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+        let other = store.create_segment("other", LEN).unwrap().map_all().unwrap();
+        let put = |value: u64| {
+            let mut tx = store.begin(Mode::Restore).unwrap();
+            tx.store(&other, 8192, &value).unwrap();
+            tx.commit(Class::Process).unwrap();
+        };
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&region, LEN as usize - 8, &7u64).unwrap();
+        tx.commit(Class::Process).unwrap();
+        let used = |text: &str| {
+            let error = store.move_segment("data", Some(&there)).unwrap_err();
+            assert!(error.to_string().contains(text), "{error}");
+        };
+        used("mapped");
+        drop(region);
+        let handle = store.segment("data").unwrap();
+        used("handle");
+        drop(handle);
+        put(1);
+        drop(store.move_segment("data", Some(&there)).unwrap());
+        assert!(there.exists() && !path.join("data.segment").exists());
+        let region = store.segment("data").unwrap().map_all().unwrap();
+        assert_eq!(region.load::<u64>(LEN as usize - 8), 7);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&region, 0, &8u64).unwrap();
+        tx.commit(Class::Process).unwrap();
+        drop(region);
+        // Back again; and not to where something else is.
+        std::fs::write(dir.path().join("theirs"), b"CALI-SEG of another").unwrap();
+        let error = store.move_segment("data", Some(&dir.path().join("theirs"))).unwrap_err();
+        assert!(error.to_string().contains("already holds part of a store"), "{error}");
+        put(2);
+        drop(store.move_segment("data", None).unwrap());
+        assert!(!std::fs::read(&there).unwrap().starts_with(b"CALI"));
+        drop(other);
+        store.close().unwrap();
+        assert_eq!(check(&path).unwrap().problems, []);
+        let store = Store::open(&path).unwrap();
+        let [region, other] = ["data", "other"].map(|name| store.segment(name).unwrap().map_all().unwrap());
+        assert_eq!((region.load::<u64>(0), region.load::<u64>(LEN as usize - 8)), (8, 7));
+        assert_eq!(other.load::<u64>(8192), 2);
+    }
+}
+
+/// Cut by power at any operation of a move, the segment is where it was, or where it was to go.
+#[test]
+fn a_segment_that_is_cut_as_it_moves_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, there) = (dir.path().join("s"), dir.path().join("there"));
+    let mut found = [0, 0];
+    for cut in 1.. {
+        _ = std::fs::remove_dir_all(&path);
+        _ = std::fs::remove_file(&there);
+        let mut made = sized(64 * K);
+        made.stage_bytes(128 << 10).outside(dir.path());
+        let store = made.open(&path).unwrap();
+        let region = store.create_segment("data", 1 << 17).unwrap().map_all().unwrap();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 0, &[6; 20_000]).unwrap();
+        tx.commit(Class::Power).unwrap();
+        drop(region);
+        drop(store.move_segment("data", Some(&there)).unwrap());
+        store.close().unwrap();
+        // It is changed only when the catalog names the other.
+        let outside = std::fs::read(&there).unwrap();
+        let recorder = Recorder::new(&path, cut, cut);
+        let mut media = made.clone();
+        let store =
+            media.background(false).media(Arc::new(RecordedMedia(recorder.clone()))).open(&path).unwrap();
+        let before = recorder.picture.lock().unwrap().is_none();
+        drop(store.move_segment("data", None).unwrap());
+        let all = recorder.picture.lock().unwrap().is_none();
+        drop(store);
+        recorder.picture().restore(&path);
+        std::fs::write(path.join("lock"), "").unwrap();
+        std::fs::write(&there, outside).unwrap();
+        let store = made.copied(true).open(&path).unwrap();
+        let place = made.info(&path).unwrap().segments[0].path.clone();
+        found[usize::from(place == there)] += u64::from(before && !all);
+        let region = store.segment("data").unwrap().map_all().unwrap();
+        let mut bytes = vec![0; 20_001];
+        region.read(0, &mut bytes);
+        assert!(bytes[..20_000].iter().all(|byte| *byte == 6) && bytes[20_000] == 0, "cut {cut}: {place:?}");
+        if all {
+            break;
+        }
+    }
+    assert!(found[1] > 0, "{found:?}");
+}

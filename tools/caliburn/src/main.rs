@@ -99,7 +99,7 @@ enum Command {
     Metrics(metrics::Arguments),
     /// Show a store that a program is using, as it is from second to second.
     Top(top::Arguments),
-    /// Give the log another size or another place.
+    /// Give the log another size, log or segments another place.
     Move(moving::Arguments),
     /// Make damaged pages again from dumps, archive and log; or list them.
     Mend(mend::Arguments),

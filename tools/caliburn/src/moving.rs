@@ -1,4 +1,4 @@
-//! `move`: the log of another size or in another place.
+//! `move`: the log of another size, log and segments in other places.
 
 use crate::{Failure, Outside, size};
 use clap::Args;
@@ -9,11 +9,18 @@ use std::process::ExitCode;
 /// Arguments of `move`.
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// Directory of the store, which no program is using: one that does calls `Store::relocate_log`.
+    /// Directory of the store, which no program is using: one that does calls `Store::relocate_log` or
+    /// `Store::move_segment`.
     store: PathBuf,
     /// Bytes of the log.
-    #[arg(long, value_parser = size::parse, required_unless_present = "log")]
+    #[arg(long, value_parser = size::parse, required_unless_present_any = ["log", "segment"])]
     log_bytes: Option<u64>,
+    /// A segment that goes to --to; without that, back to the store's directory.
+    #[arg(long, value_name = "NAME")]
+    segment: Option<String>,
+    /// File or block device for the segment.
+    #[arg(long, value_name = "PATH", requires = "segment")]
+    to: Option<PathBuf>,
     /// File or block device for the log.
     #[arg(long)]
     log: Option<PathBuf>,
@@ -24,14 +31,27 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Opens the store so that its log is as it is to be.
+/// Opens the store so that its log is as it is to be, and moves a segment.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut options = arguments.outside.options();
     arguments.log_bytes.iter().for_each(|bytes| _ = options.log_bytes(*bytes));
     arguments.log.iter().for_each(|path| _ = options.log_path(path));
-    options.open(&arguments.store)?.close()?;
+    arguments.to.iter().for_each(|path| _ = options.outside(path));
+    let store = options.open(&arguments.store)?;
+    if let Some(name) = &arguments.segment {
+        drop(store.move_segment(name, arguments.to.as_deref())?);
+    }
+    store.close()?;
     let info = options.info(&arguments.store)?;
-    let Some(log) = info.log else { return Err("a store with the undo policy has no log".into()) };
+    if let Some(name) = &arguments.segment
+        && let Some(segment) = info.segments.iter().find(|segment| segment.name == *name)
+    {
+        match arguments.json {
+            true => println!("{}", json!({"segment": name, "path": segment.path.display().to_string()})),
+            false => println!("segment {name} is in {}", segment.path.display()),
+        }
+    }
+    let Some(log) = info.log else { return Ok(ExitCode::SUCCESS) };
     match arguments.json {
         true => println!("{}", json!({"log": log.path.display().to_string(), "bytes": log.capacity})),
         false => println!("the log is {} in {}", size::show(log.capacity), log.path.display()),

@@ -6,6 +6,7 @@ mod ending;
 pub(crate) mod image;
 mod mapping;
 pub(crate) mod metrics;
+mod moving;
 mod open;
 pub mod options;
 mod prepared;

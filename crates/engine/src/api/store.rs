@@ -122,7 +122,7 @@ impl Store {
     }
 
     /// The absolute path of a file that the program names. Those in the store's directory are the store's own.
-    fn outside(&self, path: &Path) -> Result<PathBuf, SegmentError> {
+    pub(super) fn outside(&self, path: &Path) -> Result<PathBuf, SegmentError> {
         let fail = |source| SegmentError::Io { action: "use", path: path.to_owned(), source };
         let whole = std::path::absolute(path).map_err(fail)?;
         if self.shared.storage.media.holds(&whole) {

@@ -201,6 +201,14 @@ pub enum SegmentError {
         /// The name.
         name: String,
     },
+    /// It is used, and so cannot be moved.
+    #[error("segment {name:?} cannot be moved: {why}")]
+    InUse {
+        /// The segment.
+        name: String,
+        /// By what.
+        why: &'static str,
+    },
     /// The length cannot be used.
     #[error("segment {name:?}: {len} bytes: {why}")]
     Length {

@@ -336,6 +336,11 @@ impl SegmentState {
         }
     }
 
+    /// Whether it has checksums.
+    pub fn has_sums(&self) -> bool {
+        self.sums.is_some()
+    }
+
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
