@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 impl Store {
-    /// Moves a segment to another file or block device, outside of the store's directory, or back into it: to no path.
-    /// Nothing of it may be mapped, and no [`Segment`] of it be held; others are used meanwhile. A file outside that it
-    /// is moved from stays, and is no segment any more.
+    /// Moves a segment to another file or block device, outside of the store's directory, or back into it: to no
+    /// path. Nothing of it may be mapped, and no [`Segment`] of it be held; others are used meanwhile. A file
+    /// outside that it is moved from stays, and is no segment any more.
     ///
     /// # Errors
     /// [`SegmentError::InUse`]; when the file cannot be made, is part of a store, or survives less than commits of
