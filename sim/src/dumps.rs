@@ -44,7 +44,9 @@ fn commits(store: &Store, region: &Region, said: &Said, thread: usize) {
         if number.is_multiple_of(2) {
             // What is changed first is changed in a branch, and goes to another run.
             let mut branch = tx.branch().expect("sound");
-            branch.store(region, first, &number).expect("sound");
+            let mut inner = branch.branch().expect("sound");
+            inner.store(region, first, &number).expect("sound");
+            branch.adopt(inner).expect("sound");
             branch.store(region, second, &number).expect("sound");
             tx.adopt(branch).expect("sound");
             tx.store(region, third, &number).expect("sound");

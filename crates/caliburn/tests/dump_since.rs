@@ -257,3 +257,90 @@ fn a_chain_in_another_order_is_refused() {
     assert!(cut.to_string().contains("cut off"), "{cut}");
     restored(&[&a, &b, &c], &dir.path().join("good")).unwrap();
 }
+
+/// Of a copy whose mark of a dump is newer than its log.
+#[test]
+fn a_mark_behind_the_end_of_the_log_is_of_another_past() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let store = options().open(at("s")).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    put(&store, &region, 0, b"first");
+    drop(region);
+    store.close().unwrap();
+    std::fs::create_dir(at("copy")).unwrap();
+    for file in std::fs::read_dir(at("s")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), at("copy").join(file.file_name())).unwrap();
+    }
+    let store = options().open(at("s")).unwrap();
+    let region = store.segment("data").unwrap().map_all().unwrap();
+    (0..100u8).for_each(|i| put(&store, &region, 0, &[i; 4000]));
+    let (late, _) = whole(&store);
+    std::fs::copy(at("s").join("dumped"), at("copy").join("dumped")).unwrap();
+    for grown in [false, true] {
+        let copy = options().open(at("copy")).unwrap();
+        let region = copy.segment("data").unwrap().map_all().unwrap();
+        if grown {
+            // Its own log comes to where the other one was.
+            (0..200u8).for_each(|i| put(&copy, &region, 8192, &[i; 4000]));
+        }
+        let error = copy.dump(DumpOptions::new().since(&late), &mut Vec::new()).unwrap_err();
+        assert!(matches!(error, BackupError::Base { .. }), "{error}");
+    }
+}
+
+/// What says when a page was written is not believed when it is damaged: the page is in the dump.
+#[test]
+fn a_damaged_entry_hides_no_page() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = options().open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    put(&store, &region, 0, b"first");
+    store.truncate().unwrap();
+    let (first, all) = whole(&store);
+    put(&store, &region, 0, b"second");
+    store.truncate().unwrap();
+    // The upper half of the first page's entry.
+    let sums = std::fs::OpenOptions::new().write(true).open(path.join("data.sums")).unwrap();
+    sums.write_all_at(&[0; 8], 4096 + 8).unwrap();
+    assert_eq!(store.scrub().unwrap(), [("data".to_owned(), 0)]);
+    let error = store.dump(DumpOptions::new().since(&first), &mut Vec::new()).unwrap_err();
+    assert!(matches!(error, BackupError::Damaged { .. }), "{error}");
+    drop(region);
+    drop(store);
+    assert_eq!(caliburn::check(&path).unwrap().problems.len(), 1);
+    drop(all);
+}
+
+/// A file that was adopted may be made sparse by others, which changes nothing.
+#[test]
+fn an_adopted_file_with_new_holes_is_dumped_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::write(at("theirs"), vec![7; 8 << 20]).unwrap();
+    let mut large = options();
+    large.log_bytes(16 << 20).outside(dir.path());
+    let store = large.open(at("s")).unwrap();
+    let segment = store.adopt_segment(at("theirs")).unwrap();
+    let (first, mut chain) = whole(&store);
+    let region = segment.map_all().unwrap();
+    put(&store, &region, 2 << 20, &vec![0; 4 << 20]);
+    let name = segment.name().to_owned();
+    drop((region, segment));
+    store.close().unwrap();
+    let done =
+        std::process::Command::new("cp").arg("--sparse=always").args([at("theirs"), at("sparse")]).status();
+    assert!(done.unwrap().success());
+    std::fs::rename(at("sparse"), at("theirs")).unwrap();
+    let store = large.open(at("s")).unwrap();
+    chain.extend(since(&store, &first).1);
+    std::fs::create_dir(at("out")).unwrap();
+    restore(&chain, RestoreOptions::new().external(at("out")), &at("r")).unwrap();
+    assert!(
+        std::fs::read(at("out").join(name)).unwrap() == std::fs::read(at("theirs")).unwrap(),
+        "they differ"
+    );
+}

@@ -48,7 +48,9 @@ fn transfer(store: &Store, regions: &[Region; 2], thread: u64, number: u64) {
         let more = regions[1].load::<u64>(to).wrapping_add(by);
         if number.is_multiple_of(4) {
             let mut branch = tx.branch().unwrap();
-            branch.store(&regions[1], to, &more).unwrap();
+            let mut inner = branch.branch().unwrap();
+            inner.store(&regions[1], to, &more).unwrap();
+            branch.adopt(inner).unwrap();
             tx.adopt(branch).unwrap();
         } else {
             tx.store(&regions[1], to, &more).unwrap();

@@ -192,10 +192,28 @@ pub struct SumsHeader {
 pub struct StampedSum {
     /// As in the first version.
     pub sum: U32,
-    /// Zero.
-    pub reserved: U32,
+    /// CRC-32C of `sum` and `before`; 0 in an entry of zeros.
+    pub check: U32,
     /// The unit has no changes of the log from this LSN on.
     pub before: U64,
+}
+
+impl StampedSum {
+    /// What is said of a unit.
+    pub fn new(sum: u32, before: Lsn) -> StampedSum {
+        let mut entry = StampedSum { sum: sum.into(), check: 0.into(), before: before.0.into() };
+        entry.check = entry.computed().into();
+        entry
+    }
+
+    fn computed(&self) -> u32 {
+        crc32c::crc32c_append(crc32c::crc32c(self.sum.as_bytes()), self.before.as_bytes())
+    }
+
+    /// Whether it is one that was written, or that of a unit that never was.
+    pub fn is_sound(&self) -> bool {
+        self.as_bytes() == [0; size_of::<StampedSum>()] || self.check == self.computed()
+    }
 }
 
 /// Head of the catalog file; `count` [`CatalogEntry`]s follow, each with its name and path.

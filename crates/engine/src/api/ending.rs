@@ -66,6 +66,7 @@ impl Shared {
     pub fn adopt(&self, set: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {
         assert!(branch.is_branch_of(set), "it is a branch of another transaction");
         self.policy.adopt(set, branch)?;
+        self.sets.reserve.moved();
         self.tracked.all(|way| way.adopted(set, branch));
         Ok(())
     }

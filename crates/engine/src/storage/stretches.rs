@@ -32,7 +32,7 @@ impl SegmentState {
         let (mut data, mut unlike) = (vec![0; SUM_UNIT], None);
         self.read(unit * SUM_UNIT as u64, &mut data)?;
         self.with_sums(|sums| {
-            unlike = sums.read(unit, 1)?.pop().filter(|sum| !is_of(&data, sum.sum));
+            unlike = sums.read(unit, 1)?.pop().filter(|sum| !is_of(&data, *sum));
             Ok(())
         })?;
         Ok(unlike)
@@ -52,8 +52,14 @@ impl SegmentState {
         let (len, mut first) = (self.len(), 0);
         let (mut data, mut unlike) = (vec![0; BATCH as usize * SUM_UNIT], Vec::new());
         loop {
-            // Where both are holes, there are zeros, and said to be.
-            let next = medium.next_data(self.data + first * UNIT);
+            // Where both are holes, there are zeros, and said to be. A file that nothing is said of may have been made
+            // sparse since.
+            let whole = since.is_some() && !self.has_sums();
+            let next = if whole {
+                Some(self.data + first * UNIT)
+            } else {
+                medium.next_data(self.data + first * UNIT)
+            };
             let mut next = next.map_or(u64::MAX, |next| (next - self.data) / UNIT);
             self.with_sums(|sums| {
                 next = next.min(sums.next_unit(first)?);
@@ -91,7 +97,7 @@ impl SegmentState {
                 self.with_sums(|sums| {
                     // After the data, in which there may be changes that the sums lack.
                     let units = data.chunks(SUM_UNIT).zip(sums.read(unit, run.len() as u64)?).enumerate();
-                    let differ = units.filter(|(_, (unit, sum))| !is_of(unit, sum.sum));
+                    let differ = units.filter(|(_, (unit, sum))| !is_of(unit, *sum));
                     unlike.extend(differ.map(|(i, _)| unit + i as u64));
                     Ok(())
                 })?;
@@ -103,6 +109,6 @@ impl SegmentState {
 }
 
 /// Whether a sum is that of a unit.
-fn is_of(unit: &[u8], sum: u32) -> bool {
-    if sum == 0 { unit.iter().all(|byte| *byte == 0) } else { format::unit_sum(unit) == sum }
+fn is_of(unit: &[u8], Sum { sum, sound, .. }: Sum) -> bool {
+    sound && if sum == 0 { unit.iter().all(|byte| *byte == 0) } else { format::unit_sum(unit) == sum }
 }

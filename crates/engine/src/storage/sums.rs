@@ -11,7 +11,7 @@ use caliburn_log::format::{
 use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::{instead, planted};
+use caliburn_os::simulated::{instead, planted, unless};
 use std::collections::BTreeMap;
 use std::io;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -42,6 +42,8 @@ pub(crate) struct Sum {
     pub sum: u32,
     /// No change of the log from there on is in it, if that is known.
     pub before: Option<Lsn>,
+    /// It is what was written: else nothing is known of the unit.
+    pub sound: bool,
 }
 
 impl Sums {
@@ -116,9 +118,9 @@ impl Sums {
             let sum = format::unit_sum(unit);
             if self.stamped {
                 // What was there may have later changes.
-                let before = before.max(stamped(&bytes[at..]).1);
-                let entry =
-                    StampedSum { sum: sum.into(), before: before.0.into(), ..StampedSum::new_zeroed() };
+                let there = stamped(&bytes[at..]);
+                let before = if there.is_sound() { before.max(Lsn(there.before.get())) } else { before };
+                let entry = StampedSum::new(sum, before);
                 bytes[at..][..size_of::<StampedSum>()].copy_from_slice(entry.as_bytes());
             } else {
                 bytes[at..][..4].copy_from_slice(&sum.to_le_bytes());
@@ -140,10 +142,15 @@ impl Sums {
         self.read_at(&mut bytes, self.place(first))?;
         let entry = |bytes: &[u8]| match self.stamped {
             true => {
-                let (sum, before) = stamped(bytes);
-                Sum { sum, before: Some(before) }
+                let entry = stamped(bytes);
+                let bad = unless("damaged-entries-believed", !entry.is_sound());
+                let before = (!bad).then_some(Lsn(entry.before.get()));
+                Sum { sum: entry.sum.get(), before, sound: !bad }
             }
-            false => Sum { sum: u32::from_le_bytes(bytes.try_into().expect("four bytes")), before: None },
+            false => {
+                let sum = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+                Sum { sum, before: None, sound: true }
+            }
         };
         Ok(bytes.chunks_exact(bytes_each).map(entry).collect())
     }
@@ -172,8 +179,7 @@ impl Sums {
     }
 }
 
-/// What an entry says, which bytes begin with.
-fn stamped(bytes: &[u8]) -> (u32, Lsn) {
-    let (entry, _) = StampedSum::read_from_prefix(bytes).expect("a block holds whole entries");
-    (entry.sum.get(), Lsn(entry.before.get()))
+/// The entry that bytes begin with.
+fn stamped(bytes: &[u8]) -> StampedSum {
+    StampedSum::read_from_prefix(bytes).expect("a block holds whole entries").0
 }

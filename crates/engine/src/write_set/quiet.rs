@@ -8,9 +8,10 @@
 //! ```
 //!
 //! Invariant: at least one of the two sees the other. A transaction stands by only while it has changed nothing;
-//! one that has changed something goes on to its end, however many ranges more it declares. Invariant: what a
-//! branch has changed is in its own run or in its parent's, and goes from one to the other in that order: who
-//! finds all runs empty twice has missed none.
+//! one that has changed something goes on to its end, however many ranges more it declares.
+//!
+//! Invariant: what a branch has changed is in its own run or in its parent's. It is counted as moved when it is in the
+//! parent's, before it goes from its own: who finds all runs empty, and nothing moved meanwhile, has missed none.
 
 use super::reserve::QUIET;
 use super::set::WriteSet;
@@ -38,7 +39,11 @@ impl Sets {
     /// nothing wait meanwhile.
     pub fn quiet(&self, looks: u32) -> Option<Quiet<'_>> {
         let quiet = Quiet { _one: self.reserve.begin_quiet(), reserve: &self.reserve };
-        let is_quiet = || are_quiet(&self.slots) && are_quiet(&self.slots);
+        let moves = || self.reserve.moves.load(Ordering::SeqCst);
+        let is_quiet = || {
+            let before = moves();
+            are_quiet(&self.slots) && even_if("moved-changes-missed", moves() == before)
+        };
         for _ in 0..looks {
             if even_if("dumped-while-it-changes", is_quiet()) {
                 return Some(quiet);
@@ -67,6 +72,11 @@ impl WriteSet<'_> {
 }
 
 impl Reserve {
+    /// What was declared in one run is in another, too, and about to go from the first.
+    pub fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::SeqCst);
+    }
+
     fn begin_quiet(&self) -> MutexGuard<'_, ()> {
         let one = self.quiet.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         self.active.fetch_or(QUIET, Ordering::SeqCst);

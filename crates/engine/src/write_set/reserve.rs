@@ -18,7 +18,7 @@ use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
-use caliburn_os::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Pages that truncation reserves at a time.
 pub(crate) const RESERVED: usize = 32;
@@ -30,6 +30,8 @@ pub(crate) struct Reserve {
     pub(super) active: AtomicU32,
     pages: [AtomicUsize; RESERVED],
     pub(super) released: Event,
+    /// Runs that were moved to others.
+    pub(super) moves: AtomicU64,
     /// Of who wants quiet: one at a time.
     pub(super) quiet: Mutex<()>,
 }
@@ -48,6 +50,7 @@ impl Default for Reserve {
             active: AtomicU32::new(always),
             pages: Default::default(),
             released: Event::default(),
+            moves: AtomicU64::new(0),
             quiet: Mutex::default(),
         }
     }

@@ -21,6 +21,7 @@
 
 use super::Redo;
 use super::backup::hold::{self, Held};
+use super::backup::marks;
 use super::check;
 use super::flusher::Flush;
 use super::group::Rounds;
@@ -410,6 +411,7 @@ impl<'o> Recovery<'o> {
         let storage = Arc::new(Storage::new(found, settings, reach));
         let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
         let (last, tail) = (staged_tail.last, log.tail());
+        marks::forget_beyond(&*storage.media, &storage.dir, &storage.id, tail)?;
         let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
         // What the segments show is not forced, and their sums may lack it: the head must not pass it without
         // an epoch.

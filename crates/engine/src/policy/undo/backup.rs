@@ -127,16 +127,18 @@ impl Undo {
     /// wait for a transaction.
     fn write_quietly(&self, how: &DumpOptions, out: &mut dyn Write) -> Result<Dumped, BackupError> {
         /// A transaction that has changed something may wait for a lock that is held by one which waits for us.
-        const LOOKS: u32 = 1000;
+        const LOOKS: u32 = 300;
         const TRIES: u32 = 40;
         let storage = &self.storage;
         let mut how = how.clone();
         how.at_once();
         let first = Instant::now();
+        let mut held = Duration::ZERO;
         for tries in 0..TRIES {
             let begun = Instant::now();
             let quiet = self.sets.quiet(LOOKS);
             if quiet.is_none() {
+                held += begun.elapsed();
                 caliburn_os::sync::sleep(Duration::from_millis(u64::from(tries)));
                 continue;
             }
@@ -145,7 +147,7 @@ impl Undo {
             let segments = storage.segments.read().expect("no panic under this lock").clone();
             let mut dumped = write((&catalog, &segments), &how, &Watch::default(), out)?;
             drop(quiet);
-            dumped.held = begun.elapsed();
+            dumped.held = held + begun.elapsed();
             return Ok(dumped);
         }
         Err(BackupError::NotQuiet { path: storage.dir.clone(), waited: first.elapsed() })

@@ -175,7 +175,9 @@ impl<'a> Copy<'a> {
         target: &'a mut dyn Write,
     ) -> Result<Copy<'a>, BackupError> {
         let base = how.base()?;
-        if let Some(base) = base.filter(|base| !marks::has(&*live.media, &live.dir, &live.store, *base)) {
+        let end = live.end()?;
+        let is_base = |base: &Base| base.1 <= end && marks::has(&*live.media, &live.dir, &live.store, *base);
+        if let Some(base) = base.filter(|base| !is_base(base)) {
             return Err(BackupError::Base { id: format::hex(&base.0), lsn: base.1.0 });
         }
         let id =

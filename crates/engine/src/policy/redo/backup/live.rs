@@ -50,7 +50,7 @@ impl Live {
         let media = directory::hold(dir, settings)?;
         let catalog = directory::read_catalog(&*media, dir)?;
         if catalog.policy != Policy::Redo as u16 {
-            let why = "a store with the undo policy has no log, and can be copied only while it is closed";
+            let why = "a store with the undo policy has no log that could be archived, or that would tell what was changed";
             return Err(OpenError::Policy { path: dir.to_owned(), why }.into());
         }
         let open = |action, path: PathBuf| media.open(&path, false).map_err(OpenError::io(action, &path));

@@ -36,6 +36,19 @@ pub(super) fn has(media: &dyn Media, dir: &Path, store: &Id, base: Base) -> bool
     even_if("any-base-taken", is_marked)
 }
 
+/// Forgets dumps that end behind the end of the log: they are not of this past, though its log will come there.
+pub(in crate::policy::redo) fn forget_beyond(
+    media: &dyn Media,
+    dir: &Path,
+    store: &Id,
+    end: Lsn,
+) -> Result<(), MediaError> {
+    let mut dumps = read(media, dir, store);
+    let count = dumps.len();
+    dumps.retain(|mark| even_if("later-marks-kept", mark.lsn.get() <= end.0));
+    if dumps.len() == count { Ok(()) } else { write(media, dir, *store, dumps) }
+}
+
 /// Keeps other dumps away that are just adding themselves.
 fn locked(media: &dyn Media, dir: &Path) -> io::Result<Option<Lock>> {
     let path = dir.join(LOCK);
@@ -57,6 +70,12 @@ pub(super) fn add(media: &dyn Media, dir: &Path, store: Id, (id, lsn): Base) -> 
     let _lock = locked(media, dir).map_err(fail)?;
     let mut dumps = read(media, dir, &store);
     dumps.insert(0, DumpMark { id, lsn: lsn.0.into() });
+    write(media, dir, store, dumps)
+}
+
+fn write(media: &dyn Media, dir: &Path, store: Id, mut dumps: Vec<DumpMark>) -> Result<(), MediaError> {
+    let path = dir.join(FILE);
+    let fail = |e| MediaError::of_name("write", path.clone(), e);
     dumps.resize(MARKS, DumpMark::new_zeroed());
     let dumps = dumps.try_into().expect("the length is right");
     let mut bytes = Marks { dumps, ..Marks::new_zeroed() }.as_bytes().to_vec();

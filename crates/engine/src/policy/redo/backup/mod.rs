@@ -15,7 +15,7 @@ pub(super) mod dump;
 pub(crate) mod hold;
 mod left;
 mod live;
-mod marks;
+pub(crate) mod marks;
 mod mend;
 pub(crate) mod past;
 pub(super) mod restore;

@@ -126,7 +126,8 @@ pub(crate) fn follow(
             break;
         }
         let head = *reader.head();
-        if head.base.is_none() || head.base.map(|(id, lsn)| (Some(id), lsn)) != Some(ended) {
+        let fits = head.store == following.store && head.base.map(|(id, lsn)| (Some(id), lsn)) == Some(ended);
+        if !fits {
             let (base, lsn) = head.base.unwrap_or_default();
             return Err(BackupError::NotItsBase { base: format::hex(&base), lsn: lsn.0 });
         }
