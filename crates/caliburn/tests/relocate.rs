@@ -174,9 +174,8 @@ fn what_contradicts_a_store_is_done_or_refused() {
     tx.prepare(b"large").unwrap();
     drop(region);
     drop(store);
-    let error = sized(64 * K).open(at("s")).unwrap_err();
-    assert!(matches!(error, OpenError::Option { name: "log_bytes", .. }), "{error}");
-    assert_eq!(options().open(at("s")).unwrap().prepared().len(), 1);
+    let store = sized(64 * K).open(at("s")).unwrap();
+    assert_eq!((store.query().log_bytes, store.prepared().len()), (1 << 20, 1));
 }
 
 /// Cut by power at any operation, all that was forced is there, and nothing that was not committed.
@@ -368,4 +367,180 @@ fn a_segment_that_is_cut_as_it_moves_is_there() {
         }
     }
     assert!(found[1] > 0, "{found:?}");
+}
+
+/// A log that is named by another name of its own file stays where it is.
+#[test]
+fn the_same_file_under_another_name_is_no_other_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let mut made = options();
+    made.outside(dir.path()).log_path(at("log1"));
+    let store = made.open(at("s")).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 0, &7u64).unwrap();
+    tx.prepare(b"undecided").unwrap();
+    std::fs::hard_link(at("log1"), at("hard")).unwrap();
+    std::os::unix::fs::symlink(at("log1"), at("soft")).unwrap();
+    std::fs::create_dir(at("x")).unwrap();
+    for name in ["hard", "soft", "x/../log1"] {
+        store.relocate_log(Options::new().log_path(at(name))).unwrap();
+    }
+    transact(&store, &region, 1);
+    store.flush().unwrap();
+    drop(region);
+    drop(store);
+    for name in ["x/../log1", "soft", "log1"] {
+        let store = options().outside(dir.path()).log_path(at(name)).open(at("s")).unwrap();
+        assert_eq!(store.prepared().len(), 1, "{name}");
+        store.close().unwrap();
+    }
+    assert!(std::fs::read(at("log1")).unwrap().starts_with(b"CALI-LOG"));
+}
+
+#[test]
+fn a_log_goes_over_nothing_that_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let store = options().open(at("s")).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    transact(&store, &region, 1);
+    drop(region);
+    store.close().unwrap();
+    // A copy has the same identity.
+    std::fs::create_dir(at("copy")).unwrap();
+    for file in std::fs::read_dir(at("s")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), at("copy").join(file.file_name())).unwrap();
+    }
+    let copy = options().open(at("copy")).unwrap();
+    for open in [true, false] {
+        let theirs = if open { Some(options().open(at("s")).unwrap()) } else { None };
+        copy.relocate_log(Options::new().log_path(at("s/log"))).unwrap_err();
+        drop(theirs);
+        assert_eq!(check(at("s")).unwrap().problems, []);
+    }
+    // What it has adopted is no place for it.
+    std::fs::write(at("theirs"), [5; 8192]).unwrap();
+    let adopted = copy.adopt_segment(at("theirs")).unwrap();
+    let error = copy.relocate_log(Options::new().log_path(at("theirs"))).unwrap_err();
+    assert!(
+        error.to_string().contains("already has a segment") || error.to_string().contains("lock"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(at("theirs")).unwrap(), [5; 8192]);
+    drop(adopted);
+    // What failed leaves nothing that stands in the way of the next attempt.
+    copy.relocate_log(Options::new().log_path(at("free"))).unwrap();
+}
+
+/// Who waits for room in the log has the lock that a relocation needs, and needs the one that it has.
+#[test]
+fn a_relocation_and_those_who_wait_for_room_do_not_wait_for_each_other() {
+    for background in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut small = sized(64 * K);
+        small.stage_bytes(128 << 10).background(background);
+        let store = small.open(dir.path().join("s")).unwrap();
+        let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3usize {
+                let (store, region, stop) = (&store, &region, &stop);
+                scope.spawn(move || {
+                    for number in 0.. {
+                        if stop.load(SeqCst) {
+                            return;
+                        }
+                        let mut tx = store.begin(Mode::Restore).unwrap();
+                        tx.write(region, thread * 100_000, &[number as u8; 9000]).unwrap();
+                        tx.commit(Class::Power).unwrap();
+                    }
+                });
+            }
+            for round in 1..20 {
+                match store.relocate_log(Options::new().log_bytes((64 + round * 4) * K)) {
+                    Ok(()) | Err(OpenError::Option { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            stop.store(true, SeqCst);
+        });
+    }
+}
+
+#[test]
+fn a_full_log_that_waits_for_its_archive_is_refused_and_grows_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, archive) = (dir.path().join("s"), dir.path().join("a"));
+    let store = sized(64 * K).open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let mut archiver = Options::new().archiver(&path, &ArchiveOptions::directory(&archive)).unwrap();
+    std::thread::scope(|scope| {
+        let committing = scope.spawn(|| {
+            for number in 0..30u8 {
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                tx.write(&region, 0, &[number; 9000]).unwrap();
+                tx.commit(Class::Power).unwrap();
+            }
+        });
+        while store.query().log_kept + store.query().log_used < 40 << 10 {
+            std::thread::yield_now();
+        }
+        let error = store.relocate_log(Options::new().log_bytes(66 * K)).unwrap_err();
+        assert!(matches!(error, OpenError::Option { name: "log_bytes", .. }), "{error}");
+        while !committing.is_finished() {
+            archiver.flush().unwrap();
+        }
+    });
+    archiver.flush().unwrap();
+    store.relocate_log(Options::new().log_bytes(1 << 20)).unwrap();
+    // An opening that cannot make it smaller for what is kept goes on with what there is.
+    (0..30u8).for_each(|number| {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 0, &[number; 9000]).unwrap();
+        tx.commit(Class::Power).unwrap();
+    });
+    drop((region, archiver));
+    drop(store);
+    let store = sized(64 * K).open(&path).unwrap();
+    assert_eq!(store.query().log_bytes, 1 << 20);
+}
+
+/// A log outside of the directory that the directory comes to is not taken for what an attempt has left.
+#[test]
+fn a_log_that_the_directory_came_to_is_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at("new")).unwrap();
+    let mut made = options();
+    made.outside(dir.path()).log_path(at("new/log"));
+    made.open(at("s")).unwrap().create_segment("data", LEN).unwrap();
+    for file in std::fs::read_dir(at("s")).unwrap() {
+        let file = file.unwrap();
+        std::fs::rename(file.path(), at("new").join(file.file_name())).unwrap();
+    }
+    for _ in 0..2 {
+        let opened = options().outside(dir.path()).open(at("new"));
+        assert!(at("new/log").exists(), "{opened:?}");
+    }
+}
+
+/// Two directories with the same files are one store, whose log is locked wherever it is.
+#[test]
+fn a_relocated_log_is_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let store = sized(256 * K).open(at("s")).unwrap();
+    store.relocate_log(Options::new().log_bytes(1 << 20)).unwrap();
+    std::fs::create_dir(at("linked")).unwrap();
+    for file in std::fs::read_dir(at("s")).unwrap() {
+        let file = file.unwrap();
+        if file.file_name() != "lock" {
+            std::fs::hard_link(file.path(), at("linked").join(file.file_name())).unwrap();
+        }
+    }
+    let error = Store::open(at("linked")).unwrap_err();
+    assert!(error.to_string().contains("open"), "{error}");
 }

@@ -296,13 +296,12 @@ impl Log {
         Ok(())
     }
 
-    /// Copies what is kept, all of which is forced, to another medium, or to a ring of another size, durably.
+    /// Copies what is kept, all of which is forced, to an empty log on another medium, of another size, durably.
     /// Nothing is appended meanwhile, and the head stays, up to [`Log::move_to`].
     pub fn copy_to(&self, target: &dyn Medium, capacity: u64) -> Result<(), MediaError> {
         let (kept, tail) = (self.kept(), self.tail());
         assert_eq!(self.forced(), tail, "what is not forced could be lost and copied");
         assert!(tail.0 - kept.0 <= capacity, "checked by the caller");
-        create(target, self.store, capacity)?;
         let source = self.medium();
         let mut bytes = vec![0; STEP.min(tail.0 - kept.0) as usize];
         for at in (kept.0..tail.0).step_by(STEP as usize) {

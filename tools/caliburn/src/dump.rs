@@ -88,7 +88,11 @@ fn to_file(arguments: &Arguments) -> Result<(Dumped, PathBuf), Failure> {
     let _removed = Removed(&unfinished);
     let mut base = match (&arguments.since, arguments.incremental) {
         (Some(path), _) => Some(base(path)?),
-        (None, true) if into => dumps::all(target)?.pop().map(|(_, dumped)| dumped),
+        (None, true) if into => {
+            let store = arguments.outside.options().info(&arguments.store)?.id;
+            let of_it = |(_, dumped): (PathBuf, Dumped)| (dumped.store == store).then_some(dumped);
+            dumps::all(target)?.into_iter().rev().find_map(of_it)
+        }
         (None, true) => return Err("--incremental needs a directory of dumps as its target".into()),
         (None, false) => None,
     };
@@ -106,7 +110,7 @@ fn to_file(arguments: &Arguments) -> Result<(Dumped, PathBuf), Failure> {
         };
         out.flush().and_then(|()| out.get_ref().sync_all()).map_err(fail(&unfinished))?;
         let path = match into {
-            true => target.join(name(&dumped, base.as_ref())),
+            true => free(target, &name(&dumped, base.as_ref()), &dumped),
             false => target.clone(),
         };
         fs::rename(&unfinished, &path).map_err(fail(&path))?;
@@ -116,12 +120,21 @@ fn to_file(arguments: &Arguments) -> Result<(Dumped, PathBuf), Failure> {
     unreachable!("the last try returns")
 }
 
+/// The path of a new dump in a directory: over no other one, which may be another store's at the same place in its log.
+fn free(target: &Path, name: &str, dumped: &Dumped) -> PathBuf {
+    let path = target.join(format!("{name}.{SUFFIX}"));
+    match path.exists() {
+        true => target.join(format!("{name}-{:020}.{SUFFIX}", dumped.time)),
+        false => path,
+    }
+}
+
 /// What a dump in a directory is called: by its place in the log, and that of its base; without a log by its time.
 fn name(dumped: &Dumped, base: Option<&Dumped>) -> String {
     match base {
-        Some(base) => format!("{:020}-since-{:020}.{SUFFIX}", dumped.lsn, base.lsn),
-        None if dumped.lsn == 0 && dumped.id.is_empty() => format!("{:020}.{SUFFIX}", dumped.time),
-        None => format!("{:020}.{SUFFIX}", dumped.lsn),
+        Some(base) => format!("{:020}-since-{:020}", dumped.lsn, base.lsn),
+        None if dumped.lsn == 0 && dumped.id.is_empty() => format!("{:020}", dumped.time),
+        None => format!("{:020}", dumped.lsn),
     }
 }
 

@@ -12,7 +12,7 @@ pub const SUFFIX: &str = "dump";
 /// A dump in a file.
 pub type Found = (PathBuf, Dumped);
 
-/// The dumps at a path, by when they end; of those that end at one moment the whole ones last.
+/// The dumps at a path, by when they were made. What is none, whatever its name is, is told, and passed over.
 pub fn all(path: &Path) -> Result<Vec<Found>, Failure> {
     let paths = match path.is_dir() {
         false => vec![path.to_owned()],
@@ -27,11 +27,16 @@ pub fn all(path: &Path) -> Result<Vec<Found>, Failure> {
         }
     };
     let mut found = Vec::new();
+    let one = !path.is_dir();
     for path in paths {
-        let dumped = Dumped::of(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        found.push((path, dumped));
+        match Dumped::of(&path) {
+            Ok(dumped) => found.push((path, dumped)),
+            Err(error) if one => return Err(format!("{}: {error}", path.display()).into()),
+            Err(error) => eprintln!("{}: {error}; it is passed over", path.display()),
+        }
     }
-    found.sort_by_key(|(_, dumped)| (dumped.lsn, dumped.base.is_none(), dumped.time));
+    // Positions in the log are of one store: that of one which was restored begins anew.
+    found.sort_by_key(|(_, dumped)| (dumped.time, dumped.lsn));
     Ok(found)
 }
 
@@ -66,6 +71,15 @@ pub fn chosen(path: &Path, until: Until) -> Result<Vec<Found>, Failure> {
             return Ok(chain.into_iter().cloned().collect());
         }
     };
+    if let Some((_, last)) = all.last()
+        && all.iter().any(|(_, dumped)| dumped.store != last.store)
+    {
+        eprintln!(
+            "{}: it has dumps of several stores; the last one is of store {}",
+            path.display(),
+            last.store
+        );
+    }
     for found in all.iter().rev().filter(|(_, dumped)| early(dumped)) {
         match chain(found, &all) {
             Ok(chain) => return Ok(chain.into_iter().cloned().collect()),

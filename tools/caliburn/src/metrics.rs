@@ -3,8 +3,8 @@
 use crate::Failure;
 use caliburn::{Told, watch};
 use clap::Args;
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -29,27 +29,35 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let listener = TcpListener::bind(address).map_err(|e| format!("{address}: {e}"))?;
     eprintln!("serving at http://{}/metrics", listener.local_addr()?);
     for stream in listener.incoming() {
-        // Who does not want to know any more is nobody's trouble.
-        let answered = stream.and_then(|mut stream| {
-            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-            let mut lines = BufReader::new(stream.try_clone()?).lines();
-            while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
-            let (status, text) = match all(&arguments.stores) {
-                Ok(text) => ("200 OK", text),
-                Err(error) => ("503 Service Unavailable", format!("{error}\n")),
-            };
-            let head = format!(
-                "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                text.len()
-            );
-            stream.write_all(head.as_bytes())?;
-            stream.write_all(text.as_bytes())
+        let stores = arguments.stores.clone();
+        // One that is slow holds up nobody else.
+        std::thread::spawn(move || {
+            if let Err(error) = stream.and_then(|stream| answer(stream, &stores)) {
+                eprintln!("caliburn: {error}");
+            }
         });
-        if let Err(error) = answered {
-            eprintln!("caliburn: {error}");
-        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Answers a request, whatever it asks for.
+fn answer(mut stream: TcpStream, stores: &[PathBuf]) -> io::Result<()> {
+    const PATIENCE: Option<Duration> = Some(Duration::from_secs(5));
+    const REQUEST_MAX: u64 = 16 << 10;
+    stream.set_read_timeout(PATIENCE)?;
+    stream.set_write_timeout(PATIENCE)?;
+    let mut lines = BufReader::new(stream.try_clone()?.take(REQUEST_MAX)).lines();
+    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    let (status, text) = match all(stores) {
+        Ok(text) => ("200 OK", text),
+        Err(error) => ("503 Service Unavailable", format!("{error}\n")),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        text.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(text.as_bytes())
 }
 
 /// What all of them tell: the lines of one metric stand together.

@@ -62,6 +62,8 @@ pub fn run(arguments: &OneStore, target: &Path) -> Result<ExitCode, Failure> {
     };
     let at = |p: &Problem| format!("{}, offset {}: {}", p.path.display(), p.offset, p.text);
     tell(match arguments.options().check(&arguments.store) {
+        Ok(report) if report.in_use_by.is_some() => return Err(in_use(arguments)),
+        Err(caliburn::OpenError::InUse { .. }) => return Err(in_use(arguments)),
         Ok(report) => Step {
             name: "check",
             found: format!("{} segments, {} places damaged", report.segments, report.problems.len()),
@@ -74,13 +76,30 @@ pub fn run(arguments: &OneStore, target: &Path) -> Result<ExitCode, Failure> {
     // 2
     let source = match arguments.options().salvage(true).open(&arguments.store) {
         Ok(store) => {
-            let lost = store.damage().map(|why| format!("what was committed behind this: {why}"));
+            let mut lost: Vec<String> = store
+                .damage()
+                .map(|why| format!("what was committed behind this: {why}"))
+                .into_iter()
+                .collect();
+            lost.extend(store.prepared().iter().map(|prepared| {
+                let id = String::from_utf8_lossy(&prepared.global_id).into_owned();
+                format!("prepared transaction {id:?}, undecided: its changes are not in the new store")
+            }));
+            lost.extend(moved_segments(arguments)?);
             let found = "the store as it is before the damage".to_owned();
-            tell(Step { name: "read", found, lost: lost.into_iter().collect() });
+            tell(Step { name: "read", found, lost });
             Source::Opened(store)
         }
+        Err(caliburn::OpenError::InUse { .. }) => return Err(in_use(arguments)),
+        // Nothing of it is damaged: it was not said what it may name.
+        Err(error) if is_unlisted(&error) => return Err(error.into()),
         Err(error) => {
             let files = segment_files(&arguments.store)?;
+            if files.is_empty() {
+                return Err(
+                    format!("{}: there is no segment in it: {error}", arguments.store.display()).into()
+                );
+            }
             let found = format!("{} segment files, as they are", files.len());
             let lost =
                 format!("what is in the log and not in them, since the store cannot be opened: {error}");
@@ -101,6 +120,34 @@ pub fn run(arguments: &OneStore, target: &Path) -> Result<ExitCode, Failure> {
         );
     }
     Ok(if lossless { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn in_use(arguments: &OneStore) -> Failure {
+    format!("store {} is in use: what is damaged in it is found by `caliburn check`, and mended by its program (`Store::mend`)", arguments.store.display()).into()
+}
+
+/// Whether a file was not opened because it lies outside of the directory and was not listed.
+fn is_unlisted(error: &caliburn::OpenError) -> bool {
+    match error {
+        caliburn::OpenError::Io { source, .. }
+        | caliburn::OpenError::Segment(caliburn::SegmentError::Io { source, .. }) => {
+            source.kind() == io::ErrorKind::PermissionDenied && source.to_string().contains("outside")
+        }
+        _ => false,
+    }
+}
+
+/// Segments that a loader has mapped at an address of their own: the copy has none.
+fn moved_segments(arguments: &OneStore) -> Result<Vec<String>, Failure> {
+    let info = arguments.options().info(&arguments.store)?;
+    let loaded = info.segments.iter().filter(|segment| segment.address != 0);
+    let told = |segment: &caliburn::SegmentInfo| {
+        format!(
+            "the address of segment {:?}, {:#x}: pointers that programs keep in it hold there only",
+            segment.name, segment.address
+        )
+    };
+    Ok(loaded.map(told).collect())
 }
 
 /// The files that are segments by their names, with their lengths.

@@ -28,6 +28,8 @@ const WATCHED: &str = "watched";
 const BOARD: &str = "board";
 /// So long the one who wants to know is believed to be there.
 const RECENT: u64 = 10_000_000_000;
+/// What the board says is not older, else nobody writes it any more.
+const PRESENT: u64 = 2_000_000_000;
 /// How often the board is written then.
 const TOLD_EVERY: Duration = Duration::from_millis(200);
 /// How often it is looked whether somebody wants to know.
@@ -84,7 +86,7 @@ impl Metrics {
     /// In the text format of Prometheus.
     pub fn to_prometheus(&self) -> String {
         let mut out = String::new();
-        let store = quoted(&self.store.display().to_string());
+        let store = label(&self.store.display().to_string());
         let mut last = "";
         for metric in &self.metrics {
             let Metric { name, help, label, value } = metric;
@@ -156,7 +158,12 @@ fn attribute(name: &str, value: &str) -> String {
     format!("{{\"key\":\"{name}\",\"value\":{{\"stringValue\":{}}}}}", quoted(value))
 }
 
-/// A string of JSON's, and of Prometheus's.
+/// The value of a label of Prometheus's.
+fn label(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+}
+
+/// A string of JSON's.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -391,7 +398,7 @@ pub fn watch(dir: impl AsRef<Path>) -> Result<Option<Told>, OpenError> {
             && let Ok(text) = std::str::from_utf8(&whole[size_of::<Board>()..])
         {
             let (time, process) = (head.time.get(), head.process.get());
-            let recent = wall_ns().abs_diff(time) < RECENT;
+            let recent = wall_ns().abs_diff(time) < PRESENT;
             return Ok(recent.then(|| Told { prometheus: text.to_owned(), time, process }));
         }
         std::thread::sleep(Duration::from_millis(2));

@@ -84,6 +84,8 @@ pub(crate) struct Storage {
     /// On the directory, and on a log outside of it: given up when the store is closed and no region of it is
     /// mapped any more.
     locks: Mutex<Vec<Lock>>,
+    /// On the present log, likewise.
+    log_lock: Mutex<Option<Lock>>,
 }
 
 /// What opening has found of a store before its policy has.
@@ -93,6 +95,8 @@ pub(crate) struct Found {
     pub segments: Vec<Arc<SegmentState>>,
     pub descriptors: Arc<Descriptors>,
     pub locks: Vec<Lock>,
+    /// On the log.
+    pub log_lock: Option<Lock>,
     /// See [`Storage::keys`].
     pub keys: bool,
 }
@@ -124,6 +128,7 @@ impl Storage {
             limits,
             tuning: RwLock::new(settings.tuning.clone()),
             locks: Mutex::new(found.locks),
+            log_lock: Mutex::new(found.log_lock),
         }
     }
 
@@ -196,12 +201,13 @@ impl Storage {
                 segment.claim.lock().expect("no panic under this lock").take();
             }
             self.locks.lock().expect("no panic under this lock").clear();
+            self.claim_log(None);
         }
     }
 
-    /// Keeps a lock until the store is closed.
-    pub fn claim(&self, lock: Option<Lock>) {
-        self.locks.lock().expect("no panic under this lock").extend(lock);
+    /// Keeps a lock on the log in place of that on the former one, until the store is closed.
+    pub fn claim_log(&self, lock: Option<Lock>) {
+        *self.log_lock.lock().expect("no panic under this lock") = lock;
     }
 
     /// How its segments are opened.

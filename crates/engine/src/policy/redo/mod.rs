@@ -137,6 +137,8 @@ pub(crate) struct Redo {
     background: bool,
     flush: Flush,
     rounds: Rounds,
+    /// Of who gives the log another size or place: before all other locks.
+    relocating: Mutex<()>,
     /// Signalled when there may be more room in the log.
     space: Event,
     truncation: Truncation,

@@ -128,7 +128,7 @@ impl<'o> Recovery<'o> {
             other => other,
         };
         let stage = stage.map_err(OpenError::io("open stage", &stage_path))?;
-        opening.found.locks.extend(claim);
+        opening.found.log_lock = claim;
         let prepared = PreparedTable::new();
         Ok(Recovery { opening, log, status, copied, stage, boot, prepared, damage: None })
     }
@@ -425,6 +425,7 @@ impl<'o> Recovery<'o> {
             background: settings.background,
             flush: Flush::default(),
             rounds: Rounds::default(),
+            relocating: Mutex::default(),
             space: Event::default(),
             truncation: Truncation::default(),
             prepared: Mutex::new(self.prepared),

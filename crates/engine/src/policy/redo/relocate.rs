@@ -1,8 +1,9 @@
 //! The log of another size, or in another place, while the store is open.
 //!
 //! ```text
+//!     an empty log in another file, which is claimed, and nobody else's
 //!   1 nothing is appended, truncated or forced any more; all that was appended is forced
-//!   2 what is kept of the log is copied to another file, durably
+//!   2 what is kept of the log is copied there, durably
 //!   3 the catalog names that file, durably
 //!   4 everybody goes on there; the former file is no log any more
 //! ```
@@ -11,20 +12,25 @@
 //! that nobody names: the next opening removes either, if it is in the store's directory.
 
 use super::Redo;
+use super::flusher::FlushBuffers;
+use super::truncation::Unforced;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory::{self, LOG, OTHER_LOG};
-use crate::storage::error::OpenError;
+use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::segment;
 use crate::storage::settings::Settings;
 use caliburn_log::format::{BLOCK, STATUS_AT};
 use caliburn_log::log;
 use caliburn_log::record::{BODY_MAX, FRAME};
+use caliburn_os::host::Lock;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::MutexGuard;
 use caliburn_os::sync::atomic::Ordering;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest body of a record that a log can take: half of it, so that undecided transactions, a quarter at most,
 /// and room to write them anew, never stand in its way.
@@ -32,24 +38,49 @@ pub(super) fn body_max(capacity: u64) -> u64 {
     (capacity / 2 - FRAME as u64).min(BODY_MAX as u64)
 }
 
-/// The file in a store's directory that its log is not in: one that an attempt to relocate it has left.
+/// The file in a store's directory that its log is not in: one that an attempt to relocate it has left. Where the log
+/// is outside of the directory, either may be that very file, under another name.
 pub(super) fn remove_left(media: &dyn Media, dir: &Path, catalog: &Catalog) {
     for name in [LOG, OTHER_LOG] {
         let path = dir.join(name);
-        if catalog.log_path != Path::new(name) && media.exists(&path) {
+        if !catalog.log_path.is_absolute() && catalog.log_path != Path::new(name) && media.exists(&path) {
             let _ = media.remove(&path);
+        }
+    }
+}
+
+/// The file or device to which the log goes.
+struct Target {
+    medium: Arc<dyn Medium>,
+    claim: Option<Lock>,
+    /// As the catalog names it.
+    path: PathBuf,
+    bytes: u64,
+    /// The file was not there before.
+    made: bool,
+}
+
+impl Target {
+    /// It comes to nothing.
+    fn forget(&self, media: &dyn Media, dir: &Path) {
+        if self.made {
+            let _ = media.remove(&Catalog::resolve(dir, &self.path));
+        } else {
+            let _ = STATUS_AT.map(|at| self.medium.write_at(&[0; BLOCK], at));
         }
     }
 }
 
 impl Redo {
     /// Gives the log the size and the place that options name. A smaller one only while there are no transactions:
-    /// `opening`.
+    /// `opening`. An opening that cannot give it the size for what is kept of the log goes on without.
     pub(super) fn relocate(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
+        let _one = self.relocating.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let bytes = settings.log_bytes.unwrap_or(self.log.capacity());
-        let path = settings.log_path.as_ref();
-        let path =
-            path.map(|path| std::path::absolute(path).map_err(OpenError::io("resolve", path))).transpose()?;
+        let path = self.elsewhere(settings)?;
+        if bytes == self.log.capacity() && path.is_none() {
+            return Ok(());
+        }
         let smaller = bytes < self.log.capacity();
         if smaller && !opening {
             let why = "a log is made smaller when the store is opened, with Options::log_bytes: transactions that are open may need what it has".into();
@@ -59,13 +90,32 @@ impl Redo {
         if smaller {
             self.truncate_all().map_err(failed)?;
         }
+        if let Err(why) = self.fits(bytes) {
+            if opening {
+                tracing::warn!(bytes, why, "the log keeps its size");
+                return Ok(());
+            }
+            return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
+        }
+        // All of it is written before anybody waits.
+        let target = self.make_target(path, bytes)?;
         // 1
-        let mut unforced = self.lock_truncation();
-        let work = self.lock_flush();
-        let done = self.relocate_locked(bytes, path);
+        let Some((mut unforced, work)) = self.lock_both() else {
+            target.forget(&*self.storage.media, &self.storage.dir);
+            let why = "commits wait for room in the log: archive what is kept, or end what keeps it from being truncated, then try again".into();
+            return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
+        };
+        let done = self.move_log(&target);
         drop(work);
         self.rounds.wake_all();
-        done?;
+        if let Err(error) = done {
+            // Of a store that has failed nobody knows which of them the catalog names.
+            if self.storage.failure().is_ok() {
+                target.forget(&*self.storage.media, &self.storage.dir);
+            }
+            return Err(error);
+        }
+        self.storage.claim_log(target.claim);
         self.force_segments(&mut unforced).map_err(failed)?;
         drop(unforced);
         // There may be room that is waited for, and larger transactions are possible.
@@ -74,84 +124,138 @@ impl Redo {
         Ok(())
     }
 
+    /// Where the log is to go, if that is not where it is, under whatever name.
+    fn elsewhere(&self, settings: &Settings) -> Result<Option<PathBuf>, OpenError> {
+        let Some(path) = &settings.log_path else { return Ok(None) };
+        let path = std::path::absolute(path).map_err(OpenError::io("resolve", path))?;
+        let media = &*self.storage.media;
+        let there = media.exists(&path).then(|| media.open(&path, false).ok()).flatten();
+        let identity = there.and_then(|medium| medium.identity());
+        let same = path == self.log.medium().path()
+            || identity.is_some() && identity == self.log.medium().identity();
+        Ok((!same).then_some(path))
+    }
+
+    /// Why what is kept does not fit a log of that size.
+    fn fits(&self, bytes: u64) -> Result<(), String> {
+        let needed = self.log.tail().0 - self.log.kept().0;
+        if needed > bytes / 2 || self.prepared_bytes() > bytes / 4 {
+            return Err(format!(
+                "of the present log {needed} bytes are kept, which must be no more than half of it: archive them, or decide transactions that are undecided"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The truncation lock and the flush lock. Who has the latter may wait for truncation to make room, and for an
+    /// archiver: it is let through, and not waited for for ever.
+    fn lock_both(&self) -> Option<(MutexGuard<'_, Unforced>, MutexGuard<'_, FlushBuffers>)> {
+        const TRIES: u32 = 1000;
+        for _ in 0..TRIES {
+            let unforced = self.lock_truncation();
+            for _ in 0..100 {
+                if self.is_starved() {
+                    break;
+                }
+                if let Some(work) = self.try_lock_flush() {
+                    return Some((unforced, work));
+                }
+                caliburn_os::sync::sleep(Duration::from_micros(20));
+            }
+            drop(unforced);
+            caliburn_os::sync::sleep(Duration::from_millis(2));
+        }
+        None
+    }
+
     fn failed(&self, failure: crate::storage::error::Failure) -> OpenError {
         OpenError::Failed { path: self.storage.dir.clone(), failure }
     }
 
-    /// By the holder of the truncation lock and the flush lock.
-    fn relocate_locked(&self, bytes: u64, path: Option<PathBuf>) -> Result<(), OpenError> {
+    /// Steps 2 to 4, by the holder of the truncation lock and the flush lock.
+    fn move_log(&self, target: &Target) -> Result<(), OpenError> {
         let (storage, log) = (&self.storage, &self.log);
+        let Target { medium, path, bytes, .. } = target;
+        let bytes = *bytes;
         let mut catalog = storage.catalog.lock().expect("no panic under this lock");
-        let elsewhere = path.filter(|path| *path != Catalog::resolve(&storage.dir, &catalog.log_path));
-        if bytes == log.capacity() && elsewhere.is_none() {
-            return Ok(());
-        }
         storage.failure().map_err(|failure| self.failed(failure))?;
-        let needed = log.tail().0 - log.kept().0;
-        if needed > bytes / 2 || self.prepared_bytes() > bytes / 4 {
-            let why = format!(
-                "of the present log {needed} bytes are kept, which must be no more than half of it: archive them, or decide transactions that are undecided"
-            );
+        if let Err(why) = self.fits(bytes) {
             return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
         }
         log.force().map_err(|error| self.failed(self.fail(error)))?;
         // 2
         let media = &*storage.media;
-        let stays_outside = elsewhere.is_none() && catalog.log_path.is_absolute();
-        if stays_outside {
-            let why = "a log that is not in the store's directory gets another size in another place: name one, with Options::log_path".into();
-            return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
-        }
-        let name = if catalog.log_path == Path::new(LOG) { OTHER_LOG } else { LOG };
-        let next = elsewhere.unwrap_or_else(|| PathBuf::from(name));
-        directory::refuse_own(media, &next)?;
-        let target = self.make_target(&next)?;
-        log.copy_to(&*target, bytes)?;
-        let above = next.is_absolute().then(|| next.parent()).flatten().unwrap_or(&storage.dir);
-        media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
-        let claim = next.is_absolute().then(|| directory::claim(&*target, true)).transpose()?.flatten();
-        storage.claim(claim);
+        log.copy_to(&**medium, bytes)?;
         // 3
         let former = Catalog::resolve(&storage.dir, &catalog.log_path);
         if planted("moved-log-not-named") {
-            catalog.log_path.clone_from(&next);
+            catalog.log_path.clone_from(path);
         } else {
-            storage.change_catalog(&mut catalog, |catalog| catalog.log_path.clone_from(&next))?;
+            storage.change_catalog(&mut catalog, |catalog| catalog.log_path.clone_from(path))?;
         }
         // 4
-        let medium = log.medium();
-        log.move_to(target, bytes);
+        let before = log.medium();
+        log.move_to(medium.clone(), bytes);
         self.body_max.store(body_max(bytes), Ordering::Relaxed);
         if media.holds(&former) {
             let _ = media.remove(&former);
         } else {
             // A device, or a file that is not ours to remove: it holds no log any more.
-            let _ =
-                STATUS_AT.map(|at| medium.write_at(&[0; BLOCK], at)).into_iter().collect::<io::Result<()>>();
+            let wiped = STATUS_AT.map(|at| before.write_at(&[0; BLOCK], at));
+            let _ = wiped.into_iter().collect::<io::Result<()>>().and_then(|()| before.sync());
         }
-        tracing::info!(bytes, path = %next.display(), "the log has another size or place");
+        tracing::info!(bytes, path = %path.display(), "the log has another size or place");
         Ok(())
     }
 
-    /// The file or device to which the log goes: a new one, or one that holds nothing of a store, or a log of this
-    /// one that nobody names.
-    fn make_target(&self, next: &Path) -> Result<Arc<dyn Medium>, OpenError> {
+    /// A new file, or one, or a device, that holds nothing of a store, with an empty log in it; claimed.
+    fn make_target(&self, elsewhere: Option<PathBuf>, bytes: u64) -> Result<Target, OpenError> {
         let storage = &self.storage;
-        let (media, path) = (&*storage.media, Catalog::resolve(&storage.dir, next));
+        let media = &*storage.media;
+        let present = storage.catalog.lock().expect("no panic under this lock").log_path.clone();
+        if elsewhere.is_none() && present.is_absolute() {
+            let why = "a log that is not in the store's directory gets another size in another place: name one, with Options::log_path".into();
+            return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
+        }
+        let name = if present == Path::new(LOG) { OTHER_LOG } else { LOG };
+        let next = elsewhere.unwrap_or_else(|| PathBuf::from(name));
+        directory::refuse_own(media, &next)?;
+        let path = Catalog::resolve(&storage.dir, &next);
         if !next.is_absolute() {
             let _ = media.remove(&path);
         } else {
             media.list_outside(&path);
         }
-        let medium = match media.create(&path) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => media.open(&path, true),
-            other => other,
+        let (medium, made) = match media.create(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(&path, true), false),
+            other => (other, true),
         };
         let medium = medium.map_err(OpenError::io("create log", &path))?;
-        if log::read_status(&*medium, Some(&storage.id)).is_err() {
-            segment::refuse_foreign(&*medium)?;
+        let filled = self.claim_and_fill(&medium, bytes);
+        let above = next.is_absolute().then(|| next.parent()).flatten().unwrap_or(&storage.dir);
+        let filled = filled.and_then(|claim| {
+            media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
+            Ok(claim)
+        });
+        if filled.is_err() && made {
+            let _ = media.remove(&path);
         }
-        storage.admit(&*medium, directory::forced(medium.volatile()))?;
-        Ok(medium)
+        Ok(Target { claim: filled?, medium, path: next, bytes, made })
+    }
+
+    /// Before anything is written to it, it is nobody else's: no log, no segment, of this store or of others.
+    fn claim_and_fill(&self, medium: &Arc<dyn Medium>, bytes: u64) -> Result<Option<Lock>, OpenError> {
+        let storage = &self.storage;
+        let claim = directory::claim(&**medium, true)?;
+        segment::refuse_foreign(&**medium)?;
+        let identity = medium.identity();
+        let segments = storage.segments.read().expect("no panic under this lock");
+        if let Some(twin) = segments.iter().find(|s| identity.is_some() && s.file.identity() == identity) {
+            return Err(SegmentError::Exists { name: twin.name.clone() }.into());
+        }
+        drop(segments);
+        storage.admit(&**medium, directory::forced(medium.volatile()))?;
+        log::create(&**medium, storage.id, bytes)?;
+        Ok(claim)
     }
 }

@@ -167,7 +167,9 @@ impl Live {
     /// Whether its log has another size or place since it was opened here.
     fn has_moved(&self) -> Result<bool, BackupError> {
         let path = Catalog::resolve(&self.dir, &self.catalog()?.0.log_path);
-        Ok(path != self.log.path())
+        let there = self.media.open(&path, false).ok();
+        // One of the two names in the directory may have come back.
+        Ok(path != self.log.path() || there.is_none_or(|there| there.identity() != self.log.identity()))
     }
 
     /// The catalog, and the bytes of its file.

@@ -97,7 +97,7 @@ impl Redo {
         if !even_if("mended-unverified", whole && equal) {
             mended.why_not = Some(match whole {
                 false => format!("it was changed after LSN {reached}, which dump, archive and log reach"),
-                true => "what dump, archive and log have for it does not match its checksum, which may be what is damaged".to_owned(),
+                true => "what dump, archive and log have for it does not match its checksum: it is being changed just now, or the checksum is what is damaged".to_owned(),
             });
             return Ok(mended);
         }

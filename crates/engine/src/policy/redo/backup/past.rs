@@ -114,6 +114,7 @@ pub(crate) fn follow(
         time: head.time,
         exact: false,
         over: false,
+        hole: None,
     };
     // 1
     if let Some((base, lsn)) = head.base {
@@ -156,6 +157,8 @@ struct Following<'a> {
     /// The bytes are those of one moment: changes can be told.
     exact: bool,
     over: bool,
+    /// What the archive lacks.
+    hole: Option<(Lsn, Lsn)>,
 }
 
 impl Following<'_> {
@@ -285,6 +288,7 @@ impl Following<'_> {
             }
             if unless("hole-passed-over", from > position) {
                 // What is missing may be in the store's own log.
+                self.hole = Some((position, from));
                 return Ok(());
             }
             // Of a store that is open, whose files are those of its directory.
@@ -320,6 +324,10 @@ impl Following<'_> {
     }
 
     fn end(self) -> Result<(Lsn, u64), BackupError> {
+        let is_reached = self.over || self.how.until == Until::Lsn(self.lsn.0);
+        if let Some((from, to)) = self.hole.filter(|(from, _)| !is_reached && self.lsn <= *from) {
+            return Err(BackupError::Hole { from: from.0, to: to.0 });
+        }
         if let Until::Lsn(wanted) = self.how.until
             && wanted > self.lsn.0
             && !self.over
