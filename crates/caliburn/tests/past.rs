@@ -88,6 +88,18 @@ fn bytes_are_told_as_of_any_commit_and_each_change_of_them() {
         }
         assert_eq!(bytes, expected);
     }
+    // A part of the archive is missing, and nothing else has what was in it.
+    let parts = caliburn::archive_parts(&archive).unwrap();
+    let missing = archive.join(&parts[0].name);
+    let kept = std::fs::read(&missing).unwrap();
+    std::fs::remove_file(&missing).unwrap();
+    std::fs::write(archive.join("09999999999999999990-09999999999999999999.log"), b"").unwrap();
+    let hole = Options::new()
+        .past(&mut &bytes[..], RestoreOptions::new().archive(&archive), "data", 0..8, &mut |_| {})
+        .unwrap_err();
+    assert!(matches!(hole, BackupError::Hole { .. }), "{hole}");
+    std::fs::remove_file(archive.join("09999999999999999990-09999999999999999999.log")).unwrap();
+    std::fs::write(&missing, kept).unwrap();
     let never = |name: &str, how: &RestoreOptions| {
         Options::new().past(&mut &bytes[..], how, name, 0..8, &mut |_| {}).unwrap_err().to_string()
     };

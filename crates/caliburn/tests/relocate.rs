@@ -310,13 +310,20 @@ fn a_segment_moves_while_others_are_used() {
         std::fs::write(dir.path().join("theirs"), b"CALI-SEG of another").unwrap();
         let error = store.move_segment("data", Some(&dir.path().join("theirs"))).unwrap_err();
         assert!(error.to_string().contains("already holds part of a store"), "{error}");
+        if policy == Policy::Redo {
+            std::fs::write(dir.path().join("adopted"), [5; 1 << 20]).unwrap();
+            let adopted = store.adopt_segment(dir.path().join("adopted")).unwrap();
+            store.move_segment("data", Some(&dir.path().join("adopted"))).unwrap_err();
+            assert_eq!(std::fs::read(dir.path().join("adopted")).unwrap(), [5; 1 << 20]);
+            drop(adopted);
+        }
         put(2);
         drop(store.move_segment("data", None).unwrap());
         assert!(!std::fs::read(&there).unwrap().starts_with(b"CALI"));
         drop(other);
         store.close().unwrap();
-        assert_eq!(check(&path).unwrap().problems, []);
-        let store = Store::open(&path).unwrap();
+        assert_eq!(listed.check(&path).unwrap().problems, []);
+        let store = listed.open(&path).unwrap();
         let [region, other] = ["data", "other"].map(|name| store.segment(name).unwrap().map_all().unwrap());
         assert_eq!((region.load::<u64>(0), region.load::<u64>(LEN as usize - 8)), (8, 7));
         assert_eq!(other.load::<u64>(8192), 2);

@@ -252,3 +252,42 @@ fn what_bytes_were_is_told_and_damaged_pages_are_mended() {
     assert!(caliburn(&["check", &path]).status.success());
     assert!(caliburn(&["mend", &path, "--list"]).status.success());
 }
+
+#[test]
+fn a_directory_of_dumps_outlives_its_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let dumps = at("dumps");
+    fs::create_dir(&dumps).unwrap();
+    let dump = |store: &str| json(&caliburn(&["dump", store, &dumps, "--incremental", "--json"])).remove(0);
+    let change = |path: &str, value: u64| {
+        let store = Store::options().create(true).log_bytes(1 << 20).open(path).unwrap();
+        let region = store.segment_or_create("data", 1 << 20).unwrap().map_all().unwrap();
+        put(&store, &region, value);
+        drop(region);
+        store.close().unwrap();
+    };
+    for value in 1..40 {
+        change(&at("s"), value);
+    }
+    dump(&at("s"));
+    fs::write(dir.path().join("dumps/broken.dump"), b"").unwrap();
+    let restored = caliburn(&["restore", &dumps, &at("again")]);
+    assert!(restored.status.success(), "{restored:?}");
+    assert!(String::from_utf8_lossy(&restored.stderr).contains("it is passed over"), "{restored:?}");
+    // The restored store's log begins anew, and its dumps are the later ones all the same.
+    change(&at("again"), 100);
+    assert!(dump(&at("again"))["base"].is_null());
+    change(&at("again"), 101);
+    assert!(!dump(&at("again"))["base"].is_null());
+    let restored = caliburn(&["restore", &dumps, &at("third")]);
+    assert!(String::from_utf8_lossy(&restored.stderr).contains("dumps of several stores"), "{restored:?}");
+    assert_eq!(value(Path::new(&at("third"))), 101);
+    // Two dumps at one place of two logs.
+    for name in ["one", "two"] {
+        Store::options().create(true).open(at(name)).unwrap().close().unwrap();
+        dump(&at(name));
+    }
+    let count = fs::read_dir(&dumps).unwrap().count();
+    assert_eq!(count, 6, "one went over another");
+}

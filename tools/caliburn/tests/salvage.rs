@@ -124,6 +124,23 @@ fn each_step_says_what_is_lost_and_nothing_is_changed() {
     let (code, found, _) = saved("status", &|path| damage(&path.join("log"), 0, &[0; 8192]));
     assert_eq!(code, Some(1));
     assert!(found.len() >= 10, "{found:?}");
+    // What cannot be taken along is said, and a store in use is not read.
+    let store = Store::options().create(true).log_bytes(1 << 20).open(at("used")).unwrap();
+    let region = store.create_segment("one", 1 << 18).unwrap().map_all().unwrap();
+    store.create_segment("two", 1 << 18).unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 4096, &1u64).unwrap();
+    tx.prepare(b"doubtful").unwrap();
+    let (output, _) = salvage(&at("used"), &at("used-saved"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is in use"), "{output:?}");
+    drop(region);
+    drop(store);
+    let (output, steps) = salvage(&at("used"), &at("used-saved"));
+    assert!(steps[1]["lost"][0].as_str().unwrap().contains("doubtful"), "{steps:?}");
+    assert_eq!(output.status.code(), Some(1));
+    fs::create_dir(at("empty")).unwrap();
+    assert!(!salvage(&at("empty"), &at("empty-saved")).0.status.success());
+    assert!(!at("empty-saved").exists());
     let (output, _) = salvage(&at("page"), &at("page-saved"));
     assert!(String::from_utf8_lossy(&output.stderr).contains("it exists already"), "{output:?}");
 }

@@ -77,7 +77,13 @@ impl Store {
             other => other,
         };
         let medium = medium.map_err(fail("create segment"))?;
+        // Before anything is written to it, it is nobody else's.
+        let claim = medium.claim(false).map_err(fail("lock"))?;
         segment::refuse_foreign(&*medium)?;
+        let identity = medium.identity();
+        if let Some(twin) = segments.iter().find(|s| identity.is_some() && s.file.identity() == identity) {
+            return Err(SegmentError::Exists { name: twin.name.clone() });
+        }
         let copied = storage
             .admit(&*medium, shared.policy.survives(&*medium))
             .and_then(|()| Ok(copy(&*state.file.reach("open segment")?, &*medium)?))
@@ -99,6 +105,7 @@ impl Store {
         let former_medium = state.file.reach("open segment");
         let entry = entry_of(&mut catalog, state.id).clone();
         let sums = state.has_sums();
+        drop(claim);
         let moved = Arc::new(SegmentState::open(storage.opener(), &catalog, &entry, sums)?);
         segments.iter_mut().filter(|s| s.id == entry.id).for_each(|s| *s = moved.clone());
         drop((segments, catalog, state));
