@@ -120,7 +120,8 @@ fn to_file(arguments: &Arguments) -> Result<(Dumped, PathBuf), Failure> {
     unreachable!("the last try returns")
 }
 
-/// The path of a new dump in a directory: over no other one, which may be another store's at the same place in its log.
+/// The path of a new dump in a directory: over no other one, which may be another store's at the same place in its
+/// log.
 fn free(target: &Path, name: &str, dumped: &Dumped) -> PathBuf {
     let path = target.join(format!("{name}.{SUFFIX}"));
     match path.exists() {

@@ -20,7 +20,7 @@ use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 impl Store {
@@ -115,7 +115,7 @@ impl Store {
     }
 
     /// A file that is no segment any more.
-    fn leave(&self, former: &PathBuf, medium: Option<Arc<dyn Medium>>) {
+    fn leave(&self, former: &Path, medium: Option<Arc<dyn Medium>>) {
         let media = &*self.shared.storage.media;
         if media.holds(former) {
             let _ = media.remove(former);

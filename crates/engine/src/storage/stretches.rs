@@ -52,8 +52,8 @@ impl SegmentState {
         let (len, mut first) = (self.len(), 0);
         let (mut data, mut unlike) = (vec![0; BATCH as usize * SUM_UNIT], Vec::new());
         loop {
-            // Where both are holes, there are zeros, and said to be. A file that nothing is said of may have been made
-            // sparse since.
+            // Where both are holes, there are zeros, and said to be. A file that nothing is said of may have been
+            // made sparse since.
             let whole = since.is_some() && !self.has_sums();
             let next = if whole {
                 Some(self.data + first * UNIT)

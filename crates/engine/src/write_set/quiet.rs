@@ -10,8 +10,9 @@
 //! Invariant: at least one of the two sees the other. A transaction stands by only while it has changed nothing;
 //! one that has changed something goes on to its end, however many ranges more it declares.
 //!
-//! Invariant: what a branch has changed is in its own run or in its parent's. It is counted as moved when it is in the
-//! parent's, before it goes from its own: who finds all runs empty, and nothing moved meanwhile, has missed none.
+//! Invariant: what a branch has changed is in its own run or in its parent's. It is counted as moved when it is in
+//! the parent's, before it goes from its own: who finds all runs empty, and nothing moved meanwhile, has missed
+//! none.
 
 use super::reserve::QUIET;
 use super::set::WriteSet;

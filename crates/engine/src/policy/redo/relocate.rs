@@ -38,8 +38,8 @@ pub(super) fn body_max(capacity: u64) -> u64 {
     (capacity / 2 - FRAME as u64).min(BODY_MAX as u64)
 }
 
-/// The file in a store's directory that its log is not in: one that an attempt to relocate it has left. Where the log
-/// is outside of the directory, either may be that very file, under another name.
+/// The file in a store's directory that its log is not in: one that an attempt to relocate it has left. Where the
+/// log is outside of the directory, either may be that very file, under another name.
 pub(super) fn remove_left(media: &dyn Media, dir: &Path, catalog: &Catalog) {
     for name in [LOG, OTHER_LOG] {
         let path = dir.join(name);
