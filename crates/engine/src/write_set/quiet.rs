@@ -43,7 +43,7 @@ impl Sets {
         let moves = || self.reserve.moves.load(Ordering::SeqCst);
         let is_quiet = || {
             let before = moves();
-            are_quiet(&self.slots) && even_if("moved-changes-missed", moves() == before)
+            are_quiet(&self.slots) && moves() == before
         };
         for _ in 0..looks {
             if even_if("dumped-while-it-changes", is_quiet()) {
