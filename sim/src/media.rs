@@ -24,7 +24,9 @@
 //! 7. A write that fails may have written a part; a read that fails may be short.
 //! 8. A sync that fails has lost what was not durable, though programs go on seeing it; later syncs succeed.
 //!
-//! On the **shelf** ([`Disk::flip`]): 9. A bit is flipped.
+//! 9. A read sees some of its pieces as they were before what another thread writes meanwhile, and some after.
+//!
+//! On the **shelf** ([`Disk::flip`]): 10. A bit is flipped.
 
 use crate::disk::{Act, Disk, FileId};
 use caliburn::medium::{Media, Medium, Replaced};
@@ -32,6 +34,7 @@ use caliburn_os::host::{Id, Lock, LockError};
 use caliburn_os::memory::Limits;
 use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::Watcher;
+use caliburn_os::sync::choice;
 use rustix::fs::MemfdFlags;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -41,6 +44,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+/// What of a read other threads can come between.
+const PIECE: usize = 4096;
 
 /// What goes wrong while the machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -290,7 +296,12 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
             state.disk.content(self.id).read(offset, &mut buffer[..done]);
             return Err(error);
         }
-        let all = state.disk.content(self.id).read(offset, buffer);
+        drop(state);
+        let mut all = true;
+        for (piece, offset) in buffer.chunks_mut(PIECE).zip((offset..).step_by(PIECE)) {
+            choice();
+            all &= self.machine.lock().disk.content(self.id).read(offset, piece);
+        }
         if all { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
