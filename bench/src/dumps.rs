@@ -7,6 +7,7 @@ use crate::Arguments;
 use crate::report::{self, Line, Random, Sample};
 use crate::target::{Failure, options};
 use caliburn::{BackupError, Class, DumpOptions, Mode, Options, Region, Store};
+use rustix::process::setpriority_process;
 use serde_json::json;
 use std::io;
 use std::path::Path;
@@ -20,6 +21,8 @@ fn beside<T>(path: &Path, rate: Option<u64>, measure: impl FnOnce() -> T) -> Res
     let (stop, dumps) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let dumping = scope.spawn(|| {
+            // As the command does. On Linux this is the thread's own.
+            setpriority_process(None, 10).expect("nobody is kept from being polite");
             let mut how = DumpOptions::new();
             rate.iter().for_each(|rate| _ = how.rate(*rate));
             let options = Options::new();

@@ -367,6 +367,33 @@ fn segments_that_come_and_grow_are_in_dumps_and_archives() {
 }
 
 #[test]
+fn an_older_catalog_that_is_left_makes_nothing_shorter() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, older) = (dir.path().join("s"), dir.path().join("older"));
+    let store = options().open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    transact(&store, &region, 1);
+    drop((store, region));
+    std::fs::copy(path.join("catalog"), &older).unwrap();
+    let store = options().open(&path).unwrap();
+    store.segment("data").unwrap().grow(LEN + 65_536).unwrap();
+    let region = store.segment("data").unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, LEN as usize + 8, &77u64).unwrap();
+    tx.commit(Class::Power).unwrap();
+    let mut dump = Vec::new();
+    store.dump(&DumpOptions::new(), &mut dump).unwrap();
+    drop((store, region));
+    // Of the store, the older catalog is left, and the log.
+    std::fs::copy(&older, path.join("catalog")).unwrap();
+    let to = dir.path().join("r");
+    restore(&dump, RestoreOptions::new().left(&path), &to).unwrap();
+    let again = Store::open(&to).unwrap();
+    let region = again.segment("data").unwrap().map_all().unwrap();
+    assert_eq!((region.len() as u64, region.load::<u64>(LEN as usize + 8)), (LEN + 65_536, 77));
+}
+
+#[test]
 fn undecided_transactions_stay_undecided_and_can_be_decided() {
     for commits in [false, true] {
         let dir = tempfile::tempdir().unwrap();

@@ -64,7 +64,7 @@ pub use reach::{Unreached, reclaim, unreached};
 pub use rebuild::Progressed;
 pub use set::{PBTreeSet, PHashSet};
 pub use shared::{NewRc, PArc, PRc, PWeak, Shared};
-pub use show::{Extent, Shown, recorded_root, recorded_types, show};
+pub use show::{Extent, Shown, place, recorded_root, recorded_types, show};
 pub use slot_map::{PSlotMap, SlotKey};
 pub use snapshot::Snapshot;
 pub use string::PString;

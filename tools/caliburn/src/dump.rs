@@ -1,6 +1,6 @@
 //! `dump`: a store as it is at one moment, while it is used.
 
-use crate::dumps::{self, SUFFIX};
+use crate::dumps::{self, SUFFIX, Scratch};
 use crate::restore::checked;
 use crate::{Failure, Outside, progress, size, text};
 use caliburn::{BackupError, DumpOptions, Dumped, RestoreOptions, Until};
@@ -21,6 +21,10 @@ pub struct Arguments {
     /// Read at most so many bytes of segments in a second: 50M.
     #[arg(long, value_parser = size::parse)]
     rate: Option<u64>,
+    /// How far processors' time goes to others first, such as the program that uses the store: 0 is not at all, 19
+    /// as far as there is.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..20))]
+    nice: u8,
     /// Only what was written since that dump, in a file: to be restored after it.
     #[arg(long, value_name = "DUMP", conflicts_with = "incremental")]
     since: Option<PathBuf>,
@@ -40,6 +44,8 @@ pub struct Arguments {
 
 /// Dumps a store.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let now = rustix::process::getpriority_process(None)?;
+    rustix::process::setpriority_process(None, now.max(arguments.nice.into()))?;
     let stream = arguments.target.as_os_str() == "-";
     if stream {
         if arguments.verify {
@@ -156,8 +162,7 @@ fn dump(arguments: &Arguments, base: Option<&Dumped>, out: &mut dyn Write) -> Re
 
 /// Restores a dump, checks what comes of it, and removes that.
 fn verify(path: &Path, dumped: &Dumped, since: Option<&Path>) -> Result<(), Failure> {
-    let scratch = path.with_file_name(format!(".verifying-{}", std::process::id()));
-    let _removed = RemovedDirectory(&scratch);
+    let scratch = Scratch::new(path.parent().unwrap_or(Path::new(".")));
     let fail = |error: Failure| format!("{}: the dump is NOT good: {error}", path.display());
     let mut chain = match since {
         Some(base) => dumps::chosen(base, Until::Latest)?,
@@ -167,11 +172,11 @@ fn verify(path: &Path, dumped: &Dumped, since: Option<&Path>) -> Result<(), Fail
         chain.push((path.to_owned(), dumped.clone()));
     }
     let mut file = dumps::open(&chain)?;
-    let outside = scratch.join("outside");
+    let outside = scratch.path.join("outside");
     fs::create_dir_all(&outside)?;
     let mut how = RestoreOptions::new();
     how.external(&outside);
-    let store = scratch.join("store");
+    let store = scratch.path.join("store");
     let restored = caliburn::Options::new().restore(&mut file, &how, &store).map_err(|e| fail(e.into()))?;
     if restored.lsn != dumped.lsn {
         return Err(fail(format!("it restores to LSN {}", restored.lsn).into()).into());
@@ -185,14 +190,6 @@ struct Removed<'p>(&'p Path);
 impl Drop for Removed<'_> {
     fn drop(&mut self) {
         let _ = fs::remove_file(self.0);
-    }
-}
-
-struct RemovedDirectory<'p>(&'p Path);
-
-impl Drop for RemovedDirectory<'_> {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(self.0);
     }
 }
 

@@ -9,6 +9,23 @@ use std::path::{Path, PathBuf};
 /// Ends the name of a dump in a directory of dumps.
 pub const SUFFIX: &str = "dump";
 
+/// A directory for what is restored only to be looked at; gone when this is dropped.
+pub struct Scratch {
+    pub path: PathBuf,
+}
+
+impl Scratch {
+    pub fn new(above: &Path) -> Scratch {
+        Scratch { path: above.join(format!(".verifying-{}", std::process::id())) }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
 /// A dump in a file.
 pub type Found = (PathBuf, Dumped);
 

@@ -1,11 +1,18 @@
 //! `log`: RVM's post-mortem tool (RVM, section 6).
 
-use crate::{Failure, Outside, dumps};
-use caliburn::{Changed, Event, Filter, History, RestoreOptions, Until};
+use crate::dumps::{self, Scratch};
+use crate::{Failure, Outside};
+use caliburn::heap::Heap;
+use caliburn::typed::place;
+use caliburn::{
+    Changed, DumpOptions, Event, Filter, History, OpenError, Options, RestoreOptions, Store, Until,
+};
 use clap::Args;
 use serde_json::json;
 use std::fmt::Write;
-use std::io::Write as _;
+use std::fs::{self, File};
+use std::io::{Seek, Write as _};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,7 +30,11 @@ pub struct Arguments {
     segment: Option<String>,
     /// Only records that change any byte of this range of it, as START..END.
     #[arg(long, value_parser = parse_range, requires = "segment")]
-    range: Option<std::ops::Range<u64>>,
+    range: Option<Range<u64>>,
+    /// Only what happened to this typed object: its heap, and the path to it as of `show`. Where it is
+    /// now: of a store in use a dump is restored in the directory for temporary files.
+    #[arg(long, value_name = "HEAP PATH", num_args = 1.., conflicts_with_all = ["segment", "range"])]
+    object: Vec<String>,
     /// Only records at or after this time: seconds since 1970, or -N for N seconds ago.
     #[arg(long, value_parser = parse_time, allow_hyphen_values = true)]
     since: Option<u64>,
@@ -51,11 +62,11 @@ pub struct Arguments {
     /// Print what the range held then: `latest`, `lsn:N` for every commit before LSN N, a time as
     /// 2026-03-01T12:00:00Z, in seconds since 1970, or -N for N seconds ago.
     #[arg(long, value_name = "WHEN", value_parser = crate::restore::parse_until, allow_hyphen_values = true,
-        requires_all = ["range", "dumps"], conflicts_with_all = ["follow", "old", "all", "reverse"])]
+        requires = "dumps", conflicts_with_all = ["follow", "old", "all", "reverse"])]
     replay_to: Option<Until>,
     /// Print each change of the range, from what to what: after the last dump that is not later than --since, or
     /// the first one.
-    #[arg(long, requires_all = ["range", "dumps"], conflicts_with_all = ["follow", "all", "reverse"])]
+    #[arg(long, requires = "dumps", conflicts_with_all = ["follow", "all", "reverse"])]
     old: bool,
     /// A dump, or a directory of dumps, for --replay-to and --old.
     #[arg(long, value_name = "PATH")]
@@ -67,7 +78,7 @@ pub struct Arguments {
     json: bool,
 }
 
-fn parse_range(text: &str) -> Result<std::ops::Range<u64>, String> {
+fn parse_range(text: &str) -> Result<Range<u64>, String> {
     let (start, end) = text.split_once("..").ok_or("use START..END")?;
     let number = |part: &str| part.parse::<u64>().map_err(|e| format!("{part:?}: {e}"));
     let range = number(start)?..number(end)?;
@@ -83,13 +94,17 @@ fn parse_time(text: &str) -> Result<u64, String> {
 
 /// Prints the records that are wanted.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let (segment, range) = match arguments.object.split_first() {
+        Some((heap, path)) => (Some(heap.clone()), Some(object(arguments, heap, path)?)),
+        None => (arguments.segment.clone(), arguments.range.clone()),
+    };
     if arguments.replay_to.is_some() || arguments.old {
-        return past(arguments);
+        return past(arguments, segment.zip(range));
     }
     let filter = Filter {
         lsn: arguments.lsn,
-        segment: arguments.segment.clone(),
-        range: arguments.range.clone(),
+        segment,
+        range,
         time: (arguments.since.is_some() || arguments.until.is_some())
             .then(|| arguments.since.unwrap_or(0)..arguments.until.unwrap_or(u64::MAX)),
         global_id: arguments.global_id.as_ref().map(|id| id.clone().into_bytes()),
@@ -131,11 +146,27 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
 }
 
+/// Where an object is. Of a store in use, in what is restored of a dump of it.
+fn object(arguments: &Arguments, heap: &str, path: &[String]) -> Result<Range<u64>, Failure> {
+    let find = |store: &Store| Ok(place(&Heap::open(store, heap)?, path)?);
+    match arguments.outside.options().read_only(true).open(&arguments.store) {
+        Err(OpenError::InUse { .. }) => {}
+        store => return find(&store?),
+    }
+    let scratch = Scratch::new(&std::env::temp_dir());
+    let (outside, store) = (scratch.path.join("outside"), scratch.path.join("store"));
+    fs::create_dir_all(&outside)?;
+    let mut file = File::options().read(true).write(true).create_new(true).open(scratch.path.join("dump"))?;
+    arguments.outside.options().dump(&arguments.store, &DumpOptions::new(), &mut file)?;
+    file.rewind()?;
+    Options::new().restore(&mut file, RestoreOptions::new().external(&outside), &store)?;
+    find(&Options::new().outside(&outside).read_only(true).open(&store)?)
+}
+
 /// What a range held, or how it changed.
-fn past(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let missing = "name the segment, the range and the dumps";
-    let (Some(segment), Some(range), Some(path)) = (&arguments.segment, &arguments.range, &arguments.dumps)
-    else {
+fn past(arguments: &Arguments, place: Option<(String, Range<u64>)>) -> Result<ExitCode, Failure> {
+    let missing = "name the segment and the range, or an object, and the dumps";
+    let (Some((segment, range)), Some(path)) = (place, &arguments.dumps) else {
         return Err(missing.into());
     };
     let chain = match (arguments.replay_to, arguments.since) {
@@ -156,7 +187,7 @@ fn past(arguments: &Arguments) -> Result<ExitCode, Failure> {
     };
     let mut source = dumps::open(&chain)?;
     let options = arguments.outside.options();
-    let past = options.past(&mut source, &how, segment, range.clone(), &mut tell)?;
+    let past = options.past(&mut source, &how, &segment, range, &mut tell)?;
     if !arguments.old && arguments.json {
         let bytes = hex(&past.bytes);
         let told = json!({"segment": segment, "offset": past.offset, "len": past.bytes.len(), "lsn": past.lsn,

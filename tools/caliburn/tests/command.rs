@@ -281,3 +281,38 @@ fn show_prints_typed_objects_without_their_program() {
     assert_eq!(caliburn(&["show", store, "other"]).status.code(), Some(2), "no such heap");
     assert_eq!(caliburn(&["show", store, "plain"]).status.code(), Some(2), "not typed");
 }
+
+#[test]
+fn what_an_object_was_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let shop = caliburn::Objects::<Shop>::create(&path).unwrap();
+    shop.update(|mut shop| shop.fields().sold.extend([(1, true), (2, false)])).unwrap();
+    shop.close().unwrap();
+    let (store, dump) = (path.to_str().unwrap(), dir.path().join("first.dump"));
+    assert!(caliburn(&["dump", store, dump.to_str().unwrap()]).status.success());
+    let shop = caliburn::Objects::<Shop>::create(&path).unwrap();
+    for number in [5u64, 9] {
+        shop.update(|mut shop| shop.fields().sold.get_mut(1).unwrap().set((number, false))).unwrap();
+        shop.store().flush().unwrap();
+    }
+    let log = |more: &[&str]| {
+        let base = ["log", store, "--object", "objects", "sold", "1", "0", "--json"];
+        json(&caliburn(&[&base[..], more].concat()))
+    };
+
+    let changes = log(&["--dumps", dump.to_str().unwrap(), "--old"]);
+    let first_byte =
+        |value: &serde_json::Value| u8::from_str_radix(&value.as_str().unwrap()[..2], 16).unwrap();
+    let told: Vec<_> = changes.iter().map(|c| (first_byte(&c["old"]), first_byte(&c["new"]))).collect();
+    assert_eq!(told, [(2, 5), (5, 9)]);
+    let then = format!("lsn:{}", changes[1]["lsn"]);
+    let was = log(&["--dumps", dump.to_str().unwrap(), "--replay-to", &then]);
+    assert_eq!(first_byte(&was[0]["bytes"]), 5);
+    let to_it = json(&caliburn(&["log", store, "--json", "--segment", "objects"]));
+    shop.close().unwrap();
+    let range = log(&["--all"]);
+    assert!(range.len() >= 2 && to_it.len() >= 2, "who changed it: {range:?}");
+    let no_such = caliburn(&["log", store, "--object", "objects", "sold", "7"]);
+    assert_eq!(no_such.status.code(), Some(2));
+}

@@ -13,6 +13,7 @@ use reader::{Element, MOST_VALUES, Parts, Reader};
 use record::{Record, Type};
 use std::cell::Cell;
 use std::fmt;
+use std::ops::Range;
 
 /// A value, as it is shown.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +58,26 @@ impl Default for Extent {
 /// [`Error::NotTyped`] when the heap is not one of typed objects, or does not hold what its record says;
 /// [`Error::NotThere`] when the path leads nowhere.
 pub fn show(heap: &Heap, path: &[impl AsRef<str>], extent: Extent) -> Result<Shown, Error> {
+    found(heap, path, |reader, at, of| reader.show(at, of, extent, 0))
+}
+
+/// Where in the heap's segment is what a path leads to. Of a box or a collection that is the value itself, which
+/// points to what it owns.
+///
+/// # Errors
+/// As [`show`].
+pub fn place(heap: &Heap, path: &[impl AsRef<str>]) -> Result<Range<u64>, Error> {
+    found(heap, path, |reader, at, of| {
+        let (size, _) = reader.record.size(of)?;
+        Ok(at..at.saturating_add(size))
+    })
+}
+
+fn found<T>(
+    heap: &Heap,
+    path: &[impl AsRef<str>],
+    tell: impl FnOnce(&Reader<'_>, u64, &Type) -> Result<T, String>,
+) -> Result<T, Error> {
     let bad = |why: String| Error::NotTyped { heap: heap.name().to_owned(), why };
     let (Some(anchor), Some(types)) = (heap.root(ANCHOR), heap.root(TYPES)) else {
         return Err(bad("it has no root of typed objects".to_owned()));
@@ -70,7 +91,7 @@ pub fn show(heap: &Heap, path: &[impl AsRef<str>], extent: Extent) -> Result<Sho
         let missing = || Error::NotThere { heap: heap.name().to_owned(), step: step.as_ref().to_owned() };
         (at, of) = found.ok_or_else(missing)?;
     }
-    reader.show(at, of, extent, 0).map_err(bad)
+    tell(&reader, at, of).map_err(bad)
 }
 
 /// The layouts that a heap of typed objects records.

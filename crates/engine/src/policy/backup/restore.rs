@@ -277,7 +277,7 @@ impl<'a> Making<'a> {
             entry.path = self.place(entry)?;
             let known = self.segments.iter().find(|segment| segment.id == entry.id);
             // What such a file had, or has behind its former end, is in no log.
-            let late = known.map_or(self.is_dumped, |segment| segment.len() != entry.len) && self.is_dumped;
+            let late = self.is_dumped && known.is_none_or(|segment| segment.len() < entry.len);
             if entry.is_external() && late {
                 return Err(BackupError::Adopted { name: entry.name.clone() });
             }
@@ -286,7 +286,8 @@ impl<'a> Making<'a> {
                     segment.extend(entry.len)?;
                     segment.len.store(entry.len, Ordering::Release);
                 }
-                Some(_) => {}
+                // A catalog that is older says what was.
+                Some(segment) => entry.len = segment.len(),
                 None => {
                     let segment = self.make_segment(entry)?;
                     self.segments.push(Arc::new(segment));
