@@ -61,6 +61,7 @@ const TREES: [Tree; 7] = [
             "heap",
             "rows",
             "supply",
+            "clear",
             "statistics",
             "transaction",
             "prepared",

@@ -22,6 +22,7 @@ mod storage;
 mod tracking;
 mod write_set;
 
+pub use api::compact::Compacted;
 pub use api::image::Image;
 pub use api::metrics::{Metric, Metrics, Told, Value, watch};
 pub use api::options;

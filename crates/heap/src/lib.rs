@@ -7,6 +7,7 @@
 //! | `heap` | a heap: two segments of a store, its spans, its roots |
 //! | `rows` | what is allocated, taken up when it is needed |
 //! | `supply` | where objects come from when a cache is empty |
+//! | `clear` | zeros where nothing is |
 //! | `statistics` | what it holds, counted and verified |
 //! | `transaction` | a transaction with allocations |
 //! | `change` | what it did with an object |
@@ -24,6 +25,7 @@
 
 mod change;
 mod class;
+mod clear;
 mod heap;
 mod intentions;
 mod meta;

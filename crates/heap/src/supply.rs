@@ -138,7 +138,7 @@ impl Heap {
     }
 
     /// Gives back spans of small objects that have become empty. Whether there were any.
-    fn reclaim(&self, spans: &mut FreeSpans) -> bool {
+    pub(crate) fn reclaim(&self, spans: &mut FreeSpans) -> bool {
         let mut any = false;
         for number in 0..spans.free.len() {
             if spans.free[number] {

@@ -152,6 +152,15 @@ unsafe impl Medium for FileMedium {
         }
     }
 
+    fn make_hole(&self, offset: u64, len: u64) -> io::Result<()> {
+        use rustix::fs::FallocateFlags;
+        if self.device {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+    }
+
     fn may_hold(&self, bytes: u64) -> bool {
         /// So much may be wasted.
         const SMALL: u64 = 256 << 20;

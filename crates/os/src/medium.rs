@@ -48,6 +48,10 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn next_data(&self, offset: u64) -> Option<u64> {
         Some(offset)
     }
+    /// Gives back the room of a part that holds zeros.
+    fn make_hole(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Whether so many bytes may really be there: not if the file takes so little of its medium that they would be
     /// holes, but for a thousandth. Then somebody made it to be large. A copy that left out zeros is not meant.
     fn may_hold(&self, _bytes: u64) -> bool {

@@ -68,6 +68,10 @@ unsafe impl Medium for Observed<'_> {
         self.medium.next_data(offset)
     }
 
+    fn make_hole(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.medium.make_hole(offset, len)
+    }
+
     fn may_hold(&self, bytes: u64) -> bool {
         self.medium.may_hold(bytes)
     }

@@ -2,6 +2,7 @@
 
 mod archive;
 mod check;
+mod compact;
 mod create;
 mod demo;
 mod dump;
@@ -93,6 +94,8 @@ enum Command {
     AddSegment(create::Segment),
     /// Show what a store consists of.
     Info(OneStore),
+    /// Give room that no object uses, and that holds zeros, back to the file system
+    Compact(compact::Arguments),
     /// Verify a whole store without writing to it: exit 0 clean, 1 damaged, 2 could not look.
     Check(OneStore),
     /// Print or serve the metrics of stores that programs are using.
@@ -144,6 +147,7 @@ fn main() -> ExitCode {
         Command::AddSegment(arguments) => create::segment(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Compact(arguments) => compact::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Move(arguments) => moving::run(&arguments),

@@ -316,3 +316,42 @@ fn what_an_object_was_is_told() {
     let no_such = caliburn(&["log", store, "--object", "objects", "sold", "7"]);
     assert_eq!(no_such.status.code(), Some(2));
 }
+
+#[test]
+fn room_that_is_not_used_is_given_back() {
+    use std::os::unix::fs::MetadataExt;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let shop = caliburn::Objects::<Shop>::create(&path).unwrap();
+    shop.update(|mut shop| {
+        let mut shop = shop.fields();
+        shop.stock.insert("bread", 3);
+        shop.sold.extend((0..200_000).map(|number| (number, true)));
+    })
+    .unwrap();
+    shop.update(|mut shop| shop.fields().sold.clear()).unwrap();
+    shop.update(|mut shop| shop.fields().sold.shrink_to_fit()).unwrap();
+    shop.close().unwrap();
+    let taken = || std::fs::metadata(path.join("objects.segment")).unwrap().blocks() * 512;
+    let (store, before) = (path.to_str().unwrap(), taken());
+    let done = json(&caliburn(&["compact", store, "--json"])).remove(0);
+    assert!(done["cleared"].as_u64().unwrap() > 2 << 20, "{done}");
+    assert!(taken() < before - (2 << 20), "{before} before, {} now", taken());
+    assert!(caliburn(&["check", store]).status.success());
+    let whole = json(&caliburn(&["show", store, "objects", "--json"])).remove(0);
+    assert_eq!(whole["stock"]["bread"], 3);
+    let again = json(&caliburn(&["compact", store, "--json"])).remove(0);
+    assert_eq!((&again["cleared"], &again["holes"]), (&0.into(), &done["holes"]));
+    // What has holes is written as before.
+    let shop = caliburn::Objects::<Shop>::create(&path).unwrap();
+    shop.update(|mut shop| shop.fields().sold.extend((0..100_000).map(|number| (number, true)))).unwrap();
+    shop.close().unwrap();
+    assert!(caliburn(&["check", store]).status.success());
+    let undo = dir.path().join("undo");
+    let options = Store::options().create(true).policy(caliburn::Policy::Undo).clone();
+    options.open(&undo).unwrap().close().unwrap();
+    let refused = caliburn(&["compact", undo.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("a full disk would kill the program"));
+}

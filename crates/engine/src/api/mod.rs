@@ -2,6 +2,7 @@
 //! policy and tracking together, and decides nothing that is theirs.
 
 mod backup;
+pub(crate) mod compact;
 mod ending;
 pub(crate) mod image;
 mod mapping;
