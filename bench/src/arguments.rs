@@ -96,6 +96,8 @@ pub enum Workload {
     Snapshots,
     /// What dumps cost those who commit meanwhile
     Dumps,
+    /// Nested transactions: children empty, with a range, aborted.
+    Nest,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

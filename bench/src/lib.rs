@@ -16,6 +16,7 @@ mod group_commit;
 mod heap;
 mod latency;
 mod limits;
+mod nest;
 mod order_entry;
 pub mod page;
 mod persistent;
@@ -55,5 +56,6 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Typed => typed::run(arguments),
         Workload::Snapshots => snapshots::run(arguments),
         Workload::Dumps => dumps::run(arguments),
+        Workload::Nest => nest::run(arguments),
     }
 }

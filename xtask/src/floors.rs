@@ -11,7 +11,12 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 7] = [
+const TREES: [Tree; 8] = [
+    Tree {
+        root: "layers/nest/src",
+        floors: &["error", "family", "follow", "transaction", "parallel", "top", "lib"],
+        apart: &[],
+    },
     Tree {
         root: "crates/engine/src",
         floors: &[

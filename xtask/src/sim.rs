@@ -139,9 +139,9 @@ fn list() -> Result<Vec<Planted>, String> {
 }
 
 /// Names of the bugs in the sources.
-fn planted(folder: &str) -> Result<Vec<String>, String> {
+fn planted(folders: &[&str]) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
-    let mut folders = vec![PathBuf::from(folder)];
+    let mut folders: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))? {
             let path = entry.map_err(|e| e.to_string())?.path();
@@ -167,7 +167,7 @@ pub fn mutants(only: Option<&str>) -> Result<(), String> {
     let list = list()?;
     let mut listed: Vec<&str> = list.iter().map(|p| &*p.name).collect();
     listed.sort_unstable();
-    let planted = planted("crates")?;
+    let planted = planted(&["crates", "layers"])?;
     if planted != listed {
         return Err(format!("the planted bugs are {planted:?}, and {LIST} lists {listed:?}"));
     }

@@ -71,6 +71,11 @@ impl Shared {
         Ok(())
     }
 
+    /// Forgets a savepoint.
+    pub fn release(&self, set: &WriteSet<'_>, serial: u64) {
+        set.release_savepoint(serial, |to| self.policy.roll_back(set, to));
+    }
+
     pub fn roll_back(&self, set: &WriteSet<'_>, serial: u64, to: Position) {
         self.restore(set, to);
         if !planted("rolled-back-unshortened") {

@@ -382,7 +382,7 @@ impl<'t> Transaction<'t> {
     /// As [`Transaction::rollback_to`].
     pub fn release(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
         self.own(savepoint)?;
-        self.set.release_savepoint(savepoint.serial);
+        self.store.release(&self.set, savepoint.serial);
         Ok(())
     }
 

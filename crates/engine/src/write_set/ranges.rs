@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
 /// Bytes of segments that a walk has come by: their starts, by segment, with their ends.
-#[derive(Default)]
-struct Covered(BTreeMap<(SegmentId, u64), u64>);
+#[derive(Debug, Default)]
+pub(super) struct Covered(BTreeMap<(SegmentId, u64), u64>);
 
 impl Covered {
     /// Adds bytes, and calls `gap` with the parts that were not there before.
-    fn add(&mut self, segment: SegmentId, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) {
+    pub fn add(&mut self, segment: SegmentId, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) {
         let (mut low, mut high, mut at) = (start, end, start);
         let met: Vec<(u64, u64)> = self
             .0
@@ -36,6 +36,13 @@ impl Covered {
             gap(at, end);
         }
         self.0.insert((segment, low), high);
+    }
+
+    /// Whether all bytes of a range are there.
+    pub fn has(&self, range: &Saved) -> bool {
+        let before = self.0.range(..=(range.segment, range.offset)).next_back();
+        let end = range.offset + range.len as u64;
+        before.is_some_and(|((segment, _), until)| *segment == range.segment && *until >= end)
     }
 }
 
@@ -198,6 +205,8 @@ impl WriteSet<'_> {
             return Vec::new();
         }
         let Some(chunk) = chunk(HEAD + bytes.max(least) * 2) else { return Vec::new() };
+        // Positions behind the newest savepoint are others from now on.
+        *self.scratch().marks.looked() = None;
         let place = self.append_chunk(chunk);
         kept.iter().for_each(|range| self.copy(range));
         self.drop_between(from, place)

@@ -254,7 +254,10 @@ impl Recovery for Redo {
     }
 
     fn roll_back(&self, set: &WriteSet<'_>, to: Position) {
-        set.shorten(to);
+        let mut given_back = Vec::new();
+        set.leave_chunks(to, |chunk| given_back.push(chunk));
+        set.keep_spare(given_back);
+        set.cut(to);
     }
 
     fn adopt(&self, parent: &WriteSet<'_>, branch: &WriteSet<'_>) -> Result<(), RangeError> {

@@ -1,0 +1,37 @@
+//! What goes with a family from level to level: its locks, caches of its own, counters.
+
+/// A companion of a transaction. Each transaction that asks for it ([`Tx::companion`](crate::Tx::companion)) has
+/// one, made from its parent's; children that do not ask have none.
+pub trait Follow: Sized + Send {
+    /// A child begins.
+    fn child(&mut self) -> Self;
+
+    /// A top-level transaction begins that is independent of this one, which waits until it has ended.
+    fn independent(&mut self) -> Self;
+
+    /// Whether the transaction may commit: asked before anything is done about it.
+    ///
+    /// # Errors
+    /// When it may not; it is aborted then.
+    fn vote(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+
+    /// The child has committed: what it has is its parent's.
+    fn commit(self, parent: &mut Self);
+
+    /// The top has committed, and is as durable as was asked.
+    fn end(self);
+
+    /// The transaction was undone: every byte is as it was before.
+    fn abort(self);
+}
+
+/// No companion.
+impl Follow for () {
+    fn child(&mut self) {}
+    fn independent(&mut self) {}
+    fn commit(self, (): &mut ()) {}
+    fn end(self) {}
+    fn abort(self) {}
+}
