@@ -98,6 +98,8 @@ pub enum Workload {
     Dumps,
     /// Nested transactions: children empty, with a range, aborted.
     Nest,
+    /// Locks that nobody else wants, beside read-write locks in a hash map.
+    Locks,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

@@ -16,6 +16,7 @@ mod group_commit;
 mod heap;
 mod latency;
 mod limits;
+mod locks;
 mod nest;
 mod order_entry;
 pub mod page;
@@ -57,5 +58,6 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Snapshots => snapshots::run(arguments),
         Workload::Dumps => dumps::run(arguments),
         Workload::Nest => nest::run(arguments),
+        Workload::Locks => locks::run(arguments),
     }
 }

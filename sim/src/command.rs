@@ -129,6 +129,9 @@ enum Kind {
         /// Committers, a thread that dumps the store, and a truncator, in place of those.
         #[arg(long, conflicts_with_all = ["heap", "group", "images"])]
         dumps: bool,
+        /// Families that lock a few names, in place of those.
+        #[arg(long, conflicts_with_all = ["heap", "group", "images", "dumps"])]
+        locks: bool,
         /// Where the random numbers begin.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -166,8 +169,8 @@ pub fn main() -> ExitCode {
             }
         };
     }
-    if let Kind::Threads { schedules, seed, heap, group, images, dumps } = command.kind {
-        return threads(schedules, seed, [heap, group, images, dumps], command.flavour());
+    if let Kind::Threads { schedules, seed, heap, group, images, dumps, locks } = command.kind {
+        return threads(schedules, seed, [heap, group, images, dumps, locks], command.flavour());
     }
     if let Kind::Names { walks, steps, seed } = command.kind {
         return names(walks, steps, seed);
@@ -223,7 +226,12 @@ fn names(walks: u64, steps: u64, seed: u64) -> ExitCode {
 }
 
 #[cfg(caliburn_shuttle)]
-fn threads(schedules: u64, seed: u64, [heap, group, images, dumps]: [bool; 4], flavour: Flavour) -> ExitCode {
+fn threads(
+    schedules: u64,
+    seed: u64,
+    [heap, group, images, dumps, locks]: [bool; 5],
+    flavour: Flavour,
+) -> ExitCode {
     use caliburn_sim::threads;
 
     let start = Instant::now();
@@ -244,6 +252,10 @@ fn threads(schedules: u64, seed: u64, [heap, group, images, dumps]: [bool; 4], f
             caliburn_sim::dumps::schedules(schedules, seed, flavour);
             "with dumps".to_owned()
         }
+        () if locks => {
+            caliburn_sim::locks::schedules(schedules, seed);
+            "of locks".to_owned()
+        }
         () => format!("{} crash images recovered", threads::schedules(schedules, seed)),
     };
     println!("{schedules} schedules, {what}, {:.0} s", start.elapsed().as_secs_f64());
@@ -251,7 +263,7 @@ fn threads(schedules: u64, seed: u64, [heap, group, images, dumps]: [bool; 4], f
 }
 
 #[cfg(not(caliburn_shuttle))]
-fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 4], _flavour: Flavour) -> ExitCode {
+fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 5], _flavour: Flavour) -> ExitCode {
     eprintln!("built without --cfg caliburn_shuttle");
     ExitCode::from(2)
 }

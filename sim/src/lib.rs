@@ -13,6 +13,7 @@
 //! | `names` | walks through names, links, copies and forks, on this machine's files |
 //! | `threads` | several threads under a deterministic scheduler |
 //! | `images`, `dumps` | images of a region, and dumps, under that scheduler |
+//! | `locks` | locks of families, under that scheduler |
 //! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
@@ -28,6 +29,8 @@ pub mod heap;
 #[cfg(caliburn_shuttle)]
 pub mod images;
 pub mod life;
+#[cfg(caliburn_shuttle)]
+pub mod locks;
 mod making;
 pub mod media;
 pub mod model;

@@ -11,7 +11,14 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 8] = [
+const TREES: [Tree; 9] = [
+    Tree {
+        root: "layers/lock/src",
+        floors: &[
+            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "lib",
+        ],
+        apart: &[],
+    },
     Tree {
         root: "layers/nest/src",
         floors: &["error", "family", "follow", "transaction", "parallel", "top", "lib"],
@@ -137,8 +144,8 @@ const TREES: [Tree; 8] = [
         root: "sim/src",
         floors: &[
             "random", "content", "script", "model", "names", "disk", "media", "life", "making", "explore",
-            "damage", "heap", "adoption", "creation", "threads", "images", "dumps", "lib", "campaign",
-            "command", "main", "bin",
+            "damage", "heap", "adoption", "creation", "threads", "images", "dumps", "locks", "lib",
+            "campaign", "command", "main", "bin",
         ],
         apart: &[],
     },

@@ -69,6 +69,7 @@ pub fn test() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 1000 --dumps")?;
     simulate(SHUTTLE, "threads --schedules 2000 --dumps --undo")?;
     simulate(SHUTTLE, "threads --schedules 500 --dumps --persistent")?;
+    simulate(SHUTTLE, "threads --schedules 100000 --locks")?;
     mutants(None)
 }
 
@@ -103,7 +104,8 @@ pub fn soak() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 200000 --images --undo")?;
     simulate(SHUTTLE, "threads --schedules 50000 --dumps")?;
     simulate(SHUTTLE, "threads --schedules 100000 --dumps --undo")?;
-    simulate(SHUTTLE, "threads --schedules 20000 --dumps --persistent")
+    simulate(SHUTTLE, "threads --schedules 20000 --dumps --persistent")?;
+    simulate(SHUTTLE, "threads --schedules 3000000 --locks")
 }
 
 /// Long random workloads until so many crash images were recovered.

@@ -57,7 +57,7 @@ const BAD_NAMES: [&str; 4] = ["utils", "common", "helpers", "misc"];
 pub fn run() -> Result<(), String> {
     let mut problems = Vec::new();
     let mut files = Vec::new();
-    for root in ["crates", "bindings", "tools", "bench", "sim", "xtask"] {
+    for root in ["crates", "layers", "bindings", "tools", "bench", "sim", "xtask"] {
         collect(Path::new(root), &mut files)?;
     }
     if files.len() < 30 {

@@ -6,8 +6,8 @@
 //!   run:      declared .. ^ .. .. ^ .. ..          ^ savepoint
 //! ```
 //!
-//! One [`Tx`] stands for all that are open of such a line of children: the innermost. The closure of a child has it,
-//! and so nobody else.
+//! One [`Tx`] stands for all that are open of such a line of children: the innermost. The closure of a child has
+//! it, and so nobody else.
 
 use crate::error::{Error, Reason};
 use crate::family::{Family, FamilyId};
@@ -164,8 +164,8 @@ impl<'t, C: Follow> Tx<'t, C> {
         Error::Aborted(reason.into())
     }
 
-    /// Aborts the whole family, from anywhere in it (`Camlib_AbortTopLevelTransaction`). Whoever is in it learns it at
-    /// the next call, also those who ignore the error that this returns; none of it commits.
+    /// Aborts the whole family, from anywhere in it (`Camlib_AbortTopLevelTransaction`). Whoever is in it learns
+    /// it at the next call, also those who ignore the error that this returns; none of it commits.
     pub fn abort_family(&self, reason: impl Into<Reason>) -> Error {
         self.family.abort(reason.into())
     }

@@ -1,0 +1,167 @@
+//! Deadlocks: transactions that wait for each other in a circle. They are looked for among those that wait, when one
+//! begins to, and when a lock is given to one while others wait for it.
+//!
+//! ```text
+//!   a waits for b:   b holds the lock, or waits for it in front of a. Until that is over, this must end:
+//!                    of another family, all of b's family; of a's own, the ancestor of b that is the sibling of an
+//!                    ancestor of a, which takes the lock to the parent of both
+//!   a circle:        all that must end waits for something in it, and so on, back to a
+//!   the victim:      of each that must end, the lowest transaction above the one that has the lock and the one in
+//!                    it that waits: if it aborts, the lock is free, and none of the circle waits in it. Children
+//!                    before tops, then the youngest
+//! ```
+//!
+//! Each wait goes for the end of all that is in its way, so that a circle of any of them does not end by itself.
+
+use crate::error::{Deadlock, Waited};
+use crate::node::{Node, Place, Table};
+use caliburn_os::simulated::{planted, unless};
+use caliburn_os::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A wait for a lock.
+struct Wait {
+    node: Arc<Node>,
+    table: Arc<dyn Table>,
+    place: Place,
+}
+
+/// Who waits: of all tables that share it.
+#[derive(Default)]
+pub(crate) struct Waits {
+    all: Mutex<Vec<Wait>>,
+    /// Deadlocks that were found.
+    pub found: std::sync::atomic::AtomicU64,
+}
+
+/// A step of a circle: who waits, who is in the way and how, and what of that must end.
+struct Step<'w> {
+    wait: &'w Wait,
+    by: Arc<Node>,
+    how: String,
+}
+
+impl Waits {
+    fn lock(&self) -> MutexGuard<'_, Vec<Wait>> {
+        self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A transaction begins to wait. If that closes a circle, one of the circle is to abort.
+    pub fn begin(&self, node: &Arc<Node>, table: Arc<dyn Table>, place: Place) {
+        let mut all = self.lock();
+        all.push(Wait { node: node.clone(), table, place });
+        if planted("deadlocks-not-found") {
+            return;
+        }
+        self.break_circles(&all, all.last().expect("it has just begun"));
+    }
+
+    /// A lock was given to somebody for whom others wait from now on: any of those may be in a circle.
+    #[cold]
+    pub fn look_again(&self) {
+        let all = self.lock();
+        if unless("grants-close-no-circle", true) {
+            all.iter().for_each(|wait| self.break_circles(&all, wait));
+        }
+    }
+
+    /// A wait may be in several circles: each victim is out of the next one.
+    fn break_circles(&self, all: &[Wait], own: &Wait) {
+        while own.node.doomed().is_none() && self.break_circle(all, own) {}
+    }
+
+    /// Looks for a circle with a wait in it, and chooses its victim. Whether there was one.
+    fn break_circle<'w>(&self, all: &'w [Wait], own: &'w Wait) -> bool {
+        let (mut seen, mut steps) = (Vec::new(), Vec::new());
+        if !circle(all, own, own, &mut seen, &mut steps) {
+            return false;
+        }
+        let victim = victim(&steps);
+        let waits = steps.iter().map(|Step { wait, by, how }| Waited {
+            owner: wait.node.id(),
+            wanted: wait.table.wanted(wait.place, &wait.node),
+            by: by.id(),
+            how: how.clone(),
+        });
+        let deadlock = Arc::new(Deadlock { victim: victim.id(), waits: waits.collect() });
+        self.found.fetch_add(1, Relaxed);
+        victim.doom(deadlock);
+        for wait in all.iter().filter(|wait| victim.waits_for_the_end_of(&wait.node)) {
+            wait.table.wake(wait.place, &wait.node);
+        }
+        true
+    }
+
+    /// It does not wait any more.
+    pub fn end(&self, node: &Arc<Node>) {
+        self.lock().retain(|wait| !Arc::ptr_eq(&wait.node, node));
+    }
+
+    /// How many wait.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+/// What must end before one that waits is not held up by another any more.
+fn must_end<'n>(waits: &Node, by: &'n Node) -> &'n Node {
+    let of_one = std::ptr::eq(waits.family(), by.family());
+    let below = by.line().take_while(|node| !of_one || !node.is_above(waits));
+    below.last().unwrap_or(by)
+}
+
+/// Looks for a circle from a wait back to the first; its steps.
+fn circle<'w>(
+    all: &'w [Wait],
+    first: &Wait,
+    wait: &'w Wait,
+    seen: &mut Vec<*const Wait>,
+    steps: &mut Vec<Step<'w>>,
+) -> bool {
+    if seen.contains(&std::ptr::from_ref(wait)) {
+        return false;
+    }
+    seen.push(wait);
+    for (by, how) in wait.table.blockers(wait.place, &wait.node) {
+        let end = must_end(&wait.node, &by);
+        steps.push(Step { wait, by: by.clone(), how });
+        if end.waits_for_the_end_of(&first.node) {
+            return true;
+        }
+        // Who is to abort does not wait much longer.
+        let within = all.iter().filter(|wait| end.waits_for_the_end_of(&wait.node));
+        for next in within.filter(|wait| wait.node.doomed().is_none()) {
+            if circle(all, first, next, seen, steps) {
+                return true;
+            }
+        }
+        steps.pop();
+    }
+    false
+}
+
+/// Who is to abort so that a circle is broken.
+fn victim<'s>(steps: &'s [Step<'_>]) -> &'s Node {
+    let after = steps.iter().skip(1).chain(&steps[..1]);
+    let candidates = steps.iter().zip(after).map(|(step, next)| lowest(&step.by, &next.wait.node));
+    let order = |node: &&Node| (node.depth > 0, node.serial);
+    match planted("victim-the-oldest") {
+        true => candidates.min_by_key(order),
+        false => candidates.max_by_key(order),
+    }
+    .expect("a circle has a step")
+}
+
+/// The lowest transaction above the one that is in the way, and the one that waits in what must end.
+fn lowest<'n>(by: &'n Node, mut waits: &Node) -> &'n Node {
+    loop {
+        if let Some(node) = by.above_both(waits) {
+            return node;
+        }
+        match waits.outer() {
+            Some(outer) => waits = outer,
+            None => return by,
+        }
+    }
+}

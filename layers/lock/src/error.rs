@@ -1,0 +1,81 @@
+//! Why a lock was not had, and who was in the way.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A transaction, as texts name it: the serial of its family's first, and its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnerId {
+    /// Of its family's first transaction that had a lock.
+    pub family: u64,
+    /// Its own: larger ones are younger.
+    pub serial: u64,
+}
+
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.family, self.serial)
+    }
+}
+
+/// A circle of transactions that waited for each other, and which of them was to abort.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deadlock {
+    /// The victim. Below it, every call says so.
+    pub victim: OwnerId,
+    /// Who waited for what, held by whom: each waits for the next, the last for the first.
+    pub waits: Vec<Waited>,
+}
+
+/// A transaction that waited.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waited {
+    /// The transaction.
+    pub owner: OwnerId,
+    /// The lock, and the mode that it asked for.
+    pub wanted: String,
+    /// Who was in its way.
+    pub by: OwnerId,
+    /// How: the mode in which it held the lock, or that it waited for.
+    pub how: String,
+}
+
+impl std::error::Error for Deadlock {}
+
+impl fmt::Display for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a deadlock, of which transaction {} is the victim:", self.victim)?;
+        for Waited { owner, wanted, by, how } in &self.waits {
+            write!(f, " {owner} waits for {wanted}, {how} by {by};")?;
+        }
+        write!(f, " try it again")
+    }
+}
+
+/// Why a transaction does not hold a lock that it asked for.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// It, or one that it is part of, is the victim of a deadlock: that one is to abort, and may be tried again.
+    #[error(transparent)]
+    Deadlock(#[from] Arc<Deadlock>),
+    /// It was waited for long enough.
+    #[error("{wanted} was not had within {waited:?}: {by}")]
+    Timeout {
+        /// The lock, and the mode that was asked for.
+        wanted: String,
+        /// How long it was waited for.
+        waited: Duration,
+        /// Who was in the way.
+        by: String,
+    },
+    /// A lock was to be given up that is not held.
+    #[error("{lock} is not held by transaction {owner}")]
+    NotHeld {
+        /// The lock.
+        lock: String,
+        /// The transaction.
+        owner: OwnerId,
+    },
+}
