@@ -54,8 +54,11 @@
 //! | `error` | why a lock was not had |
 //!
 //! Invariant: of two transactions that hold a lock in modes that do not go together, one is an ancestor of the
-//! other. Invariant: who waits is in one queue, and in the list of those who wait, until it was given the lock or
-//! told why not; whoever lets go of a lock gives it to those who may have it, under the lock's own mutex.
+//! other.
+//!
+//! Invariant: who waits is in one queue, and in the list of those who wait, until it was given the lock or told
+//! why not; whoever lets go of a lock gives it to those who may have it, under the lock's own mutex.
+//!
 //! Invariant: mutexes are taken in this order: the list of those who wait, a part of a table, what one holds.
 #![forbid(unsafe_code)]
 
