@@ -13,18 +13,6 @@ struct Tree {
 
 const TREES: [Tree; 9] = [
     Tree {
-        root: "layers/lock/src",
-        floors: &[
-            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "lib",
-        ],
-        apart: &[],
-    },
-    Tree {
-        root: "layers/nest/src",
-        floors: &["error", "family", "follow", "transaction", "parallel", "top", "lib"],
-        apart: &[],
-    },
-    Tree {
         root: "crates/engine/src",
         floors: &[
             "storage",
@@ -165,6 +153,18 @@ const TREES: [Tree; 9] = [
             "heap",
             "lib",
         ],
+        apart: &[],
+    },
+    Tree {
+        root: "layers/lock/src",
+        floors: &[
+            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "lib",
+        ],
+        apart: &[],
+    },
+    Tree {
+        root: "layers/nest/src",
+        floors: &["error", "family", "follow", "transaction", "parallel", "top", "lib"],
         apart: &[],
     },
 ];
