@@ -1,6 +1,6 @@
-//! A bank: transfers between accounts on several threads, and an audit that adds all accounts up meanwhile. With locks
-//! on accounts, and intentions on the bank, each audit sees the same sum; a transfer that would overdraw an account is
-//! undone by itself, and the family that it is part of tries another account.
+//! A bank: transfers between accounts on several threads, and an audit that adds all accounts up meanwhile. With
+//! locks on accounts, and intentions on the bank, each audit sees the same sum; a transfer that would overdraw an
+//! account is undone by itself, and the family that it is part of tries another account.
 
 use caliburn_engine::{Class, Region, Store};
 use caliburn_lock::{Detector, LockError, Locks, Owner, Standard::*};
@@ -73,6 +73,7 @@ fn is_victim(error: &Error) -> bool {
     matches!(error.downcast_ref(), Some(LockError::Deadlock(_)))
 }
 
+/// How many transfers there were, and how often one was tried again.
 pub fn run(dir: &Path) -> Result<(u64, u64), Failure> {
     let store = Store::options().create(true).open(dir)?;
     let accounts = store.segment_or_create("accounts", 65_536)?.map_all()?;
