@@ -158,7 +158,8 @@ const TREES: [Tree; 9] = [
     Tree {
         root: "layers/lock/src",
         floors: &[
-            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "lib",
+            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "escrow",
+            "lib",
         ],
         apart: &[],
     },

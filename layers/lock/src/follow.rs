@@ -4,7 +4,7 @@ use crate::error::LockError;
 use crate::owner::Owner;
 use caliburn_nest::{Error, Follow};
 
-impl Follow for Owner {
+impl Follow<'_> for Owner {
     fn child(&mut self) -> Owner {
         Owner::child(self)
     }

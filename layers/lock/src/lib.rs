@@ -51,6 +51,7 @@
 //! | `owner` | who holds locks, from level to level |
 //! | `follow` | owners that follow nested transactions |
 //! | `detector` | what all locks stand in |
+//! | `escrow` | counters whose changes commute |
 //! | `error` | why a lock was not had |
 //!
 //! Invariant: of two transactions that hold a lock in modes that do not go together, one is an ancestor of the
@@ -66,6 +67,8 @@ mod deadlock;
 mod detector;
 mod error;
 #[cfg(feature = "nest")]
+mod escrow;
+#[cfg(feature = "nest")]
 mod follow;
 mod mode;
 mod node;
@@ -75,6 +78,8 @@ mod table;
 
 pub use detector::Detector;
 pub use error::{Deadlock, LockError, OwnerId, Waited};
+#[cfg(feature = "nest")]
+pub use escrow::{Access, Counters, EscrowError, Intentions};
 pub use mode::{Mode, Standard, WrongModes, check};
 pub use owner::Owner;
 pub use table::{Locks, Name};

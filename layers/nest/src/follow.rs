@@ -1,8 +1,11 @@
-//! What goes with a family from level to level: its locks, caches of its own, counters.
+//! What goes with a family from level to level: its locks, caches of its own, what it has put off.
+
+use crate::error::Error;
+use caliburn_engine::Transaction;
 
 /// A companion of a transaction. Each transaction that asks for it ([`Tx::companion`](crate::Tx::companion)) has
 /// one, made from its parent's; children that do not ask have none.
-pub trait Follow: Sized + Send {
+pub trait Follow<'t>: Sized + Send {
     /// A child begins.
     fn child(&mut self) -> Self;
 
@@ -20,6 +23,20 @@ pub trait Follow: Sized + Send {
     /// The child has committed: what it has is its parent's.
     fn commit(self, parent: &mut Self);
 
+    /// The top is about to commit: what was put off until then is done now, in its transaction. If it does not
+    /// commit after all, it is aborted.
+    ///
+    /// # Errors
+    /// When it may not commit.
+    fn apply(&mut self, tx: &mut Transaction<'t>) -> Result<(), Error> {
+        _ = tx;
+        Ok(())
+    }
+
+    /// The top has committed for all who are in this process, and in front of all that commit from now on. As
+    /// durable as was asked it is later.
+    fn committed(&mut self) {}
+
     /// The top has committed, and is as durable as was asked.
     fn end(self);
 
@@ -28,7 +45,7 @@ pub trait Follow: Sized + Send {
 }
 
 /// No companion.
-impl Follow for () {
+impl Follow<'_> for () {
     fn child(&mut self) {}
     fn independent(&mut self) {}
     fn commit(self, (): &mut ()) {}

@@ -26,13 +26,13 @@ use std::thread;
 pub type Child<'a, 't, C, T, E> = Box<dyn FnOnce(&mut Tx<'t, C>) -> Result<T, E> + Send + 'a>;
 
 /// A child for [`Tx::cobegin`], or a transaction for [`cobegin`](crate::cobegin).
-pub fn child<'a, 't, C: Follow, T, E>(
+pub fn child<'a, 't, C: Follow<'t>, T, E>(
     closure: impl FnOnce(&mut Tx<'t, C>) -> Result<T, E> + Send + 'a,
 ) -> Child<'a, 't, C, T, E> {
     Box::new(closure)
 }
 
-impl<'t, C: Follow> Tx<'t, C> {
+impl<'t, C: Follow<'t>> Tx<'t, C> {
     /// Runs children side by side, each on a thread of its own, one of them on this one, and waits for all
     /// (`COBEGIN`). How each has ended.
     ///
@@ -82,9 +82,9 @@ impl<'t, C: Follow> Tx<'t, C> {
 }
 
 /// A transaction that several threads are in: [`Tx::threads`]. One call of it at a time.
-pub struct Shared<'a, 't, C: Follow = ()>(Mutex<&'a mut Tx<'t, C>>);
+pub struct Shared<'a, 't, C: Follow<'t> = ()>(Mutex<&'a mut Tx<'t, C>>);
 
-impl<'a, 't, C: Follow> Shared<'a, 't, C> {
+impl<'a, 't, C: Follow<'t>> Shared<'a, 't, C> {
     /// Has the transaction for itself meanwhile.
     pub fn lock(&self) -> MutexGuard<'_, &'a mut Tx<'t, C>> {
         lock(&self.0)
@@ -121,13 +121,13 @@ impl<'a, 't, C: Follow> Shared<'a, 't, C> {
 }
 
 /// A transaction whose children run.
-struct Parent<'a, 't, C: Follow> {
+struct Parent<'a, 't, C: Follow<'t>> {
     store: &'t Store,
     family: Arc<Family>,
     halves: Mutex<(&'a mut Transaction<'t>, &'a mut C)>,
 }
 
-impl<'a, 't, C: Follow> Parent<'a, 't, C> {
+impl<'a, 't, C: Follow<'t>> Parent<'a, 't, C> {
     fn of(tx: &'a mut Tx<'t, C>) -> Parent<'a, 't, C> {
         let (store, family) = (tx.store, tx.family.clone());
         Parent { store, family, halves: Mutex::new(tx.halves()) }

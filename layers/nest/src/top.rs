@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   1 a transaction of the store begins            3 what follows it may refuse
-//!   2 the closure, with children                   4 it commits in a failure class; what follows it ends
+//!   2 the closure, with children                   4 what was put off is done, and it commits in a failure class
 //! ```
 
 use crate::error::Error;
@@ -10,7 +10,7 @@ use crate::family::Family;
 use crate::follow::Follow;
 use crate::parallel::{Child, Crew, Threads, run_all};
 use crate::transaction::{Part, Running, Tx};
-use caliburn_engine::{Class, Mode, Store};
+use caliburn_engine::{Class, CommitError, Mode, Store, Transaction};
 use std::sync::Arc;
 
 /// Runs a top-level transaction (`BEGIN_TRANSACTION`): commits in a failure class when the closure returns `Ok`, is
@@ -30,7 +30,7 @@ pub fn transact<'t, T, E: From<Error>>(
 ///
 /// # Errors
 /// As [`transact`].
-pub fn transact_following<'t, C: Follow, T, E: From<Error>>(
+pub fn transact_following<'t, C: Follow<'t>, T, E: From<Error>>(
     store: &'t Store,
     companion: C,
     class: Class,
@@ -52,19 +52,32 @@ pub fn transact_following<'t, C: Follow, T, E: From<Error>>(
     let (part, companion) = running.take().ending()?;
     let Part::Top(tx) = part else { unreachable!("it began as the top") };
     // 4
-    match tx.commit(class) {
+    let mut companion = companion;
+    match commit(tx, &mut companion, class) {
         Ok(()) => {
             companion.end();
             Ok(value)
         }
         Err(error) => {
             companion.abort();
-            Err(Error::from(error).into())
+            Err(error.into())
         }
     }
 }
 
-impl<'t, C: Follow> Tx<'t, C> {
+fn commit<'t, C: Follow<'t>>(mut tx: Transaction<'t>, companion: &mut C, class: Class) -> Result<(), Error> {
+    companion.apply(&mut tx)?;
+    if class == Class::Process {
+        tx.commit(class)?;
+        companion.committed();
+        return Ok(());
+    }
+    let ticket = tx.commit_ticket(class)?;
+    companion.committed();
+    Ok(ticket.wait().map_err(CommitError::from)?)
+}
+
+impl<'t, C: Follow<'t>> Tx<'t, C> {
     /// Runs a top-level transaction that is independent of this one, though begun within it
     /// (`BEGIN_TOP_LEVEL_TRANSACTION`): what it commits stays whatever becomes of this family. It must not change
     /// bytes that this family has changed: [`caliburn_engine::Transaction`].

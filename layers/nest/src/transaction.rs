@@ -37,7 +37,7 @@ pub struct Savepoint {
 
 /// A transaction of a family: the top, or a child. It can be used while it has no child that is open.
 #[derive(Debug)]
-pub struct Tx<'t, C: Follow = ()> {
+pub struct Tx<'t, C: Follow<'t> = ()> {
     pub(crate) store: &'t Store,
     pub(crate) family: Arc<Family>,
     pub(crate) part: Part<'t>,
@@ -73,7 +73,7 @@ struct Level<C> {
     companion: Option<C>,
 }
 
-impl<'t, C: Follow> Tx<'t, C> {
+impl<'t, C: Follow<'t>> Tx<'t, C> {
     pub(crate) fn new(
         store: &'t Store,
         family: Arc<Family>,
@@ -267,12 +267,12 @@ impl<'t, C: Follow> Tx<'t, C> {
 }
 
 /// An open child. Dropped, it is undone.
-struct Open<'a, 't, C: Follow> {
+struct Open<'a, 't, C: Follow<'t>> {
     tx: &'a mut Tx<'t, C>,
     ended: bool,
 }
 
-impl<'a, 't, C: Follow> Open<'a, 't, C> {
+impl<'a, 't, C: Follow<'t>> Open<'a, 't, C> {
     fn begin(tx: &'a mut Tx<'t, C>) -> Result<Open<'a, 't, C>, Error> {
         tx.family.goes_on()?;
         let begun = tx.part.inner().savepoint()?;
@@ -310,7 +310,7 @@ impl<'a, 't, C: Follow> Open<'a, 't, C> {
     }
 }
 
-impl<C: Follow> Drop for Open<'_, '_, C> {
+impl<'t, C: Follow<'t>> Drop for Open<'_, 't, C> {
     fn drop(&mut self) {
         if !self.ended {
             self.end(false);
@@ -319,9 +319,9 @@ impl<C: Follow> Drop for Open<'_, '_, C> {
 }
 
 /// A transaction that runs. Dropped, it is undone, and what follows it is told.
-pub(crate) struct Running<'t, C: Follow>(pub Option<Tx<'t, C>>);
+pub(crate) struct Running<'t, C: Follow<'t>>(pub Option<Tx<'t, C>>);
 
-impl<'t, C: Follow> Running<'t, C> {
+impl<'t, C: Follow<'t>> Running<'t, C> {
     pub fn tx(&mut self) -> &mut Tx<'t, C> {
         self.0.as_mut().expect("it runs")
     }
@@ -331,7 +331,7 @@ impl<'t, C: Follow> Running<'t, C> {
     }
 }
 
-impl<C: Follow> Drop for Running<'_, C> {
+impl<'t, C: Follow<'t>> Drop for Running<'t, C> {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(Tx::undo);
     }

@@ -1,0 +1,173 @@
+//! Counters that many families change at once: bounds hold whichever commit, and what is there in the end is the sum
+//! of those that did.
+
+use caliburn_engine::{Class, Policy, Region, Store};
+use caliburn_lock::{Counters, Detector, EscrowError, check};
+use caliburn_nest::{Error, transact_following};
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+const COUNTERS: usize = 3;
+
+fn open(dir: &Path, policy: Policy) -> (Store, Region) {
+    let store = Store::options().create(true).policy(policy).open(dir.join("s")).unwrap();
+    let region = store.segment_or_create("counters", 65_536).unwrap().map_all().unwrap();
+    (store, region)
+}
+
+fn is_bounds(error: &Error) -> bool {
+    let Error::Followed(error) = error else { return false };
+    matches!(error.downcast_ref(), Some(EscrowError::Bounds { .. }))
+}
+
+#[test]
+fn the_modes_are_sound() {
+    check::<caliburn_lock::Access>().unwrap();
+}
+
+#[test]
+fn many_change_one_counter_at_once_and_it_stays_in_bounds() {
+    for (policy, class) in
+        [(Policy::Redo, Class::Process), (Policy::Undo, Class::Process), (Policy::Redo, Class::Power)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let committed = [const { AtomicI64::new(0) }; COUNTERS];
+        {
+            let (store, region) = open(dir.path(), policy);
+            let detector = Detector::new();
+            let counters = Counters::new(&detector, &region, 64, COUNTERS, 0..=50);
+            // What was lost would be mended by the next that adds to what is known: it is looked at often.
+            for phase in 0..if class == Class::Power { 10 } else { 150 } {
+                std::thread::scope(|scope| {
+                    for thread in 0..4usize {
+                        let (store, detector, counters, committed) =
+                            (&store, &detector, &counters, &committed);
+                        scope.spawn(move || {
+                            for round in phase * 10..phase * 10 + 10 {
+                                let amounts =
+                                    [(thread, 7), (round, -3), (round / 3, 4), (thread + round, -6)];
+                                let mut kept: [i64; COUNTERS] = Default::default();
+                                let done =
+                                    transact_following(store, counters.intentions(detector), class, |tx| {
+                                        for (place, amount) in amounts {
+                                            let counter = (place + round) % COUNTERS;
+                                            let child = tx.nest(|child| {
+                                                counters.change(child.companion(), counter, amount)?;
+                                                if (round + counter).is_multiple_of(4) {
+                                                    return Err(child.abort("now and then"));
+                                                }
+                                                Ok(())
+                                            });
+                                            match child {
+                                                Ok(()) => kept[counter] += amount,
+                                                Err(error) => {
+                                                    assert!(
+                                                        matches!(error, Error::Aborted(_))
+                                                            || is_bounds(&error),
+                                                        "{error}"
+                                                    );
+                                                }
+                                            }
+                                        }
+                                        if round.is_multiple_of(5) {
+                                            Err(tx.abort("all of it"))
+                                        } else {
+                                            Ok(())
+                                        }
+                                    });
+                                if done.is_ok() {
+                                    for (of, sum) in committed.iter().zip(kept) {
+                                        of.fetch_add(sum, Ordering::Relaxed);
+                                    }
+                                }
+                                for counter in 0..COUNTERS {
+                                    let value = counters.committed(counter);
+                                    assert!((0..=50).contains(&value), "{value}");
+                                }
+                            }
+                        });
+                    }
+                });
+                for (counter, sum) in committed.iter().enumerate() {
+                    assert_eq!(
+                        region.load::<i64>(64 + counter * 8),
+                        sum.load(Ordering::Relaxed),
+                        "{policy:?} {counter}"
+                    );
+                }
+            }
+        }
+        let (_store, region) = open(dir.path(), policy);
+        for (counter, sum) in committed.iter().enumerate() {
+            assert_eq!(region.load::<i64>(64 + counter * 8), sum.load(Ordering::Relaxed));
+        }
+    }
+}
+
+#[test]
+fn bounds_count_what_is_outstanding() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = open(dir.path(), Policy::Redo);
+    let detector = Detector::new();
+    let counters = Counters::new(&detector, &region, 0, 1, 0..=10);
+    let top = |amount: i64| {
+        transact_following(&store, counters.intentions(&detector), Class::Process, |tx| {
+            counters.change(tx.companion(), 0, amount).map_err(Error::from)
+        })
+    };
+    top(8).unwrap();
+    let (changed, seen) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            transact_following(&store, counters.intentions(&detector), Class::Process, |tx| {
+                counters.change(tx.companion(), 0, -5)?;
+                // Its own are in what it reads, and nobody else's; not where nobody looks yet.
+                changed.wait();
+                seen.wait();
+                Err::<(), _>(tx.abort("after all"))
+            })
+        });
+        changed.wait();
+        let value = region.load::<i64>(0);
+        // 3 are left if the first commits; and 10 would be too many if it does not.
+        let outcomes = [-4, 3, 2, -3].map(top);
+        seen.wait();
+        assert!(first.join().unwrap().is_err());
+        assert_eq!((value, outcomes.each_ref().map(Result::is_ok)), (8, [false, false, true, true]));
+        let texts = outcomes.map(|outcome| outcome.err().map(|error| error.to_string()));
+        let text = "counter 0 may not change by -4: it may come to -1, and must stay within 0..=10";
+        assert_eq!(texts[0].as_deref(), Some(text));
+    });
+    assert_eq!(region.load::<i64>(0), 7);
+    top(-7).unwrap();
+    assert_eq!(region.load::<i64>(0), 0);
+}
+
+#[test]
+fn a_family_reads_its_own_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = open(dir.path(), Policy::Redo);
+    let detector = Detector::new();
+    let counters = Counters::new(&detector, &region, 0, 2, i64::MIN..=i64::MAX);
+    transact_following(&store, counters.intentions(&detector), Class::Power, |tx| {
+        counters.change(tx.companion(), 0, 5)?;
+        tx.nest(|child| {
+            counters.change(child.companion(), 0, 2)?;
+            assert_eq!(counters.read(child.companion(), 0)?, 7);
+            Ok::<_, Error>(())
+        })?;
+        let aborted = tx.nest(|child| {
+            counters.change(child.companion(), 0, 100)?;
+            assert_eq!(counters.read(child.companion(), 0)?, 107);
+            Err::<(), _>(child.abort("it is not added"))
+        });
+        assert!(aborted.is_err());
+        let children = tx.cofor(4, |_, child| counters.change(child.companion(), 1, 1).map_err(Error::from));
+        assert!(children.iter().all(Result::is_ok));
+        assert_eq!((counters.read(tx.companion(), 0)?, counters.read(tx.companion(), 1)?), (7, 4));
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    assert_eq!((region.load::<i64>(0), region.load::<i64>(8)), (7, 4));
+}
