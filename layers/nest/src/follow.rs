@@ -40,7 +40,8 @@ pub trait Follow<'t>: Sized + Send {
     /// The top has committed, and is as durable as was asked.
     fn end(self);
 
-    /// The transaction was undone: every byte is as it was before.
+    /// The transaction was undone: every byte is as it was before. Or the store has failed while it committed, and
+    /// nobody knows whether it did before the store is opened again.
     fn abort(self);
 }
 

@@ -36,7 +36,7 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
     /// Runs children side by side, each on a thread of its own, one of them on this one, and waits for all
     /// (`COBEGIN`). How each has ended.
     ///
-    /// Two of them must not change the same bytes, unless one has ended before the other begins to: that is what
+    /// Two of them must not declare the same bytes, unless one has ended before the other begins to: that is what
     /// locks are for.
     pub fn cobegin<'a, T: Send, E: From<Error> + Send>(
         &mut self,
@@ -85,7 +85,7 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
 pub struct Shared<'a, 't, C: Follow<'t> = ()>(Mutex<&'a mut Tx<'t, C>>);
 
 impl<'a, 't, C: Follow<'t>> Shared<'a, 't, C> {
-    /// Has the transaction for itself meanwhile.
+    /// Has the transaction for itself meanwhile; this thread, too, does all with what is returned.
     pub fn lock(&self) -> MutexGuard<'_, &'a mut Tx<'t, C>> {
         lock(&self.0)
     }
@@ -139,22 +139,19 @@ impl<'a, 't, C: Follow<'t>> Parent<'a, 't, C> {
         // 2
         let value = child(running.tx())?;
         // 3
-        let (part, companion) = running.take().ending()?;
+        let (part, following) = running.ending()?;
         let Part::Branch(branch) = part else { unreachable!("it began as a branch") };
         if planted("passed-before-adopted") {
-            companion.commit(lock(&self.halves).1);
+            following.take().commit(lock(&self.halves).1);
             lock(&self.halves).0.adopt(branch).map_err(Error::from)?;
             return Ok(value);
         }
         let (tx, parents) = &mut *lock(&self.halves);
         // 4
-        if let Err(error) = tx.adopt(branch) {
-            // It is undone, and nobody has seen that it was not.
-            companion.abort();
-            return Err(Error::from(error).into());
-        }
+        // If it fails, it is undone, and nobody has seen that it was not.
+        tx.adopt(branch).map_err(Error::from)?;
         // 5
-        companion.commit(parents);
+        following.take().commit(parents);
         Ok(value)
     }
 
@@ -206,6 +203,8 @@ impl Crew for Threads {
     }
 }
 
+/// A thread of the pool that waits for children of its own may run others meanwhile, and not go on before they end: a
+/// child that has children on the same pool must hold no lock that those others want.
 #[cfg(feature = "rayon")]
 impl Crew for rayon::ThreadPool {
     fn run(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {

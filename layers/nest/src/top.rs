@@ -49,20 +49,12 @@ pub fn transact_following<'t, C: Follow<'t>, T, E: From<Error>>(
     // 2
     let value = top(running.tx())?;
     // 3
-    let (part, companion) = running.take().ending()?;
+    let (part, mut following) = running.ending()?;
     let Part::Top(tx) = part else { unreachable!("it began as the top") };
     // 4
-    let mut companion = companion;
-    match commit(tx, &mut companion, class) {
-        Ok(()) => {
-            companion.end();
-            Ok(value)
-        }
-        Err(error) => {
-            companion.abort();
-            Err(error.into())
-        }
-    }
+    commit(tx, following.companion(), class)?;
+    following.take().end();
+    Ok(value)
 }
 
 fn commit<'t, C: Follow<'t>>(mut tx: Transaction<'t>, companion: &mut C, class: Class) -> Result<(), Error> {

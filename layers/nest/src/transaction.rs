@@ -15,6 +15,7 @@ use crate::follow::Follow;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
 use caliburn_engine::{Branch, Region, SavepointError, Store, Transaction};
 use caliburn_os::simulated::planted;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,6 +32,7 @@ pub struct TxId {
 #[derive(Debug, Clone, Copy)]
 pub struct Savepoint {
     inner: caliburn_engine::Savepoint,
+    family: FamilyId,
     /// The transaction whose it is: the serial of its level.
     level: u64,
 }
@@ -137,7 +139,8 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
         self.write(region, offset, value.as_bytes())
     }
 
-    /// The store's transaction, for what else it can do: declare by address. Not to be rolled back.
+    /// The store's transaction, for what else it can do, such as declaring by address. It is not to be rolled back,
+    /// exchanged, or to have branches beyond the end of a child.
     ///
     /// # Errors
     /// When the family is aborted.
@@ -176,10 +179,12 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
     /// When the family is aborted.
     pub fn savepoint(&mut self) -> Result<Savepoint, Error> {
         self.family.goes_on()?;
-        Ok(Savepoint { inner: self.part.inner().savepoint()?, level: self.level() })
+        let (family, level) = (self.family.id, self.level());
+        Ok(Savepoint { inner: self.part.inner().savepoint()?, family, level })
     }
 
-    /// Undoes what was changed since a savepoint, which stays.
+    /// Undoes what was changed since a savepoint, which stays. What follows the transaction is not rolled back: it
+    /// keeps its locks, and what it has put off. A child that aborts takes its own with it.
     ///
     /// # Errors
     /// When the savepoint is of another transaction, such as the parent, or gone.
@@ -199,10 +204,9 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
 
     fn own(&self, savepoint: &Savepoint) -> Result<(), Error> {
         self.family.goes_on()?;
-        match savepoint.level == self.level() || planted("savepoints-of-the-parent") {
-            true => Ok(()),
-            false => Err(SavepointError::Gone.into()),
-        }
+        let own = savepoint.level == self.level() || planted("savepoints-of-the-parent");
+        // In another store, another family's may look like its own.
+        if own && savepoint.family == self.family.id { Ok(()) } else { Err(SavepointError::Gone.into()) }
     }
 
     fn level(&self) -> u64 {
@@ -233,22 +237,6 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
         let level = self.levels.last_mut().expect("there is its own");
         level.companion.as_mut().map_or(Ok(()), C::vote)?;
         Ok(())
-    }
-
-    /// Asks whether it may commit; takes it apart if it may, and ends it if not.
-    pub(crate) fn ending(mut self) -> Result<(Part<'t>, C), Error> {
-        debug_assert_eq!(self.levels.len(), 1, "a child ends before its parent");
-        match self.vote() {
-            Ok(()) => {
-                let Tx { part, levels, .. } = self;
-                let own = levels.into_iter().next().and_then(|level| level.companion);
-                Ok((part, own.expect("that of its own is there")))
-            }
-            Err(error) => {
-                self.undo();
-                Err(error)
-            }
-        }
     }
 
     /// Undoes all of it; then nothing follows it any more.
@@ -326,13 +314,43 @@ impl<'t, C: Follow<'t>> Running<'t, C> {
         self.0.as_mut().expect("it runs")
     }
 
-    pub fn take(&mut self) -> Tx<'t, C> {
-        self.0.take().expect("it runs")
+    /// Asks whether it may commit, and takes it apart if it may.
+    pub fn ending(mut self) -> Result<(Part<'t>, Following<'t, C>), Error> {
+        debug_assert_eq!(self.tx().levels.len(), 1, "a child ends before its parent");
+        self.tx().vote()?;
+        let Tx { part, levels, .. } = self.0.take().expect("it runs");
+        let own = levels.into_iter().next().and_then(|level| level.companion);
+        Ok((part, Following::new(own.expect("that of its own is there"))))
     }
 }
 
 impl<'t, C: Follow<'t>> Drop for Running<'t, C> {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(Tx::undo);
+    }
+}
+
+/// What follows a transaction that is about to end. Dropped, as when something panics, it is told that the
+/// transaction was undone.
+pub(crate) struct Following<'t, C: Follow<'t>>(Option<C>, PhantomData<&'t ()>);
+
+impl<'t, C: Follow<'t>> Following<'t, C> {
+    pub fn new(companion: C) -> Following<'t, C> {
+        Following(Some(companion), PhantomData)
+    }
+
+    pub fn companion(&mut self) -> &mut C {
+        self.0.as_mut().expect("it has not ended")
+    }
+
+    /// The transaction has ended otherwise.
+    pub fn take(mut self) -> C {
+        self.0.take().expect("it has not ended")
+    }
+}
+
+impl<'t, C: Follow<'t>> Drop for Following<'t, C> {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(C::abort);
     }
 }

@@ -2,11 +2,11 @@
 
 mod support;
 
-use caliburn_engine::{Class, Policy, SavepointError};
-use caliburn_nest::{Error, Threads, Tx, child, cobegin, cofor, transact};
+use caliburn_engine::{Class, Policy, SavepointError, Transaction};
+use caliburn_nest::{Error, Follow, Threads, Tx, child, cobegin, cofor, transact, transact_following};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 use support::open;
 
 const BOTH: [Policy; 2] = [Policy::Redo, Policy::Undo];
@@ -352,4 +352,78 @@ fn a_child_that_makes_its_parent_too_large_is_undone() {
         Ok::<_, Error>(())
     })
     .unwrap();
+}
+
+/// What a companion was told.
+struct Told<'a>(&'a Mutex<Vec<&'static str>>, &'static str);
+
+impl<'t> Follow<'t> for Told<'_> {
+    fn child(&mut self) -> Self {
+        Told(self.0, self.1)
+    }
+
+    fn independent(&mut self) -> Self {
+        self.child()
+    }
+
+    fn vote(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        if self.1 == "panics at the vote" { panic!("on purpose") } else { Ok(()) }
+    }
+
+    fn apply(&mut self, _: &mut Transaction<'t>) -> Result<(), Error> {
+        if self.1 == "panics as it applies" { panic!("on purpose") } else { Ok(()) }
+    }
+
+    fn committed(&mut self) {
+        self.0.lock().unwrap().push("committed");
+    }
+
+    fn commit(self, _: &mut Self) {
+        self.0.lock().unwrap().push("commit");
+    }
+
+    fn end(self) {
+        self.0.lock().unwrap().push("end");
+    }
+
+    fn abort(self) {
+        self.0.lock().unwrap().push("abort");
+    }
+}
+
+#[test]
+fn what_follows_a_family_is_told_how_each_has_ended_whatever_panics() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = open(dir.path(), Policy::Redo);
+    let expected: [(&str, &[&str]); 3] = [
+        ("goes well", &["abort", "commit", "commit", "committed", "end"]),
+        ("panics at the vote", &["abort"]),
+        ("panics as it applies", &["abort", "commit", "commit", "abort"]),
+    ];
+    for (how, told) in expected {
+        for class in [Class::Process, Class::Power] {
+            let (events, before) = (Mutex::default(), region.load::<u64>(0));
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                transact_following(&store, Told(&events, how), class, |tx| {
+                    if how != "panics at the vote" {
+                        let aborted = tx.nest(|child| {
+                            child.companion();
+                            Err::<(), _>(child.abort("as it should"))
+                        });
+                        assert!(aborted.is_err());
+                        tx.nest(|child| {
+                            child.companion();
+                            Ok::<_, Error>(())
+                        })?;
+                        // Who does not ask for it has none.
+                        tx.nest(|_| Ok::<_, Error>(()))?;
+                        tx.cofor(1, |_, _| Ok::<_, Error>(())).into_iter().collect::<Result<Vec<_>, _>>()?;
+                    }
+                    tx.store(&region, 0, &(before + 1))
+                })
+            }));
+            assert_eq!(*events.lock().unwrap(), told, "{how}, {class:?}");
+            assert_eq!(region.load::<u64>(0), before + u64::from(done.is_ok()));
+        }
+    }
 }

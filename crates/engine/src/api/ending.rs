@@ -79,7 +79,7 @@ impl Shared {
     pub fn roll_back(&self, set: &WriteSet<'_>, serial: u64, to: Position) {
         self.restore(set, to);
         if !planted("rolled-back-unshortened") {
-            self.policy.roll_back(set, to);
+            self.tracked.shortening(&mut || self.policy.roll_back(set, to));
         }
         set.rolled_back(serial);
     }

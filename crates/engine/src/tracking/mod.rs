@@ -44,6 +44,12 @@ pub(crate) trait Tracking: Send + Sync {
         end();
     }
 
+    /// What a transaction has declared is undone in part: it is declared no more when `shorten` is called, which
+    /// this must do once.
+    fn shortening(&self, shorten: &mut dyn FnMut()) {
+        shorten();
+    }
+
     /// A region is off the books. `left`: its memory stays, and is the program's from now on.
     fn unmapped(&self, _region: &RegionState, _left: bool) {}
 
@@ -111,6 +117,17 @@ impl Tracked {
             }
         }
         within(&self.0, set, end);
+    }
+
+    /// Undoes declarations within what every way does around it.
+    pub fn shortening(&self, shorten: &mut dyn FnMut()) {
+        fn within(ways: &[Box<dyn Tracking>], shorten: &mut dyn FnMut()) {
+            match ways {
+                [] => shorten(),
+                [way, others @ ..] => way.shortening(&mut || within(others, shorten)),
+            }
+        }
+        within(&self.0, shorten);
     }
 
     pub fn undeclared(&self) -> Vec<Undeclared> {
