@@ -203,8 +203,8 @@ impl Crew for Threads {
     }
 }
 
-/// A thread of the pool that waits for children of its own may run others meanwhile, and not go on before they end: a
-/// child that has children on the same pool must hold no lock that those others want.
+/// A thread of the pool that waits for children of its own may run others meanwhile, and not go on before they
+/// end: a child that has children on the same pool must hold no lock that those others want.
 #[cfg(feature = "rayon")]
 impl Crew for rayon::ThreadPool {
     fn run(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
