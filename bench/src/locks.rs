@@ -4,11 +4,15 @@
 
 use crate::Arguments;
 use crate::report::{self, Line, Random, Sample};
-use crate::target::Failure;
-use caliburn_lock::{Detector, Locks, Standard};
+use crate::target::{Failure, options};
+use caliburn::Class;
+use caliburn_lock::{Counters, Detector, Locks, Standard};
+use caliburn_nest::{Error, transact_following};
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 use serde_json::json;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 const NAMES: usize = 100_000;
 const EACH: usize = 4;
@@ -46,5 +50,53 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         });
         report::print("locks", arguments.json, &lines, 0);
     }
+    hot(arguments)
+}
+
+/// One account that eight threads add to, each commit forced: under an exclusive lock, and put off as changes that
+/// commute are.
+fn hot(arguments: &Arguments) -> Result<(), Failure> {
+    const THREADS: u64 = 8;
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
+    let store = options(arguments.log_mb, arguments.stage_mb).open(dir.path().join("s"))?;
+    let region = store.create_segment("account", 65_536)?.map_all()?;
+    let detector = Detector::new();
+    let locks: Locks<u64> = detector.locks();
+    let counters = Counters::new(&detector, &region, 8, 1, 0..=i64::MAX);
+    let exclusive = || {
+        transact_following(&store, detector.owner(), Class::Power, |tx| {
+            locks.lock(tx.companion(), 0, Standard::Exclusive)?;
+            tx.store(&region, 0, &(region.load::<i64>(0) + 1))
+        })
+    };
+    let escrow = || {
+        transact_following(&store, counters.intentions(&detector), Class::Power, |tx| {
+            Ok(counters.change(tx.companion(), 0, 1)?)
+        })
+    };
+    let mut done = [0; 2];
+    let mut side_by_side = |number: usize, act: &(dyn Fn() -> Result<(), Error> + Sync)| {
+        let (begun, count) = (Instant::now(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    while begun.elapsed().as_secs_f64() < arguments.seconds {
+                        act().expect("nobody is in the way for ever");
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        let count = count.into_inner();
+        done[number] += count as i64;
+        Sample { ns_per_tx: begun.elapsed().as_nanos() as f64 / count as f64, latencies: Vec::new() }
+    };
+    let line = |what| Line::new("caliburn", "redo", "power", THREADS as usize, json!({"hot account": what}));
+    let mut lines = [line("exclusive lock"), line("changes that commute")];
+    report::interleave(arguments.rounds, &mut lines, || {
+        vec![side_by_side(0, &exclusive), side_by_side(1, &escrow)]
+    });
+    assert_eq!([0, 8].map(|at| region.load::<i64>(at)), done, "no change is lost");
+    report::print("locks", arguments.json, &lines, 0);
     Ok(())
 }

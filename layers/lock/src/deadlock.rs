@@ -1,5 +1,5 @@
 //! Deadlocks: transactions that wait for each other in a circle. They are looked for among those that wait, when one
-//! begins to, and when a lock is given to one while others wait for it.
+//! begins to, and when those change who have a lock that others wait for.
 //!
 //! ```text
 //!   a waits for b:   b holds the lock, or waits for it in front of a. Until that is over, this must end:
@@ -57,7 +57,7 @@ impl Waits {
         self.break_circles(&all, all.last().expect("it has just begun"));
     }
 
-    /// A lock was given to somebody for whom others wait from now on: any of those may be in a circle.
+    /// Who has a lock for which others wait has changed: any of those may be in a circle.
     #[cold]
     pub fn look_again(&self) {
         let all = self.lock();
@@ -104,13 +104,6 @@ impl Waits {
     }
 }
 
-/// What must end before one that waits is not held up by another any more.
-fn must_end<'n>(waits: &Node, by: &'n Node) -> &'n Node {
-    let of_one = std::ptr::eq(waits.family(), by.family());
-    let below = by.line().take_while(|node| !of_one || !node.is_above(waits));
-    below.last().unwrap_or(by)
-}
-
 /// Looks for a circle from a wait back to the first; its steps.
 fn circle<'w>(
     all: &'w [Wait],
@@ -124,7 +117,11 @@ fn circle<'w>(
     }
     seen.push(wait);
     for (by, how) in wait.table.blockers(wait.place, &wait.node) {
-        let end = must_end(&wait.node, &by);
+        // Who is to abort lets go of what it holds.
+        if unless("the-doomed-in-the-way", by.doomed().is_some()) {
+            continue;
+        }
+        let end = wait.node.waits_for(&by);
         steps.push(Step { wait, by: by.clone(), how });
         if end.waits_for_the_end_of(&first.node) {
             return true;

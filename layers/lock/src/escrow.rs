@@ -103,8 +103,8 @@ struct State {
     /// As it is committed.
     value: i64,
     /// What is outstanding: the sums of what is subtracted, and of what is added.
-    less: i64,
-    more: i64,
+    less: i128,
+    more: i128,
 }
 
 impl<'t> Counters<'t> {
@@ -133,6 +133,10 @@ impl<'t> Counters<'t> {
         Intentions { counters: self, owner: detector.owner(), level: Arc::default(), latched: Vec::new() }
     }
 
+    fn own(&self, by: &Intentions<'_, 't>) {
+        assert!(std::ptr::eq(self, by.counters), "these are intentions of other counters");
+    }
+
     /// The value of a counter as it is committed, whatever is outstanding.
     pub fn committed(&self, counter: usize) -> i64 {
         self.counters[counter].lock().value
@@ -150,10 +154,11 @@ impl<'t> Counters<'t> {
         counter: usize,
         amount: i64,
     ) -> Result<(), EscrowError> {
+        self.own(by);
         self.locks.lock(&mut by.owner, counter, Access::Change)?;
         let mut state = self.counters[counter].lock();
         let part = if amount < 0 { state.less } else { state.more };
-        let worst = i128::from(state.value) + i128::from(part) + i128::from(amount);
+        let worst = i128::from(state.value) + part + i128::from(amount);
         let fits = i64::try_from(worst).is_ok_and(|worst| self.bounds.contains(&worst));
         if unless("bounds-of-what-is-committed", !fits) {
             return Err(EscrowError::Bounds { counter, amount, worst, bounds: self.bounds.clone() });
@@ -170,16 +175,29 @@ impl<'t> Counters<'t> {
     /// # Errors
     /// [`EscrowError::Lock`], as above.
     pub fn read(&self, by: &mut Intentions<'_, 't>, counter: usize) -> Result<i64, EscrowError> {
+        self.own(by);
         self.locks.lock(&mut by.owner, counter, Access::Read)?;
-        Ok(self.counters[counter].lock().value + by.level.sum(counter))
+        let value = i128::from(self.counters[counter].lock().value) + by.level.sum(counter);
+        Ok(value.try_into().expect("it is within its bounds"))
     }
 }
 
+/// Of changes of one counter.
+fn sum<'c>(changes: impl Iterator<Item = &'c (usize, i64)>) -> i128 {
+    changes.map(|(_, amount)| i128::from(*amount)).sum()
+}
+
 impl State {
+    /// The value with changes that are outstanding.
+    fn with(&self, changes: &[(usize, i64)]) -> i64 {
+        let value = i128::from(self.value) + sum(changes.iter());
+        value.try_into().expect("it is within its bounds")
+    }
+
     /// Something is outstanding, or, with -1, is not any more.
     fn reserve(&mut self, amount: i64, sign: i64) {
         let part = if amount < 0 { &mut self.less } else { &mut self.more };
-        *part += sign * amount;
+        *part += i128::from(sign) * i128::from(amount);
     }
 }
 
@@ -206,9 +224,8 @@ impl Level {
     }
 
     /// Of it and those above it.
-    fn sum(&self, counter: usize) -> i64 {
-        let own =
-            self.changes().iter().filter(|(of, _)| *of == counter).map(|(_, amount)| amount).sum::<i64>();
+    fn sum(&self, counter: usize) -> i128 {
+        let own = sum(self.changes().iter().filter(|(of, _)| *of == counter));
         own + self.parent.as_ref().map_or(0, |parent| parent.sum(counter))
     }
 }
@@ -237,9 +254,9 @@ impl Intentions<'_, '_> {
         for of_one in changes.chunk_by(|a, b| a.0 == b.0) {
             // At once: in between, there would seem to be room.
             let mut state = counters[of_one[0].0].lock();
-            for (_, amount) in of_one {
-                state.reserve(*amount, -1);
-                state.value += if commits { *amount } else { 0 };
+            of_one.iter().for_each(|(_, amount)| state.reserve(*amount, -1));
+            if commits {
+                state.value = state.with(of_one);
             }
         }
         self.latched.drain(..).for_each(|counter| counters[counter].latch.give_up());
@@ -279,12 +296,12 @@ impl<'t> Follow<'t> for Intentions<'_, 't> {
         let mut changes = self.level.changes().clone();
         changes.sort_unstable();
         for of_one in changes.chunk_by(|a, b| a.0 == b.0) {
-            let (counter, sum) = (of_one[0].0, of_one.iter().map(|(_, amount)| amount).sum::<i64>());
+            let counter = of_one[0].0;
             if unless("counters-not-latched", true) {
                 counters.counters[counter].latch.take();
             }
             self.latched.push(counter);
-            let value = counters.counters[counter].lock().value + sum;
+            let value = counters.counters[counter].lock().with(of_one);
             tx.store(counters.region, counters.offset + counter * 8, &value)?;
         }
         if planted("counters-not-latched") {

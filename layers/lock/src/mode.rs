@@ -44,10 +44,13 @@ pub fn check<M: Mode>() -> Result<(), WrongModes> {
         if a.and(a) != a {
             return Err(WrongModes(format!("{a:?} twice is {:?}", a.and(a))));
         }
-        let weaker = |c: &&M| both.goes_with(**c) && !(a.goes_with(**c) && b.goes_with(**c));
-        if let Some(c) = M::ALL.iter().find(weaker) {
+        // A parent comes to hold both while others hold what goes with each.
+        let each = |c: &M| a.goes_with(*c) && b.goes_with(*c);
+        if let Some(c) = M::ALL.iter().find(|c| both.goes_with(**c) != each(c)) {
+            let (does, do_not) =
+                if each(c) { ("does not go", "each of them does") } else { ("goes", "one of them does not") };
             return Err(WrongModes(format!(
-                "{a:?} and {b:?} are {both:?}, which goes with {c:?}, and one of them does not"
+                "{a:?} and {b:?} are {both:?}, which {does} with {c:?}, and {do_not}"
             )));
         }
     }

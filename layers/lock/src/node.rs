@@ -180,6 +180,13 @@ impl Node {
         self.is_above(other) || other.outer().is_some_and(|outer| self.waits_for_the_end_of(outer))
     }
 
+    /// What must end before it is not held up any more by another that is not above it.
+    pub fn waits_for<'n>(&self, by: &'n Node) -> &'n Node {
+        let of_one = std::ptr::eq(self.family(), by.family());
+        let below = by.line().take_while(|node| !of_one || !node.is_above(self));
+        below.last().unwrap_or(by)
+    }
+
     /// The lowest that is above both, of one family.
     pub fn above_both<'n>(&'n self, other: &Node) -> Option<&'n Node> {
         self.line().find(|node| node.is_above(other))

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   asked for:   may it hold it?      holders in modes that do not go with it are its ancestors
-//!                must it line up?     somebody waits already in such a mode, unless its family holds the lock:
-//!                                     then that one waits for the family, and it would wait for itself
+//!                must it line up?     somebody waits already in such a mode, unless that one waits for the end of
+//!                        something that it is part of: it would wait for itself
 //!   given up, inherited, withdrawn:   those that wait are looked at again, the first in line first
 //! ```
 
@@ -67,9 +67,14 @@ impl<M: Mode> Queue<M> {
         node: &'q Node,
         mode: M,
     ) -> impl Iterator<Item = &'q Arc<Waiter<M>>> {
-        let of_family = self.holds.iter().any(|hold| hold.node.is_above(node));
-        let ahead = self.waiters.iter().take(first);
-        ahead.filter(move |waiter| unless("writers-overtaken", !of_family && !waiter.mode.goes_with(mode)))
+        let ahead = self.waiters.iter().take(first).filter(move |waiter| !waiter.mode.goes_with(mode));
+        ahead.filter(move |waiter| unless("writers-overtaken", !self.waits_anyway(waiter, node)))
+    }
+
+    /// Whether one that waits does so for the end of something that a transaction is part of.
+    fn waits_anyway(&self, waiter: &Waiter<M>, node: &Node) -> bool {
+        let mut against = self.against(&waiter.node, waiter.mode);
+        against.any(|hold| waiter.node.waits_for(&hold.node).waits_for_the_end_of(node))
     }
 
     /// Whether a transaction may hold it in a mode now, with so many that wait in front of it.
@@ -78,11 +83,11 @@ impl<M: Mode> Queue<M> {
             && (first == 0 || self.ahead(first, node, mode).next().is_none())
     }
 
-    /// A transaction holds it in a mode, whatever it held before. Whether it held nothing.
+    /// A transaction holds it in a mode, besides what it held before. Whether it held nothing.
     pub fn hold(&mut self, node: &Arc<Node>, mode: M) -> bool {
         match self.hold_of(node) {
             Some(hold) => {
-                hold.mode = mode;
+                hold.mode = hold.mode.and(mode);
                 false
             }
             None => {
@@ -92,13 +97,13 @@ impl<M: Mode> Queue<M> {
         }
     }
 
-    /// Gives the lock to those that may have it now. Whether others are left that may wait for these, and did not
-    /// before.
+    /// Gives the lock to those that may have it now. Whether others are left: whom they wait for may be others than
+    /// before, since somebody was given the lock, or since one that they could pass does not wait for them any more.
     fn serve(&mut self) -> bool {
         if planted("waiters-not-served") {
             return false;
         }
-        let (mut at, mut any) = (0, false);
+        let mut at = 0;
         while at < self.waiters.len() {
             let waiter = self.waiters[at].clone();
             if self.admits(at, &waiter.node, waiter.mode) {
@@ -106,12 +111,11 @@ impl<M: Mode> Queue<M> {
                 self.hold(&waiter.node, waiter.mode);
                 waiter.granted.store(true, Ordering::Release);
                 waiter.event.signal();
-                any = true;
             } else {
                 at += 1;
             }
         }
-        any && !self.waiters.is_empty()
+        !self.waiters.is_empty()
     }
 
     /// What the child holds is its parent's. Whether the parent did not hold it before; and as for `serve`.

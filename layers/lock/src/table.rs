@@ -97,7 +97,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
         self.acquire(owner, name, mode, Patience::None)
     }
 
-    /// The same, waiting no longer than a time. None at all is as [`Locks::try_lock`].
+    /// The same, waiting no longer than a time.
     ///
     /// # Errors
     /// [`LockError::Timeout`], with who was in the way; as [`Locks::lock`].
@@ -191,11 +191,12 @@ impl<K: Name, M: Mode> Locks<K, M> {
         });
         queue.waiters.push_back(waiter.clone());
         drop(shard);
-        self.wait(owner, place, &waiter, until)?;
-        if held.is_none() {
+        let done = self.wait(owner, place, &waiter, until);
+        // It may have been given the lock though it is told to abort: its end gives that up.
+        if waiter.granted.load(Ordering::Acquire) && !owner.has(&*self.0, place) {
             owner.held.push(&self.0, place);
         }
-        Ok(true)
+        done.map(|()| true)
     }
 
     /// Waits for a lock, in whose line it is.
@@ -235,16 +236,11 @@ impl<K: Name, M: Mode> Locks<K, M> {
         if given {
             shared.waits.look_again();
         }
-        if granted {
-            // It was given the lock meanwhile: its end gives that up.
-            if !owner.has(&**shared, place) {
-                owner.held.push(shared, place);
-            }
-            if matches!(error, LockError::Timeout { .. }) {
-                return Ok(());
-            }
+        match error {
+            // It was given the lock meanwhile.
+            LockError::Timeout { .. } if granted => Ok(()),
+            error => Err(error),
         }
-        Err(error)
     }
 }
 

@@ -262,6 +262,87 @@ fn a_writer_does_not_starve() {
 }
 
 #[test]
+fn one_whose_family_is_waited_for_does_not_line_up() {
+    let (detector, locks) = new();
+    let top = detector.owner();
+    let (mut child, mut sibling) = (top.child(), top.child());
+    locks.lock(&mut child, "a", Shared).unwrap();
+    let mut within = sibling.independent();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| locks.lock_timeout(&mut detector.owner(), "a", Exclusive, LONG));
+        until_waiting(&detector, 1);
+        // The writer waits for the end of all of the family, and of what was begun within it.
+        assert!(locks.try_lock(&mut sibling, "a", Shared).unwrap());
+        assert!(locks.try_lock(&mut within, "a", Shared).unwrap());
+        within.end();
+        sibling.end();
+        child.end();
+        writer.join().unwrap().unwrap();
+    });
+    assert_eq!(detector.deadlocks(), 0);
+}
+
+#[test]
+fn a_grant_that_closes_a_circle_is_looked_at() {
+    let (detector, locks) = new();
+    let (mut first, mut second) = (detector.owner(), detector.owner());
+    locks.lock(&mut first, "b", Exclusive).unwrap();
+    locks.lock(&mut first, "a", Shared).unwrap();
+    locks.lock(&mut second, "a", Shared).unwrap();
+    let family = detector.owner();
+    let (mut reads, mut waits) = (family.child(), family.child());
+    thread::scope(|scope| {
+        let locks = &locks;
+        let upgrade = scope.spawn(move || (locks.lock_timeout(&mut second, "a", Exclusive, LONG), second));
+        until_waiting(&detector, 1);
+        let waits = scope.spawn(move || (locks.lock_timeout(&mut waits, "b", Shared, LONG), waits));
+        until_waiting(&detector, 2);
+        let reads = scope.spawn(move || (locks.lock_timeout(&mut reads, "a", Shared, LONG), reads));
+        until_waiting(&detector, 3);
+        // Two upgrades: the second gives way, and the reader behind it is given the lock, for whose family the
+        // first waits from then on; and of that family one waits for the first.
+        let upgraded = scope.spawn(move || (locks.lock_timeout(&mut first, "a", Exclusive, LONG), first));
+        let (told, second) = upgrade.join().unwrap();
+        assert_eq!(victim(told).victim, second.id());
+        second.end();
+        let (told, waits) = waits.join().unwrap();
+        assert_eq!(victim(told).victim, family.id());
+        let (had, reads) = reads.join().unwrap();
+        // It may have been told before it was given the lock.
+        had.err().into_iter().for_each(|error| drop(victim(Err(error))));
+        drop((reads, waits, family));
+        upgraded.join().unwrap().0.unwrap();
+    });
+}
+
+#[test]
+fn one_victim_is_enough() {
+    let (detector, locks) = new();
+    let (top, mut other) = (detector.owner(), detector.owner());
+    let (mut older, mut younger) = (top.child(), top.child());
+    locks.lock(&mut older, "a", Exclusive).unwrap();
+    locks.lock(&mut other, "b", Exclusive).unwrap();
+    thread::scope(|scope| {
+        let locks = &locks;
+        let first = scope.spawn(move || (locks.lock_timeout(&mut older, "b", Shared, LONG), older));
+        until_waiting(&detector, 1);
+        let second = scope.spawn(move || locks.lock_timeout(&mut younger, "b", Shared, LONG));
+        until_waiting(&detector, 2);
+        let had = scope.spawn(move || (locks.lock_timeout(&mut other, "a", Exclusive, LONG), other));
+        let (told, older) = first.join().unwrap();
+        let deadlock = victim(told);
+        assert_eq!(deadlock.victim, older.id());
+        older.end();
+        // The other family, for which the younger child waits, has what it waited for: and ends.
+        let (had, other) = had.join().unwrap();
+        had.unwrap();
+        other.end();
+        second.join().unwrap().unwrap();
+    });
+    assert_eq!(detector.deadlocks(), 1);
+}
+
+#[test]
 fn waiting_ends_when_its_time_is_over() {
     let (detector, locks) = new();
     let (mut first, mut second) = (detector.owner(), detector.owner());

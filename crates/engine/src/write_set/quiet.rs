@@ -97,6 +97,10 @@ impl Reserve {
         if planted("quiet-not-kept") {
             return;
         }
+        barrier::light();
+        if self.active.load(Ordering::Acquire) & QUIET == 0 {
+            return;
+        }
         let stands_by = &set.slot.stands_by;
         loop {
             barrier::light();
