@@ -8,11 +8,14 @@ use caliburn_lock::{Detector, LockError, Locks, Owner, Standard};
 use caliburn_nest::{Error, Tx, transact_following};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use support::{Anomaly, History, Op, check};
 
 const LISTS: usize = 6;
 const LIST: usize = 64 << 10;
 const THREADS: u64 = 3;
+/// So long nobody waits, unless a deadlock was not found.
+const LONG: Duration = Duration::from_secs(5);
 
 struct Random(u64);
 
@@ -40,7 +43,7 @@ fn list(region: &Region, list: usize) -> Vec<u64> {
 
 impl<'w> World<'w> {
     fn append(&self, tx: &mut Tx<'w, Owner>, list: usize) -> Result<Op, Error> {
-        self.locks.lock(tx.companion(), list, Standard::Exclusive)?;
+        self.locks.lock_timeout(tx.companion(), list, Standard::Exclusive, LONG)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         // Until it is known to be committed.
         self.aborted.lock().unwrap().push(number);
@@ -51,7 +54,7 @@ impl<'w> World<'w> {
     }
 
     fn read(&self, tx: &mut Tx<'w, Owner>, of: usize) -> Result<Op, Error> {
-        self.locks.lock(tx.companion(), of, Standard::Shared)?;
+        self.locks.lock_timeout(tx.companion(), of, Standard::Shared, LONG)?;
         Ok(Op::Read(of, list(self.region, of)))
     }
 
