@@ -177,6 +177,8 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "typed --accounts 20000",
         "snapshots",
         "dumps",
+        "nest",
+        "locks",
         "persistent --sizes 8,4096",
         "group-commit --threads 1,8",
         "restart --data-mb 64 --accounts 10000",

@@ -3,7 +3,7 @@
 //! ```text
 //!   asked for:   may it hold it?      holders in modes that do not go with it are its ancestors
 //!                must it line up?     somebody waits already in such a mode, unless that one waits for the end of
-//!                        something that it is part of: it would wait for itself
+//!                                     something that it is part of: it would wait for itself
 //!   given up, inherited, withdrawn:   those that wait are looked at again, the first in line first
 //! ```
 

@@ -166,7 +166,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
         }
         let place = Place { shard: number as u32, slot };
         if queue.admits(queue.waiters.len(), node, wanted) {
-            // In front of those that wait, if its family holds the lock.
+            // In front of those that wait for its end anyway: there may be others of whom that is not so.
             let passes = !queue.waiters.is_empty();
             if queue.hold(node, wanted) {
                 drop(shard);
