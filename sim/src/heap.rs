@@ -7,7 +7,7 @@ use crate::life::{Flavour, LOST, LifeMachine, STORE, options};
 use crate::media::{Entry, Machine};
 use crate::model::{Bounds, Mark};
 use crate::random::Random;
-use caliburn::heap::{Heap, Place};
+use caliburn::heap::{Heap, HeapTransaction, Place, Savepoint};
 use caliburn::{Class, Store};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -54,6 +54,21 @@ fn len(random: &mut Random) -> u64 {
     *random.pick(&[16, 48, 700, 700, 5000, 20_000, 70_000])
 }
 
+/// Leaves a savepoint behind. What was before it, if it is rolled back to.
+fn left<T>(
+    tx: &mut HeapTransaction<'_>,
+    savepoint: &Savepoint,
+    before: T,
+    random: &mut Random,
+) -> Result<Option<T>, String> {
+    let rolls = random.chance(1, 2);
+    if rolls {
+        tx.rollback_to(savepoint).map_err(text)?;
+    }
+    tx.release(savepoint).map_err(text)?;
+    Ok(rolls.then_some(before))
+}
+
 /// One transaction; the state if it commits.
 fn transaction(
     heap: &Heap,
@@ -69,7 +84,17 @@ fn transaction(
     let prepares = may_prepare && before.undecided.is_none() && random.chance(1, 3);
     let (mut freed, mut passing) = (Vec::new(), 0);
     let mut tx = heap.begin().map_err(text)?;
-    for i in 0..1 + random.below(4) {
+    let mut saved: Option<(Savepoint, (State, Vec<Place>, usize))> = None;
+    for i in 0..1 + random.below(6) {
+        if saved.is_none() && random.chance(1, 4) {
+            saved = Some((tx.savepoint().map_err(text)?, (state.clone(), freed.clone(), passing)));
+        } else if saved.is_some()
+            && random.chance(1, 3)
+            && let Some((savepoint, before)) = saved.take()
+            && let Some(before) = left(&mut tx, &savepoint, before, random)?
+        {
+            (state, freed, passing) = before;
+        }
         let some = random.below(state.objects.len().max(1) as u64) as usize;
         let place = state.objects.keys().nth(some).copied().filter(|place| !held(place));
         match (random.below(5), place) {

@@ -11,7 +11,7 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 9] = [
+const TREES: [Tree; 10] = [
     Tree {
         root: "crates/engine/src",
         floors: &[
@@ -166,6 +166,11 @@ const TREES: [Tree; 9] = [
     Tree {
         root: "layers/nest/src",
         floors: &["error", "family", "follow", "transaction", "parallel", "top", "lib"],
+        apart: &[],
+    },
+    Tree {
+        root: "layers/serial/src",
+        floors: &["error", "cell", "cells", "transaction", "top", "lib"],
         apart: &[],
     },
 ];

@@ -311,6 +311,7 @@ impl Code for HeapError {
             HeapError::Begin(error) => error.code(),
             HeapError::Range(error) => error.code(),
             HeapError::Commit(error) => error.code(),
+            HeapError::Savepoint(error) => error.code(),
             HeapError::Damaged { .. } => CALIBURN_DAMAGED,
             HeapError::NotAllocated { .. } => CALIBURN_NOT_ALLOCATED,
             HeapError::Beyond { .. } => CALIBURN_RANGE,

@@ -6,7 +6,8 @@ use crate::meta::{self, Kind, MAGIC, ROOT_BYTES, ROOT_COUNT, ROOTS, VERSION};
 use crate::span::{self, Cache, SPANS_MAX, SpanOwner, Spans};
 use caliburn_engine::zerocopy::FromBytes;
 use caliburn_engine::{
-    BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SegmentError, Store, Undeclared,
+    BeginError, Class, CommitError, MapError, Mode, RangeError, Region, SavepointError, SegmentError, Store,
+    Undeclared,
 };
 use caliburn_os::ordinal;
 use caliburn_os::sync::atomic::{AtomicU32, Ordering};
@@ -35,6 +36,9 @@ pub enum HeapError {
     /// A range could not be declared.
     #[error(transparent)]
     Range(#[from] RangeError),
+    /// A savepoint could not be made or used.
+    #[error(transparent)]
+    Savepoint(#[from] SavepointError),
     /// The transaction did not commit.
     #[error(transparent)]
     Commit(#[from] CommitError),

@@ -38,4 +38,4 @@ mod transaction;
 
 pub use heap::{Heap, HeapError, Place};
 pub use statistics::{ClassStatistics, Statistics};
-pub use transaction::HeapTransaction;
+pub use transaction::{HeapTransaction, Savepoint};

@@ -205,7 +205,7 @@ impl Heap {
         for (span, object, taken) in kept {
             match taken {
                 true => self.spans.get(span).mark_allocated(object),
-                false => self.spans.get(span).keep(object),
+                false => self.spans.get(span).keep(object, false),
             }
         }
         Ok(())

@@ -13,7 +13,7 @@
 
 use crate::class::{self, CLASSES};
 use crate::meta::Kind;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use caliburn_os::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use caliburn_os::sync::{self, Mutex};
@@ -240,10 +240,11 @@ impl Span {
         word.fetch_sub((THERE - FRESH) << shift, Release);
     }
 
-    /// It was not given up after all.
-    pub fn keep(&self, object: u32) {
+    /// It was not given up after all, and is fresh or not, as it was.
+    pub fn keep(&self, object: u32, fresh: bool) {
         let (word, shift) = self.word(object);
-        word.fetch_sub((GIVEN_UP - THERE) << shift, Release);
+        let before = if unless("kept-as-committed", fresh) { FRESH } else { THERE };
+        word.fetch_sub((GIVEN_UP - before) << shift, Release);
     }
 
     #[inline]
@@ -336,7 +337,7 @@ mod tests {
             assert!(span.give_up(kind, last, false) && !span.give_up(kind, last, false));
             assert!(!span.holds(kind, last) && span.freshness(last).is_none());
             assert_eq!((span.take(class), span.taken()), (None, count));
-            span.keep(last);
+            span.keep(last, false);
             assert!(span.give_up(kind, last, false));
             span.put(last);
             assert!(!span.give_up(kind, last, false) && span.has_free(class));

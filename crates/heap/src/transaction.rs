@@ -13,7 +13,9 @@ use crate::heap::{Heap, HeapError, Place, Root};
 use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
-use caliburn_engine::{BeginError, ByAddress, Class, Mode, RangeError, Region, Ticket, Transaction};
+use caliburn_engine::{
+    BeginError, ByAddress, Class, Mode, RangeError, Region, SavepointError, Ticket, Transaction,
+};
 use caliburn_os::simulated::{planted, unless};
 use smallvec::SmallVec;
 use std::collections::HashSet;
@@ -30,6 +32,14 @@ pub struct HeapTransaction<'h> {
     pub(crate) tx: Option<Transaction<'h>>,
     pub(crate) changes: SmallVec<[Change; 4]>,
     pub(crate) rare: Option<Box<Rare>>,
+}
+
+/// A place in a transaction that it can be rolled back to: [`HeapTransaction::savepoint`].
+#[derive(Debug, Clone)]
+pub struct Savepoint {
+    inner: caliburn_engine::Savepoint,
+    changes: usize,
+    roots: Vec<(String, Option<Place>)>,
 }
 
 /// What most transactions do without.
@@ -216,6 +226,58 @@ impl<'h> HeapTransaction<'h> {
         Ok(())
     }
 
+    /// What a name stands for, as the transaction sees it.
+    pub fn root(&self, name: &str) -> Option<Place> {
+        let own = self.rare.as_ref().and_then(|rare| rare.roots.iter().find(|(other, _)| other == name));
+        own.map_or_else(|| self.heap.root(name), |(_, place)| *place)
+    }
+
+    /// Marks a place that the transaction can be rolled back to.
+    ///
+    /// # Errors
+    /// As [`Transaction::savepoint`].
+    pub fn savepoint(&mut self) -> Result<Savepoint, SavepointError> {
+        let inner = self.inner().savepoint()?;
+        let roots = self.rare.as_ref().map_or_else(Vec::new, |rare| rare.roots.clone());
+        Ok(Savepoint { inner, changes: self.changes.len(), roots })
+    }
+
+    /// Undoes what was changed, allocated and freed since a savepoint, which stays; those that came after it are
+    /// gone. What was allocated since is anybody's again.
+    ///
+    /// # Errors
+    /// As [`Transaction::rollback_to`].
+    pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
+        // The old values first: nobody may take the memory before.
+        self.inner().rollback_to(&savepoint.inner)?;
+        if planted("heap-savepoint-forgets") {
+            return Ok(());
+        }
+        let mut undone: SmallVec<[Change; 4]> = self.changes.drain(savepoint.changes..).collect();
+        if let Some(rare) = &mut self.rare {
+            rare.roots.clone_from(&savepoint.roots);
+            (rare.objects, rare.changes) = (HashSet::new(), 0);
+        }
+        // What it had taken before, and gave up since, is fresh again.
+        undo_changes(self.heap, &mut undone, |change| self.took(change.span(), change.object()));
+        Ok(())
+    }
+
+    /// Forgets a savepoint, and those that came after it.
+    ///
+    /// # Errors
+    /// As [`Transaction::release`].
+    pub fn release(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
+        self.inner().release(&savepoint.inner)
+    }
+
+    /// The transaction, which somebody else goes on with; what stays does nothing.
+    #[doc(hidden)]
+    pub fn lend(&mut self) -> HeapTransaction<'h> {
+        let spent = HeapTransaction { heap: self.heap, tx: None, changes: SmallVec::new(), rare: None };
+        std::mem::replace(self, spent)
+    }
+
     /// Commits in a failure class, the heap's changes with the others.
     ///
     /// # Errors
@@ -383,15 +445,19 @@ impl HeapTransaction<'_> {
     fn undo(&mut self) {
         // The old values first: nobody may take the memory before.
         drop(self.tx.take());
-        let mut changes = std::mem::take(&mut self.changes);
-        changes.sort_unstable();
-        for of_object in of_objects(&changes) {
-            let first = of_object[0];
-            if first.freed() {
-                self.heap.spans.get(first.span()).keep(first.object());
-            } else if !planted("heap-abort-keeps") {
-                self.heap.put(first.span(), first.object());
-            }
+        undo_changes(self.heap, &mut std::mem::take(&mut self.changes), |_| false);
+    }
+}
+
+/// What was taken is given back, what was given up is kept: fresh, where the transaction took it before.
+fn undo_changes(heap: &Heap, changes: &mut [Change], mut is_fresh: impl FnMut(Change) -> bool) {
+    changes.sort_unstable();
+    for of_object in of_objects(changes) {
+        let first = of_object[0];
+        if first.freed() {
+            heap.spans.get(first.span()).keep(first.object(), is_fresh(first));
+        } else if !planted("heap-abort-keeps") {
+            heap.put(first.span(), first.object());
         }
     }
 }

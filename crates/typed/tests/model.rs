@@ -28,6 +28,50 @@ fn transactions<O: Debug>(op: impl Strategy<Value = O>) -> impl Strategy<Value =
     prop::collection::vec((prop::collection::vec(op, 1..60), end()), 1..12)
 }
 
+/// Runs operations on a value and on a model: the later ones in transactions within the transaction, which end as
+/// their number says, and are as if they had not been if they do not commit.
+fn nested<R, M: Clone, O>(
+    root: &mut Mut<'_, '_, R>,
+    model: &mut M,
+    operations: &[O],
+    apply: &impl Fn(&mut Mut<'_, '_, R>, &mut M, &O),
+    same: &impl Fn(&R, &M),
+) {
+    let (first, later) = operations.split_at(operations.len().min(7));
+    for operation in first {
+        apply(root, model, operation);
+        same(root, model);
+    }
+    let Some(ways) = later.len().checked_sub(1) else { return };
+    let mut next = model.clone();
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        root.nest::<_, Error>(|mut child| {
+            nested(&mut child, &mut next, later, apply, same);
+            match ways % 4 {
+                0 => Err(Error::Interrupted),
+                1 => std::panic::resume_unwind(Box::new("within")),
+                _ => Ok(()),
+            }
+        })
+    }));
+    match ways % 4 {
+        0 => assert!(matches!(done.unwrap(), Err(Error::Interrupted))),
+        1 => assert_eq!(*done.unwrap_err().downcast::<&str>().unwrap(), "within"),
+        _ => {
+            done.unwrap().unwrap();
+            *model = next;
+        }
+    }
+    same(root, model);
+    // Once more beside what was undone.
+    if ways % 4 < 2 {
+        for operation in later {
+            apply(root, model, operation);
+        }
+        same(root, model);
+    }
+}
+
 /// Runs transactions on objects and on a model, which must be the same after each; then opens the store again,
 /// and empties it.
 fn compare<R, M: Clone, O: Debug>(
@@ -47,10 +91,7 @@ fn compare<R, M: Clone, O: Debug>(
         let mut next = model.clone();
         let done = catch_unwind(AssertUnwindSafe(|| {
             objects.transact_in::<_, Error>(Class::Process, |mut root| {
-                operations.iter().for_each(|operation| {
-                    apply(&mut root, &mut next, operation);
-                    same(&root, &next);
-                });
+                nested(&mut root, &mut next, operations, &apply, &same);
                 match end {
                     End::Commit => Ok(()),
                     End::Refuse => Err(Error::NotTyped { heap: String::new(), why: "as planned".into() }),

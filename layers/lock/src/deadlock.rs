@@ -7,8 +7,8 @@
 //!                    ancestor of a, which takes the lock to the parent of both
 //!   a circle:        all that must end waits for something in it, and so on, back to a
 //!   the victim:      of each that must end, the lowest transaction above the one that has the lock and the one in
-//!                    it that waits: if it aborts, the lock is free, and none of the circle waits in it. Children
-//!                    before tops, then the youngest
+//!                    it that waits: if it aborts, the lock is free, and none of the circle waits in it. None that
+//!                    only reads; children before tops; the youngest
 //! ```
 //!
 //! Each wait goes for the end of all that is in its way, so that a circle of any of them does not end by itself.
@@ -140,7 +140,9 @@ fn circle<'w>(
 fn victim<'s>(steps: &'s [Step<'_>]) -> &'s Node {
     let after = steps.iter().skip(1).chain(&steps[..1]);
     let candidates = steps.iter().zip(after).map(|(step, next)| lowest(&step.by, &next.wait.node));
-    let order = |node: &&Node| (node.depth > 0, node.serial);
+    // Those that only read share their locks: in each circle there is another.
+    let spared = |node: &Node| unless("readers-chosen", node.family().is_spared);
+    let order = |node: &&Node| (!spared(node), node.depth > 0, node.serial);
     match planted("victim-the-oldest") {
         true => candidates.min_by_key(order),
         false => candidates.max_by_key(order),

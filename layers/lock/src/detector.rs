@@ -31,6 +31,11 @@ impl Detector {
         Owner::new(Node::top(None))
     }
 
+    /// An owner for a top-level transaction that takes shared locks only: it is never the victim of a deadlock.
+    pub fn reader(&self) -> Owner {
+        Owner::new(Node::reader())
+    }
+
     /// How many transactions wait for locks at this moment.
     pub fn waiting(&self) -> usize {
         self.0.count()

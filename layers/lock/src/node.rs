@@ -10,6 +10,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Node {
     /// Later ones are younger.
     pub serial: u64,
+    /// Of a top: whether its family only reads, and others are to abort in its stead.
+    pub is_spared: bool,
     pub depth: u32,
     /// Who takes over its locks when it commits; none of a top.
     pub parent: Option<Arc<Node>>,
@@ -110,23 +112,30 @@ pub(crate) trait Table: Send + Sync {
 
 impl Node {
     pub fn top(outer: Option<Arc<Node>>) -> Arc<Node> {
-        Node::new(0, None, None, outer)
+        Arc::new(Node::new(0, None, None, outer))
+    }
+
+    /// A top that is not to be the victim of a deadlock.
+    pub fn reader() -> Arc<Node> {
+        Arc::new(Node { is_spared: true, ..Node::new(0, None, None, None) })
+    }
+
+    /// A top in the place of this one.
+    pub fn again(&self) -> Arc<Node> {
+        let Node { serial, is_spared, .. } = *self;
+        Arc::new(Node { serial, is_spared, ..Node::new(0, None, None, self.outer.clone()) })
     }
 
     pub fn child(self: &Arc<Node>) -> Arc<Node> {
         let top = self.top.as_ref().unwrap_or(self);
-        Node::new(self.depth + 1, Some(self.clone()), Some(top.clone()), None)
+        Arc::new(Node::new(self.depth + 1, Some(self.clone()), Some(top.clone()), None))
     }
 
-    fn new(
-        depth: u32,
-        parent: Option<Arc<Node>>,
-        top: Option<Arc<Node>>,
-        outer: Option<Arc<Node>>,
-    ) -> Arc<Node> {
+    fn new(depth: u32, parent: Option<Arc<Node>>, top: Option<Arc<Node>>, outer: Option<Arc<Node>>) -> Node {
         static SERIALS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        Arc::new(Node {
+        Node {
             serial: SERIALS.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            is_spared: false,
             depth,
             parent,
             top,
@@ -134,7 +143,7 @@ impl Node {
             doomed: AtomicBool::new(false),
             doom: OnceLock::new(),
             inherited: Mutex::new(Holding::default()),
-        })
+        }
     }
 
     pub fn id(&self) -> OwnerId {

@@ -40,6 +40,18 @@ impl Owner {
         Owner::new(Node::top(Some(self.node.clone())))
     }
 
+    /// The top has aborted, and is tried again: an owner without locks that is as old. Among those in a deadlock the
+    /// youngest is the victim, so that one that keeps its age gets through some time.
+    ///
+    /// # Panics
+    /// If it is a child.
+    pub fn again(self) -> Owner {
+        assert!(self.node.parent.is_none(), "a child is tried again by its parent, in another child");
+        let again = self.node.again();
+        drop(self);
+        Owner::new(again)
+    }
+
     /// Whether it may go on.
     ///
     /// # Errors

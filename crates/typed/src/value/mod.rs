@@ -4,5 +4,6 @@ pub mod datum;
 pub mod guard;
 pub mod language;
 pub mod layout;
+pub mod nest;
 pub mod recoverable;
 pub mod tx;

@@ -37,6 +37,8 @@ pub(crate) struct Core<'h> {
     /// It cannot commit any more, and nothing is changed any more: what an operation has left half done is
     /// looked at, but nothing is built on it.
     frozen: Cell<bool>,
+    /// It is so only until its child has ended.
+    lent: Cell<bool>,
     rare: OnceCell<Box<Rare>>,
 }
 
@@ -89,6 +91,7 @@ impl<'h> Core<'h> {
             newest: images.last().map(|image| &**image),
             hash_keys,
             frozen: Cell::new(false),
+            lent: Cell::new(false),
             rare: OnceCell::new(),
         }
     }
@@ -101,6 +104,42 @@ impl<'h> Core<'h> {
 
     fn rare(&self) -> &Rare {
         self.rare.get_or_init(Box::default)
+    }
+}
+
+/// What a transaction has lent to a child of it, which is given back when this is dropped.
+pub(crate) struct Lent<'id> {
+    parent: Tx<'id>,
+    tx: HeapTransaction<'id>,
+}
+
+impl<'id> Lent<'id> {
+    /// The transaction, while no core has it.
+    pub(crate) fn tx(&mut self) -> &mut HeapTransaction<'id> {
+        &mut self.tx
+    }
+
+    /// The child's core, which has it now.
+    pub(crate) fn core(&mut self) -> Core<'id> {
+        let Core { heap, hash_keys, images, .. } = *self.parent.core();
+        Core::new(heap, self.tx.lend(), hash_keys, images)
+    }
+
+    /// The child has ended. Why it cannot be committed.
+    pub(crate) fn take_back(&mut self, core: Core<'id>) -> Option<Error> {
+        let (tx, failure) = core.into_parts();
+        self.tx = tx;
+        failure
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let core = self.parent.core();
+        // SAFETY: this thread alone works with the core, and nobody has a reference to what is spent.
+        unsafe { *core.tx.get() = self.tx.lend() };
+        core.lent.set(false);
+        core.frozen.set(core.rare.get().is_some_and(|rare| rare.failure.borrow().is_some()));
     }
 }
 
@@ -149,6 +188,14 @@ impl<'id> Tx<'id> {
         }
         // SAFETY: this thread alone works with the core, and nothing that is done with the reference calls back.
         unsafe { &mut *core.tx.get() }
+    }
+
+    /// Lends the transaction to a child; until it is given back, nobody changes anything with this one.
+    pub(crate) fn lend(self) -> Lent<'id> {
+        let tx = self.work().lend();
+        self.core().frozen.set(true);
+        self.core().lent.set(true);
+        Lent { parent: self, tx }
     }
 
     /// Declares bytes that are about to change.
@@ -302,6 +349,10 @@ impl<'id> Tx<'id> {
     #[cold]
     #[inline(never)]
     fn refuse(self) -> ! {
+        assert!(
+            !self.core().lent.get(),
+            "a guard of the parent is used to change something while its nested transaction is open: use the child's"
+        );
         panic::resume_unwind(Box::new(OutOfRoom))
     }
 
