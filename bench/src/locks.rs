@@ -70,8 +70,9 @@ fn hot(arguments: &Arguments) -> Result<(), Failure> {
         })
     };
     let escrow = || {
-        transact_following(&store, counters.intentions(&detector), Class::Power, |tx| {
-            Ok(counters.change(tx.companion(), 0, 1)?)
+        transact_following(&store, counters.companion(&detector), Class::Power, |tx| {
+            let (put_off, owner) = tx.companion();
+            Ok(counters.change(put_off, owner, 0, 1)?)
         })
     };
     let mut done = [0; 2];

@@ -158,8 +158,8 @@ const TREES: [Tree; 10] = [
     Tree {
         root: "layers/lock/src",
         floors: &[
-            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "escrow",
-            "lib",
+            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "commute",
+            "escrow", "lib",
         ],
         apart: &[],
     },

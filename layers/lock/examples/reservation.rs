@@ -1,5 +1,6 @@
-//! A journey: flight, hotel and car are booked side by side, as children of one transaction. When one aborts, since
-//! nothing is left there, another is tried in its place; the journey commits with all three, or nothing is booked.
+//! A journey: flight, hotel and car are booked side by side, as children of one transaction. When one aborts,
+//! since nothing is left there, another is tried in its place; the journey commits with all three, or nothing is
+//! booked.
 
 use caliburn_engine::{Class, Region, Store};
 use caliburn_lock::{Detector, Locks, Owner, Standard::*};

@@ -1,5 +1,5 @@
-//! Deadlocks: transactions that wait for each other in a circle. They are looked for among those that wait, when one
-//! begins to, and when those change who have a lock that others wait for.
+//! Deadlocks: transactions that wait for each other in a circle. They are looked for among those that wait, when
+//! one begins to, and when those change who have a lock that others wait for.
 //!
 //! ```text
 //!   a waits for b:   b holds the lock, or waits for it in front of a. Until that is over, this must end:

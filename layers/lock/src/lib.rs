@@ -51,7 +51,8 @@
 //! | `owner` | who holds locks, from level to level |
 //! | `follow` | owners that follow nested transactions |
 //! | `detector` | what all locks stand in |
-//! | `escrow` | counters whose changes commute |
+//! | `commute` | objects whose changes commute, and are put off until the top commits |
+//! | `escrow` | counters that are such objects |
 //! | `error` | why a lock was not had |
 //!
 //! Invariant: of two transactions that hold a lock in modes that do not go together, one is an ancestor of the
@@ -63,6 +64,8 @@
 //! Invariant: mutexes are taken in this order: the list of those who wait, a part of a table, what one holds.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "nest")]
+mod commute;
 mod deadlock;
 mod detector;
 mod error;
@@ -76,10 +79,12 @@ mod owner;
 mod queue;
 mod table;
 
+#[cfg(feature = "nest")]
+pub use commute::{Commute, Intentions, Latches};
 pub use detector::Detector;
 pub use error::{Deadlock, LockError, OwnerId, Waited};
 #[cfg(feature = "nest")]
-pub use escrow::{Access, Counters, EscrowError, Intentions};
+pub use escrow::{Access, Counters, EscrowError};
 pub use mode::{Mode, Standard, WrongModes, check};
 pub use owner::Owner;
 pub use table::{Locks, Name};

@@ -40,8 +40,8 @@ impl Owner {
         Owner::new(Node::top(Some(self.node.clone())))
     }
 
-    /// The top has aborted, and is tried again: an owner without locks that is as old. Among those in a deadlock the
-    /// youngest is the victim, so that one that keeps its age gets through some time.
+    /// The top has aborted, and is tried again: an owner without locks that is as old. Among those in a deadlock
+    /// the youngest is the victim, so that one that keeps its age gets through some time.
     ///
     /// # Panics
     /// If it is a child.

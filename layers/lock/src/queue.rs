@@ -97,8 +97,9 @@ impl<M: Mode> Queue<M> {
         }
     }
 
-    /// Gives the lock to those that may have it now. Whether others are left: whom they wait for may be others than
-    /// before, since somebody was given the lock, or since one that they could pass does not wait for them any more.
+    /// Gives the lock to those that may have it now. Whether others are left: whom they wait for may be others
+    /// than before, since somebody was given the lock, or since one that they could pass does not wait for them
+    /// any more.
     fn serve(&mut self) -> bool {
         if planted("waiters-not-served") {
             return false;

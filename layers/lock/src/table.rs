@@ -78,8 +78,8 @@ impl<K: Name, M: Mode> Locks<K, M> {
         Locks(Arc::new(Shared { waits, hasher: DefaultHashBuilder::default(), shards }))
     }
 
-    /// Locks a name in a mode, and waits until that can be. With what the owner holds already: asking again, or for
-    /// more, is an upgrade.
+    /// Locks a name in a mode, and waits until that can be. With what the owner holds already: asking again, or
+    /// for more, is an upgrade.
     ///
     /// # Errors
     /// [`LockError::Deadlock`] when the owner, or one that it is part of, is chosen to abort.

@@ -2,8 +2,8 @@
 //! of those that did.
 
 use caliburn_engine::{Class, Policy, Region, Store};
-use caliburn_lock::{Counters, Detector, EscrowError, check};
-use caliburn_nest::{Error, transact_following};
+use caliburn_lock::{Counters, Detector, EscrowError, Intentions, Owner, check};
+use caliburn_nest::{Error, Tx, transact_following};
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,6 +14,27 @@ fn open(dir: &Path, policy: Policy) -> (Store, Region) {
     let store = Store::options().create(true).policy(policy).open(dir.join("s")).unwrap();
     let region = store.segment_or_create("counters", 65_536).unwrap().map_all().unwrap();
     (store, region)
+}
+
+type Changes<'c, 't> = (Intentions<'c, 't, Counters<'t>>, Owner);
+
+fn change<'t>(
+    counters: &Counters<'t>,
+    tx: &mut Tx<'t, Changes<'_, 't>>,
+    counter: usize,
+    amount: i64,
+) -> Result<(), EscrowError> {
+    let (put_off, owner) = tx.companion();
+    counters.change(put_off, owner, counter, amount)
+}
+
+fn read<'t>(
+    counters: &Counters<'t>,
+    tx: &mut Tx<'t, Changes<'_, 't>>,
+    counter: usize,
+) -> Result<i64, EscrowError> {
+    let (put_off, owner) = tx.companion();
+    counters.read(put_off, owner, counter)
 }
 
 fn is_bounds(error: &Error) -> bool {
@@ -49,11 +70,11 @@ fn many_change_one_counter_at_once_and_it_stays_in_bounds() {
                                     [(thread, 7), (round, -3), (round / 3, 4), (thread + round, -6)];
                                 let mut kept: [i64; COUNTERS] = Default::default();
                                 let done =
-                                    transact_following(store, counters.intentions(detector), class, |tx| {
+                                    transact_following(store, counters.companion(detector), class, |tx| {
                                         for (place, amount) in amounts {
                                             let counter = (place + round) % COUNTERS;
                                             let child = tx.nest(|child| {
-                                                counters.change(child.companion(), counter, amount)?;
+                                                change(counters, child, counter, amount)?;
                                                 if (round + counter).is_multiple_of(4) {
                                                     return Err(child.abort("now and then"));
                                                 }
@@ -112,16 +133,16 @@ fn bounds_count_what_is_outstanding() {
     let detector = Detector::new();
     let counters = Counters::new(&detector, &region, 0, 1, 0..=10);
     let top = |amount: i64| {
-        transact_following(&store, counters.intentions(&detector), Class::Process, |tx| {
-            counters.change(tx.companion(), 0, amount).map_err(Error::from)
+        transact_following(&store, counters.companion(&detector), Class::Process, |tx| {
+            change(&counters, tx, 0, amount).map_err(Error::from)
         })
     };
     top(8).unwrap();
     let (changed, seen) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         let first = scope.spawn(|| {
-            transact_following(&store, counters.intentions(&detector), Class::Process, |tx| {
-                counters.change(tx.companion(), 0, -5)?;
+            transact_following(&store, counters.companion(&detector), Class::Process, |tx| {
+                change(&counters, tx, 0, -5)?;
                 // Its own are in what it reads, and nobody else's; not where nobody looks yet.
                 changed.wait();
                 seen.wait();
@@ -150,22 +171,22 @@ fn a_family_reads_its_own_changes() {
     let (store, region) = open(dir.path(), Policy::Redo);
     let detector = Detector::new();
     let counters = Counters::new(&detector, &region, 0, 2, i64::MIN..=i64::MAX);
-    transact_following(&store, counters.intentions(&detector), Class::Power, |tx| {
-        counters.change(tx.companion(), 0, 5)?;
+    transact_following(&store, counters.companion(&detector), Class::Power, |tx| {
+        change(&counters, tx, 0, 5)?;
         tx.nest(|child| {
-            counters.change(child.companion(), 0, 2)?;
-            assert_eq!(counters.read(child.companion(), 0)?, 7);
+            change(&counters, child, 0, 2)?;
+            assert_eq!(read(&counters, child, 0)?, 7);
             Ok::<_, Error>(())
         })?;
         let aborted = tx.nest(|child| {
-            counters.change(child.companion(), 0, 100)?;
-            assert_eq!(counters.read(child.companion(), 0)?, 107);
+            change(&counters, child, 0, 100)?;
+            assert_eq!(read(&counters, child, 0)?, 107);
             Err::<(), _>(child.abort("it is not added"))
         });
         assert!(aborted.is_err());
-        let children = tx.cofor(4, |_, child| counters.change(child.companion(), 1, 1).map_err(Error::from));
+        let children = tx.cofor(4, |_, child| change(&counters, child, 1, 1).map_err(Error::from));
         assert!(children.iter().all(Result::is_ok));
-        assert_eq!((counters.read(tx.companion(), 0)?, counters.read(tx.companion(), 1)?), (7, 4));
+        assert_eq!((read(&counters, tx, 0)?, read(&counters, tx, 1)?), (7, 4));
         Ok::<_, Error>(())
     })
     .unwrap();

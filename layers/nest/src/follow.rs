@@ -53,3 +53,44 @@ impl Follow<'_> for () {
     fn end(self) {}
     fn abort(self) {}
 }
+
+/// Two companions. What is done with both is done with the first one first: an owner of locks goes last.
+impl<'t, A: Follow<'t>, B: Follow<'t>> Follow<'t> for (A, B) {
+    fn child(&mut self) -> Self {
+        (self.0.child(), self.1.child())
+    }
+
+    fn independent(&mut self) -> Self {
+        (self.0.independent(), self.1.independent())
+    }
+
+    fn vote(&mut self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.0.vote()?;
+        self.1.vote()
+    }
+
+    fn commit(self, parent: &mut Self) {
+        self.0.commit(&mut parent.0);
+        self.1.commit(&mut parent.1);
+    }
+
+    fn apply(&mut self, tx: &mut Transaction<'t>) -> Result<(), Error> {
+        self.0.apply(tx)?;
+        self.1.apply(tx)
+    }
+
+    fn committed(&mut self) {
+        self.0.committed();
+        self.1.committed();
+    }
+
+    fn end(self) {
+        self.0.end();
+        self.1.end();
+    }
+
+    fn abort(self) {
+        self.0.abort();
+        self.1.abort();
+    }
+}

@@ -1,12 +1,12 @@
 //! Real processes with transactions on cells, really killed: after each death no money is lost or made, and all
 //! that was acknowledged is there.
 
+#[path = "../../nest/tests/support/lives.rs"]
+mod lives;
+
 use caliburn_engine::{Class, Policy, Store};
 use caliburn_serial::{Cells, Error, Ptr};
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
 const ACCOUNTS: usize = 8;
 const THREADS: usize = 2;
@@ -38,9 +38,8 @@ fn open(path: &Path, policy: Policy) -> (Store, Cells, Bank) {
 /// Run in the child.
 #[test]
 fn child() {
-    let Some(path) = std::env::var_os("CALIBURN_CELLS_STORE") else { return };
-    let policy = if std::env::var_os("CALIBURN_CELLS_UNDO").is_some() { Policy::Undo } else { Policy::Redo };
-    let (_store, cells, bank) = open(Path::new(&path), policy);
+    let Some((path, policy)) = lives::own() else { return };
+    let (_store, cells, bank) = open(&path, policy);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (cells, bank) = (&cells, &bank);
@@ -67,8 +66,7 @@ fn child() {
                             Ok::<_, Error>(*done)
                         })
                     });
-                    let line = format!("ack {thread} {}\n", number.unwrap());
-                    std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+                    lives::acknowledge(thread, number.unwrap());
                 }
             });
         }
@@ -77,43 +75,10 @@ fn child() {
 
 #[test]
 fn no_money_is_lost_or_made() {
-    let kills = if cfg!(debug_assertions) { 20 } else { 100 };
-    for policy in [Policy::Redo, Policy::Undo] {
-        let dir = tempfile::tempdir().unwrap();
-        let mut acknowledged = [0; THREADS];
-        for round in 0..kills {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "child", "--nocapture"]).env("CALIBURN_CELLS_STORE", dir.path());
-            if policy == Policy::Undo {
-                command.env("CALIBURN_CELLS_UNDO", "1");
-            }
-            let mut running = command.stdout(Stdio::piped()).spawn().unwrap();
-            let mut lines = BufReader::new(running.stdout.take().unwrap()).lines();
-            let mut ack = |line: std::io::Result<String>| {
-                let line = line.ok()?;
-                let (thread, number) = line.strip_prefix("ack ")?.split_once(' ')?;
-                let (thread, number): (usize, u64) = (thread.parse().ok()?, number.parse().ok()?);
-                acknowledged[thread] = number;
-                Some(())
-            };
-            // Some time after the first is acknowledged.
-            lines.by_ref().find_map(&mut ack).unwrap();
-            std::thread::sleep(Duration::from_micros(round * 331 % 9000));
-            running.kill().unwrap();
-            running.wait().unwrap();
-            lines.for_each(|line| _ = ack(line));
-            let (store, cells, bank) = open(dir.path(), policy);
-            let all = |at: &Ptr<u64>| cells.read(|reader| reader.read(at)).unwrap();
-            let values = bank.each_ref().map(all);
-            assert_eq!(values[..ACCOUNTS].iter().sum::<u64>(), 1000 * ACCOUNTS as u64, "{policy:?}, {round}");
-            for (done, acknowledged) in values[ACCOUNTS..].iter().zip(acknowledged) {
-                assert!(
-                    (acknowledged..=acknowledged + 1).contains(done),
-                    "{done}, acknowledged {acknowledged}"
-                );
-            }
-            drop((cells, store));
-        }
-        assert!(acknowledged.iter().sum::<u64>() > kills, "{acknowledged:?} in {kills} lives");
-    }
+    lives::all::<THREADS>(|path, policy| {
+        let (_store, cells, bank) = open(path, policy);
+        let values = bank.each_ref().map(|at| cells.read(|reader| reader.read(at)).unwrap());
+        assert_eq!(values[..ACCOUNTS].iter().sum::<u64>(), 1000 * ACCOUNTS as u64, "{policy:?}");
+        std::array::from_fn(|thread| values[ACCOUNTS + thread])
+    });
 }
