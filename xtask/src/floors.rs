@@ -165,7 +165,7 @@ const TREES: [Tree; 10] = [
     },
     Tree {
         root: "layers/nest/src",
-        floors: &["error", "family", "follow", "transaction", "parallel", "top", "lib"],
+        floors: &["error", "family", "follow", "hooks", "clock", "transaction", "parallel", "top", "lib"],
         apart: &[],
     },
     Tree {

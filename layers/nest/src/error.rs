@@ -32,6 +32,9 @@ pub enum Error {
     /// A parallel child could not be begun.
     #[error(transparent)]
     Branch(#[from] BranchError),
+    /// A timestamp, or what a clock is made of, cannot be right.
+    #[error("clock: {0}")]
+    Clock(Reason),
     /// The top could not commit.
     #[error(transparent)]
     Commit(#[from] CommitError),

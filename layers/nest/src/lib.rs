@@ -29,7 +29,9 @@
 //! | `parallel` | children, and threads, side by side |
 //! | `family` | what all of a family's transactions share |
 //! | `follow` | what goes with a family from level to level, such as its locks |
-//! | `top` | top-level transactions |
+//! | `hooks` | what a program wants done when one ends |
+//! | `clock` | timestamps that agree with the serial order |
+//! | `top` | top-level transactions; prepared ones |
 //! | `error` | why one did not commit |
 //!
 //! ```text
@@ -47,16 +49,20 @@
 //! declared by its parent, and may be by another child.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod error;
 mod family;
 mod follow;
+mod hooks;
 mod parallel;
 mod top;
 mod transaction;
 
+pub use clock::{AHEAD_NS, CLOCK_BYTES, Clock, DRIFT_NS, Timestamp};
 pub use error::{Error, Reason};
-pub use family::FamilyId;
+pub use family::{FamilyId, Status, Watch};
 pub use follow::Follow;
+pub use hooks::Hooks;
 pub use parallel::{Child, Crew, Shared, Threads, child};
-pub use top::{cobegin, cofor, transact, transact_following};
+pub use top::{Prepared, cobegin, cofor, prepare, transact, transact_at, transact_following};
 pub use transaction::{Savepoint, Tx, TxId};

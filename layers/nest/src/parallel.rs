@@ -69,7 +69,8 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
     }
 
     /// Runs several threads in this transaction, without nesting (`THREAD_COBEGIN`): what each does is the
-    /// transaction's, also if others fail. What they return. Bytes that two of them change the program keeps apart.
+    /// transaction's, also if others fail. What they return. Bytes that two of them change the program keeps
+    /// apart.
     pub fn threads<T: Send>(
         &mut self,
         count: usize,
@@ -139,7 +140,7 @@ impl<'a, 't, C: Follow<'t>> Parent<'a, 't, C> {
         // 2
         let value = child(running.tx())?;
         // 3
-        let (part, following) = running.ending()?;
+        let (part, following, _) = running.ending()?;
         let Part::Branch(branch) = part else { unreachable!("it began as a branch") };
         if planted("passed-before-adopted") {
             following.take().commit(lock(&self.halves).1);

@@ -10,7 +10,7 @@
 //! it, and so nobody else.
 
 use crate::error::{Error, Reason};
-use crate::family::{Family, FamilyId};
+use crate::family::{Family, FamilyId, Status, Watch};
 use crate::follow::Follow;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
 use caliburn_engine::{Branch, Region, SavepointError, Store, Transaction};
@@ -99,6 +99,11 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
         TxId { family: family.id, number: *level.number.get_or_insert_with(|| family.number()) }
     }
 
+    /// Tells how it is with the family, then and later.
+    pub fn watch(&self) -> Watch {
+        Watch(self.family.clone())
+    }
+
     /// How many of its ancestors are open in this thread: a parallel child begins at none.
     pub fn depth(&self) -> usize {
         self.levels.len() - 1
@@ -139,8 +144,8 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
         self.write(region, offset, value.as_bytes())
     }
 
-    /// The store's transaction, for what else it can do, such as declaring by address. It is not to be rolled back,
-    /// exchanged, or to have branches beyond the end of a child.
+    /// The store's transaction, for what else it can do, such as declaring by address. It is not to be rolled
+    /// back, exchanged, or to have branches beyond the end of a child.
     ///
     /// # Errors
     /// When the family is aborted.
@@ -241,7 +246,8 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
 
     /// Undoes all of it; then nothing follows it any more.
     pub(crate) fn undo(self) {
-        let Tx { part, levels, .. } = self;
+        let Tx { part, levels, family, .. } = self;
+        let is_top = matches!(part, Part::Top(_));
         // Bytes first: who gets a lock of it sees what was before.
         let companion = levels.into_iter().next().and_then(|level| level.companion);
         if planted("locks-released-before-undo") {
@@ -250,6 +256,9 @@ impl<'t, C: Follow<'t>> Tx<'t, C> {
             return;
         }
         drop(part);
+        if is_top {
+            family.end(Status::Aborted);
+        }
         companion.into_iter().for_each(C::abort);
     }
 }
@@ -315,12 +324,12 @@ impl<'t, C: Follow<'t>> Running<'t, C> {
     }
 
     /// Asks whether it may commit, and takes it apart if it may.
-    pub fn ending(mut self) -> Result<(Part<'t>, Following<'t, C>), Error> {
+    pub fn ending(mut self) -> Result<(Part<'t>, Following<'t, C>, Arc<Family>), Error> {
         debug_assert_eq!(self.tx().levels.len(), 1, "a child ends before its parent");
         self.tx().vote()?;
-        let Tx { part, levels, .. } = self.0.take().expect("it runs");
+        let Tx { part, levels, family, .. } = self.0.take().expect("it runs");
         let own = levels.into_iter().next().and_then(|level| level.companion);
-        Ok((part, Following::new(own.expect("that of its own is there"))))
+        Ok((part, Following::new(own.expect("that of its own is there")), family))
     }
 }
 

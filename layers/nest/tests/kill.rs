@@ -1,5 +1,5 @@
-//! Real processes with families, really killed: after each death all of a family is there, or nothing of it, and all
-//! that was acknowledged; nothing of a child that aborted.
+//! Real processes with families, really killed: after each death all of a family is there, or nothing of it, and
+//! all that was acknowledged; nothing of a child that aborted.
 
 #[path = "support/lives.rs"]
 mod lives;
