@@ -158,8 +158,8 @@ const TREES: [Tree; 10] = [
     Tree {
         root: "layers/lock/src",
         floors: &[
-            "mode", "error", "node", "queue", "deadlock", "owner", "follow", "table", "detector", "commute",
-            "escrow", "lib",
+            "mode", "error", "node", "queue", "deadlock", "limit", "owner", "follow", "table", "detector",
+            "commute", "escrow", "lib",
         ],
         apart: &[],
     },
@@ -170,7 +170,7 @@ const TREES: [Tree; 10] = [
     },
     Tree {
         root: "layers/serial/src",
-        floors: &["error", "cell", "cells", "transaction", "top", "lib"],
+        floors: &["error", "cell", "gate", "cells", "transaction", "top", "lib"],
         apart: &[],
     },
 ];

@@ -189,3 +189,46 @@ fn children_are_ten_thousand_deep() {
         assert_eq!(root.read().names.len(), 1);
     });
 }
+
+/// A value that was taken out of its place is in no heap: it is as before as well, and leads to what is its own.
+#[test]
+fn values_on_their_way_are_undone() {
+    with_root(|root| {
+        let before = allocated(root);
+        let first = root.transact::<_, Error>(|mut root| {
+            let mut list = Owned::<PVec<PString>>::new(PVec::new(), root.tx());
+            let undone = list.as_mut().nest(|mut list| {
+                list.extend(["one", "two", "three"]);
+                refused::<()>()
+            });
+            assert!(undone.is_err() && list.is_empty());
+            // Has the same memory, perhaps.
+            root.fields().names.extend(["seven", "eight", "nine"]);
+            list.as_mut().extend(["four"]);
+            let mut name = root.fields().names.pop().expect("three");
+            let undone = name.as_mut().nest(|mut name| {
+                name.clear();
+                name.shrink_to_fit();
+                name.push_str("another text, and a longer one than there was before");
+                refused::<()>()
+            });
+            assert!(undone.is_err() && &name[..] == "nine");
+            list.as_mut()
+                .nest(|mut list| {
+                    list.push("five");
+                    Ok::<_, Error>(())
+                })
+                .unwrap();
+            assert_eq!(list.iter().map(|name| &name[..]).collect::<Vec<_>>(), ["four", "five"]);
+            Ok(root.names[0].to_string())
+        });
+        assert_eq!(first.unwrap(), "seven");
+        // Nothing is left of what was made and undone.
+        root.update(|mut root| {
+            root.fields().names.clear();
+            root.fields().names.shrink_to_fit();
+        })
+        .unwrap();
+        assert_eq!(allocated(root), before);
+    });
+}

@@ -8,23 +8,38 @@
 //!   a circle:        all that must end waits for something in it, and so on, back to a
 //!   the victim:      of each that must end, the lowest transaction above the one that has the lock and the one in
 //!                    it that waits: if it aborts, the lock is free, and none of the circle waits in it. None that
-//!                    only reads; children before tops; the youngest
+//!                    only reads; the youngest, if families are tried again; children before tops; the youngest
 //! ```
 //!
 //! Each wait goes for the end of all that is in its way, so that a circle of any of them does not end by itself.
 
-use crate::error::{Deadlock, Waited};
+use crate::error::{Deadlock, Doom, OwnerId, Waited};
 use crate::node::{Node, Place, Table};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 /// A wait for a lock.
-struct Wait {
-    node: Arc<Node>,
+pub(crate) struct Wait {
+    pub node: Arc<Node>,
     table: Arc<dyn Table>,
     place: Place,
+    since: Instant,
+}
+
+/// A transaction that waits for a lock, and who holds it up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldUp {
+    /// The transaction.
+    pub owner: OwnerId,
+    /// The lock, and the mode that it asked for.
+    pub wanted: String,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// Who is in its way, each with how.
+    pub by: Vec<(OwnerId, String)>,
 }
 
 /// Who waits: of all tables that share it.
@@ -33,6 +48,10 @@ pub(crate) struct Waits {
     all: Mutex<Vec<Wait>>,
     /// Deadlocks that were found.
     pub found: std::sync::atomic::AtomicU64,
+    /// Nanoseconds that one may hold another up; 0: as long as it takes.
+    pub limit: std::sync::atomic::AtomicU64,
+    /// Those that were to abort by that.
+    pub overlong: std::sync::atomic::AtomicU64,
 }
 
 /// A step of a circle: who waits, who is in the way and how, and what of that must end.
@@ -43,14 +62,14 @@ struct Step<'w> {
 }
 
 impl Waits {
-    fn lock(&self) -> MutexGuard<'_, Vec<Wait>> {
+    pub fn lock(&self) -> MutexGuard<'_, Vec<Wait>> {
         self.all.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// A transaction begins to wait. If that closes a circle, one of the circle is to abort.
     pub fn begin(&self, node: &Arc<Node>, table: Arc<dyn Table>, place: Place) {
         let mut all = self.lock();
-        all.push(Wait { node: node.clone(), table, place });
+        all.push(Wait { node: node.clone(), table, place, since: Instant::now() });
         if planted("deadlocks-not-found") {
             return;
         }
@@ -84,11 +103,16 @@ impl Waits {
         });
         let deadlock = Arc::new(Deadlock { victim: victim.id(), waits: waits.collect() });
         self.found.fetch_add(1, Relaxed);
-        victim.doom(deadlock);
+        victim.doom(Doom::Deadlock(deadlock));
+        self.wake_below(all, victim);
+        true
+    }
+
+    /// Wakes those that wait in what is to abort.
+    pub fn wake_below(&self, all: &[Wait], victim: &Node) {
         for wait in all.iter().filter(|wait| victim.waits_for_the_end_of(&wait.node)) {
             wait.table.wake(wait.place, &wait.node);
         }
-        true
     }
 
     /// It does not wait any more.
@@ -99,6 +123,17 @@ impl Waits {
     /// How many wait.
     pub fn count(&self) -> usize {
         self.lock().len()
+    }
+
+    /// Who waits, and for whom.
+    pub fn held_up(&self) -> Vec<HeldUp> {
+        let held_up = |Wait { node, table, place, since }: &Wait| HeldUp {
+            owner: node.id(),
+            wanted: table.wanted(*place, node),
+            waited: since.elapsed(),
+            by: table.blockers(*place, node).into_iter().map(|(by, how)| (by.id(), how)).collect(),
+        };
+        self.lock().iter().map(held_up).collect()
     }
 }
 
@@ -142,7 +177,13 @@ fn victim<'s>(steps: &'s [Step<'_>]) -> &'s Node {
     let candidates = steps.iter().zip(after).map(|(step, next)| lowest(&step.by, &next.wait.node));
     // Those that only read share their locks: in each circle there is another.
     let spared = |node: &Node| unless("readers-chosen", node.family().is_spared);
-    let order = |node: &&Node| (!spared(node), node.depth > 0, node.serial);
+    let order = |node: &&Node| {
+        let family = node.family();
+        // Or its children would be chosen for ever, however old it is.
+        let tried = unless("age-of-the-child", family.is_again);
+        let age = if tried { family.serial } else { u64::MAX };
+        (!spared(node), age, node.depth > 0, node.serial)
+    };
     match planted("victim-the-oldest") {
         true => candidates.min_by_key(order),
         false => candidates.max_by_key(order),

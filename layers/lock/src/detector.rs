@@ -1,12 +1,13 @@
 //! What all locks stand in, so that a circle through several tables is found.
 
-use crate::deadlock::Waits;
+use crate::deadlock::{HeldUp, Waits};
 use crate::mode::Mode;
 use crate::node::Node;
 use crate::owner::Owner;
 use crate::table::{Locks, Name};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// What tables of locks share, so that deadlocks between them are found.
 #[derive(Default, Clone)]
@@ -39,6 +40,27 @@ impl Detector {
     /// How many transactions wait for locks at this moment.
     pub fn waiting(&self) -> usize {
         self.0.count()
+    }
+
+    /// Who waits at this moment, for what, how long, and who holds it up.
+    pub fn held_up(&self) -> Vec<HeldUp> {
+        self.0.held_up()
+    }
+
+    /// Lets nobody hold another up for longer than this: who is in the way of one that waits for half of it is
+    /// warned about (a `tracing` event), and after all of it to abort, which it learns by [`LockError::Overlong`]
+    /// when it locks something or commits. None, as at first: as long as it takes. Those that wait already are not
+    /// looked at. A [`reader`](Detector::reader) is only warned about.
+    ///
+    /// [`LockError::Overlong`]: crate::LockError::Overlong
+    pub fn set_limit(&self, limit: Option<Duration>) {
+        let ns = limit.map_or(0, |limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1));
+        self.0.limit.store(ns, Ordering::Relaxed);
+    }
+
+    /// How many were to abort since they held others up for longer than the limit.
+    pub fn overlong(&self) -> u64 {
+        self.0.overlong.load(Ordering::Relaxed)
     }
 
     /// How many deadlocks were found.

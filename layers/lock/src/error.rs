@@ -53,6 +53,50 @@ impl fmt::Display for Deadlock {
     }
 }
 
+/// A transaction that was in another's way for longer than the limit allows
+/// ([`Detector::set_limit`](crate::Detector::set_limit)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlong {
+    /// The transaction. It is to abort, with all below it.
+    pub owner: OwnerId,
+    /// The limit.
+    pub limit: Duration,
+    /// Who waited for it so long.
+    pub waiter: OwnerId,
+    /// The lock, and the mode that was wanted.
+    pub wanted: String,
+    /// How it was in the way.
+    pub how: String,
+}
+
+impl std::error::Error for Overlong {}
+
+impl fmt::Display for Overlong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Overlong { owner, limit, waiter, wanted, how } = self;
+        write!(
+            f,
+            "transaction {owner} took too long: {waiter} has waited {limit:?} for {wanted}, {how} by it"
+        )
+    }
+}
+
+/// Why a transaction must abort.
+#[derive(Debug, Clone)]
+pub(crate) enum Doom {
+    Deadlock(Arc<Deadlock>),
+    Overlong(Arc<Overlong>),
+}
+
+impl From<Doom> for LockError {
+    fn from(doom: Doom) -> LockError {
+        match doom {
+            Doom::Deadlock(deadlock) => deadlock.into(),
+            Doom::Overlong(overlong) => overlong.into(),
+        }
+    }
+}
+
 /// Why a transaction does not hold a lock that it asked for.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -60,6 +104,9 @@ pub enum LockError {
     /// It, or one that it is part of, is the victim of a deadlock: that one is to abort, and may be tried again.
     #[error(transparent)]
     Deadlock(#[from] Arc<Deadlock>),
+    /// It, or one that it is part of, was in another's way for too long: that one is to abort.
+    #[error(transparent)]
+    Overlong(#[from] Arc<Overlong>),
     /// It was waited for long enough.
     #[error("{wanted} was not had within {waited:?}: {by}")]
     Timeout {

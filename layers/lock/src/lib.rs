@@ -47,6 +47,7 @@
 //! | `node` | a transaction, as far as locks know it |
 //! | `queue` | one lock: who holds it and who waits for it |
 //! | `deadlock` | circles of those that wait |
+//! | `limit` | those who hold others up for too long |
 //! | `table` | locks by name |
 //! | `owner` | who holds locks, from level to level |
 //! | `follow` | owners that follow nested transactions |
@@ -73,6 +74,7 @@ mod error;
 mod escrow;
 #[cfg(feature = "nest")]
 mod follow;
+mod limit;
 mod mode;
 mod node;
 mod owner;
@@ -81,8 +83,9 @@ mod table;
 
 #[cfg(feature = "nest")]
 pub use commute::{Commute, Intentions, Latches};
+pub use deadlock::HeldUp;
 pub use detector::Detector;
-pub use error::{Deadlock, LockError, OwnerId, Waited};
+pub use error::{Deadlock, LockError, Overlong, OwnerId, Waited};
 #[cfg(feature = "nest")]
 pub use escrow::{Access, Counters, EscrowError};
 pub use mode::{Mode, Standard, WrongModes, check};

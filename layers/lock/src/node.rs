@@ -1,6 +1,6 @@
 //! Who holds locks: the transactions of families, as far as locks know them.
 
-use crate::error::{Deadlock, OwnerId};
+use crate::error::{Doom, OwnerId};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
@@ -12,6 +12,8 @@ pub(crate) struct Node {
     pub serial: u64,
     /// Of a top: whether its family only reads, and others are to abort in its stead.
     pub is_spared: bool,
+    /// Of a top: whether it was tried before.
+    pub is_again: bool,
     pub depth: u32,
     /// Who takes over its locks when it commits; none of a top.
     pub parent: Option<Arc<Node>>,
@@ -22,7 +24,7 @@ pub(crate) struct Node {
     /// Of a top: whether any of the family ever was to abort.
     doomed: AtomicBool,
     /// Why it, with all below it, must abort.
-    doom: OnceLock<Arc<Deadlock>>,
+    doom: OnceLock<Doom>,
     /// What its children had when they committed.
     pub inherited: Mutex<Holding>,
 }
@@ -123,7 +125,7 @@ impl Node {
     /// A top in the place of this one.
     pub fn again(&self) -> Arc<Node> {
         let Node { serial, is_spared, .. } = *self;
-        Arc::new(Node { serial, is_spared, ..Node::new(0, None, None, self.outer.clone()) })
+        Arc::new(Node { serial, is_spared, is_again: true, ..Node::new(0, None, None, self.outer.clone()) })
     }
 
     pub fn child(self: &Arc<Node>) -> Arc<Node> {
@@ -136,6 +138,7 @@ impl Node {
         Node {
             serial: SERIALS.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             is_spared: false,
+            is_again: false,
             depth,
             parent,
             top,
@@ -162,8 +165,8 @@ impl Node {
     }
 
     /// It must abort, with all below it.
-    pub fn doom(&self, deadlock: Arc<Deadlock>) {
-        _ = self.doom.set(deadlock);
+    pub fn doom(&self, doom: Doom) {
+        _ = self.doom.set(doom);
         self.family().doomed.store(true, Ordering::Release);
     }
 
@@ -203,11 +206,11 @@ impl Node {
 
     /// Why it must abort, if it must.
     #[inline]
-    pub fn doomed(&self) -> Option<&Arc<Deadlock>> {
+    pub fn doomed(&self) -> Option<&Doom> {
         if self.family().doomed.load(Ordering::Acquire)
-            && let Some(deadlock) = self.line().find_map(|node| node.doom.get())
+            && let Some(doom) = self.line().find_map(|node| node.doom.get())
         {
-            return Some(deadlock);
+            return Some(doom);
         }
         // The one within which its family was begun waits for it.
         self.outer().and_then(Node::doomed)

@@ -41,7 +41,9 @@ impl Owner {
     }
 
     /// The top has aborted, and is tried again: an owner without locks that is as old. Among those in a deadlock
-    /// the youngest is the victim, so that one that keeps its age gets through some time.
+    /// the youngest is the victim, so that one that keeps its age gets through some time. Within a family whose
+    /// other transaction is to abort, it is to abort as well: whoever tries again looks at that
+    /// ([`Owner::goes_on`]).
     ///
     /// # Panics
     /// If it is a child.
@@ -55,10 +57,10 @@ impl Owner {
     /// Whether it may go on.
     ///
     /// # Errors
-    /// [`LockError::Deadlock`] when it, or one that it is part of, is to abort.
+    /// [`LockError::Deadlock`] or [`LockError::Overlong`] when it, or one that it is part of, is to abort.
     pub fn goes_on(&self) -> Result<(), LockError> {
         match self.node.doomed() {
-            Some(deadlock) if unless("victims-commit", true) => Err(deadlock.clone().into()),
+            Some(doom) if unless("victims-commit", true) => Err(doom.clone().into()),
             _ => Ok(()),
         }
     }

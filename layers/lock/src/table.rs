@@ -2,6 +2,7 @@
 
 use crate::deadlock::Waits;
 use crate::error::{LockError, OwnerId};
+use crate::limit::InTheWay;
 use crate::mode::{Mode, Standard, check};
 use crate::node::{Node, Place, Table};
 use crate::owner::Owner;
@@ -82,7 +83,8 @@ impl<K: Name, M: Mode> Locks<K, M> {
     /// for more, is an upgrade.
     ///
     /// # Errors
-    /// [`LockError::Deadlock`] when the owner, or one that it is part of, is chosen to abort.
+    /// [`LockError::Deadlock`] when the owner, or one that it is part of, is chosen to abort;
+    /// [`LockError::Overlong`] when it has been in another's way for longer than the limit.
     #[inline]
     pub fn lock(&self, owner: &mut Owner, name: K, mode: M) -> Result<(), LockError> {
         self.acquire(owner, name, mode, Patience::Until(None)).map(drop)
@@ -152,8 +154,8 @@ impl<K: Name, M: Mode> Locks<K, M> {
     #[inline]
     fn acquire(&self, owner: &mut Owner, name: K, mode: M, patience: Patience) -> Result<bool, LockError> {
         let node = &owner.node;
-        if let Some(deadlock) = node.doomed() {
-            return Err(deadlock.clone().into());
+        if let Some(doom) = node.doomed() {
+            return Err(doom.clone().into());
         }
         let (hash, number) = self.0.shard_of(&name);
         let mut shard = self.0.lock(number);
@@ -209,19 +211,24 @@ impl<K: Name, M: Mode> Locks<K, M> {
         until: Option<(Instant, Duration)>,
     ) -> Result<(), LockError> {
         let shared = &self.0;
+        let mut in_the_way = InTheWay::of(&shared.waits, &**shared, place, &owner.node);
         shared.waits.begin(&owner.node, shared.clone(), place);
         let error = loop {
             let seen = waiter.event.count();
             if waiter.granted.load(Ordering::Acquire) {
                 break None;
             }
-            if let Some(deadlock) = owner.node.doomed() {
-                break Some(LockError::from(deadlock.clone()));
+            if let Some(doom) = owner.node.doomed() {
+                break Some(LockError::from(doom.clone()));
             }
             let left = until.map(|(until, _)| until.saturating_duration_since(Instant::now()));
             if let (Some(Duration::ZERO), Some((_, time))) = (left, until) {
                 break Some(shared.timeout(place, &owner.node, time));
             }
+            if let Some(in_the_way) = &mut in_the_way {
+                in_the_way.look(&shared.waits, &**shared, place, &owner.node);
+            }
+            let left = left.into_iter().chain(in_the_way.as_ref().map(InTheWay::left)).min();
             waiter.event.wait(seen, left);
         };
         shared.waits.end(&owner.node);

@@ -413,3 +413,27 @@ fn owners_are_named_by_family_and_age() {
     assert!(child.id().family == family && child.id().serial > serial);
     assert_eq!(format!("{}", child.id()), format!("{family}.{}", child.id().serial));
 }
+
+/// However young its children are.
+#[test]
+fn a_family_that_is_tried_again_goes_by_its_age() {
+    let (detector, locks) = new();
+    let old = detector.owner();
+    let id = old.id();
+    let old = old.again();
+    assert_eq!((old.id(), old.locks()), (id, 0));
+    let mut young = detector.owner();
+    let mut child = old.child();
+    locks.lock(&mut child, "a", Exclusive).unwrap();
+    locks.lock(&mut young, "b", Exclusive).unwrap();
+    std::thread::scope(|scope| {
+        let locks = &locks;
+        scope.spawn(move || locks.lock(&mut child, "b", Exclusive).unwrap());
+        while detector.waiting() == 0 {
+            std::thread::yield_now();
+        }
+        let error = locks.lock(&mut young, "a", Exclusive).unwrap_err();
+        assert!(matches!(error, LockError::Deadlock(_)), "{error}");
+        young.end();
+    });
+}

@@ -179,3 +179,26 @@ fn a_family_that_is_prepared_keeps_what_follows_it() {
     store.commit_prepared(b"three").unwrap();
     assert_eq!((region.load::<u64>(16), store.prepared().len()), (7, 0));
 }
+
+/// What has not committed is not in the log, and keeps nothing of it: others commit many times what it holds meanwhile.
+#[test]
+fn a_long_transaction_keeps_no_log_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    let store =
+        caliburn_engine::Store::options().create(true).log_bytes(256 << 10).open(dir.path().join("s"));
+    let store = store.unwrap();
+    let region = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
+    let done = transact(&store, Class::Process, |tx| {
+        // In each page that the others change.
+        (0..256).try_for_each(|page| tx.store(&region, page * 4096, &1u64))?;
+        for round in 1..=3000usize {
+            let mut other = store.begin(caliburn_engine::Mode::Restore).unwrap();
+            other.write(&region, round % 256 * 4096 + 512, &[round as u8; 1024]).unwrap();
+            other.commit(if round % 50 == 0 { Class::Power } else { Class::Process }).unwrap();
+        }
+        Ok::<_, Error>(())
+    });
+    done.unwrap();
+    let query = store.query();
+    assert!(store.statistics().log_bytes > 10 * query.log_bytes, "{query:?}");
+}

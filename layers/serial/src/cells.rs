@@ -2,6 +2,7 @@
 
 use crate::cell::{Head, Numbers, Ptr, VALUE, Value};
 use crate::error::Error;
+use crate::gate::Gate;
 use caliburn_engine::Store;
 use caliburn_heap::{Heap, Place};
 use caliburn_lock::{Detector, Locks, Standard};
@@ -20,6 +21,7 @@ pub struct Cells {
     pub(crate) names: Locks<String, Standard>,
     pub(crate) numbers: Numbers,
     pub(crate) counts: Counts,
+    pub(crate) gate: Gate,
 }
 
 impl std::fmt::Debug for Cells {
@@ -64,7 +66,15 @@ impl Cells {
         let detector = Detector::new();
         let (locks, names) = (detector.locks(), detector.locks());
         let heap = Heap::open(store, name)?;
-        Ok(Cells { heap, detector, locks, names, numbers: Numbers::default(), counts: Counts::default() })
+        Ok(Cells {
+            heap,
+            detector,
+            locks,
+            names,
+            numbers: Numbers::default(),
+            counts: Counts::default(),
+            gate: Gate::default(),
+        })
     }
 
     /// What transactions did.
@@ -74,6 +84,18 @@ impl Cells {
             [committed, aborted, read, retried, most_tries].map(|count| count.load(Relaxed));
         let locked = (self.locks.len() + self.names.len()) as u64;
         Statistics { committed, aborted, read, retried, most_tries: most_tries.max(1), locked }
+    }
+
+    /// How many transactions and readers wait for a lock at this moment.
+    pub fn waiting(&self) -> usize {
+        self.detector.waiting()
+    }
+
+    /// Lets no transaction hold another up for longer than this; none, as at first: as long as it takes. Who does
+    /// is warned about and then aborted, with [`LockError::Overlong`](caliburn_lock::LockError::Overlong)
+    /// ([`Detector::set_limit`]).
+    pub fn set_limit(&self, limit: Option<std::time::Duration>) {
+        self.detector.set_limit(limit);
     }
 
     /// The store.

@@ -30,6 +30,7 @@
 //! |---|---|
 //! | `cell` | values in a heap, and pointers to them |
 //! | `cells` | a heap of them, with their locks |
+//! | `gate` | what keeps one from being run again for ever |
 //! | `transaction` | what reads and changes them, and locks them for that |
 //! | `top` | transactions, tried again; readers |
 //! | `error` | why something could not be done |
@@ -41,6 +42,7 @@
 mod cell;
 mod cells;
 mod error;
+mod gate;
 mod top;
 mod transaction;
 

@@ -5,7 +5,7 @@ use crate::cells::Cells;
 use crate::error::Error;
 use caliburn_heap::{HeapTransaction, Place};
 use caliburn_lock::{LockError, Locks, Name, Owner, Standard};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::ops::{Deref, DerefMut};
 
 /// A transaction on cells, as [`Cells::transact`] lends it. All of its reads and writes are as if nobody else were
@@ -18,8 +18,8 @@ pub struct Tx<'c> {
     owners: Vec<Owner>,
     /// A try, from 1 on.
     tries: u64,
-    /// Whether one of its locks was refused since it was in a deadlock.
-    refused: bool,
+    /// Why it, or a child, was to abort for others, if it was.
+    refused: Option<LockError>,
     /// Why what was changed could not be stored.
     failed: Option<Error>,
 }
@@ -32,14 +32,15 @@ impl std::fmt::Debug for Tx<'_> {
 
 impl<'c> Tx<'c> {
     pub(crate) fn new(cells: &'c Cells, heap: HeapTransaction<'c>, owner: Owner, tries: u64) -> Tx<'c> {
-        Tx { cells, heap, owners: vec![owner], tries, refused: false, failed: None }
+        Tx { cells, heap, owners: vec![owner], tries, refused: None, failed: None }
     }
 
-    /// Its parts, when it has ended: what is to be committed, who has the locks, whether a deadlock was in the
-    /// way, and why it cannot commit.
-    pub(crate) fn into_parts(mut self) -> (HeapTransaction<'c>, Owner, bool, Option<Error>) {
+    /// Its parts, when it has ended: what is to be committed, who has the locks, whether it was to abort for
+    /// others, and why it cannot commit.
+    pub(crate) fn into_parts(mut self) -> (HeapTransaction<'c>, Owner, Option<LockError>, Option<Error>) {
         let owner = self.owners.pop().expect("its own is there");
-        (self.heap, owner, self.refused, self.failed)
+        let refused = self.refused.or_else(|| owner.goes_on().err());
+        (self.heap, owner, refused, self.failed)
     }
 
     /// Which try of the closure this is, from 1 on: it is run again when it was in a deadlock.
@@ -50,7 +51,7 @@ impl<'c> Tx<'c> {
     fn lock<K: Name>(&mut self, locks: &Locks<K, Standard>, name: K, mode: Standard) -> Result<(), Error> {
         let owner = self.owners.last_mut().expect("its own is there");
         locks.lock(owner, name, mode).map_err(|error| {
-            self.refused |= matches!(error, LockError::Deadlock(_));
+            self.refused.get_or_insert_with(|| error.clone());
             error.into()
         })
     }
@@ -85,11 +86,25 @@ impl<'c> Tx<'c> {
     /// # Errors
     /// When the heap, the log or the memory is full.
     pub fn insert<T: Value>(&mut self, value: T) -> Result<Ptr<T>, Error> {
-        let (number, len) = (self.cells.numbers.next(), size_of::<T>());
-        let place = self.heap.allocate(VALUE + len)?;
-        self.heap.store(place, 0, &Head { number, len: len as u64 })?;
+        let place = self.heap.allocate(VALUE + size_of::<T>())?;
+        let filled = self.fill(place, &value);
+        if filled.is_err() {
+            self.heap.free(place)?;
+        }
+        Ok(Ptr::new(place, filled?))
+    }
+
+    /// Makes a cell of an object. Its number.
+    fn fill<T: Value>(&mut self, place: Place, value: &T) -> Result<u64, Error> {
+        // Its pointer may be told to others before this is committed. Whoever has one of an older cell there only
+        // looks.
+        if unless("new-cells-unlocked", true) {
+            self.lock(&self.cells.locks, place.0, Standard::Exclusive)?;
+        }
+        let number = self.cells.numbers.next();
+        self.heap.store(place, 0, &Head { number, len: size_of::<T>() as u64 })?;
         self.heap.write(place, VALUE, value.as_bytes())?;
-        Ok(Ptr::new(place, number))
+        Ok(number)
     }
 
     /// Removes a cell. Its value; pointers to it lead nowhere from then on.
@@ -123,7 +138,10 @@ impl<'c> Tx<'c> {
             (Some(place), Some(cell)) => self.heap.store(place, VALUE, cell)?,
             (None, Some(cell)) => {
                 let place = self.insert(*cell)?.place();
-                self.heap.set_root(name, Some(place))?;
+                if let Err(error) = self.heap.set_root(name, Some(place)) {
+                    self.heap.free(place)?;
+                    return Err(error.into());
+                }
             }
             (Some(place), None) => {
                 self.heap.set_root(name, None)?;
@@ -139,12 +157,13 @@ impl<'c> Tx<'c> {
         Error::Aborted(reason.into())
     }
 
-    /// Runs a child: it commits to this transaction when the closure returns `Ok`, with its locks; when that
-    /// returns an error or panics, it is undone, and what it has locked is free.
+    /// Runs a child: it commits to this transaction when the closure returns `Ok`; when that returns an error or
+    /// panics, all that it has changed is undone. What it has locked stays locked: this transaction may know what
+    /// the child has read.
     ///
     /// # Errors
-    /// The closure's. In a deadlock it may be the child alone that is to abort: it may be done in another way
-    /// then, or the error passed on, which tries all again.
+    /// The closure's. If the child was in a deadlock, all of the transaction is run again when it ends, whatever
+    /// it makes of that.
     pub fn nest<V, E: From<Error>>(&mut self, child: impl FnOnce(&mut Self) -> Result<V, E>) -> Result<V, E> {
         let open = Open::begin(self)?;
         let value = child(open.tx)?;
@@ -183,16 +202,20 @@ impl<'a, 'c> Open<'a, 'c> {
 
 impl Drop for Open<'_, '_> {
     fn drop(&mut self) {
-        let Tx { heap, owners, failed, .. } = &mut *self.tx;
+        let Tx { heap, owners, failed, refused, .. } = &mut *self.tx;
         let owner = owners.pop().expect("the child's");
         *failed = self.failed.take();
         if !self.commits {
             heap.rollback_to(&self.begun).expect("the savepoint is there, and there are no branches");
         }
         heap.release(&self.begun).expect("the savepoint is there");
-        match self.commits {
-            true => owner.commit(),
-            false => owner.end(),
+        match owner.goes_on() {
+            Ok(()) => owner.commit(),
+            // Others wait for what it holds, and its parent may know what it has read: all is to abort.
+            Err(error) => {
+                refused.get_or_insert(error);
+                owner.end();
+            }
         }
     }
 }

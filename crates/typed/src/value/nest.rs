@@ -12,16 +12,17 @@ use crate::error::Error;
 use crate::value::guard::Mut;
 use crate::value::tx::{Tx, is_out_of_room};
 use caliburn_heap::HeapError;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::panic::{self, AssertUnwindSafe};
+use std::ptr;
 
 impl<T> Mut<'_, '_, T> {
     /// Runs a nested transaction on the value: it commits to this transaction when the closure returns `Ok`. When
     /// that returns an error or panics, or there is no room, all that it has changed, allocated and freed is as it
     /// was when it began, and this transaction goes on.
     ///
-    /// Meanwhile other guards of this transaction change nothing: who tries panics. A value that was taken out by
-    /// this transaction, and is dropped meanwhile, is not freed.
+    /// Meanwhile other guards of this transaction declare, allocate and free nothing: who tries panics. A value
+    /// that was taken out by this transaction, and is dropped meanwhile, is not freed.
     ///
     /// ```
     /// # use caliburn::{Error, Objects, PVec};
@@ -53,6 +54,14 @@ impl<T> Mut<'_, '_, T> {
         let mut lent = parent.lend();
         let begun = lent.tx().savepoint().map_err(|error| Error::from(HeapError::from(error)))?;
         let core = lent.core();
+        // A value on its way is in no heap: the savepoint knows nothing of its own bytes.
+        let at = self.as_ptr();
+        let before = unless("typed-owned-not-undone", parent.is_outside(at)).then(|| {
+            let mut before = Box::<T>::new_uninit();
+            // SAFETY: it is a value; its bytes are copied, whatever they are.
+            unsafe { ptr::copy_nonoverlapping(at, before.as_mut_ptr(), 1) };
+            before
+        });
         // SAFETY: the core outlives the call, and the closure takes any lifetime. The guard has the value alone,
         // and what the closure is given borrows it.
         let run = || child(unsafe { Mut::new(self.as_ptr(), Tx::new(&core)) });
@@ -62,6 +71,10 @@ impl<T> Mut<'_, '_, T> {
         let tx = lent.tx();
         if !commits {
             tx.rollback_to(&begun).expect("the savepoint is there, and there are no branches");
+            if let Some(before) = before {
+                // SAFETY: the guard has the place alone, and its child is gone.
+                unsafe { ptr::copy_nonoverlapping(before.as_ptr(), at, 1) };
+            }
         }
         tx.release(&begun).expect("the savepoint is there");
         match (done, failure) {

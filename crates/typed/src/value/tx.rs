@@ -198,6 +198,12 @@ impl<'id> Tx<'id> {
         Lent { parent: self, tx }
     }
 
+    /// Whether a value is not in the heap.
+    pub(crate) fn is_outside<T>(self, at: *const T) -> bool {
+        let core = self.core();
+        at.addr().wrapping_sub(core.base) >= core.heap.region().len()
+    }
+
     /// Declares bytes that are about to change.
     #[inline(always)]
     pub(crate) fn declare<T>(self, at: *const T, count: usize) {
