@@ -1,16 +1,18 @@
 //! `locks`: what locks cost that nobody else wants. Four names of 100,000, at random, are locked and all given up
 //! again: with an owner and a table of locks, and with read-write locks in a hash map, that know nothing of
-//! transactions, of waiting in turn, or of deadlocks.
+//! transactions, of waiting in turn, or of deadlocks. And what they add to a debit and credit.
 
 use crate::Arguments;
 use crate::report::{self, Line, Random, Sample};
 use crate::target::{Failure, options};
-use caliburn::Class;
+use caliburn::{Class, Mode, Policy};
 use caliburn_lock::{Counters, Detector, Locks, Standard};
 use caliburn_nest::{Error, transact_following};
+use caliburn_serial::{Cells, Ptr};
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 use serde_json::json;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -50,7 +52,72 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         });
         report::print("locks", arguments.json, &lines, 0);
     }
+    debits(arguments)?;
     hot(arguments)
+}
+
+/// A debit and credit: four words of many, at random, changed in a transaction. By itself; with a lock for each;
+/// and in cells, whose transactions lock by themselves.
+fn debits(arguments: &Arguments) -> Result<(), Failure> {
+    let dir = tempfile::tempdir_in(&arguments.dir)?;
+    for policy in [Policy::Redo, Policy::Undo] {
+        let store = options(arguments.log_mb, arguments.stage_mb)
+            .policy(policy)
+            .open(dir.path().join(format!("{policy:?}")))?;
+        let region = store.create_segment("accounts", NAMES as u64 * 64)?.map_all()?;
+        let detector = Detector::new();
+        let locks: Locks<u64> = detector.locks();
+        let cells = Cells::open(&store, "cells")?;
+        let mut accounts: Vec<Ptr<[u64; 8]>> = Vec::new();
+        while accounts.len() < NAMES {
+            let some = |tx: &mut caliburn_serial::Tx<'_>| (0..1000).map(|_| tx.insert([0; 8])).collect();
+            let made: Vec<_> = cells.transact::<_, caliburn_serial::Error>(Class::Process, some)?;
+            accounts.extend(made);
+        }
+        let random = RefCell::new(Random(0x9E37_79B9_7F4A_7C15));
+        let four = || {
+            let mut random = random.borrow_mut();
+            std::array::from_fn::<usize, EACH, _>(|_| random.below(NAMES))
+        };
+        let plain = || {
+            let mut tx = store.begin(Mode::Restore).expect("the store is sound");
+            for at in four() {
+                let value = region.load::<u64>(at * 64) + 1;
+                tx.store(&region, at * 64, &value).expect("there is room");
+            }
+            tx.commit(Class::Process).expect("the store is sound");
+        };
+        let locked = || {
+            let done = transact_following(&store, detector.owner(), Class::Process, |tx| {
+                four().into_iter().try_for_each(|at| {
+                    locks.lock(tx.companion(), at as u64, Standard::Exclusive)?;
+                    tx.store(&region, at * 64, &(region.load::<u64>(at * 64) + 1))
+                })
+            });
+            done.expect("nobody is in the way");
+        };
+        let celled = || {
+            let done = cells.transact(Class::Process, |tx| {
+                four().into_iter().try_for_each(|at| {
+                    tx.write(&accounts[at])?[0] += 1;
+                    Ok::<_, caliburn_serial::Error>(())
+                })
+            });
+            done.expect("nobody is in the way");
+        };
+        let name = if policy == Policy::Redo { "redo" } else { "undo" };
+        let line = |what| Line::new("caliburn", name, "process", 1, json!({"debit and credit": what}));
+        let mut lines = [line("alone"), line("with locks"), line("in cells")];
+        report::interleave(arguments.rounds, &mut lines, || {
+            vec![
+                report::measure(arguments.seconds, 64, plain),
+                report::measure(arguments.seconds, 64, locked),
+                report::measure(arguments.seconds, 64, celled),
+            ]
+        });
+        report::print("locks", arguments.json, &lines, 0);
+    }
+    Ok(())
 }
 
 /// One account that eight threads add to, each commit forced: under an exclusive lock, and put off as changes that

@@ -180,7 +180,8 @@ fn a_family_that_is_prepared_keeps_what_follows_it() {
     assert_eq!((region.load::<u64>(16), store.prepared().len()), (7, 0));
 }
 
-/// What has not committed is not in the log, and keeps nothing of it: others commit many times what it holds meanwhile.
+/// What has not committed is not in the log, and keeps nothing of it: others commit many times what it holds
+/// meanwhile.
 #[test]
 fn a_long_transaction_keeps_no_log_busy() {
     let dir = tempfile::tempdir().unwrap();
