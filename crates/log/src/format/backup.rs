@@ -5,7 +5,8 @@ use caliburn_os::host::Id;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Head of a dump; pieces follow, each with a [`PieceHeader`]. In version [`VERSION`](super::VERSION) it ends before `id`.
+/// Head of a dump; pieces follow, each with a [`PieceHeader`]. In version [`VERSION`](super::VERSION) it ends
+/// before `id`.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DumpHeader {
