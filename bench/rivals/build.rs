@@ -3,12 +3,13 @@
 fn main() {
     let mut build = cc::Build::new();
     build.std("gnu11").warnings(true).extra_warnings(true).flag("-Werror").opt_level(2);
-    for rival in ["lmdb", "sqlite", "rocksdb", "berkeley", "pmdk"] {
+    for rival in ["lmdb", "sqlite", "rocksdb", "berkeley", "pmdk", "nested"] {
         let file = format!("src/c/{rival}.c");
         println!("cargo:rerun-if-changed={file}");
         build.file(file);
     }
     println!("cargo:rerun-if-changed=src/c/rival.h");
+    println!("cargo:rerun-if-changed=src/c/nested.h");
     // Their C interfaces do not say.
     build.define("ROCKSDB_VERSION", format!("{:?}", version_of("librocksdb-dev")).as_str());
     build.define("PMDK_VERSION", format!("{:?}", version_of("libpmemobj-dev")).as_str());

@@ -203,6 +203,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "group-commit --threads 1,4 --accounts 1000",
         "restart --data-mb 4 --only LMDB,PMDK",
         "maps --accounts 1000 --sizes 64",
+        "nest",
     ] {
         run(&format!("{RIVALS} {workload} {small}"))?;
     }

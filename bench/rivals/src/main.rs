@@ -8,6 +8,7 @@ mod fjall;
 mod foreign;
 mod maps;
 mod mdbx;
+mod nested;
 mod records;
 mod redb;
 mod restart;
@@ -78,6 +79,8 @@ enum Choice {
     Restart,
     /// Records under keys, loaded, inserted, removed, and used as YCSB's workloads A to F do; `Process` class.
     Maps,
+    /// Children of a transaction, savepoints, nested transactions; `Process` class.
+    Nest,
 }
 
 /// The rivals' names.
@@ -263,6 +266,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Choice::GroupCommit => threads::run(arguments, layout)?,
         Choice::Restart => restart::run(arguments)?,
         Choice::Maps => maps::run(arguments)?,
+        Choice::Nest => nested::run(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }
