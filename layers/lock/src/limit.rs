@@ -1,13 +1,13 @@
 //! A limit for those who hold others up (Camelot, section 4.3: long transactions): off unless set.
 //!
 //! ```text
-//!   a waits:   after half the limit     who was in its way all the time is warned about
-//!              after the limit          who was so all the time is to abort, and a goes on waiting for its end
+//!   a waits:   after half the limit     who ran and was in its way then and at the beginning is warned about
+//!              after the limit          who still is so is to abort, and a goes on waiting for its end
 //! ```
 //!
 //! Who waits itself is not in the way by its own doing: whoever holds it up is looked at by its own wait.
 
-use crate::deadlock::Waits;
+use crate::deadlock::{Wait, Waits};
 use crate::error::{Doom, Overlong};
 use crate::node::{Node, Place, Table};
 use caliburn_os::simulated::planted;
@@ -27,7 +27,9 @@ impl InTheWay {
     /// Who is in the way of one that begins to wait, if there is a limit.
     pub fn of(waits: &Waits, table: &dyn Table, place: Place, waiting: &Node) -> Option<InTheWay> {
         let limit = Duration::from_nanos(Some(waits.limit.load(Relaxed)).filter(|limit| *limit > 0)?);
-        let nodes = table.blockers(place, waiting).into_iter().map(|(node, _)| node).collect();
+        let all = waits.lock();
+        let nodes = table.blockers(place, waiting).into_iter().map(|(node, _)| node);
+        let nodes = nodes.filter(|node| runs(&all, node)).collect();
         Some(InTheWay { limit, since: Instant::now(), nodes, warned: false })
     }
 
@@ -45,10 +47,9 @@ impl InTheWay {
         let is_over = self.warned && self.since.elapsed() >= self.limit;
         let all = waits.lock();
         let now = table.blockers(place, waiting);
-        let runs = |node: &Node| !all.iter().any(|wait| std::ptr::eq(wait.node.family(), node.family()));
         for (by, how) in &now {
             let always = self.nodes.iter().any(|node| Arc::ptr_eq(node, by));
-            if !always || !runs(by) || by.doomed().is_some() {
+            if !always || !runs(&all, by) || by.doomed().is_some() {
                 continue;
             }
             let wanted = table.wanted(place, waiting);
@@ -65,16 +66,16 @@ impl InTheWay {
             waits.overlong.fetch_add(1, Relaxed);
             waits.wake_below(&all, victim);
         }
-        drop(all);
         if is_over {
-            *self = InTheWay {
-                since: Instant::now(),
-                nodes: now.into_iter().map(|(node, _)| node).collect(),
-                warned: false,
-                ..*self
-            };
+            let nodes = now.into_iter().map(|(node, _)| node).filter(|node| runs(&all, node)).collect();
+            *self = InTheWay { since: Instant::now(), nodes, warned: false, ..*self };
         } else {
             self.warned = true;
         }
     }
+}
+
+/// Whether none of a family waits.
+fn runs(all: &[Wait], node: &Node) -> bool {
+    !all.iter().any(|wait| std::ptr::eq(wait.node.family(), node.family()))
 }
