@@ -12,7 +12,6 @@ use caliburn_serial::{Cells, Ptr};
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 use serde_json::json;
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -56,6 +55,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     hot(arguments)
 }
 
+/// What is done with four accounts.
+type Act<'a> = &'a (dyn Fn([usize; EACH]) + Sync);
+
 /// A debit and credit: four words of many, at random, changed in a transaction. By itself; with a lock for each;
 /// and in cells, whose transactions lock by themselves.
 fn debits(arguments: &Arguments) -> Result<(), Failure> {
@@ -74,50 +76,61 @@ fn debits(arguments: &Arguments) -> Result<(), Failure> {
             let made: Vec<_> = cells.transact::<_, caliburn_serial::Error>(Class::Process, some)?;
             accounts.extend(made);
         }
-        let random = RefCell::new(Random(0x9E37_79B9_7F4A_7C15));
-        let four = || {
-            let mut random = random.borrow_mut();
-            std::array::from_fn::<usize, EACH, _>(|_| random.below(NAMES))
-        };
-        let plain = || {
+        let plain = |four: [usize; EACH]| {
             let mut tx = store.begin(Mode::Restore).expect("the store is sound");
-            for at in four() {
+            for at in four {
                 let value = region.load::<u64>(at * 64) + 1;
                 tx.store(&region, at * 64, &value).expect("there is room");
             }
             tx.commit(Class::Process).expect("the store is sound");
         };
-        let locked = || {
+        let locked = |four: [usize; EACH]| {
             let done = transact_following(&store, detector.owner(), Class::Process, |tx| {
-                four().into_iter().try_for_each(|at| {
+                four.into_iter().try_for_each(|at| {
                     locks.lock(tx.companion(), at as u64, Standard::Exclusive)?;
                     tx.store(&region, at * 64, &(region.load::<u64>(at * 64) + 1))
                 })
             });
             done.expect("nobody is in the way");
         };
-        let celled = || {
+        let celled = |four: [usize; EACH]| {
             let done = cells.transact(Class::Process, |tx| {
-                four().into_iter().try_for_each(|at| {
+                four.into_iter().try_for_each(|at| {
                     tx.write(&accounts[at])?[0] += 1;
                     Ok::<_, caliburn_serial::Error>(())
                 })
             });
             done.expect("nobody is in the way");
         };
+        let acts: [(&str, Act<'_>); 3] = [("alone", &plain), ("with locks", &locked), ("in cells", &celled)];
         let name = if policy == Policy::Redo { "redo" } else { "undo" };
-        let line = |what| Line::new("caliburn", name, "process", 1, json!({"debit and credit": what}));
-        let mut lines = [line("alone"), line("with locks"), line("in cells")];
-        report::interleave(arguments.rounds, &mut lines, || {
-            vec![
-                report::measure(arguments.seconds, 64, plain),
-                report::measure(arguments.seconds, 64, locked),
-                report::measure(arguments.seconds, 64, celled),
-            ]
-        });
-        report::print("locks", arguments.json, &lines, 0);
+        for threads in [1, 2] {
+            let line = |(what, _)| {
+                Line::new("caliburn", name, "process", threads, json!({"debit and credit": what}))
+            };
+            let mut lines = acts.map(line);
+            report::interleave(arguments.rounds, &mut lines, || {
+                acts.map(|(_, act)| disjoint(threads, arguments.seconds, act)).into()
+            });
+            report::print("locks", arguments.json, &lines, 0);
+        }
     }
     Ok(())
+}
+
+/// Four accounts in a transaction, on so many threads that each have a part of them.
+fn disjoint(threads: usize, seconds: f64, act: Act<'_>) -> Sample {
+    let one = |thread: usize| {
+        let mut random = Random(0x9E37_79B9_7F4A_7C15 + thread as u64);
+        let part = NAMES / threads;
+        let four = || act(std::array::from_fn(|_| thread * part + random.below(part)));
+        report::measure(seconds, 64, four).ns_per_tx
+    };
+    let per_ns: f64 = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|thread| scope.spawn(move || one(thread))).collect();
+        all.into_iter().map(|thread| 1.0 / thread.join().expect("it has not panicked")).sum()
+    });
+    Sample { ns_per_tx: 1.0 / per_ns, latencies: Vec::new() }
 }
 
 /// One account that eight threads add to, each commit forced: under an exclusive lock, and put off as changes that
