@@ -45,6 +45,9 @@ impl State {
 
 type Step = Result<(), String>;
 
+/// What a transaction is to have done: the state, what it freed, and how many objects it took and freed at once.
+type Undone = (State, Vec<Place>, usize);
+
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -84,7 +87,7 @@ fn transaction(
     let prepares = may_prepare && before.undecided.is_none() && random.chance(1, 3);
     let (mut freed, mut passing) = (Vec::new(), 0);
     let mut tx = heap.begin().map_err(text)?;
-    let mut saved: Option<(Savepoint, (State, Vec<Place>, usize))> = None;
+    let mut saved: Option<(Savepoint, Undone)> = None;
     for i in 0..1 + random.below(6) {
         if saved.is_none() && random.chance(1, 4) {
             saved = Some((tx.savepoint().map_err(text)?, (state.clone(), freed.clone(), passing)));
