@@ -9,25 +9,13 @@ use caliburn_nest::{Error, Tx, transact_following};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use support::{Anomaly, History, Op, check};
+use support::{Anomaly, History, Op, Random, check};
 
 const LISTS: usize = 6;
 const LIST: usize = 64 << 10;
 const THREADS: u64 = 3;
 /// So long nobody waits, unless a deadlock was not found.
 const LONG: Duration = Duration::from_secs(5);
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ z >> 31) % n
-    }
-}
 
 struct World<'w> {
     region: &'w Region,

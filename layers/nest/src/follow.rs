@@ -54,7 +54,8 @@ impl Follow<'_> for () {
     fn abort(self) {}
 }
 
-/// Two companions. What is done with both is done with the first one first: an owner of locks goes last.
+/// Two companions. What is done with both is done with the first one first: an owner of locks goes behind what
+/// relies on them, and [`Hooks`](crate::Hooks) last of all.
 impl<'t, A: Follow<'t>, B: Follow<'t>> Follow<'t> for (A, B) {
     fn child(&mut self) -> Self {
         (self.0.child(), self.1.child())

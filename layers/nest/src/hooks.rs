@@ -7,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 type Veto<'h> = Box<dyn FnOnce() -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send + 'h>;
 type Told<'h> = Box<dyn FnOnce() + Send + 'h>;
 
-/// A companion with hooks, which each transaction of a family adds for itself.
+/// A companion with hooks, which each transaction of a family adds for itself. Of several companions it is the
+/// last: a hook that panics must not keep those behind it from being told.
 #[derive(Default)]
 pub struct Hooks<'h> {
     votes: Vec<Veto<'h>>,

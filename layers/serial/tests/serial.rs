@@ -10,7 +10,7 @@ use caliburn_serial::{Cells, Error, Ptr, Tx};
 use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::{History, Op, check};
+use support::{History, Op, Random, check};
 
 const LISTS: usize = 6;
 const THREADS: u64 = 3;
@@ -21,18 +21,6 @@ const THREADS: u64 = 3;
 struct Item {
     number: u64,
     next: Ptr<Item>,
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ z >> 31) % n
-    }
 }
 
 struct World {
@@ -147,8 +135,8 @@ fn run(policy: Policy, seed: u64, transactions: u64) -> u64 {
     assert_eq!(statistics.locked, 0);
     let committed = committed.into_inner().unwrap();
     assert_eq!(statistics.committed - 1 + statistics.read, committed.len() as u64);
-    let of = |op: &Op| matches!(op, Op::Append(..)).then(|| if let Op::Append(_, n) = op { *n } else { 0 });
-    let kept: HashSet<u64> = committed.iter().flatten().filter_map(of).collect();
+    let appended = |op: &Op| if let Op::Append(_, number) = op { Some(*number) } else { None };
+    let kept: HashSet<u64> = committed.iter().flatten().filter_map(appended).collect();
     let aborted = world.appended.lock().unwrap().difference(&kept).copied().collect();
     let lists: Result<Vec<_>, Error> =
         world.cells.read(|reader| (0..LISTS).map(|list| world.items(list, &mut *reader)).collect());
