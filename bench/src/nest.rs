@@ -1,12 +1,13 @@
 //! `nest`: what a nested transaction costs (Camelot, Table 6-2: 8 ms). A top-level transaction with 64 calls of a
 //! closure, 64 ranges of eight bytes, 64 children with one each, empty, committed, or aborted; of each the time
-//! for one of the 64, less the top's own.
+//! for one of the 64, less the top's own. Then a top-level transaction of one range: committed; prepared, and
+//! committed after that, as a coordinator does it.
 
 use crate::Arguments;
 use crate::report::{self, Line, Random, Sample};
 use crate::target::{Failure, options};
 use caliburn::{Class, Policy, Region, Store};
-use caliburn_nest::{Error, Tx, transact};
+use caliburn_nest::{Error, Tx, prepare, transact};
 use serde_json::json;
 use std::hint::black_box;
 
@@ -61,6 +62,24 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 Sample { ns_per_tx, latencies: Vec::new() }
             };
             ACTS.map(per_act).into()
+        });
+        report::print("nest", arguments.json, &lines, 1);
+        let mut lines = [line("a top with a range"), line("the same, prepared and committed")];
+        let mut number = 0u64;
+        report::interleave(arguments.rounds, &mut lines, || {
+            let committed = report::measure(arguments.seconds / 2.0, 16, || {
+                let at = random.below(BYTES / 8) * 8;
+                transact(&store, Class::Process, |tx| tx.store(&region, at, &7u64))
+                    .expect("the store is sound");
+            });
+            let prepared = report::measure(arguments.seconds / 2.0, 16, || {
+                number += 1;
+                let at = random.below(BYTES / 8) * 8;
+                prepare(&store, (), &number.to_le_bytes(), |tx| tx.store(&region, at, &7u64))
+                    .and_then(|(_, prepared)| prepared.commit())
+                    .expect("the store is sound");
+            });
+            vec![committed, prepared]
         });
         report::print("nest", arguments.json, &lines, 1);
     }

@@ -255,7 +255,6 @@ fn live(
     // The heap is there from here on.
     store.truncate().map_err(text)?;
     machine.mark(Mark::Forced(0));
-    let prepares = matches!(flavour, Flavour::Redo | Flavour::Adopted);
     for number in 0..transactions {
         let next = states.len();
         machine.mark(Mark::Begun(next));
@@ -263,7 +262,7 @@ fn live(
         let decides = states[next - 1].undecided.is_some() && random.chance(1, 2);
         let state = match decides {
             true => Some(decide(&heap, &states[next - 1], random.chance(1, 2))?),
-            false => transaction(&heap, &states[next - 1], number, prepares, random)?,
+            false => transaction(&heap, &states[next - 1], number, true, random)?,
         };
         states.push(state.unwrap_or_else(|| states[next - 1].clone()));
         let durable = flavour == Flavour::Persistent || states[next].undecided != states[next - 1].undecided;

@@ -380,7 +380,6 @@ impl Life {
             Step::Make => drop(self.store().create_segment("more", SEGMENT).map_err(failure)?),
             Step::Hold => self.hold = true,
             Step::Remap => self.remap()?,
-            Step::Reopen if self.in_process() => {}
             Step::Reopen => {
                 self.close()?;
                 self.machine.mark(Mark::Reopening);
@@ -391,7 +390,9 @@ impl Life {
                 );
                 self.region =
                     Some(segment(self.store(), self.flavour).map_err(failure)?.map_all().map_err(failure)?);
+                // What is undecided is not seen any more.
                 self.undecided.iter_mut().for_each(|u| u.recovered = true);
+                self.live = self.history.newest().1.memory.clone();
             }
             Step::Resolve | Step::Forget => self.decide(*step == Step::Resolve)?,
         }
@@ -413,9 +414,9 @@ impl Life {
             return Ok(());
         }
         let (_, before) = self.history.newest();
-        // Undecided transactions are not to be had with the undo policy, forced ones in persistent memory.
+        // Forced ones are not to be had with the undo policy.
         let end = match (self.flavour, end) {
-            (Flavour::Undo, _) | (Flavour::Persistent, End::Prepare) => End::Lazy,
+            (Flavour::Undo, End::Power | End::Async) => End::Lazy,
             _ => end,
         };
         if end == End::Prepare {
@@ -425,7 +426,7 @@ impl Life {
             let state = self.history.push(state);
             self.machine.mark(Mark::Begun(state));
             tx.prepare(&id).map_err(failure)?;
-            self.machine.mark(Mark::Forced(state));
+            self.machine.mark(self.decided(state));
             self.apply_live(&changes);
             self.undecided.push_back(Undecided { id, changes, recovered: false });
             return Ok(());
@@ -448,9 +449,14 @@ impl Life {
         changes.iter().for_each(|(offset, bytes)| self.live.write(*offset as u64, bytes));
     }
 
+    /// What preparing and deciding survive.
+    fn decided(&self, state: usize) -> Mark {
+        if self.flavour == Flavour::Undo { Mark::Committed(state) } else { Mark::Forced(state) }
+    }
+
     /// Whether a transaction of this process is undecided: its memory cannot be unmapped.
     fn in_process(&self) -> bool {
-        self.undecided.iter().any(|u| !u.recovered)
+        self.undecided.iter().any(|u| !u.recovered && !u.changes.is_empty())
     }
 
     fn remap(&mut self) -> Step0 {
@@ -490,7 +496,7 @@ impl Life {
             self.undecided.push_front(Undecided { id, changes, recovered });
             return Err(failure(error));
         }
-        self.machine.mark(Mark::Forced(state));
+        self.machine.mark(self.decided(state));
         if commit {
             self.apply_live(&changes);
         } else if !recovered {
@@ -508,9 +514,6 @@ impl Life {
     }
 
     fn close(&mut self) -> Step0 {
-        if self.in_process() {
-            return Ok(());
-        }
         let newest = self.history.newest().0;
         self.region = None;
         self.store.take().expect("open until the end").close().map_err(failure)?;

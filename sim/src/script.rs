@@ -247,7 +247,7 @@ pub const TRIED_AGAIN: [&str; 2] = [
 ];
 
 /// Workloads that lead to places where others seldom come.
-pub const DIRECTED: [&str; 2] = [
+pub const DIRECTED: [&str; 4] = [
     // The ring wraps over what was truncated a moment ago, before anything is forced again.
     "tx:restore:power:0+9000 tx:restore:power:9000+9000 tx:restore:power:18000+9000 tx:restore:power:27000+9000 \
      tx:restore:power:36000+9000 hold truncate tx:restore:lazy:100+9000 tx:restore:lazy:9100+9000 \
@@ -257,6 +257,11 @@ pub const DIRECTED: [&str; 2] = [
      tx:restore:power:36000+9000 hold tx:restore:lazy:100+3900 tx:restore:lazy:2000+3900 \
      tx:restore:lazy:3000+3900 tx:restore:lazy:100+3900 tx:restore:lazy:900+3900 tx:restore:lazy:7000+3900 \
      tx:restore:lazy:200+3900 tx:restore:lazy:100+8",
+    // What is undecided when the store is closed is committed later, and others change the same bytes then.
+    "tx:restore:prepare:9000+64 reopen resolve tx:restore:lazy:9008+16 tx:restore:prepare:9000+40 reopen forget \
+     tx:restore:lazy:9010+8",
+    "tx:restore:prepare:9000+5000 tx:restore:prepare:20000+40 reopen resolve reopen resolve reopen \
+     tx:restore:lazy:9100+16",
 ];
 
 fn tx(restore: bool, end: End, ranges: &[(usize, usize)]) -> Step {

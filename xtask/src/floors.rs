@@ -45,6 +45,7 @@ const TREES: [Tree; 10] = [
             "log",
             "sealed",
             "staged_tail",
+            "prepared",
             "uncommitted",
             "lib",
         ],

@@ -573,9 +573,9 @@ int caliburn_segments(const struct caliburn_store *store, caliburn_segment_fn vi
 int caliburn_open(const char *path, const struct caliburn_options *options, struct caliburn_store **store);
 
 // Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be
-// unmapped; no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets
-// still there, and transactions that this process has prepared and nobody decided, the store is as it was;
-// after any other code it is closed, and the next opening recovers it.
+// unmapped; no transaction can be begun any more. What was prepared and not decided is undecided when the store is
+// opened again. After CALIBURN_BUSY, with transactions, heaps or tickets still there, the store is as it was; after
+// any other code it is closed, and the next opening recovers it.
 int caliburn_close(struct caliburn_store *store);
 
 // Makes every commit so far durable.

@@ -196,7 +196,7 @@ impl Code for OpenError {
             OpenError::Option { .. } => CALIBURN_INVALID,
             OpenError::Catalog { defect, .. } => of_defect(defect),
             OpenError::Log(LogError::Status { defect, .. })
-            | OpenError::Undo(UndoError::Bad { defect, .. })
+            | OpenError::Undo(UndoError::Bad { defect, .. } | UndoError::Prepared { defect, .. })
             | OpenError::Stage(StageError::Bad { defect, .. }) => of_defect(defect),
             OpenError::Log(LogError::Media(error))
             | OpenError::Undo(UndoError::Media(error))
@@ -285,7 +285,6 @@ impl Code for CommitError {
             CommitError::GlobalId { .. } => CALIBURN_INVALID,
             CommitError::LogTooSmall { .. } => CALIBURN_TOO_BIG,
             CommitError::Class { .. } => CALIBURN_CLASS,
-            CommitError::NoPrepare => CALIBURN_POLICY,
             CommitError::ReadOnly => CALIBURN_READ_ONLY,
             CommitError::NotPrepared(_) => CALIBURN_NOT_FOUND,
             CommitError::Segment(error) => error.code(),

@@ -60,14 +60,15 @@ pub extern "C" fn caliburn_open(
 }
 
 /// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be
-/// unmapped; no transaction can be begun any more. After CALIBURN_BUSY, with transactions, heaps or tickets
-/// still there, and transactions that this process has prepared and nobody decided, the store is as it was;
-/// after any other code it is closed, and the next opening recovers it.
+/// unmapped; no transaction can be begun any more. What was prepared and not decided is undecided when the store is
+/// opened again. After CALIBURN_BUSY, with transactions, heaps or tickets still there, the store is as it was; after
+/// any other code it is closed, and the next opening recovers it.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_close(store: *mut caliburn_store) -> c_int {
     call(|| {
         let now = open(store)?;
-        let transactions = now.store.query().uncommitted;
+        let prepared = now.store.prepared().iter().filter(|prepared| !prepared.recovered).count();
+        let transactions = now.store.query().uncommitted.saturating_sub(prepared);
         let dependents = now.dependents.load(Ordering::Acquire);
         if transactions > 0 || dependents > 0 {
             return Err(Fault::new(

@@ -164,7 +164,6 @@ fn more_than_the_memory_survives_is_refused_and_aborted() {
     assert!(wrong(&begin(1).commit(Class::Os).unwrap_err()));
     assert!(wrong(&begin(1).commit_async().unwrap_err()));
     assert!(wrong(&store.flush().unwrap_err()));
-    assert!(matches!(begin(1).prepare(b"x").unwrap_err(), CommitError::NoPrepare));
     assert_eq!(region.load::<u64>(0), 0);
     put(&store, &region, 0, 3);
     let old = begin(4).commit_returning_old(Class::Process).unwrap();

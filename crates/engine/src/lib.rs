@@ -6,7 +6,7 @@
 //! | `api` | what a program holds: stores, options, segments, regions, transactions | all below |
 //! | `inspect` | looking at a store that is not open | `policy`, `storage` |
 //! | `policy/table.rs` | the policies that there are | each |
-//! | `policy/redo` | stage, log, truncation; undecided transactions | the seam and what is below it |
+//! | `policy/redo` | stage, log, truncation | the seam and what is below it |
 //! | `policy/undo` | runs of old values in memory that survives | the same |
 //! | `policy` | the seam: what a store asks of its policy | `write_set`, `storage` |
 //! | `tracking` | stores that no transaction declared: prevented, found | `write_set`, `storage` |

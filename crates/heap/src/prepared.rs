@@ -162,7 +162,9 @@ impl Heap {
         pages.dedup();
         let log = (words.len() as u64 + spans) * RANGE_BYTES + SMALL_BYTES;
         let memory = (pages.len() as u64 + spans.min(pages.len() as u64)) * query.page_bytes + SMALL_BYTES;
-        if log > query.log_bytes / 2 || memory > query.memory_budget / 2 {
+        // Without a log there is nothing that it could be too large for.
+        let limited = query.log_bytes > 0;
+        if limited && (log > query.log_bytes / 2 || memory > query.memory_budget / 2) {
             let objects = of_objects(changes).count();
             return Err(HeapError::TooMany { heap: self.name().to_owned(), objects });
         }

@@ -1,6 +1,6 @@
 //! Prepared transactions that allocate and free: undecided across crashes, decided in either way, by whoever.
 
-use caliburn_engine::{Class, CommitError, Options, Store};
+use caliburn_engine::{Class, CommitError, Options, Policy, Store};
 use caliburn_heap::{Heap, HeapError, Place};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,13 @@ fn options() -> Options {
     options.copied(true).create(true).background(false).log_bytes(4 << 20).stage_bytes(1 << 20);
     options.reserve_bytes(1 << 30);
     options
+}
+
+/// What holds with every policy.
+const POLICIES: [Policy; 2] = [Policy::Redo, Policy::Undo];
+
+fn open_with(path: impl AsRef<Path>, policy: Policy) -> Store {
+    options().policy(policy).open(path).unwrap()
 }
 
 fn copy(from: &Path, to: &Path) -> PathBuf {
@@ -99,104 +106,111 @@ fn decided(heap: &Heap, scene: &Scene, committed: bool) {
 
 #[test]
 fn what_an_undecided_transaction_holds_is_nobody_elses_until_it_is_decided() {
-    for committed in [true, false] {
-        let dir = tempfile::tempdir().unwrap();
-        let store = options().open(dir.path().join("s")).unwrap();
-        let scene = scene(&store);
-        let heap = &scene.heap;
-        nobody_is_given(heap, &[scene.freed, scene.taken, scene.passing, scene.large]);
-        // Others, beside them in the same words, go on.
-        let mut tx = heap.begin().unwrap();
-        let beside = tx.allocate(40).unwrap();
-        tx.commit(Class::Power).unwrap();
-        let mut tx = heap.begin().unwrap();
-        tx.free(beside).unwrap();
-        tx.commit(Class::Power).unwrap();
-        assert_eq!(heap.prepared(), [ID]);
-        let done = if committed { heap.commit_prepared(ID) } else { heap.abort_prepared(ID) };
-        done.unwrap();
-        assert!(matches!(heap.commit_prepared(ID), Err(CommitError::NotPrepared(_))));
-        decided(heap, &scene, committed);
+    for policy in POLICIES {
+        for committed in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = open_with(dir.path().join("s"), policy);
+            let scene = scene(&store);
+            let heap = &scene.heap;
+            nobody_is_given(heap, &[scene.freed, scene.taken, scene.passing, scene.large]);
+            // Others, beside them in the same words, go on.
+            let mut tx = heap.begin().unwrap();
+            let beside = tx.allocate(40).unwrap();
+            tx.commit(store.reach()).unwrap();
+            let mut tx = heap.begin().unwrap();
+            tx.free(beside).unwrap();
+            tx.commit(store.reach()).unwrap();
+            assert_eq!(heap.prepared(), [ID]);
+            let done = if committed { heap.commit_prepared(ID) } else { heap.abort_prepared(ID) };
+            done.unwrap();
+            assert!(matches!(heap.commit_prepared(ID), Err(CommitError::NotPrepared(_))));
+            decided(heap, &scene, committed);
+        }
     }
 }
 
 #[test]
 fn a_crash_leaves_it_undecided_and_a_decision_stays() {
-    for committed in [true, false] {
-        for by_the_heap in [true, false] {
-            let dir = tempfile::tempdir().unwrap();
-            let store = options().open(dir.path().join("s")).unwrap();
-            let scene = scene(&store);
-            let after = copy(&dir.path().join("s"), &dir.path().join("after"));
-            let again = options().open(&after).unwrap();
-            let heap = Heap::open(&again, "h").unwrap();
-            assert_eq!(heap.prepared(), [ID]);
-            assert_eq!(heap.load::<u64>(scene.stays, 0).unwrap(), 1);
-            nobody_is_given(&heap, &[scene.freed, scene.taken, scene.passing, scene.large]);
-            match (by_the_heap, committed) {
-                (true, true) => heap.commit_prepared(ID).unwrap(),
-                (true, false) => heap.abort_prepared(ID).unwrap(),
-                (false, true) => again.commit_prepared(ID).unwrap(),
-                (false, false) => again.abort_prepared(ID).unwrap(),
+    for policy in POLICIES {
+        for committed in [true, false] {
+            for by_the_heap in [true, false] {
+                let dir = tempfile::tempdir().unwrap();
+                let store = open_with(dir.path().join("s"), policy);
+                let scene = scene(&store);
+                let after = copy(&dir.path().join("s"), &dir.path().join("after"));
+                let again = open_with(&after, policy);
+                let heap = Heap::open(&again, "h").unwrap();
+                assert_eq!(heap.prepared(), [ID]);
+                assert_eq!(heap.load::<u64>(scene.stays, 0).unwrap(), 1);
+                nobody_is_given(&heap, &[scene.freed, scene.taken, scene.passing, scene.large]);
+                match (by_the_heap, committed) {
+                    (true, true) => heap.commit_prepared(ID).unwrap(),
+                    (true, false) => heap.abort_prepared(ID).unwrap(),
+                    (false, true) => again.commit_prepared(ID).unwrap(),
+                    (false, false) => again.abort_prepared(ID).unwrap(),
+                }
+                if by_the_heap {
+                    decided(&heap, &scene, committed);
+                    continue;
+                }
+                // Killed before the heap knew, or with somebody who decides past it.
+                assert_eq!(heap.prepared(), [ID]);
+                let last = copy(&after, &dir.path().join("last"));
+                let last = open_with(last, policy);
+                decided(&Heap::open(&last, "h").unwrap(), &scene, committed);
             }
-            if by_the_heap {
-                decided(&heap, &scene, committed);
-                continue;
-            }
-            // Killed before the heap knew, or with somebody who decides past it.
-            assert_eq!(heap.prepared(), [ID]);
-            let last = copy(&after, &dir.path().join("last"));
-            let last = options().open(last).unwrap();
-            decided(&Heap::open(&last, "h").unwrap(), &scene, committed);
         }
     }
 }
 
 #[test]
 fn many_are_undecided_at_once_and_are_decided_in_any_order() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut path = dir.path().join("0");
-    let mut random = 7u64;
-    let mut open = Vec::<(Vec<u8>, Place, Option<Place>)>::new();
-    let mut there = Vec::<Place>::new();
-    for round in 1..30u64 {
-        let store = options().open(&path).unwrap();
-        let heap = Heap::open(&store, "h").unwrap();
-        let mut names: Vec<_> = open.iter().map(|(id, ..)| id.clone()).collect();
-        names.sort();
-        let mut found = heap.prepared();
-        found.sort();
-        assert_eq!(found, names);
-        for step in 0..20u64 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let dice = random >> 33;
-            if dice.is_multiple_of(2) {
-                let mut tx = heap.begin().unwrap();
-                let taken = tx.allocate(16 + dice as usize % 900).unwrap();
-                assert!(!there.contains(&taken) && open.iter().all(|(_, other, _)| *other != taken));
-                tx.store(taken, 0, &random).unwrap();
-                let freed = (!there.is_empty()).then(|| there.swap_remove(dice as usize % there.len()));
-                freed.into_iter().for_each(|place| tx.free(place).unwrap());
-                let id = (round * 100 + step).to_be_bytes().to_vec();
-                tx.prepare(&id).unwrap();
-                open.push((id, taken, freed));
-            } else if !open.is_empty() {
-                let (id, taken, freed) = open.swap_remove(dice as usize % open.len());
-                if dice.is_multiple_of(3) {
-                    heap.abort_prepared(&id).unwrap();
-                    there.extend(freed);
-                } else {
-                    heap.commit_prepared(&id).unwrap();
-                    there.push(taken);
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        let mut path = dir.path().join("0");
+        let mut random = 7u64;
+        let mut open = Vec::<(Vec<u8>, Place, Option<Place>)>::new();
+        let mut there = Vec::<Place>::new();
+        for round in 1..30u64 {
+            let store = open_with(&path, policy);
+            let heap = Heap::open(&store, "h").unwrap();
+            let mut names: Vec<_> = open.iter().map(|(id, ..)| id.clone()).collect();
+            names.sort();
+            let mut found = heap.prepared();
+            found.sort();
+            assert_eq!(found, names);
+            for step in 0..20u64 {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let dice = random >> 33;
+                if dice.is_multiple_of(2) {
+                    let mut tx = heap.begin().unwrap();
+                    let taken = tx.allocate(16 + dice as usize % 900).unwrap();
+                    assert!(!there.contains(&taken) && open.iter().all(|(_, other, _)| *other != taken));
+                    tx.store(taken, 0, &random).unwrap();
+                    let freed = (!there.is_empty()).then(|| there.swap_remove(dice as usize % there.len()));
+                    freed.into_iter().for_each(|place| tx.free(place).unwrap());
+                    let id = (round * 100 + step).to_be_bytes().to_vec();
+                    tx.prepare(&id).unwrap();
+                    open.push((id, taken, freed));
+                } else if !open.is_empty() {
+                    let (id, taken, freed) = open.swap_remove(dice as usize % open.len());
+                    if dice.is_multiple_of(3) {
+                        heap.abort_prepared(&id).unwrap();
+                        there.extend(freed);
+                    } else {
+                        heap.commit_prepared(&id).unwrap();
+                        there.push(taken);
+                    }
                 }
             }
+            // The undecided ones keep what they took and what they gave up; and each has a list.
+            let taken = open.len() * 2 + open.iter().filter(|(_, _, freed)| freed.is_some()).count();
+            let statistics = heap.statistics();
+            let objects: u64 = statistics.classes.iter().map(|class| class.objects).sum();
+            assert_eq!(objects as usize, there.len() + taken);
+            path = copy(&path, &dir.path().join(round.to_string()));
         }
-        // The undecided ones keep what they took and what they gave up; and each has a list.
-        let taken = open.len() * 2 + open.iter().filter(|(_, _, freed)| freed.is_some()).count();
-        let statistics = heap.statistics();
-        let objects: u64 = statistics.classes.iter().map(|class| class.objects).sum();
-        assert_eq!(objects as usize, there.len() + taken);
-        path = copy(&path, &dir.path().join(round.to_string()));
     }
 }
 
@@ -261,7 +275,7 @@ fn named(store: &Store) -> (Heap, Place, Place) {
     let (a, b) = (tx.allocate(40).unwrap(), tx.allocate(40).unwrap());
     tx.set_root("a", Some(a)).unwrap();
     tx.set_root("b", Some(b)).unwrap();
-    tx.commit(Class::Power).unwrap();
+    tx.commit(store.reach()).unwrap();
     (heap, a, b)
 }
 
@@ -269,23 +283,25 @@ fn named(store: &Store) -> (Heap, Place, Place) {
 /// settled as committed, though its transaction was aborted.
 #[test]
 fn an_identifier_that_is_used_again_does_not_commit_what_was_aborted() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options().open(dir.path().join("s")).unwrap();
-    let (heap, a, b) = named(&store);
-    let mut tx = heap.begin().unwrap();
-    tx.free(a).unwrap();
-    tx.prepare(ID).unwrap();
-    store.abort_prepared(ID).unwrap();
-    let mut tx = heap.begin().unwrap();
-    tx.store(b, 0, &7u64).unwrap();
-    tx.prepare(ID).unwrap();
-    heap.commit_prepared(ID).unwrap();
-    heap.check().unwrap();
-    nobody_is_given(&heap, &[a]);
-    let store = options().open(copy(&dir.path().join("s"), &dir.path().join("c"))).unwrap();
-    let heap = Heap::open(&store, "h").unwrap();
-    heap.check().unwrap();
-    assert!(heap.usable_len(a).is_ok() && heap.prepared().is_empty());
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open_with(dir.path().join("s"), policy);
+        let (heap, a, b) = named(&store);
+        let mut tx = heap.begin().unwrap();
+        tx.free(a).unwrap();
+        tx.prepare(ID).unwrap();
+        store.abort_prepared(ID).unwrap();
+        let mut tx = heap.begin().unwrap();
+        tx.store(b, 0, &7u64).unwrap();
+        tx.prepare(ID).unwrap();
+        heap.commit_prepared(ID).unwrap();
+        heap.check().unwrap();
+        nobody_is_given(&heap, &[a]);
+        let store = open_with(copy(&dir.path().join("s"), &dir.path().join("c")), policy);
+        let heap = Heap::open(&store, "h").unwrap();
+        heap.check().unwrap();
+        assert!(heap.usable_len(a).is_ok() && heap.prepared().is_empty());
+    }
 }
 
 /// Another thread's attempts under the same identifier are refused, and leave nothing behind, wherever a kill meets
@@ -327,38 +343,40 @@ fn a_refused_prepare_leaves_nothing_to_be_committed() {
 /// While a thread decides, what it decides is not durable: whoever opens the heap meanwhile leaves it alone.
 #[test]
 fn a_heap_that_is_opened_while_a_transaction_is_decided_does_not_decide_otherwise() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("s");
-    let store = options().open(&path).unwrap();
-    let (heap, a, _) = named(&store);
-    let mut tx = heap.begin().unwrap();
-    let large = tx.allocate(1 << 20).unwrap();
-    tx.commit(Class::Process).unwrap();
-    let mut tx = heap.begin().unwrap();
-    tx.free(a).unwrap();
-    let taken = tx.allocate(40).unwrap();
-    // It takes a while to decide.
-    (0..10_000).for_each(|i| tx.store(large, i * 96, &1u64).unwrap());
-    tx.prepare(ID).unwrap();
-    for round in 0..30u32 {
-        let copied = copy(&path, &dir.path().join(format!("c{round}")));
-        let store = options().open(&copied).unwrap();
-        let ready = std::sync::Barrier::new(2);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let store = open_with(&path, policy);
+        let (heap, a, _) = named(&store);
+        let mut tx = heap.begin().unwrap();
+        let large = tx.allocate(1 << 20).unwrap();
+        tx.commit(Class::Process).unwrap();
+        let mut tx = heap.begin().unwrap();
+        tx.free(a).unwrap();
+        let taken = tx.allocate(40).unwrap();
+        // It takes a while to decide.
+        (0..10_000).for_each(|i| tx.store(large, i * 96, &1u64).unwrap());
+        tx.prepare(ID).unwrap();
+        for round in 0..30u32 {
+            let copied = copy(&path, &dir.path().join(format!("c{round}")));
+            let store = open_with(&copied, policy);
+            let ready = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    ready.wait();
+                    store.commit_prepared(ID).unwrap();
+                });
                 ready.wait();
-                store.commit_prepared(ID).unwrap();
+                (0..round * 2000).for_each(|_| std::hint::spin_loop());
+                let heap = Heap::open(&store, "h").unwrap();
+                let mut tx = heap.begin().unwrap();
+                (0..3000).for_each(|_| assert_ne!(tx.allocate(40).unwrap(), taken));
+                tx.abort();
             });
-            ready.wait();
-            (0..round * 2000).for_each(|_| std::hint::spin_loop());
-            let heap = Heap::open(&store, "h").unwrap();
-            let mut tx = heap.begin().unwrap();
-            (0..3000).for_each(|_| assert_ne!(tx.allocate(40).unwrap(), taken));
-            tx.abort();
-        });
-        store.close().unwrap();
-        let heap = Heap::open(&options().open(&copied).unwrap(), "h").unwrap();
-        assert!(heap.usable_len(a).is_err() && heap.usable_len(taken).is_ok(), "round {round}");
+            store.close().unwrap();
+            let heap = Heap::open(&open_with(&copied, policy), "h").unwrap();
+            assert!(heap.usable_len(a).is_err() && heap.usable_len(taken).is_ok(), "round {round}");
+        }
     }
 }
 

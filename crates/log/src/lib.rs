@@ -13,6 +13,7 @@
 //! | [`staged_tail`] | what a killed process left in its stage |
 //! | [`status_pages`] | a small structure that changes durably |
 //! | [`uncommitted`] | undo logs as an opening finds them |
+//! | [`prepared`](mod@prepared) | undecided transactions of a store without a log |
 //! | [`sealed`] | their ranges in persistent memory |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
 //! | [`archive`] | a part of the log, stored elsewhere |
@@ -28,6 +29,7 @@ pub mod log;
 pub mod media_error;
 pub mod merge;
 pub mod pagemap;
+pub mod prepared;
 pub mod record;
 mod ring;
 pub mod scan;

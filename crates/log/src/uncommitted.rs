@@ -8,6 +8,7 @@ use crate::format::{
     UndoStatus,
 };
 use crate::media_error::MediaError;
+use crate::prepared::{Prepared, is_new};
 use crate::record::{Range, Ranges, push_range, well_formed};
 use crate::sealed::Seal;
 use crate::status_pages;
@@ -45,6 +46,16 @@ pub enum UndoError {
         /// What is wrong.
         defect: Defect,
     },
+    /// The file of undecided transactions is not what it must be.
+    #[error("undecided transactions in {}, offset {offset}: {defect}", path.display())]
+    Prepared {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
 }
 
 /// The log of one transaction that was not committed, or of a branch of one.
@@ -66,11 +77,21 @@ impl Uncommitted {
 
     /// Its old values, newest first: the order in which they are to be put back.
     pub fn newest_first(&self) -> Vec<Range<'_>> {
-        let mut ranges: Vec<_> = self.chunks.iter().flat_map(|chunk| Ranges::of(chunk)).collect();
+        let mut ranges: Vec<_> =
+            self.ranges().filter(|range| unless("new-values-restored", !is_new(range.segment))).collect();
         if !planted("undo-restored-forwards") {
             ranges.reverse();
         }
         ranges
+    }
+
+    /// What its transaction was to change, if it was prepared.
+    pub fn prepared(&self) -> Option<Prepared> {
+        Prepared::of_run(self.ranges())
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = Range<'_>> {
+        self.chunks.iter().flat_map(|chunk| Ranges::of(chunk))
     }
 }
 

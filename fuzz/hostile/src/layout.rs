@@ -67,6 +67,7 @@ pub fn parts(files: &Files) -> Vec<Part> {
             }
         };
         match file.as_str() {
+            "prepared" => add(0..bytes.len()),
             "catalog" => (0..4).for_each(|_| add(0..bytes.len())),
             "log" => {
                 add(status(bytes)..status(bytes) + 88);
@@ -113,7 +114,7 @@ pub fn sealed(files: &Files) -> Vec<Part> {
     let mut parts = Vec::new();
     for (file, bytes) in files {
         let blocks: &[(usize, usize)] = match file.as_str() {
-            "catalog" => &[(0, bytes.len())],
+            "catalog" | "prepared" => &[(0, bytes.len())],
             "log" | "undo" => &[(0, 4096), (4096, 8192)],
             "stage" => &[(0, 64)],
             _ if file.ends_with(".segment") => &[(0, 4096)],

@@ -90,8 +90,21 @@ fn make(works: &Works, kind: Kind, commits: u64) -> Sample {
     let path = works.store();
     let _ = fs::remove_dir_all(&path);
     fs::write(works.path(ADOPTED), vec![5; 8192]).expect("room");
-    let store = sample.options(works).create(true).open(&path).expect("sound");
-    let region = store.create_segment("data", 65536).expect("sound").map_all().expect("sound");
+    let open = || {
+        let store = sample.options(works).create(true).open(&path).expect("sound");
+        let region = store.segment_or_create("data", 65536).expect("sound").map_all().expect("sound");
+        (store, region)
+    };
+    let (mut store, mut region) = open();
+    if kind != Kind::Redo {
+        // What is in a file of its own from here on.
+        let mut tx = store.begin(Mode::Restore).expect("sound");
+        tx.write(&region, 60_000, &[3; 100]).expect("sound");
+        tx.prepare(b"left").expect("sound");
+        store.close().expect("sound");
+        drop(region);
+        (store, region) = open();
+    }
     let adopted = (kind == Kind::Redo).then(|| store.adopt_segment(works.path(ADOPTED)).expect("sound"));
     let adopted = adopted.map(|segment| segment.map_all().expect("sound"));
     let heap = Heap::open(&store, "h").expect("sound");
@@ -130,8 +143,9 @@ fn make(works: &Works, kind: Kind, commits: u64) -> Sample {
     } else {
         let mut second = store.begin(Mode::Restore).expect("sound");
         second.write(&region, 40_000, &[9; 5000]).expect("sound");
+        second.prepare(b"undecided").expect("sound");
         sample.files = read(&path);
-        second.abort();
+        store.abort_prepared(b"undecided").expect("sound");
         open.abort();
     }
     sample

@@ -196,32 +196,34 @@ fn a_family_reads_its_own_changes() {
 /// What was put off is part of what is prepared, and holds up others until that is decided.
 #[test]
 fn changes_that_are_prepared_are_settled_when_that_is_decided() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, region) = open(dir.path(), Policy::Redo);
-    let detector = Detector::new();
-    let counters = Counters::new(&detector, &region, 64, COUNTERS, 0..=50);
-    for (commits, value) in [(true, 5), (false, 5)] {
-        let (_, undecided) = caliburn_nest::prepare(&store, counters.companion(&detector), b"id", |tx| {
-            Ok::<_, Error>(change(&counters, tx, 0, 5)?)
-        })
-        .unwrap();
-        // Others may change it, and be undone.
-        let undone = transact_following(&store, counters.companion(&detector), Class::Process, |tx| {
-            change(&counters, tx, 0, 3)?;
-            Err::<(), _>(tx.abort("as planned"))
-        });
-        assert!(matches!(undone, Err(Error::Aborted(_))));
-        if commits {
-            undecided.commit().unwrap()
-        } else {
-            undecided.abort().unwrap()
+    for policy in [Policy::Redo, Policy::Undo] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, region) = open(dir.path(), policy);
+        let detector = Detector::new();
+        let counters = Counters::new(&detector, &region, 64, COUNTERS, 0..=50);
+        for (commits, value) in [(true, 5), (false, 5)] {
+            let (_, undecided) = caliburn_nest::prepare(&store, counters.companion(&detector), b"id", |tx| {
+                Ok::<_, Error>(change(&counters, tx, 0, 5)?)
+            })
+            .unwrap();
+            // Others may change it, and be undone.
+            let undone = transact_following(&store, counters.companion(&detector), Class::Process, |tx| {
+                change(&counters, tx, 0, 3)?;
+                Err::<(), _>(tx.abort("as planned"))
+            });
+            assert!(matches!(undone, Err(Error::Aborted(_))));
+            if commits {
+                undecided.commit().unwrap()
+            } else {
+                undecided.abort().unwrap()
+            }
+            assert_eq!((counters.committed(0), region.load::<i64>(64)), (value, value));
+            // All of the room is there again.
+            let full = transact_following(&store, counters.companion(&detector), Class::Process, |tx| {
+                change(&counters, tx, 0, 45)?;
+                Err::<(), _>(tx.abort("as planned"))
+            });
+            assert!(matches!(full, Err(Error::Aborted(_))));
         }
-        assert_eq!((counters.committed(0), region.load::<i64>(64)), (value, value));
-        // All of the room is there again.
-        let full = transact_following(&store, counters.companion(&detector), Class::Process, |tx| {
-            change(&counters, tx, 0, 45)?;
-            Err::<(), _>(tx.abort("as planned"))
-        });
-        assert!(matches!(full, Err(Error::Aborted(_))));
     }
 }

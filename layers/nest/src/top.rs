@@ -128,7 +128,7 @@ fn commit<'t, C: Follow<'t>>(tx: Transaction<'t>, companion: &mut C, class: Clas
 /// identifier that the program's coordinator knows. What follows it, its locks too, stays until it is decided.
 ///
 /// # Errors
-/// As [`transact`]; when the identifier is too long or in use; with a policy that cannot prepare.
+/// As [`transact`]; when the identifier is too long or in use.
 pub fn prepare<'t, C: Follow<'t>, T, E: From<Error>>(
     store: &'t Store,
     companion: C,

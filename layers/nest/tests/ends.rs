@@ -141,43 +141,45 @@ fn a_watch_tells_how_a_family_ended() {
 
 #[test]
 fn a_family_that_is_prepared_keeps_what_follows_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let said = Said::default();
-    {
-        let (store, region) = open(dir.path(), Policy::Redo);
-        let one = |id: &[u8], at: usize| {
-            prepare(&store, Hooks::new(), id, |tx| {
-                said.both(tx, "commits", "aborts");
-                let watch = tx.watch();
-                tx.nest(|child| child.store(&region, at, &7u64))?;
-                Ok::<_, Error>(watch)
-            })
-        };
-        let (watch, prepared) = one(b"one", 0).unwrap();
-        assert_eq!(
-            (watch.status(), prepared.global_id(), said.all().len()),
-            (Status::Prepared, &b"one"[..], 0)
-        );
-        let taken = one(b"one", 8).err().unwrap();
-        assert!(matches!(taken, Error::Commit(CommitError::GlobalId { .. })), "{taken}");
-        assert_eq!(said.all(), ["aborts"]);
-        prepared.commit().unwrap();
-        assert_eq!((region.load::<u64>(0), said.all()), (7, vec!["commits"]));
-        one(b"two", 8).unwrap().1.abort().unwrap();
-        assert_eq!((region.load::<u64>(8), said.all()), (0, vec!["aborts"]));
-        // Nobody decides it: what follows it is told nothing, and the store knows it when it is opened again.
-        drop(one(b"three", 16).unwrap().1);
-        assert!(said.all().is_empty());
-        assert_eq!(store.prepared().len(), 1);
-        drop((region, store));
+    for policy in [Policy::Redo, Policy::Undo] {
+        let dir = tempfile::tempdir().unwrap();
+        let said = Said::default();
+        {
+            let (store, region) = open(dir.path(), policy);
+            let one = |id: &[u8], at: usize| {
+                prepare(&store, Hooks::new(), id, |tx| {
+                    said.both(tx, "commits", "aborts");
+                    let watch = tx.watch();
+                    tx.nest(|child| child.store(&region, at, &7u64))?;
+                    Ok::<_, Error>(watch)
+                })
+            };
+            let (watch, prepared) = one(b"one", 0).unwrap();
+            assert_eq!(
+                (watch.status(), prepared.global_id(), said.all().len()),
+                (Status::Prepared, &b"one"[..], 0)
+            );
+            let taken = one(b"one", 8).err().unwrap();
+            assert!(matches!(taken, Error::Commit(CommitError::GlobalId { .. })), "{taken}");
+            assert_eq!(said.all(), ["aborts"]);
+            prepared.commit().unwrap();
+            assert_eq!((region.load::<u64>(0), said.all()), (7, vec!["commits"]));
+            one(b"two", 8).unwrap().1.abort().unwrap();
+            assert_eq!((region.load::<u64>(8), said.all()), (0, vec!["aborts"]));
+            // Nobody decides it: what follows it is told nothing, and the store knows it when it is opened again.
+            drop(one(b"three", 16).unwrap().1);
+            assert!(said.all().is_empty());
+            assert_eq!(store.prepared().len(), 1);
+            drop((region, store));
+        }
+        let (store, region) = open(dir.path(), policy);
+        let undecided = store.prepared();
+        assert_eq!((undecided.len(), &undecided[0].global_id[..]), (1, &b"three"[..]));
+        assert_eq!(undecided[0].ranges[0].1, 16..24);
+        assert_eq!(region.load::<u64>(16), 0);
+        store.commit_prepared(b"three").unwrap();
+        assert_eq!((region.load::<u64>(16), store.prepared().len()), (7, 0));
     }
-    let (store, region) = open(dir.path(), Policy::Redo);
-    let undecided = store.prepared();
-    assert_eq!((undecided.len(), &undecided[0].global_id[..]), (1, &b"three"[..]));
-    assert_eq!(undecided[0].ranges[0].1, 16..24);
-    assert_eq!(region.load::<u64>(16), 0);
-    store.commit_prepared(b"three").unwrap();
-    assert_eq!((region.load::<u64>(16), store.prepared().len()), (7, 0));
 }
 
 /// What has not committed is not in the log, and keeps nothing of it: others commit many times what it holds

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! While undecided in the process that prepared it, the new values are in memory and the ranges stay declared.
-//! After a crash the old values are in memory; deciding to commit brings the new ones. What makes both durable
-//! is the policy's.
+//! After a crash, or a close, the old values are in memory; deciding to commit brings the new ones. What makes
+//! both durable is the policy's.
 
 use crate::api::shared::Shared;
 use crate::api::store::Store;
@@ -23,51 +23,53 @@ use caliburn_os::span;
 impl Store {
     /// The undecided prepared transactions: those of this process and those that recovery found.
     pub fn prepared(&self) -> Vec<Prepared> {
-        self.shared.policy.undecided().map_or_else(Vec::new, |undecided| undecided.list())
+        self.shared.policy.undecided().list()
     }
 
-    /// The same, and those that another thread is preparing or deciding: for layers that keep something of their own
-    /// until a transaction is decided, and must not take one that is not for one that is.
+    /// The same, and those that another thread is preparing or deciding: for layers that keep something of their
+    /// own until a transaction is decided, and must not take one that is not for one that is.
     pub fn prepared_or_deciding(&self) -> Vec<Prepared> {
-        self.shared.policy.undecided().map_or_else(Vec::new, |undecided| undecided.list_all())
+        self.shared.policy.undecided().list_all()
     }
 
-    /// Commits a prepared transaction, in the `Power` class.
+    /// Commits a prepared transaction, in the `Power` class; with the undo policy in the class that the store
+    /// [reaches](Store::reach), and without a force if this process has prepared it.
     ///
     /// # Errors
     /// [`CommitError::NotPrepared`], or when the store has failed; undecided then.
     pub fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
-        let (shared, undecided) = (&*self.shared, self.shared.undecided(global_id)?);
+        let (shared, undecided) = (&*self.shared, self.shared.policy.undecided());
         let claimed = undecided.claim(global_id)?;
-        let Some(number) = claimed.slot else { return shared.bring(undecided, global_id, &claimed) };
-        undecided.decide(global_id, Some(&claimed))?;
-        shared.end(shared.sets.slots.resume(number));
+        match claimed.slot {
+            None => shared.bring(undecided, global_id, &claimed)?,
+            Some(number) => {
+                undecided.decide(global_id, Some(&claimed))?;
+                shared.end(shared.sets.slots.resume(number));
+            }
+        }
+        undecided.ended(global_id);
         Ok(())
     }
 
-    /// Aborts a prepared transaction, in the `Power` class: the old values are back.
+    /// Aborts a prepared transaction, in the same class: the old values are back.
     ///
     /// # Errors
     /// As [`Store::commit_prepared`].
     pub fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
-        let (shared, undecided) = (&*self.shared, self.shared.undecided(global_id)?);
+        let (shared, undecided) = (&*self.shared, self.shared.policy.undecided());
         let claimed = undecided.claim(global_id)?;
         undecided.decide(global_id, None)?;
         if let Some(number) = claimed.slot {
             shared.undo_all(shared.sets.slots.resume(number));
         }
+        undecided.ended(global_id);
         Ok(())
     }
 }
 
 impl Shared {
-    fn undecided(&self, global_id: &[u8]) -> Result<&dyn Undecided, CommitError> {
-        let name = || String::from_utf8_lossy(global_id).into_owned();
-        self.policy.undecided().ok_or_else(|| CommitError::NotPrepared(name()))
-    }
-
     /// Commits what recovery found: brings the new values into the regions that are mapped, declared as by any
-    /// transaction. For the rest the policy lays them over later mappings.
+    /// transaction. For the rest the policy brings them to the segments, or lays them over later mappings.
     fn bring(
         &self,
         undecided: &dyn Undecided,
@@ -82,16 +84,21 @@ impl Shared {
             self.storage.segment_of(range.segment).map_err(|error| unclaim(error.into()))?;
         }
         let _mapping = self.storage.lock_mapping();
-        let set = self.sets.slots.begin(false);
+        let set = self.sets.slots.begin(self.terms.keeps_old);
         if let Err(error) = self.declare_and_store(&set, &claimed.body) {
             // What was declared is not stored to yet.
             set.counters().aborted.add(1);
             self.end(set);
             return Err(unclaim(error.into()));
         }
-        let decided = undecided.decide(global_id, Some(claimed));
-        self.end(set);
-        Ok(decided?)
+        match undecided.decide(global_id, Some(claimed)) {
+            Ok(()) => self.end(set),
+            Err(failure) => {
+                self.undo_all(set);
+                return Err(failure.into());
+            }
+        }
+        Ok(())
     }
 
     /// Stores new values where they are mapped, when all of them are declared.

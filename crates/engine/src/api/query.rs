@@ -32,7 +32,7 @@ impl Shared {
     pub(super) fn query(&self) -> Query {
         let mut query = Query {
             uncommitted: self.sets.slots.open(),
-            prepared: self.policy.undecided().map_or(0, |undecided| undecided.list().len()),
+            prepared: self.policy.undecided().list().len(),
             page_bytes: self.storage.page_size as u64,
             memory_budget: self.storage.memory_budget(),
             failed: self.storage.failure().is_err(),

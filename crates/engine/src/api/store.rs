@@ -370,9 +370,10 @@ impl Store {
         self.shared.damage.as_ref()
     }
 
-    /// Closes the store: flushes, truncates, and says in the log that all is in order. Regions that are
-    /// still mapped stay readable. While the log is full of what is to be archived ([`Archiver`](crate::Archiver))
-    /// it waits, as committing does.
+    /// Closes the store: flushes, truncates, and says in the log that all is in order. What this process has
+    /// prepared and not decided is undecided when the store is opened again, and its old values are back. Regions
+    /// that are still mapped stay readable. While the log is full of what is to be archived
+    /// ([`Archiver`](crate::Archiver)) it waits, as committing does.
     ///
     /// # Errors
     /// [`CloseError::Shared`] while other handles hold it (clones, and heaps): the last to be dropped closes it.
@@ -418,6 +419,9 @@ impl Life {
         if !planted("failed-store-closed-clean") {
             done?;
             shared.storage.failure()?;
+        }
+        for slot in shared.policy.undecided().leave()? {
+            shared.undo_all(shared.sets.slots.resume(slot));
         }
         match shared.sets.slots.open() {
             0 => Ok(shared.policy.close()?),

@@ -332,7 +332,9 @@ impl<'t> Transaction<'t> {
 
     /// Makes the transaction durable but undecided, under an identifier that the program's coordinator
     /// knows: it is listed by [`Store::prepared`](crate::Store::prepared), across crashes too, until
-    /// `commit_prepared` or `abort_prepared`. Its ranges stay declared meanwhile.
+    /// `commit_prepared` or `abort_prepared`. Its ranges stay declared meanwhile. With the undo policy that costs
+    /// a copy of the new values, and no force: it is as durable as the store's memory
+    /// ([`Store::reach`](crate::Store::reach)).
     ///
     /// # Errors
     /// When the identifier is too long or in use (the transaction is aborted), or the store has failed.
@@ -343,7 +345,7 @@ impl<'t> Transaction<'t> {
         assert!(self.restores(), "a no-restore transaction cannot be prepared: it kept no old values");
         self.set.check_branches();
         let store = self.store;
-        let undecided = store.policy.undecided().ok_or(CommitError::NoPrepare)?;
+        let undecided = store.policy.undecided();
         store.tracked.all(|way| way.committing(&self.set));
         undecided.check(global_id)?;
         let (set, mut this) = (self.set.passed(), Some(self));

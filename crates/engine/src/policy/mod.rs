@@ -5,6 +5,8 @@
 
 pub(crate) mod backup;
 pub(crate) mod kind;
+mod parts;
+mod prepared;
 pub(crate) mod query;
 pub(crate) mod read_only;
 pub(crate) mod redo;
@@ -109,10 +111,8 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn truncate(&self) -> Result<(), Failure> {
         self.flush()
     }
-    /// Undecided transactions, where there can be some.
-    fn undecided(&self) -> Option<&dyn Undecided> {
-        None
-    }
+    /// Its undecided transactions.
+    fn undecided(&self) -> &dyn Undecided;
 
     // Life.
 
@@ -201,7 +201,12 @@ pub(crate) trait Undecided {
     fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError>;
     /// Gives it back, undecided.
     fn unclaim(&self, global_id: &[u8]);
-    /// Makes the decision durable: to commit it if there are new values, else to abort it. After a failure it
-    /// is undecided.
+    /// Makes the decision to commit durable, if there are new values, else that to abort: now, or at the latest
+    /// when its write set is cleared. After a failure it is undecided.
     fn decide(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<(), Failure>;
+    /// A decided one has ended: its write set is clear.
+    fn ended(&self, _global_id: &[u8]) {}
+    /// The store is being closed: what this process has prepared becomes as recovery would find it, durably.
+    /// Returns the slots, whose old values are to go back.
+    fn leave(&self) -> Result<Vec<usize>, Failure>;
 }

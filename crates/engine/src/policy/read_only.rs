@@ -87,8 +87,8 @@ impl Recovery for ReadOnly {
         Ok(())
     }
 
-    fn undecided(&self) -> Option<&dyn Undecided> {
-        Some(self)
+    fn undecided(&self) -> &dyn Undecided {
+        self
     }
 
     fn close(&self) -> Result<(), Failure> {
@@ -121,5 +121,9 @@ impl Undecided for ReadOnly {
 
     fn decide(&self, _: &[u8], _: Option<&Claimed>) -> Result<(), Failure> {
         unreachable!("nobody has claimed it")
+    }
+
+    fn leave(&self) -> Result<Vec<usize>, Failure> {
+        Ok(Vec::new())
     }
 }

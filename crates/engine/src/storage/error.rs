@@ -520,9 +520,6 @@ pub enum CommitError {
         /// The most that the store can give.
         reach: Class,
     },
-    /// The recovery policy has no prepared transactions. The transaction was aborted.
-    #[error("a store with the undo policy cannot keep undecided transactions: make one with the redo policy")]
-    NoPrepare,
     /// The store was opened read-only.
     #[error("the store was opened read-only: it takes no changes")]
     ReadOnly,

@@ -67,6 +67,8 @@ pub const SUMS_MAGIC: [u8; 8] = *b"CALI-SUM";
 pub const CATALOG_MAGIC: [u8; 8] = *b"CALI-CAT";
 /// Magic of a file of undo logs.
 pub const UNDO_MAGIC: [u8; 8] = *b"CALI-UND";
+/// Of the file of undecided transactions, beside undo logs.
+pub const PREPARED_MAGIC: [u8; 8] = *b"CALI-PRE";
 /// Magic of a stage.
 pub const STAGE_MAGIC: [u8; 8] = *b"CALI-STG";
 /// Magic of a dump.
@@ -256,6 +258,35 @@ pub struct CatalogEntry {
     /// Where its data begin in the file: [`SEGMENT_DATA`], behind a header; or 0, in a file that is nothing but
     /// data.
     pub data: U64,
+}
+
+/// Head of the file of undecided transactions, which stands beside undo logs; `count` [`PreparedEntry`]s follow,
+/// each with its identifier, padded to eight bytes, and its body.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PreparedHeader {
+    /// Common beginning; the checksum covers the whole file.
+    pub preamble: Preamble,
+    /// Bytes of the file.
+    pub len: U64,
+    /// Transactions.
+    pub count: U64,
+}
+
+/// One undecided transaction.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PreparedEntry {
+    /// When it was prepared, nanoseconds since 1970.
+    pub time: U64,
+    /// Bytes of the body: the new values, as ranges of a record.
+    pub body: U64,
+    /// Bytes of the identifier.
+    pub id: U16,
+    /// 1 when it was committed: the new values are to be laid over the segments.
+    pub committed: U16,
+    /// Zero.
+    pub reserved: [u8; 4],
 }
 
 /// Status page of a store's undo logs; two of them, written in turn. Chunks follow at [`UNDO_DATA`].

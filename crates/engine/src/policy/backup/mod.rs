@@ -50,6 +50,17 @@ pub enum BackupError {
         /// The store.
         path: PathBuf,
     },
+    /// A dump of a store with the undo policy does not hold what is undecided.
+    #[error(
+        "store {} has {count} undecided transaction(s), which a dump of a store with the undo policy cannot hold: decide them first (`Store::prepared` lists them)",
+        path.display()
+    )]
+    Undecided {
+        /// The store.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+    },
     /// A store with the undo policy can be dumped only by the program that has it open.
     #[error(
         "store {} is open in another program: with the undo policy that one dumps it (`Store::dump`), or closes it before",

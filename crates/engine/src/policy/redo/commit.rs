@@ -2,6 +2,7 @@
 
 use super::Redo;
 use super::stage::Body;
+use crate::policy::parts::{Part, body_of, parts, pieces};
 use crate::storage::error::{CommitError, RangeError};
 use crate::storage::gate;
 use crate::storage::region::RegionState;
@@ -9,7 +10,7 @@ use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, Written};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
-use caliburn_log::record::{FRAME, push_range};
+use caliburn_log::record::FRAME;
 use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
@@ -24,19 +25,6 @@ const RUN_BYTES: usize = if cfg!(caliburn_shuttle) {
 };
 /// Largest further chunk, unless a range needs more.
 const CHUNK_BYTES_MAX: usize = 16 << 20;
-/// Largest single range in a run or a record; longer ones are split.
-const PIECE: usize = 1 << 30;
-
-fn pieces(len: usize) -> impl Iterator<Item = usize> {
-    (0..len).step_by(PIECE).map(move |at| PIECE.min(len - at))
-}
-
-/// A part of what a transaction changes, within one region.
-struct Part<'t> {
-    region: &'t RegionState,
-    offset: usize,
-    len: usize,
-}
 
 impl Redo {
     /// Most memory that a range of the smallest size takes: private copies of two pages, and its old bytes.
@@ -222,7 +210,7 @@ impl Redo {
     /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
     /// `None` if there was nothing to commit.
     pub(super) fn stage_or_append(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
-        let parts = self.parts(&set.disjoint());
+        let parts = parts(&self.storage.table, &set.disjoint());
         let len: usize = parts.iter().map(|part| range_bytes(part.len)).sum();
         if len == 0 {
             return Ok(None);
@@ -254,28 +242,6 @@ impl Redo {
         }
     }
 
-    /// What is to be logged, by regions and in pieces.
-    fn parts(&self, spans: &[Written]) -> Vec<Part<'_>> {
-        let (mut parts, mut cursor) = (Vec::with_capacity(spans.len()), RegionCursor::new());
-        for span in spans {
-            let mut at = span.start;
-            while at < span.end {
-                // SAFETY: a region with declared bytes stays mapped.
-                let region = unsafe { cursor.find(&self.storage.table, span.segment, at) };
-                let region = region.expect("declared bytes are mapped");
-                let len = (span.end.min(region.end()) - at).min(PIECE as u64);
-                parts.push(Part { region, offset: (at - region.start) as usize, len: len as usize });
-                at += len;
-            }
-        }
-        parts
-    }
-
-    /// The record's body, copied from memory.
-    pub(super) fn body(&self, set: &WriteSet<'_>) -> Vec<u8> {
-        body_of(&self.parts(&set.disjoint()))
-    }
-
     /// Writes the old bytes behind a position back into memory.
     pub(super) fn put_back(&self, set: &WriteSet<'_>, from: Position) {
         let mut cursor = RegionCursor::new();
@@ -287,17 +253,6 @@ impl Redo {
             unsafe { span::copy(bytes.as_ptr(), region.at((offset - region.start) as usize), bytes.len()) };
         });
     }
-}
-
-fn body_of(parts: &[Part<'_>]) -> Vec<u8> {
-    let (mut body, mut buffer) = (Vec::new(), Vec::new());
-    for Part { region, offset, len } in parts {
-        buffer.resize(*len, 0);
-        // SAFETY: the part lies in a region with declared bytes, which stays mapped.
-        unsafe { span::copy(region.at(*offset), buffer.as_mut_ptr(), *len) };
-        push_range(&mut body, region.id, region.start + *offset as u64, &buffer);
-    }
-    body
 }
 
 /// The lines of 64 bytes that a record's ranges lie in, folded into a word: what meets nothing there overlaps and

@@ -301,8 +301,8 @@ impl Recovery for Redo {
         self.truncate_all()
     }
 
-    fn undecided(&self) -> Option<&dyn Undecided> {
-        Some(self)
+    fn undecided(&self) -> &dyn Undecided {
+        self
     }
 
     fn threads(&self) -> &'static [&'static str] {

@@ -12,32 +12,22 @@
 
 use super::Redo;
 use super::flusher::FlushBuffers;
+use crate::policy::parts::{body_of, parts};
+use crate::policy::prepared::{self, Entry};
+pub(super) use crate::policy::prepared::{list, segments};
 use crate::policy::query::Prepared;
 use crate::policy::{Claimed, Undecided};
 use crate::storage::error::{CommitError, Failure};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::write_set::WriteSet;
-use caliburn_log::SegmentId;
 use caliburn_log::format::Lsn;
-use caliburn_log::record::{FRAME, GLOBAL_ID_MAX, Kind, Ranges, Record, prefix};
+use caliburn_log::record::{FRAME, Kind, Record, prefix};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::MutexGuard;
-use std::collections::BTreeMap;
 
-/// The undecided transactions by their global identifiers.
-pub(crate) type PreparedTable = BTreeMap<Vec<u8>, Entry>;
-
-/// One undecided transaction.
-pub(crate) struct Entry {
-    body: Vec<u8>,
-    lsn: Lsn,
-    time: u64,
-    /// Its slot, if this process prepared it.
-    slot: Option<usize>,
-    /// Somebody is preparing or deciding it.
-    deciding: bool,
-}
+/// The undecided transactions, and where their records are.
+pub(crate) type PreparedTable = prepared::Table<Lsn>;
 
 /// What recovery does with a record of a prepared transaction.
 pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
@@ -45,10 +35,10 @@ pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
         Kind::Prepare => {
             let entry = Entry {
                 body: record.body().to_vec(),
-                lsn: record.lsn,
                 time: record.time,
                 slot: None,
                 deciding: false,
+                place: record.lsn,
             };
             table.insert(record.global_id.to_vec(), entry);
         }
@@ -62,12 +52,7 @@ pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
 
 /// First record of an undecided transaction.
 pub(crate) fn oldest(table: &PreparedTable) -> Lsn {
-    table.values().map(|entry| entry.lsn).min().unwrap_or(Lsn(u64::MAX))
-}
-
-/// The segments that they change, some more than once.
-pub(crate) fn segments(table: &PreparedTable) -> impl Iterator<Item = SegmentId> {
-    table.values().flat_map(|entry| Ranges::of(&entry.body)).map(|range| range.segment)
+    table.values().map(|entry| entry.place).min().unwrap_or(Lsn(u64::MAX))
 }
 
 /// Bytes that their records take together.
@@ -81,7 +66,7 @@ fn record_bytes(global_id: &[u8], body: &[u8]) -> u64 {
 
 /// Every entry with its body, to be written anew; the position is filled in afterwards.
 pub(crate) fn entries(table: &mut PreparedTable) -> impl Iterator<Item = (&[u8], &[u8], &mut Lsn)> {
-    table.iter_mut().map(|(id, entry)| (&id[..], &entry.body[..], &mut entry.lsn))
+    table.iter_mut().map(|(id, entry)| (&id[..], &entry.body[..], &mut entry.place))
 }
 
 impl Redo {
@@ -115,8 +100,13 @@ impl Redo {
         let horizon = self.flush_staged(work, false)?;
         self.wait_log(work.buffer(), 2 * own)?;
         // In the table before it is in the log, so that the head never passes it.
-        let lsn = self.log.tail();
-        let entry = Entry { body: body.to_vec(), lsn, time: wall_ns(), slot: None, deciding: true };
+        let entry = Entry {
+            body: body.to_vec(),
+            time: wall_ns(),
+            slot: None,
+            deciding: true,
+            place: self.log.tail(),
+        };
         self.lock_prepared().insert(global_id.to_vec(), entry);
         let prefix = prefix(Kind::Prepare, 1, global_id);
         let done = self
@@ -143,7 +133,11 @@ impl Redo {
         let middle = Lsn(log.head().0 + log.used() / 2);
         let due: Vec<(Vec<u8>, Vec<u8>)> = {
             let table = self.lock_prepared();
-            table.iter().filter(|(_, e)| e.lsn < middle).map(|(id, e)| (id.clone(), e.body.clone())).collect()
+            table
+                .iter()
+                .filter(|(_, e)| e.place < middle)
+                .map(|(id, e)| (id.clone(), e.body.clone()))
+                .collect()
         };
         for (id, body) in due {
             if log.free() < record_bytes(&id, &body) {
@@ -152,46 +146,24 @@ impl Redo {
             let lsn = self.append_one(buffer, Kind::Prepare, &prefix(Kind::Prepare, 1, &id), &body)?;
             log.force().map_err(|e| self.fail(e))?;
             if let Some(entry) = self.lock_prepared().get_mut(&id) {
-                entry.lsn = lsn;
+                entry.place = lsn;
             }
         }
         Ok(())
     }
 }
 
-/// The undecided transactions of a table, but for those that somebody is preparing or deciding.
-pub(super) fn list(table: &PreparedTable) -> Vec<Prepared> {
-    describe(table.iter().filter(|(_, entry)| !entry.deciding))
-}
-
-fn describe<'t>(entries: impl Iterator<Item = (&'t Vec<u8>, &'t Entry)>) -> Vec<Prepared> {
-    let list = entries.map(|(id, entry)| Prepared {
-        global_id: id.clone(),
-        ranges: Ranges::of(&entry.body)
-            .map(|r| (r.segment, r.offset..r.offset + r.bytes.len() as u64))
-            .collect(),
-        time: entry.time,
-        recovered: entry.slot.is_none(),
-    });
-    list.collect()
-}
-
 impl Undecided for Redo {
     fn list(&self) -> Vec<Prepared> {
-        list(&self.lock_prepared())
+        prepared::list(&self.lock_prepared())
     }
 
     fn list_all(&self) -> Vec<Prepared> {
-        describe(self.lock_prepared().iter())
+        prepared::list_all(&self.lock_prepared())
     }
 
     fn check(&self, global_id: &[u8]) -> Result<(), CommitError> {
-        let why = match global_id.len() {
-            1..=GLOBAL_ID_MAX if !self.lock_prepared().contains_key(global_id) => return Ok(()),
-            1..=GLOBAL_ID_MAX => "a prepared transaction with this identifier is undecided",
-            _ => "an identifier has 1 to 1024 bytes",
-        };
-        Err(CommitError::GlobalId { len: global_id.len(), why })
+        prepared::check(&self.lock_prepared(), global_id)
     }
 
     /// Forces the Prepare record, then takes the transaction's slot from it.
@@ -201,7 +173,7 @@ impl Undecided for Redo {
         global_id: &[u8],
         suspend: &mut dyn FnMut() -> usize,
     ) -> Result<(), CommitError> {
-        let body = self.body(set);
+        let body = body_of(&parts(&self.storage.table, &set.disjoint()));
         let mut work = self.lock_flush();
         let done = self.prepare_locked(&mut work, &body, global_id, suspend);
         self.unlock_flush(work);
@@ -209,18 +181,11 @@ impl Undecided for Redo {
     }
 
     fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError> {
-        let mut table = self.lock_prepared();
-        let entry = table.get_mut(global_id).filter(|entry| !entry.deciding);
-        let entry =
-            entry.ok_or_else(|| CommitError::NotPrepared(String::from_utf8_lossy(global_id).into_owned()))?;
-        entry.deciding = true;
-        Ok(Claimed { body: entry.body.clone(), slot: entry.slot })
+        prepared::claim(&mut self.lock_prepared(), global_id)
     }
 
     fn unclaim(&self, global_id: &[u8]) {
-        if let Some(entry) = self.lock_prepared().get_mut(global_id) {
-            entry.deciding = false;
-        }
+        prepared::unclaim(&mut self.lock_prepared(), global_id);
     }
 
     /// The transaction is off the table when the decision is durable.
@@ -248,5 +213,9 @@ impl Undecided for Redo {
             self.wake_truncation();
         }
         done.map(drop)
+    }
+    /// Their records are in the log.
+    fn leave(&self) -> Result<Vec<usize>, Failure> {
+        Ok(self.lock_prepared().values_mut().filter_map(|entry| entry.slot.take()).collect())
     }
 }

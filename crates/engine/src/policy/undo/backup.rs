@@ -22,6 +22,7 @@ use caliburn_log::dump::{Head, StreamError, Writer};
 use caliburn_log::format::{self, Defect, Lsn};
 use caliburn_log::uncommitted::{self, CLEAN};
 use caliburn_os::clock::wall_ns;
+use caliburn_os::simulated::planted;
 use std::io::{BufWriter, Read, Seek, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -46,11 +47,20 @@ pub(super) fn dump(
     if status.clean != CLEAN {
         return Err(BackupError::NotClosed { path: dir.to_owned() });
     }
+    refuse_undecided(dir, super::prepared::read(&*media, dir, &catalog.store)?.len())?;
     let descriptors = Descriptors::of(&*media);
     let opener = Opener { media: &media, descriptors: &descriptors, dir, write: false, claim: false };
     let open = |entry| Ok(Arc::new(SegmentState::open(opener, &catalog, entry, false)?));
     let segments = catalog.segments.iter().map(open).collect::<Result<Vec<_>, BackupError>>()?;
     write((&catalog, &segments), how, &settings.watch, target)
+}
+
+/// A dump has segments, and no place for what is undecided.
+fn refuse_undecided(path: &Path, count: usize) -> Result<(), BackupError> {
+    if count == 0 || planted("dumped-without-the-undecided") {
+        return Ok(());
+    }
+    Err(BackupError::Undecided { path: path.to_owned(), count })
 }
 
 fn write(
@@ -95,6 +105,7 @@ impl Undo {
         watch: &Watch,
         target: &mut dyn Write,
     ) -> Result<Dumped, BackupError> {
+        refuse_undecided(&self.storage.dir, self.lock_prepared().len())?;
         let media = &*self.storage.media;
         let spool = spool(media, how)?;
         let mut out = BufWriter::with_capacity(1 << 20, spool);

@@ -202,6 +202,11 @@ impl UndoChunks {
         self.medium.write_at(&(made as u64).to_ne_bytes(), UNDO_COUNT).map_err(fail)
     }
 
+    /// The store's identity.
+    pub fn store(&self) -> Id {
+        self.store
+    }
+
     /// Of seals: that of the status page which says that the store is in use.
     pub fn generation(&self) -> u64 {
         self.generation

@@ -5,6 +5,7 @@
 //! ```text
 //!   declare:  old bytes to the undo log                     1 copy, no system call
 //!   commit:   the log is emptied by one store
+//!   prepare:  the new bytes go to the log as well, and last a mark
 //!   abort:    old bytes back, newest first; the log is emptied
 //!   opening:  the same for every log that is not empty; then the store is durably marked as in use
 //!   closing:  the segments are forced; then the store is durably marked as in order
@@ -16,15 +17,16 @@
 
 mod backup;
 mod chunks;
+mod prepared;
 mod recovery;
 mod runs;
 
-use crate::policy::Recovery;
 use crate::policy::backup::BackupError;
 use crate::policy::backup::dump::{DumpOptions, Dumped};
 use crate::policy::backup::restore::{Making, Restored};
 use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
 use crate::policy::query::LogInfo;
+use crate::policy::{Recovery, Undecided};
 use crate::storage::Storage;
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
@@ -40,7 +42,9 @@ use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::Survives;
 use caliburn_os::simulated::{planted, unless};
+use caliburn_os::sync::Mutex;
 use chunks::UndoChunks;
+use prepared::PreparedTable;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
@@ -108,6 +112,7 @@ pub(crate) struct Undo {
     storage: Arc<Storage>,
     sets: Arc<Sets>,
     chunks: UndoChunks,
+    prepared: Mutex<PreparedTable>,
     /// `Options::memory_survives` was given: it is trusted for segments created later as well.
     assumed: bool,
 }
@@ -188,6 +193,10 @@ impl Recovery for Undo {
     /// The commit is made when the set is cleared.
     fn commit(&self, _: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
         Ok(None)
+    }
+
+    fn undecided(&self) -> &dyn Undecided {
+        self
     }
 
     /// Every commit was written back before it returned.

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   1 old values of every undo log that is not empty go back, newest first
-//!   2 the undo logs are emptied
-//!   3 the store is durably marked as in use
+//!   2 what prepared transactions were to change, which the logs say, goes to a file
+//!   3 the undo logs are emptied
+//!   4 the store is durably marked as in use
+//!   5 what the file says was committed goes to the segments; the file forgets it
 //! ```
 //!
 //! Cut short, recovery begins again with 1, to the same result. A store that was in use when its memory was lost
@@ -11,8 +13,9 @@
 
 use super::Undo;
 use super::chunks::UndoChunks;
+use super::prepared;
 use crate::policy::kind::{Closed, New, Opened, Opening, Policy};
-use crate::policy::query::LogInfo;
+use crate::policy::query::{self, LogInfo};
 use crate::policy::read_only;
 use crate::storage::Storage;
 use crate::storage::catalog::{Catalog, Entry};
@@ -26,15 +29,17 @@ use crate::storage::segment::SegmentState;
 use crate::write_set::{Layout, Sets};
 use caliburn_log::Lsn;
 use caliburn_log::media_error::MediaError;
-use caliburn_log::record::push_range;
+use caliburn_log::prepared::Prepared;
+use caliburn_log::record::{Ranges, push_range};
 use caliburn_log::sealed::SEAL;
 use caliburn_log::uncommitted::{self, CLEAN, Found, UndoError};
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::{planted, unless};
+use caliburn_os::sync::Mutex;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Makes the files of a new store: the undo logs, and the catalog last.
@@ -70,11 +75,13 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let (media, dir, settings) = (opening.media(), opening.dir(), opening.settings);
     let (catalog, segments) = (&opening.found.catalog, &opening.found.segments);
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    let sound = || -> Result<Found, OpenError> {
+    let sound = || -> Result<(Found, Vec<Prepared>), OpenError> {
         let found = read(&settings.watch, &*medium, &catalog.store, &boot)?;
         let extents = Extents::of(segments);
         found.uncommitted.iter().try_for_each(|log| check_ranges(log, &extents, &*medium))?;
-        Ok(found)
+        let prepared = prepared::read(media, dir, &catalog.store)?;
+        check_prepared(&prepared, &extents, dir)?;
+        Ok((found, prepared))
     };
     let status = uncommitted::read_status(&*medium, &catalog.store);
     if let Ok(status) = status
@@ -84,11 +91,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     }
     let (found, damage) = match sound() {
         Ok(found) => (Some(found), None),
-        Err(error @ (OpenError::Undo(UndoError::Bad { .. }) | OpenError::Stray { .. }))
-            if settings.salvage =>
-        {
-            (None, Some(error))
-        }
+        Err(
+            error @ (OpenError::Undo(UndoError::Bad { .. } | UndoError::Prepared { .. })
+            | OpenError::Stray { .. }),
+        ) if settings.salvage => (None, Some(error)),
         Err(error) => return Err(error),
     };
     let logs = (medium.path(), medium.memory());
@@ -99,23 +105,28 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let reach = settings.reach(dir, weights)?;
     let memory =
         known.into_iter().map(|(_, memory)| memory).reduce(Memory::and).expect("the undo logs' is there");
-    let found = match found {
+    let (found, mut prepared) = match found {
         Some(found) if opening.write() => found,
         // Salvage, or a store that takes no changes.
         found => {
-            let lacking = found.as_ref().map(old_values);
-            return Ok(read_only::open(opening, reach, lacking, Vec::new(), damage));
+            let (lacking, undecided) = found.map(seen).unzip();
+            return Ok(read_only::open(opening, reach, lacking, undecided.unwrap_or_default(), damage));
         }
     };
-    restore(&found, &*medium, segments, memory)?;
-    // 3 durably in use
+    restore(&found, &mut prepared, (&opening, memory), &*medium)?;
+    // 4 durably in use
     let place = medium.place().unwrap_or_default();
     let chunks = UndoChunks::open(medium, catalog.store, boot, memory, (&found, place))?;
+    let lasting = found.sealed() || memory.survives > Survives::Process;
+    let table = prepared::lay_committed(prepared, segments, lasting, |kept| {
+        prepared::write(media, dir, catalog.store, kept)
+    })?;
+    let prepared = Mutex::new(table);
     let storage = Arc::new(Storage::new(opening.found, settings, reach));
     let trailer = chunks.persistent().map_or(0, |_| SEAL);
     let sets = Arc::new(Sets::new(Layout { trailer }, opening.tracked));
     let assumed = settings.memory_survives.is_some();
-    let policy = Box::new(Undo { storage: storage.clone(), sets: sets.clone(), chunks, assumed });
+    let policy = Box::new(Undo { storage: storage.clone(), sets: sets.clone(), chunks, prepared, assumed });
     Ok(Opened { storage, sets, policy, damage })
 }
 
@@ -126,10 +137,11 @@ fn read(watch: &Watch, medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Fou
 
 fn restore(
     found: &Found,
+    prepared: &mut Vec<Prepared>,
+    (opening, memory): (&Opening<'_>, Memory),
     medium: &dyn Medium,
-    segments: &[Arc<SegmentState>],
-    memory: Memory,
 ) -> Result<(), OpenError> {
+    let segments = &opening.found.segments;
     if planted("undo-emptied-first") {
         found.empty(medium)?;
     }
@@ -137,13 +149,7 @@ fn restore(
     let by_id: BTreeMap<_, _> = segments.iter().map(|segment| (segment.id, segment)).collect();
     for log in &found.uncommitted {
         for range in log.newest_first() {
-            let segment = by_id[&range.segment];
-            let stays = segment.is_held() || segment.file.has_room();
-            segment.write_part(range.offset, range.bytes)?;
-            if !stays {
-                segment.sync()?;
-                segment.rest();
-            }
+            prepared::put(by_id[&range.segment], &range)?;
         }
     }
     // What is to be relied on after this boot: what was just restored, and what a process left that relied on
@@ -154,7 +160,11 @@ fn restore(
             segment.sync()?;
         }
     }
-    // 2 the logs are empty, and only then; a second try begins with 1
+    // 2
+    if prepared::add_runs(prepared, &found.uncommitted) && !planted("undecided-not-kept") {
+        prepared::write(opening.media(), opening.dir(), opening.found.catalog.store, prepared)?;
+    }
+    // 3 the logs are empty, and only then; a second try begins with 1
     Ok(found.empty(medium)?)
 }
 
@@ -164,7 +174,9 @@ fn check_ranges(
     extents: &Extents,
     medium: &dyn Medium,
 ) -> Result<(), OpenError> {
-    let stray = log.newest_first().into_iter().find(|range| !extents.hold(range));
+    let prepared = log.prepared();
+    let new = prepared.iter().flat_map(|prepared| Ranges::of(&prepared.body));
+    let stray = log.newest_first().into_iter().chain(new).find(|range| !extents.hold(range));
     let Some(range) = stray else { return Ok(()) };
     let text = format!(
         "an undo log has a range at {} of segment {}, which has no such bytes",
@@ -173,15 +185,30 @@ fn check_ranges(
     Err(OpenError::Stray { what: "undo logs", path: medium.path().to_owned(), offset: log.offset(), text })
 }
 
-/// What is to be laid over the segments to see the committed state without writing.
-fn old_values(found: &Found) -> RedoRanges {
+/// The same of what the file of undecided transactions says.
+fn check_prepared(prepared: &[Prepared], extents: &Extents, dir: &Path) -> Result<(), OpenError> {
+    let mut ranges = prepared.iter().flat_map(|prepared| Ranges::of(&prepared.body));
+    let Some(range) = ranges.find(|range| !extents.hold(range)) else { return Ok(()) };
+    let text = format!(
+        "an undecided transaction has a range at {} of segment {}, which has no such bytes",
+        range.offset, range.segment.0
+    );
+    let path = dir.join(prepared::PREPARED);
+    Err(OpenError::Stray { what: "undecided transactions", path, offset: 0, text })
+}
+
+/// What is to be laid over the segments to see the committed state without writing, and what is undecided.
+fn seen((found, mut prepared): (Found, Vec<Prepared>)) -> (RedoRanges, Vec<query::Prepared>) {
     let mut unapplied = RedoRanges::none(Lsn(0));
     for log in &found.uncommitted {
         let mut body = Vec::new();
         log.newest_first().iter().for_each(|r| push_range(&mut body, r.segment, r.offset, r.bytes));
         unapplied.push(body, Lsn(0));
     }
-    unapplied
+    prepared::add_runs(&mut prepared, &found.uncommitted);
+    let undecided = prepared::list(&prepared::table(&prepared));
+    prepared.into_iter().filter(|p| p.committed).for_each(|p| unapplied.push(p.body, Lsn(0)));
+    (unapplied, undecided)
 }
 
 pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
@@ -220,6 +247,18 @@ pub(super) fn check(
             report.problem(medium.path(), log.offset(), error);
         }
     }
+    let mut prepared = match prepared::read(&**media, dir, &catalog.store) {
+        Err(OpenError::Undo(UndoError::Prepared { path, offset, defect })) => {
+            report.problem(&path, offset, defect);
+            return Ok(());
+        }
+        other => other?,
+    };
+    if let Err(error) = check_prepared(&prepared, &extents, dir) {
+        report.problem(&dir.join(prepared::PREPARED), 0, error);
+    }
+    prepared::add_runs(&mut prepared, &found.uncommitted);
+    report.prepared = prepared.iter().filter(|prepared| !prepared.committed).count() as u64;
     if !found.uncommitted.is_empty() {
         let text = "transactions of a killed process await being undone";
         report.notes.push(format!("{} {text}", found.uncommitted.len()));

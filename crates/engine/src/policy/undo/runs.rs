@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  declare:         copy the old bytes behind the last range - publish: the word counts them
+//!  prepare:         copy the new bytes, and a mark, behind the last range - publish each
 //!  commit:          publish that there are none, under the next transaction's number: one store
 //!  abort, recovery: copy the old bytes back, newest first - publish that there are none
 //! ```
@@ -23,8 +24,11 @@ use crate::storage::error::RangeError;
 use crate::storage::region::RegionState;
 use crate::storage::region_table::{RegionCursor, RegionTable};
 use crate::write_set::{HEAD, Position, Saved, WriteSet, set_word};
+use caliburn_log::SegmentId;
 use caliburn_log::format::{self, RangeHeader, UNDO_FURTHER, UNDO_OWNER};
 use caliburn_log::media_error::MediaError;
+use caliburn_log::prepared::{MARK, NEW, is_new};
+use caliburn_log::record::{Range, Ranges};
 use caliburn_log::sealed::{SEAL, Seal};
 use caliburn_os::persist::Flush;
 use caliburn_os::simulated::{self, planted, unless};
@@ -70,9 +74,8 @@ impl UndoChunks {
         mut len: usize,
     ) -> Result<u64, MediaError> {
         let mut counted = 0;
-        let frame = size_of::<RangeHeader>() + if self.persistent().is_some() { SEAL } else { 0 };
         while len > 0 {
-            let part = len.min(set.free().saturating_sub(frame) / format::ALIGN * format::ALIGN);
+            let part = len.min(self.room(set));
             if part == 0 {
                 self.extend(set)?;
                 continue;
@@ -87,6 +90,73 @@ impl UndoChunks {
             (offset, len) = (offset + part, len - part);
         }
         Ok(counted)
+    }
+
+    /// Puts new values, the ranges of a body, behind the old ones, and last a mark: with it the transaction is
+    /// undecided, and it is there when this returns.
+    pub fn put_new(
+        &self,
+        set: &WriteSet<'_>,
+        body: &[u8],
+        time: u64,
+        global_id: &[u8],
+    ) -> Result<(), MediaError> {
+        let from = set.position();
+        let mut values = Ranges::of(body);
+        let new = |range: Range<'_>| SegmentId(range.segment.0 | NEW);
+        let marked = planted("marked-before-its-values").then(|| self.put_mark(set, time, global_id));
+        let mut done = marked.unwrap_or(Ok(())).and_then(|()| {
+            values.try_for_each(|range| self.put_bytes(set, new(range), range.offset, range.bytes))
+        });
+        if done.is_ok() {
+            done = self.put_mark(set, time, global_id);
+        }
+        match (&done, self.persistent()) {
+            (Err(_), _) => self.shorten(set, from),
+            (Ok(()), Some(flush)) if !planted("mark-unfenced") => flush.fence(),
+            _ => {}
+        }
+        done
+    }
+
+    fn put_mark(&self, set: &WriteSet<'_>, time: u64, global_id: &[u8]) -> Result<(), MediaError> {
+        if set.free() < set.stride(global_id.len()) {
+            self.extend(set)?;
+        }
+        self.put_bytes(set, MARK, time, global_id)
+    }
+
+    /// Puts bytes that are in no region, in as many ranges as it takes.
+    fn put_bytes(
+        &self,
+        set: &WriteSet<'_>,
+        segment: SegmentId,
+        mut offset: u64,
+        mut bytes: &[u8],
+    ) -> Result<(), MediaError> {
+        while !bytes.is_empty() {
+            let len = bytes.len().min(self.room(set));
+            if len == 0 {
+                self.extend(set)?;
+                continue;
+            }
+            self.put_copy(set, &Saved { segment, offset, len, old: bytes.as_ptr() });
+            (offset, bytes) = (offset + len as u64, &bytes[len..]);
+        }
+        Ok(())
+    }
+
+    /// The longest range that fits in what is left of the chunk in use.
+    fn room(&self, set: &WriteSet<'_>) -> usize {
+        set.free().saturating_sub(set.stride(0)) / format::ALIGN * format::ALIGN
+    }
+
+    /// Puts a range of another set, or one that is in none; there must be room.
+    fn put_copy(&self, set: &WriteSet<'_>, range: &Saved) {
+        match self.persistent() {
+            Some(flush) => self.seal_end(set, flush, |set| set.place_copy(range)),
+            None => set.copy(range),
+        }
     }
 
     /// Of what the run is about to hold in the chunk in use.
@@ -204,10 +274,7 @@ impl UndoChunks {
                 done = self.extend(set);
             }
             if done.is_ok() {
-                match self.persistent() {
-                    Some(flush) => self.seal_end(set, flush, |set| set.place_copy(&range)),
-                    None => set.copy(&range),
-                }
+                self.put_copy(set, &range);
             }
         });
         // In persistent memory they are there before the branch is emptied, which has a fence of its own.
@@ -252,7 +319,11 @@ impl UndoChunks {
         }
         if !planted("undo-values-not-flushed") {
             let mut cursor = RegionCursor::new();
-            set.each(|range| write_back(flush, table, &mut cursor, range));
+            set.each(|range| {
+                if !is_new(range.segment) {
+                    write_back(flush, table, &mut cursor, range);
+                }
+            });
         }
         if !planted("undo-values-unfenced") {
             flush.fence();

@@ -1,0 +1,51 @@
+//! What a transaction changes, as it stands in memory: in parts that each lie within one region.
+
+use crate::storage::region::RegionState;
+use crate::storage::region_table::{RegionCursor, RegionTable};
+use crate::write_set::Written;
+use caliburn_log::record::push_range;
+use caliburn_os::span;
+
+/// Largest single range in a run or a record; longer ones are split.
+const PIECE: usize = 1 << 30;
+
+/// The lengths of the ranges that so many bytes are split into.
+pub(super) fn pieces(len: usize) -> impl Iterator<Item = usize> {
+    (0..len).step_by(PIECE).map(move |at| PIECE.min(len - at))
+}
+
+/// A part of what a transaction changes, within one region.
+pub(super) struct Part<'t> {
+    pub region: &'t RegionState,
+    pub offset: usize,
+    pub len: usize,
+}
+
+/// What is to be logged, by regions and in pieces.
+pub(super) fn parts<'t>(table: &'t RegionTable, spans: &[Written]) -> Vec<Part<'t>> {
+    let (mut parts, mut cursor) = (Vec::with_capacity(spans.len()), RegionCursor::new());
+    for span in spans {
+        let mut at = span.start;
+        while at < span.end {
+            // SAFETY: a region with declared bytes stays mapped.
+            let region = unsafe { cursor.find(table, span.segment, at) };
+            let region = region.expect("declared bytes are mapped");
+            let len = (span.end.min(region.end()) - at).min(PIECE as u64);
+            parts.push(Part { region, offset: (at - region.start) as usize, len: len as usize });
+            at += len;
+        }
+    }
+    parts
+}
+
+/// A record's body, copied from memory.
+pub(super) fn body_of(parts: &[Part<'_>]) -> Vec<u8> {
+    let (mut body, mut buffer) = (Vec::new(), Vec::new());
+    for Part { region, offset, len } in parts {
+        buffer.resize(*len, 0);
+        // SAFETY: the part lies in a region with declared bytes, which stays mapped.
+        unsafe { span::copy(region.at(*offset), buffer.as_mut_ptr(), *len) };
+        push_range(&mut body, region.id, region.start + *offset as u64, &buffer);
+    }
+    body
+}
