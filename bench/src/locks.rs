@@ -1,12 +1,13 @@
 //! `locks`: what locks cost that nobody else wants. Four names of 100,000, at random, are locked and all given up
 //! again: with an owner and a table of locks, and with read-write locks in a hash map, that know nothing of
-//! transactions, of waiting in turn, or of deadlocks. And what they add to a debit and credit.
+//! transactions, of waiting in turn, or of deadlocks; and as ranges of eight bytes. And what they add to a debit and
+//! credit.
 
 use crate::Arguments;
 use crate::report::{self, Line, Random, Sample};
 use crate::target::{Failure, options};
 use caliburn::{Class, Mode, Policy};
-use caliburn_lock::{Counters, Detector, Locks, Standard};
+use caliburn_lock::{Counters, Detector, Locks, RangeLocks, Standard};
 use caliburn_nest::{Error, transact_following};
 use caliburn_serial::{Cells, Ptr};
 use hashbrown::HashMap;
@@ -21,10 +22,11 @@ const EACH: usize = 4;
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let detector = Detector::new();
     let locks: Locks<u64> = detector.locks();
+    let ranges: RangeLocks<u32> = detector.range_locks();
     let map: HashMap<u64, RwLock<()>> = (0..NAMES as u64).map(|name| (name, RwLock::new(()))).collect();
     for (what, mode) in [("exclusive", Standard::Exclusive), ("shared", Standard::Shared)] {
         let line = |system| Line::new(system, "none", "process", 1, json!({"mode": what, "names": NAMES}));
-        let mut lines = [line("parking_lot in a hash map"), line("caliburn")];
+        let mut lines = [line("parking_lot in a hash map"), line("caliburn"), line("caliburn, ranges")];
         let mut random = Random(0x9E37_79B9_7F4A_7C15);
         report::interleave(arguments.rounds, &mut lines, || {
             let per_lock = |sample: Sample| Sample { ns_per_tx: sample.ns_per_tx / EACH as f64, ..sample };
@@ -47,7 +49,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 }
                 owner.end();
             });
-            vec![per_lock(plain), per_lock(own)]
+            let of_bytes = report::measure(arguments.seconds, 64, || {
+                let mut owner = detector.owner();
+                for _ in 0..EACH {
+                    let at = random.below(NAMES) as u64 * 8;
+                    ranges.lock(&mut owner, &1, at..at + 8, mode).expect("nobody is in the way");
+                }
+                owner.end();
+            });
+            vec![per_lock(plain), per_lock(own), per_lock(of_bytes)]
         });
         report::print("locks", arguments.json, &lines, 0);
     }

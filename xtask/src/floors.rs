@@ -159,8 +159,8 @@ const TREES: [Tree; 10] = [
     Tree {
         root: "layers/lock/src",
         floors: &[
-            "mode", "error", "node", "queue", "deadlock", "limit", "owner", "follow", "table", "detector",
-            "commute", "escrow", "lib",
+            "mode", "error", "node", "queue", "deadlock", "limit", "owner", "follow", "table", "ranges",
+            "detector", "commute", "escrow", "lib",
         ],
         apart: &[],
     },

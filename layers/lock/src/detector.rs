@@ -4,6 +4,7 @@ use crate::deadlock::{HeldUp, Waits};
 use crate::mode::Mode;
 use crate::node::Node;
 use crate::owner::Owner;
+use crate::ranges::RangeLocks;
 use crate::table::{Locks, Name};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,6 +26,11 @@ impl Detector {
     /// If the table of modes is wrong: [`check`](crate::check).
     pub fn locks<K: Name, M: Mode>(&self) -> Locks<K, M> {
         Locks::new(self.0.clone())
+    }
+
+    /// Makes a table of locks of ranges.
+    pub fn range_locks<K: Name + Clone>(&self) -> RangeLocks<K> {
+        RangeLocks::new(self.locks())
     }
 
     /// An owner for a top-level transaction.

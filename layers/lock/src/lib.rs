@@ -49,6 +49,7 @@
 //! | `deadlock` | circles of those that wait |
 //! | `limit` | those who hold others up for too long |
 //! | `table` | locks by name |
+//! | `ranges` | locks of ranges of bytes |
 //! | `owner` | who holds locks, from level to level |
 //! | `follow` | owners that follow nested transactions |
 //! | `detector` | what all locks stand in |
@@ -79,6 +80,7 @@ mod mode;
 mod node;
 mod owner;
 mod queue;
+mod ranges;
 mod table;
 
 #[cfg(feature = "nest")]
@@ -90,4 +92,5 @@ pub use error::{Deadlock, LockError, Overlong, OwnerId, Waited};
 pub use escrow::{Access, Counters, EscrowError};
 pub use mode::{Mode, Standard, WrongModes, check};
 pub use owner::Owner;
+pub use ranges::RangeLocks;
 pub use table::{Locks, Name};
