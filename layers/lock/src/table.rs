@@ -11,14 +11,14 @@ use caliburn_os::event::Event;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicBool, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
-use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::fmt::Debug;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const SHARDS: usize = 64;
+/// Few where the scheduler is the test's, so that names meet in them.
+const SHARDS: usize = if cfg!(caliburn_sim) { 16 } else { 256 };
 
 /// What can name a lock.
 pub trait Name: Hash + Eq + Debug + Send + Sync + 'static {}
@@ -47,6 +47,13 @@ struct Shared<K: Name, M: Mode> {
 struct Aligned<K, M>(Mutex<Shard<K, M>>);
 
 struct Shard<K, M> {
+    /// That of the only lock, most of the time: it is beside the mutex.
+    first: Slot<K, M>,
+    more: Option<Box<More<K, M>>>,
+}
+
+/// Slots of further locks. Their numbers are one more than their places.
+struct More<K, M> {
     /// Slots by names.
     names: HashTable<u32>,
     slots: Vec<Slot<K, M>>,
@@ -73,8 +80,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
         if let Err(error) = check::<M>() {
             panic!("{error}");
         }
-        let shard =
-            || Aligned(Mutex::new(Shard { names: HashTable::new(), slots: Vec::new(), free: Vec::new() }));
+        let shard = || Aligned(Mutex::new(Shard { first: Slot::unused(), more: None }));
         let shards = (0..SHARDS).map(|_| shard()).collect();
         Locks(Arc::new(Shared { waits, hasher: DefaultHashBuilder::default(), shards }))
     }
@@ -112,7 +118,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
     pub fn status(&self, name: &K) -> Vec<(OwnerId, M)> {
         let (hash, shard) = self.0.shard_of(name);
         let shard = self.0.lock(shard);
-        let found = shard.find(hash, name).map(|slot| &shard.slots[slot as usize].queue.holds);
+        let found = shard.find(hash, name).map(|slot| &shard.at(slot).queue.holds);
         found.into_iter().flatten().map(|hold| (hold.node.id(), hold.mode)).collect()
     }
 
@@ -135,7 +141,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
         let place = {
             let mut shard = self.0.lock(number);
             let slot = shard.find(hash, name);
-            slot.filter(|slot| shard.slots[*slot as usize].queue.hold_of(&owner.node).is_some())
+            slot.filter(|slot| shard.at_mut(*slot).queue.hold_of(&owner.node).is_some())
                 .map(|slot| Place { shard: number as u32, slot })
         };
         let Some(place) = place else {
@@ -148,7 +154,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
 
     /// How many locks are held or waited for.
     pub fn len(&self) -> usize {
-        (0..SHARDS).map(|shard| self.0.lock(shard).names.len()).sum()
+        (0..SHARDS).map(|shard| self.0.lock(shard).len()).sum()
     }
 
     #[inline]
@@ -160,7 +166,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
         let (hash, number) = self.0.shard_of(&name);
         let mut shard = self.0.lock(number);
         let slot = shard.slot(hash, name);
-        let queue = &mut shard.slots[slot as usize].queue;
+        let queue = &mut shard.at_mut(slot).queue;
         let held = queue.hold_of(node).map(|hold| hold.mode);
         let wanted = held.map_or(mode, |held| held.and(mode));
         if held == Some(wanted) {
@@ -236,7 +242,7 @@ impl<K: Name, M: Mode> Locks<K, M> {
         let mut shard = shared.lock(place.shard as usize);
         let (granted, given) = match planted("waiter-not-withdrawn") {
             true => (false, false),
-            false => shard.slots[place.slot as usize].queue.withdraw(waiter),
+            false => shard.at_mut(place.slot).queue.withdraw(waiter),
         };
         shard.tidy(place.slot);
         drop(shard);
@@ -271,57 +277,112 @@ impl<K: Name, M: Mode> Shared<K, M> {
     }
 }
 
+impl<K: Name, M: Mode> Slot<K, M> {
+    fn unused() -> Slot<K, M> {
+        Slot { name: None, queue: Queue::default() }
+    }
+
+    #[inline]
+    fn is(&self, hash: u64, name: &K) -> bool {
+        self.name.as_ref().is_some_and(|(of, its)| *its == hash && of == name)
+    }
+}
+
 impl<K: Name, M: Mode> Shard<K, M> {
     #[inline]
+    fn at(&self, slot: u32) -> &Slot<K, M> {
+        match slot.checked_sub(1) {
+            None => &self.first,
+            Some(place) => &self.more.as_ref().expect("its slots stay").slots[place as usize],
+        }
+    }
+
+    #[inline]
+    fn at_mut(&mut self, slot: u32) -> &mut Slot<K, M> {
+        match slot.checked_sub(1) {
+            None => &mut self.first,
+            Some(place) => &mut self.more.as_mut().expect("its slots stay").slots[place as usize],
+        }
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.name.is_some()) + self.more.as_ref().map_or(0, |more| more.names.len())
+    }
+
+    #[inline]
     fn find(&self, hash: u64, name: &K) -> Option<u32> {
-        let is = |slot: &u32| self.slots[*slot as usize].name.as_ref().is_some_and(|(of, _)| of == name);
-        self.names.find(hash, is).copied()
+        if self.first.is(hash, name) {
+            return Some(0);
+        }
+        self.more.as_ref()?.find(hash, name).map(|place| place + 1)
     }
 
     /// Where a lock is, made if need be.
     #[inline]
     fn slot(&mut self, hash: u64, name: K) -> u32 {
-        let Shard { names, slots, free } = self;
-        let is = |slot: &u32| slots[*slot as usize].name.as_ref().is_some_and(|(of, _)| *of == name);
-        let hash_of = |slot: &u32| slots[*slot as usize].name.as_ref().map_or(0, |(_, hash)| *hash);
-        let vacant = match names.entry(hash, is, hash_of) {
-            Entry::Occupied(found) => return *found.get(),
-            Entry::Vacant(vacant) => vacant,
-        };
-        let slot = free.pop().unwrap_or(slots.len() as u32);
-        vacant.insert(slot);
-        let name = Some((name, hash));
-        match slots.get_mut(slot as usize) {
-            Some(of) => of.name = name,
-            None => slots.push(Slot { name, queue: Queue::default() }),
+        if let Some(slot) = self.find(hash, &name) {
+            return slot;
         }
-        slot
+        if self.first.name.is_none() {
+            self.first.name = Some((name, hash));
+            return 0;
+        }
+        self.more.get_or_insert_with(|| Box::new(More::new())).add(hash, name) + 1
     }
 
     /// Forgets a lock that nobody holds or waits for.
     #[inline]
     fn tidy(&mut self, slot: u32) {
-        let of = &mut self.slots[slot as usize];
+        let of = self.at_mut(slot);
         if !of.queue.is_unused() {
             return;
         }
         let Some((_, hash)) = of.name.take() else { return };
-        if let Ok(entry) = self.names.find_entry(hash, |other| *other == slot) {
-            entry.remove();
+        if let (Some(place), Some(more)) = (slot.checked_sub(1), &mut self.more) {
+            more.give_back(hash, place);
         }
-        self.free.push(slot);
     }
 
     fn waiter(&self, slot: u32, node: &Node) -> Option<(usize, &Arc<Waiter<M>>)> {
-        let waiters = &self.slots[slot as usize].queue.waiters;
+        let waiters = &self.at(slot).queue.waiters;
         waiters.iter().enumerate().find(|(_, waiter)| std::ptr::eq(&*waiter.node, node))
+    }
+}
+
+impl<K: Name, M: Mode> More<K, M> {
+    fn new() -> More<K, M> {
+        More { names: HashTable::new(), slots: Vec::new(), free: Vec::new() }
+    }
+
+    fn find(&self, hash: u64, name: &K) -> Option<u32> {
+        self.names.find(hash, |place| self.slots[*place as usize].is(hash, name)).copied()
+    }
+
+    /// Adds a lock that is not there.
+    fn add(&mut self, hash: u64, name: K) -> u32 {
+        let More { names, slots, free } = self;
+        let place = free.pop().unwrap_or(slots.len() as u32);
+        match slots.get_mut(place as usize) {
+            Some(of) => of.name = Some((name, hash)),
+            None => slots.push(Slot { name: Some((name, hash)), ..Slot::unused() }),
+        }
+        let hash_of = |place: &u32| slots[*place as usize].name.as_ref().map_or(0, |(_, hash)| *hash);
+        names.insert_unique(hash, place, hash_of);
+        place
+    }
+
+    fn give_back(&mut self, hash: u64, place: u32) {
+        if let Ok(entry) = self.names.find_entry(hash, |other| *other == place) {
+            entry.remove();
+        }
+        self.free.push(place);
     }
 }
 
 impl<K: Name, M: Mode> Table for Shared<K, M> {
     fn inherit(&self, place: Place, child: &Arc<Node>, parent: &Arc<Node>) -> bool {
         let mut shard = self.lock(place.shard as usize);
-        let (new, given) = shard.slots[place.slot as usize].queue.inherit(child, parent);
+        let (new, given) = shard.at_mut(place.slot).queue.inherit(child, parent);
         drop(shard);
         if given {
             self.waits.look_again();
@@ -331,7 +392,7 @@ impl<K: Name, M: Mode> Table for Shared<K, M> {
 
     fn release(&self, place: Place, node: &Node) {
         let mut shard = self.lock(place.shard as usize);
-        let given = shard.slots[place.slot as usize].queue.release(node);
+        let given = shard.at_mut(place.slot).queue.release(node);
         shard.tidy(place.slot);
         drop(shard);
         if given {
@@ -343,7 +404,7 @@ impl<K: Name, M: Mode> Table for Shared<K, M> {
         let shard = self.lock(place.shard as usize);
         // It may have been given the lock since.
         let Some((at, waiter)) = shard.waiter(place.slot, waiting) else { return Vec::new() };
-        let queue = &shard.slots[place.slot as usize].queue;
+        let queue = &shard.at(place.slot).queue;
         let held = queue.against(waiting, waiter.mode);
         let held = held.map(|hold| (hold.node.clone(), format!("held {:?}", hold.mode)));
         let ahead = queue.ahead(at, waiting, waiter.mode);
@@ -353,7 +414,7 @@ impl<K: Name, M: Mode> Table for Shared<K, M> {
 
     fn wanted(&self, place: Place, waiting: &Node) -> String {
         let shard = self.lock(place.shard as usize);
-        let name = shard.slots[place.slot as usize].name.as_ref();
+        let name = shard.at(place.slot).name.as_ref();
         match (name, shard.waiter(place.slot, waiting)) {
             (Some((name, _)), Some((_, waiter))) => format!("{name:?} {:?}", waiter.mode),
             _ => "a lock that it was given meanwhile".to_owned(),
