@@ -94,6 +94,13 @@ fn debits(arguments: &Arguments) -> Result<(), Failure> {
             }
             tx.commit(Class::Process).expect("the store is sound");
         };
+        let family = |four: [usize; EACH]| {
+            let done = transact_following(&store, detector.owner(), Class::Process, |tx| {
+                four.into_iter()
+                    .try_for_each(|at| tx.store(&region, at * 64, &(region.load::<u64>(at * 64) + 1)))
+            });
+            done.expect("the store is sound");
+        };
         let locked = |four: [usize; EACH]| {
             let done = transact_following(&store, detector.owner(), Class::Process, |tx| {
                 four.into_iter().try_for_each(|at| {
@@ -112,7 +119,8 @@ fn debits(arguments: &Arguments) -> Result<(), Failure> {
             });
             done.expect("nobody is in the way");
         };
-        let acts: [(&str, Act<'_>); 3] = [("alone", &plain), ("with locks", &locked), ("in cells", &celled)];
+        let acts: [(&str, Act<'_>); 4] =
+            [("alone", &plain), ("in a family", &family), ("with locks", &locked), ("in cells", &celled)];
         let name = if policy == Policy::Redo { "redo" } else { "undo" };
         for threads in [1, 2] {
             let line = |(what, _)| {

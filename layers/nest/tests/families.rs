@@ -427,3 +427,34 @@ fn what_follows_a_family_is_told_how_each_has_ended_whatever_panics() {
         }
     }
 }
+
+/// Children of children on the same pool: its threads run others while they wait.
+#[test]
+fn children_run_on_rayons_pool() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for policy in [Policy::Redo, Policy::Undo] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, region) = open(dir.path(), policy);
+        let (store, region, pool) = (&store, &region, &pool);
+        transact(store, Class::Process, |tx| {
+            let outcomes = tx.cofor_on(pool, 200, |number, child| {
+                assert!(pool.current_thread_index().is_some(), "it runs on another thread");
+                child.store(region, number * 64, &number)?;
+                let inner = child.cofor_on(pool, 4, |at, inner| {
+                    inner.store(region, number * 64 + 8 + at * 8, &(at + 1))?;
+                    if at == 2 { Err(inner.abort("the third")) } else { Ok(()) }
+                });
+                assert_eq!(inner.iter().filter(|inner| inner.is_ok()).count(), 3);
+                if number % 7 == 3 { Err(child.abort("one of seven")) } else { Ok(()) }
+            });
+            assert_eq!(outcomes.iter().filter(|outcome| outcome.is_err()).count(), 29);
+            Ok::<_, Error>(())
+        })
+        .unwrap();
+        for number in 0..200 {
+            let found = [0, 8, 16, 24, 32].map(|at| region.load::<usize>(number * 64 + at));
+            let wanted = if number % 7 == 3 { [0; 5] } else { [number, 1, 2, 0, 4] };
+            assert_eq!(found, wanted, "{policy:?}: {number}");
+        }
+    }
+}
