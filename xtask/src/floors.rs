@@ -11,7 +11,7 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 10] = [
+const TREES: [Tree; 11] = [
     Tree {
         root: "crates/engine/src",
         floors: &[
@@ -173,6 +173,11 @@ const TREES: [Tree; 10] = [
         root: "layers/serial/src",
         floors: &["error", "cell", "gate", "cells", "transaction", "top", "lib"],
         apart: &[],
+    },
+    Tree {
+        root: "layers/dist/src",
+        floors: &["commit/word", "commit/slots", "commit/coordinator", "commit/participant", "commit", "lib"],
+        apart: &[("commit/coordinator", "commit/participant")],
     },
 ];
 

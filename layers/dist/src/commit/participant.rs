@@ -1,0 +1,207 @@
+//! A participant of a transaction: votes when it is asked, and then waits to be told.
+
+use crate::commit::slots::Closing;
+use crate::commit::word::{
+    Action, Incarnation, Message, Node, Outcome, Participants, Protocol, Record, Slot, Vote,
+};
+use caliburn_os::simulated::{planted, unless};
+
+/// A participant at work, from the first call of the transaction on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Participant {
+    protocol: Protocol,
+    own: Node,
+    coordinator: Node,
+    incarnation: Incarnation,
+    state: State,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum State {
+    /// It was not asked yet.
+    Active,
+    /// Its vote is not durable yet.
+    Preparing(Participants),
+    /// It has voted yes.
+    Prepared(Participants),
+    /// Without blocking: it has waited too long.
+    Closing(Participants, Closing),
+    /// It has committed, and could forget that in a crash.
+    Committed,
+    Done,
+}
+
+impl Participant {
+    /// The transaction makes its first call.
+    pub fn new(protocol: Protocol, own: Node, coordinator: Node, incarnation: Incarnation) -> Participant {
+        Participant { protocol, own, coordinator, incarnation, state: State::Active }
+    }
+
+    /// After a crash, with what was prepared and not decided: it asks.
+    pub fn recovered(
+        protocol: Protocol,
+        own: Node,
+        coordinator: Node,
+        incarnation: Incarnation,
+        participants: Participants,
+    ) -> (Participant, Vec<Action>) {
+        let state = State::Prepared(participants);
+        let mut participant = Participant { protocol, own, coordinator, incarnation, state };
+        let actions = participant.timeout();
+        (participant, actions)
+    }
+
+    /// A message for a transaction of which the node knows nothing: it has never made a call here, what it did is
+    /// lost, or it has ended.
+    pub fn of_unknown(protocol: Protocol, coordinator: Node, message: &Message) -> Vec<Action> {
+        match message {
+            Message::Prepare(_) => {
+                let vote = if planted("unknown-votes-read-only") { Vote::ReadOnly } else { Vote::No };
+                vec![Action::Send(coordinator, Message::Vote(vote))]
+            }
+            // Of an abort nobody waits to hear, blocking.
+            Message::Outcome(Outcome::Aborted) if protocol == Protocol::Blocking => Vec::new(),
+            // It has ended so, durably: else it would know.
+            Message::Outcome(_) => vec![Action::Send(coordinator, Message::Ack)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// A message from the coordinator. `vote` is asked when the node is to say what it thinks.
+    pub fn receive(&mut self, message: &Message, vote: impl FnOnce() -> Vote) -> Vec<Action> {
+        match (&self.state, message) {
+            (State::Active, Message::Prepare(participants)) => self.prepare(participants.clone(), vote()),
+            // It was not heard.
+            (State::Prepared(_), Message::Prepare(_)) => vec![self.say(Message::Vote(Vote::Yes))],
+            (State::Prepared(_) | State::Closing(..), Message::Outcome(outcome)) => self.decided(*outcome),
+            (State::Active | State::Preparing(_), Message::Outcome(Outcome::Aborted)) => {
+                self.decided(Outcome::Aborted)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A record is durable.
+    pub fn durable(&mut self, record: &Record) -> Vec<Action> {
+        match (&self.state, record) {
+            (State::Preparing(participants), Record::Prepared(_)) => {
+                self.state = State::Prepared(participants.clone());
+                vec![self.say(Message::Vote(Vote::Yes))]
+            }
+            (State::Committed, Record::Committed) => {
+                self.state = State::Done;
+                vec![self.say(Message::Ack), Action::Forget]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// What is in a slot.
+    pub fn slot(&mut self, of: Node, found: Slot) -> Vec<Action> {
+        let own = of == self.own;
+        match (&mut self.state, found) {
+            (State::Preparing(participants), Slot::Yes) if own => {
+                self.state = State::Prepared(participants.clone());
+                vec![self.say(Message::Vote(Vote::Yes))]
+            }
+            (State::Preparing(_), Slot::Closed) if own => {
+                let mut actions = vec![self.say(Message::Vote(Vote::No))];
+                actions.extend(self.decided(Outcome::Aborted));
+                actions
+            }
+            (State::Closing(_, closing), found) => match closing.found(of, found) {
+                Some(outcome) => self.decided(outcome),
+                None => Vec::new(),
+            },
+            _ => Vec::new(),
+        }
+    }
+
+    /// It has waited too long.
+    pub fn timeout(&mut self) -> Vec<Action> {
+        match (&self.state, self.protocol) {
+            // Nobody can have committed what it has not voted for.
+            (State::Active, _) => self.decided(Outcome::Aborted),
+            (State::Preparing(_), Protocol::Slots) => vec![Action::Put(self.own, Slot::Yes)],
+            (State::Prepared(_), Protocol::Blocking) if planted("prepared-gives-up") => {
+                self.decided(Outcome::Aborted)
+            }
+            (State::Prepared(_), Protocol::Blocking) => vec![self.say(Message::Inquiry)],
+            (State::Prepared(participants), Protocol::Slots) => {
+                let (closing, actions) = Closing::new(participants);
+                self.state = State::Closing(participants.clone(), closing);
+                actions
+            }
+            (State::Closing(_, closing), _) => closing.ask_again(),
+            (State::Preparing(_) | State::Committed | State::Done, _) => Vec::new(),
+        }
+    }
+
+    /// Whether it is prepared, and holds its locks until it is told, or learns, how the transaction ends.
+    pub fn is_undecided(&self) -> bool {
+        matches!(self.state, State::Prepared(_) | State::Closing(..))
+    }
+
+    fn prepare(&mut self, participants: Participants, vote: Vote) -> Vec<Action> {
+        // What was done in an earlier life is lost; in this one there are only the calls since.
+        let here = participants.get(&self.own) == Some(&self.incarnation);
+        let vote = if unless("lives-not-compared", !here) { Vote::No } else { vote };
+        match (vote, self.protocol) {
+            (Vote::Yes, Protocol::Blocking) => {
+                self.state = State::Preparing(participants.clone());
+                if planted("prepared-unforced") {
+                    return self.durable(&Record::Prepared(participants));
+                }
+                vec![Action::Force(Record::Prepared(participants))]
+            }
+            // Who has only read has a slot, too: what it says must be known where the outcome is learned.
+            (Vote::Yes | Vote::ReadOnly, Protocol::Slots) => {
+                self.state = State::Preparing(participants);
+                vec![Action::Put(self.own, Slot::Yes)]
+            }
+            (Vote::ReadOnly, Protocol::Blocking) => self.leave(vote, Outcome::Committed),
+            (Vote::No, _) => self.leave(vote, Outcome::Aborted),
+        }
+    }
+
+    /// It is out when it has voted.
+    fn leave(&mut self, vote: Vote, outcome: Outcome) -> Vec<Action> {
+        self.state = State::Done;
+        vec![self.say(Message::Vote(vote)), Action::Finish(outcome), Action::Forget]
+    }
+
+    fn decided(&mut self, outcome: Outcome) -> Vec<Action> {
+        let was_prepared = !matches!(self.state, State::Active);
+        match (outcome, self.protocol) {
+            (Outcome::Committed, Protocol::Blocking) => {
+                self.state = State::Committed;
+                if planted("acknowledged-too-early") {
+                    let mut actions = vec![Action::Finish(outcome), Action::Write(Record::Committed)];
+                    actions.extend(self.durable(&Record::Committed));
+                    return actions;
+                }
+                vec![Action::Finish(outcome), Action::Write(Record::Committed)]
+            }
+            (Outcome::Committed, Protocol::Slots) => {
+                self.state = State::Committed;
+                vec![Action::Finish(outcome), Action::Write(Record::Committed)]
+            }
+            (Outcome::Aborted, protocol) => {
+                self.state = State::Done;
+                let mut actions = vec![Action::Finish(outcome)];
+                if was_prepared {
+                    actions.push(Action::Write(Record::Aborted));
+                }
+                if protocol == Protocol::Slots {
+                    actions.push(self.say(Message::Ack));
+                }
+                actions.push(Action::Forget);
+                actions
+            }
+        }
+    }
+
+    fn say(&self, message: Message) -> Action {
+        Action::Send(self.coordinator, message)
+    }
+}
