@@ -2,7 +2,7 @@
 
 mod support;
 
-use caliburn::{BackupError, Class, CommitError, DumpOptions, Mode, Policy, Store};
+use caliburn::{BackupError, Class, CommitError, DumpOptions, Mode, Options, Policy, RestoreOptions, Store};
 use std::path::Path;
 use support::{clean, copy_store, options, patch, put, region};
 
@@ -358,4 +358,60 @@ fn a_damaged_file_of_undecided_transactions_is_refused_by_name() {
     assert_eq!(report.problems.len(), 1, "{report:#?}");
     let salvage = Store::options().read_only(true).salvage(true).open(&path).unwrap();
     assert!(salvage.damage().is_some());
+}
+
+/// Threads that prepare and decide, beside one that dumps: it gets all that is committed, or is refused.
+#[test]
+fn threads_prepare_and_decide_while_the_store_is_dumped() {
+    const THREADS: usize = 3;
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"), Policy::Undo);
+    let memory = region(&store);
+    let running = std::sync::atomic::AtomicUsize::new(THREADS);
+    let mut dumped = Vec::new();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (store, memory, running) = (&store, &memory, &running);
+            scope.spawn(move || {
+                let id = (thread as u64).to_le_bytes();
+                for number in 1..=4000u64 {
+                    let mut tx = store.begin(Mode::Restore).unwrap();
+                    for at in [0, 9000] {
+                        tx.store(memory, thread * 64 + at, &number).unwrap();
+                    }
+                    tx.prepare(&id).unwrap();
+                    let decide =
+                        if number.is_multiple_of(4) { Store::abort_prepared } else { Store::commit_prepared };
+                    decide(store, &id).unwrap();
+                    // Now and then there is nothing undecided.
+                    if number.is_multiple_of(16) {
+                        std::thread::yield_now();
+                    }
+                }
+                running.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+            });
+        }
+        while running.load(std::sync::atomic::Ordering::SeqCst) > 0 {
+            let mut stream = Vec::new();
+            match store.dump(&DumpOptions::new(), &mut stream) {
+                Ok(_) => dumped.push(stream),
+                Err(BackupError::Undecided { .. } | BackupError::NotQuiet { .. }) => {}
+                Err(other) => panic!("{other}"),
+            }
+            assert!(store.prepared().len() <= THREADS && store.query().prepared <= THREADS);
+        }
+    });
+    assert!(store.prepared().is_empty() && store.query().uncommitted == 0);
+    let mut last = Vec::new();
+    store.dump(&DumpOptions::new(), &mut last).unwrap();
+    dumped.truncate(5);
+    for (i, stream) in dumped.into_iter().chain([last]).enumerate() {
+        let path = dir.path().join(format!("restored{i}"));
+        Options::new().restore(&mut &stream[..], &RestoreOptions::new(), &path).unwrap();
+        let memory = region(&open(&path, Policy::Undo));
+        for thread in 0..THREADS {
+            let two = [0, 9000].map(|at| memory.load::<u64>(thread * 64 + at));
+            assert!(two[0] == two[1] && !(two[0] > 0 && two[0].is_multiple_of(4)), "{two:?}");
+        }
+    }
 }
