@@ -402,6 +402,15 @@ fn three_participants_end_in_the_same_way() {
     }
 }
 
+#[test]
+fn three_participants_end_in_the_same_way_without_blocking() {
+    use Vote::*;
+    // More take minutes: see `docs/testing.md`.
+    let votes: &[[Vote; 3]] =
+        if cfg!(debug_assertions) { &[[Yes, No, No]] } else { &[[Yes, Yes, No], [Yes, Yes, Yes]] };
+    votes.iter().for_each(|votes| explore(Protocol::Slots, votes, 0));
+}
+
 /// What a transaction costs when nothing goes wrong: messages, records that are forced, others, and slots written.
 fn cost(protocol: Protocol, votes: &[Vote]) -> [usize; 4] {
     let world = World { protocol, votes: votes.to_vec(), crashes: 0 };
