@@ -105,7 +105,10 @@ pub fn soak() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 50000 --dumps")?;
     simulate(SHUTTLE, "threads --schedules 100000 --dumps --undo")?;
     simulate(SHUTTLE, "threads --schedules 20000 --dumps --persistent")?;
-    simulate(SHUTTLE, "threads --schedules 3000000 --locks")
+    simulate(SHUTTLE, "threads --schedules 3000000 --locks")?;
+    let mut commit = Command::new("cargo");
+    commit.args(["test", "--release", "--quiet", "-p", "caliburn-dist"]);
+    succeed(commit, "commit protocols, more of them")
 }
 
 /// Long random workloads until so many crash images were recovered.
