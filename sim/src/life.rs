@@ -491,7 +491,17 @@ impl Life {
         state.prepared.remove(&id);
         let state = self.history.push(state);
         self.machine.mark(Mark::Begun(state));
+        // What recovery has found may be decided while nothing of it is mapped.
+        let unmapped = recovered && !self.in_process() && id.last().is_some_and(|byte| byte % 2 == 0);
+        if unmapped {
+            let region = self.region.take().expect("mapped until the end");
+            region.unmap().map_err(|error| Ended::Failed(error.to_string()))?;
+        }
         let done = if commit { self.store().commit_prepared(&id) } else { self.store().abort_prepared(&id) };
+        if unmapped {
+            let segment = segment(self.store(), self.flavour).map_err(failure)?;
+            self.region = Some(segment.map_all().map_err(failure)?);
+        }
         if let Err(error) = done {
             self.undecided.push_front(Undecided { id, changes, recovered });
             return Err(failure(error));

@@ -351,6 +351,7 @@ fn a_damaged_file_of_undecided_transactions_is_refused_by_name() {
     tx.prepare(b"g").unwrap();
     drop(memory);
     store.close().unwrap();
+    let intact = std::fs::read(path.join("prepared")).unwrap();
     patch(&path.join("prepared"), 60, b"?");
     let error = options().open(&path).unwrap_err().to_string();
     assert!(error.contains("prepared") && error.contains("checksum"), "{error}");
@@ -358,6 +359,25 @@ fn a_damaged_file_of_undecided_transactions_is_refused_by_name() {
     assert_eq!(report.problems.len(), 1, "{report:#?}");
     let salvage = Store::options().read_only(true).salvage(true).open(&path).unwrap();
     assert!(salvage.damage().is_some());
+    drop(salvage);
+    // What the undo logs say is seen all the same.
+    std::fs::write(path.join("prepared"), intact).unwrap();
+    let store = open(&path, Policy::Undo);
+    let memory = region(&store);
+    let mut uncommitted = store.begin(Mode::Restore).unwrap();
+    uncommitted.store(&memory, 8192, &9u64).unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&memory, 16_384, &9u64).unwrap();
+    tx.prepare(b"h").unwrap();
+    let copy = dir.path().join("copy");
+    copy_store(&path, &copy);
+    uncommitted.abort();
+    patch(&copy.join("prepared"), 60, b"?");
+    let salvage = Store::options().read_only(true).salvage(true).open(&copy).unwrap();
+    let memory = region(&salvage);
+    assert_eq!([8192, 16_384].map(|at| memory.load::<u64>(at)), [0, 0]);
+    let ids: Vec<_> = salvage.prepared().into_iter().map(|one| one.global_id).collect();
+    assert_eq!(ids, [b"h"]);
 }
 
 /// Threads that prepare and decide, beside one that dumps: it gets all that is committed, or is refused.

@@ -26,8 +26,6 @@ pub struct Prepared {
     pub global_id: Vec<u8>,
     /// When it was prepared, nanoseconds since 1970.
     pub time: u64,
-    /// It was committed: its values are to be laid over the segments.
-    pub committed: bool,
     /// The new values, as ranges of a record.
     pub body: Vec<u8>,
 }
@@ -35,7 +33,7 @@ pub struct Prepared {
 impl Prepared {
     /// What the ranges of an undo log, oldest first, say of its transaction, if they end with a mark.
     pub fn of_run<'a>(ranges: impl Iterator<Item = Range<'a>>) -> Option<Prepared> {
-        let mut found = Prepared { global_id: Vec::new(), time: 0, committed: false, body: Vec::new() };
+        let mut found = Prepared { global_id: Vec::new(), time: 0, body: Vec::new() };
         for range in ranges {
             if range.segment == MARK {
                 (found.global_id, found.time) = (range.bytes.to_vec(), range.offset);
@@ -56,7 +54,6 @@ pub fn encode(store: Id, prepared: &[Prepared]) -> Vec<u8> {
             time: entry.time.into(),
             body: (entry.body.len() as u64).into(),
             id: (entry.global_id.len() as u16).into(),
-            committed: u16::from(entry.committed).into(),
             ..PreparedEntry::new_zeroed()
         };
         out.extend_from_slice(fixed.as_bytes());
@@ -100,8 +97,7 @@ pub fn decode(bytes: &[u8], store: &Id) -> Result<Vec<Prepared>, (u64, Defect)> 
         if !(1..=GLOBAL_ID_MAX).contains(&id) || known || !well_formed(&body) {
             return Err(value(entry, "a transaction in it is none that this program writes"));
         }
-        let committed = fixed.committed.get() == 1;
-        found.push(Prepared { global_id, time: fixed.time.get(), committed, body });
+        found.push(Prepared { global_id, time: fixed.time.get(), body });
     }
     if header.count.get() != found.len() as u64 {
         return Err(value(0, "it does not hold as many transactions as it says"));
@@ -117,8 +113,8 @@ mod tests {
     fn sample() -> Vec<Prepared> {
         let mut body = Vec::new();
         push_range(&mut body, SegmentId(3), 40, b"hello");
-        let one = Prepared { global_id: b"one".to_vec(), time: 5, committed: false, body };
-        vec![Prepared { global_id: b"12345678".to_vec(), committed: true, ..one.clone() }, one]
+        let one = Prepared { global_id: b"one".to_vec(), time: 5, body };
+        vec![Prepared { global_id: b"12345678".to_vec(), ..one.clone() }, one]
     }
 
     #[test]

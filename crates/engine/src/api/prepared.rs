@@ -14,11 +14,11 @@
 use crate::api::shared::Shared;
 use crate::api::store::Store;
 use crate::policy::query::Prepared;
-use crate::policy::{Claimed, Undecided};
+use crate::policy::{Claimed, TakeUpError, Undecided};
 use crate::storage::error::{CommitError, RangeError};
 use crate::write_set::WriteSet;
 use caliburn_log::record::Ranges;
-use caliburn_os::span;
+use caliburn_os::{simulated, span};
 
 impl Store {
     /// The undecided prepared transactions: those of this process and those that recovery found.
@@ -91,6 +91,17 @@ impl Shared {
             self.end(set);
             return Err(unclaim(error.into()));
         }
+        match undecided.take_up(global_id, claimed, &set) {
+            Ok(()) => {}
+            Err(TakeUpError::Undo(error)) => {
+                self.undo_all(set);
+                return Err(unclaim(error));
+            }
+            Err(TakeUpError::Keep(failure)) => {
+                set.suspend();
+                return Err(failure.into());
+            }
+        }
         match undecided.decide(global_id, Some(claimed)) {
             Ok(()) => self.end(set),
             Err(failure) => {
@@ -124,6 +135,7 @@ impl Shared {
         for (bytes, target) in parts {
             // SAFETY: the part lies in a region, which a declared range keeps mapped.
             unsafe { span::copy(bytes.as_ptr(), target, bytes.len()) };
+            simulated::stored(target, bytes.len());
         }
         Ok(())
     }

@@ -183,6 +183,14 @@ pub(crate) struct Claimed {
     pub slot: Option<usize>,
 }
 
+/// Why what recovery found was not taken up.
+pub(crate) enum TakeUpError {
+    /// The write set is to be undone: all is as it was.
+    Undo(CommitError),
+    /// The write set is the undecided transaction now.
+    Keep(Failure),
+}
+
 /// Transactions that are durable and not decided: what a coordinator of distributed commitment needs.
 pub(crate) trait Undecided {
     fn list(&self) -> Vec<Prepared>;
@@ -201,6 +209,11 @@ pub(crate) trait Undecided {
     fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError>;
     /// Gives it back, undecided.
     fn unclaim(&self, global_id: &[u8]);
+    /// A write set holds what recovery found, declared and stored where it is mapped: brings the rest, and makes it a
+    /// transaction that this process has prepared, where that helps.
+    fn take_up(&self, _global_id: &[u8], _claimed: &Claimed, _set: &WriteSet<'_>) -> Result<(), TakeUpError> {
+        Ok(())
+    }
     /// Makes the decision to commit durable, if there are new values, else that to abort: now, or at the latest
     /// when its write set is cleared. After a failure it is undecided.
     fn decide(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<(), Failure>;

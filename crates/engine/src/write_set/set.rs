@@ -104,6 +104,11 @@ impl<'t> WriteSet<'t> {
         self.slot.number()
     }
 
+    /// The number of its slot.
+    pub fn number(&self) -> usize {
+        self.slot.number()
+    }
+
     /// Identifies the transaction among all of this opening of the store.
     pub fn id(&self) -> u64 {
         self.slot.id()

@@ -283,10 +283,8 @@ pub struct PreparedEntry {
     pub body: U64,
     /// Bytes of the identifier.
     pub id: U16,
-    /// 1 when it was committed: the new values are to be laid over the segments.
-    pub committed: U16,
     /// Zero.
-    pub reserved: [u8; 4],
+    pub reserved: [u8; 6],
 }
 
 /// Status page of a store's undo logs; two of them, written in turn. Chunks follow at [`UNDO_DATA`].

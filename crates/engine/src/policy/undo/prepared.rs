@@ -8,28 +8,26 @@
 //! ```
 //!
 //! Recovery, and closing, put the old values back. Before they empty the run they write what it says to a file,
-//! where it stays until it is decided:
+//! where it stays until it is decided. To commit it then is to prepare it again, and to commit that:
 //!
 //! ```text
-//!   committed:  declare, store - the file says so ---> committed - the run of that is emptied - the file forgets it
+//!   committed:  declare, store - the new values and the mark to the run - the file forgets it - the run is emptied
 //!   aborted:    the file forgets it
-//!   recovery:   what the file says was committed goes to the segments once more - the file forgets it
 //! ```
 //!
-//! Invariant: at every moment the run or the file says that a transaction is undecided; both only before the old
-//! values are back.
-//! Invariant: the file says that one is committed only while nobody else can change its bytes: deciding it has not
-//! returned, or the store is being opened. What the file says then is newer than every run.
+//! Invariant: at every moment until it is decided, the run or the file says that a transaction is undecided; both
+//! with the same values.
 
 use super::Undo;
 use crate::policy::parts::{body_of, parts};
 pub(super) use crate::policy::prepared::list;
 use crate::policy::prepared::{self, Entry};
 use crate::policy::query;
-use crate::policy::{Claimed, Undecided};
+use crate::policy::{Claimed, TakeUpError, Undecided};
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
 use crate::storage::segment::SegmentState;
 use crate::write_set::{Position, WriteSet};
+use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_log::prepared::{Prepared, decode, encode};
 use caliburn_log::record::{Range, Ranges};
@@ -38,7 +36,7 @@ use caliburn_os::clock::wall_ns;
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Replaced};
 use caliburn_os::persist::Survives;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::MutexGuard;
 use std::collections::BTreeMap;
 use std::io;
@@ -55,9 +53,7 @@ pub(super) enum Place {
     Run(Position),
     /// The file.
     File,
-    /// It was committed, and the file says so.
-    Committed,
-    /// It was aborted, and the file does not name it any more.
+    /// Nothing any more: it is aborted.
     Forgotten,
 }
 
@@ -104,9 +100,8 @@ pub(super) fn add_runs(prepared: &mut Vec<Prepared>, runs: &[Uncommitted]) -> bo
     found
 }
 
-/// The table of what an opening has found, without what is committed.
+/// The table of what an opening has found.
 pub(super) fn table(found: &[Prepared]) -> PreparedTable {
-    let undecided = found.iter().filter(|prepared| !prepared.committed);
     let entry = |prepared: &Prepared| Entry {
         body: prepared.body.clone(),
         time: prepared.time,
@@ -114,32 +109,7 @@ pub(super) fn table(found: &[Prepared]) -> PreparedTable {
         deciding: false,
         place: Place::File,
     };
-    undecided.map(|prepared| (prepared.global_id.clone(), entry(prepared))).collect()
-}
-
-/// Brings to the segments what is said to be committed, and has it forgotten when it is there. The table of the
-/// rest.
-pub(super) fn lay_committed(
-    mut found: Vec<Prepared>,
-    segments: &[Arc<SegmentState>],
-    lasting: bool,
-    write: impl FnOnce(&[Prepared]) -> Result<(), MediaError>,
-) -> Result<PreparedTable, MediaError> {
-    let by_id: BTreeMap<_, _> = segments.iter().map(|segment| (segment.id, segment)).collect();
-    let all = found.len();
-    for committed in found.iter().filter(|prepared| prepared.committed && !planted("committed-not-laid")) {
-        for range in Ranges::of(&committed.body) {
-            put(by_id[&range.segment], &range)?;
-        }
-    }
-    found.retain(|prepared| !prepared.committed);
-    if found.len() < all {
-        if unless("committed-laid-unforced", lasting) {
-            segments.iter().try_for_each(|segment| segment.sync())?;
-        }
-        write(&found)?;
-    }
-    Ok(table(&found))
+    found.iter().map(|prepared| (prepared.global_id.clone(), entry(prepared))).collect()
 }
 
 /// Writes a range to its segment, which is as ready as it was when this returns.
@@ -159,31 +129,44 @@ impl Undo {
     }
 
     fn write_file(&self, table: &PreparedTable) -> Result<(), Failure> {
-        let mut kept = Vec::new();
-        for (id, entry) in table {
-            let committed = match entry.place {
-                Place::Run(_) | Place::Forgotten => continue,
-                Place::File => false,
-                Place::Committed => true,
-            };
-            let (global_id, body) = (id.clone(), entry.body.clone());
-            kept.push(Prepared { global_id, time: entry.time, committed, body });
-        }
+        let in_file = table.iter().filter(|(_, entry)| matches!(entry.place, Place::File));
+        let kept: Vec<Prepared> = in_file
+            .map(|(id, entry)| Prepared { global_id: id.clone(), time: entry.time, body: entry.body.clone() })
+            .collect();
         write(&*self.storage.media, &self.storage.dir, self.chunks.store(), &kept)
             .map_err(|e| self.storage.fail(e))
     }
 
-    /// Brings new values to their segments, whether they are mapped or not.
-    fn lay(&self, body: &[u8]) -> Result<(), Failure> {
-        let mut done = Ok(());
+    /// Saves the old values of a transaction that recovery found where no region maps them, and brings the new ones,
+    /// durably if that is what commits are. Regions are neither mapped nor unmapped meanwhile.
+    fn bring_unmapped(&self, set: &WriteSet<'_>, body: &[u8]) -> Result<(), CommitError> {
+        let mut touched: BTreeMap<SegmentId, Arc<SegmentState>> = BTreeMap::new();
         for range in Ranges::of(body) {
-            let segment = self.storage.segment_state(range.segment).expect("it was looked for before");
-            done = done.and_then(|()| put(&segment, &range));
-            if self.chunks.memory().survives > Survives::Process {
-                done = done.and_then(|()| segment.sync());
+            let segment = self.storage.segment_of(range.segment)?;
+            let (mut at, end) = (range.offset, range.offset + range.bytes.len() as u64);
+            while at < end {
+                let region = self.storage.region_from(range.segment, at).filter(|region| region.start < end);
+                let until = region.as_ref().map_or(end, |region| region.start.max(at));
+                if at < until {
+                    let new = &range.bytes[(at - range.offset) as usize..(until - range.offset) as usize];
+                    let mut old = vec![0; new.len()];
+                    let failed = |e| CommitError::from(self.storage.fail(e));
+                    segment.read(at, &mut old).map_err(failed)?;
+                    if !planted("unmapped-not-saved") {
+                        self.chunks.save_bytes(set, range.segment, at, &old).map_err(RangeError::from)?;
+                    }
+                    put(&segment, &Range { segment: range.segment, offset: at, bytes: new })
+                        .map_err(failed)?;
+                    touched.insert(range.segment, segment.clone());
+                }
+                at = region.map_or(end, |region| region.end().min(end));
             }
         }
-        done.map_err(|e| self.storage.fail(e))
+        if self.chunks.memory().survives > Survives::Process {
+            let forced = touched.values().try_for_each(|segment| segment.sync());
+            forced.map_err(|e| self.storage.fail(e))?;
+        }
+        Ok(())
     }
 }
 
@@ -234,42 +217,55 @@ impl Undecided for Undo {
         prepared::unclaim(&mut self.lock_prepared(), global_id);
     }
 
+    fn take_up(&self, global_id: &[u8], claimed: &Claimed, set: &WriteSet<'_>) -> Result<(), TakeUpError> {
+        self.storage.failure().map_err(|failure| TakeUpError::Undo(failure.into()))?;
+        self.bring_unmapped(set, &claimed.body).map_err(TakeUpError::Undo)?;
+        let from = set.position();
+        let mut table = self.lock_prepared();
+        let time = table.get(global_id).expect("it was claimed").time;
+        let mark = || {
+            let marked = self.chunks.put_new(set, &claimed.body, time, global_id);
+            marked.map_err(|error| TakeUpError::Undo(RangeError::from(error).into()))
+        };
+        let late = planted("forgotten-before-it-is-marked");
+        if !late {
+            mark()?;
+        }
+        let entry = table.get_mut(global_id).expect("it was claimed");
+        (entry.place, entry.slot) = (Place::Run(from), Some(set.number()));
+        let forgotten = if planted("found-not-forgotten") { Ok(()) } else { self.write_file(&table) };
+        if let Err(failure) = forgotten {
+            // The file may name it still, or not: the run does.
+            table.get_mut(global_id).expect("it was claimed").deciding = false;
+            return Err(TakeUpError::Keep(failure));
+        }
+        if late { mark() } else { Ok(()) }
+    }
+
     fn decide(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<(), Failure> {
         let mut table = self.lock_prepared();
         let entry = table.get_mut(global_id).expect("it was claimed");
-        if let Err(failure) = self.storage.failure() {
-            entry.deciding = false;
-            return Err(failure);
-        }
         match (entry.place, committed) {
-            // Emptying the run is the commit.
-            (Place::Run(_), Some(_)) => return Ok(()),
+            // Emptying the run is the commit, as it is of others that were begun before the store failed.
+            (_, Some(_)) => Ok(()),
             (Place::Run(from), None) => {
                 let set = self.sets.slots.resume(entry.slot.expect("this process prepared it"));
                 self.chunks.shorten(&set, from);
-                return Ok(());
+                Ok(())
             }
-            (_, Some(_)) if planted("commit-not-in-the-file") => {}
-            (_, Some(_)) => entry.place = Place::Committed,
-            (_, None) => entry.place = Place::Forgotten,
+            (Place::File | Place::Forgotten, None) => {
+                entry.place = Place::Forgotten;
+                self.write_file(&table).inspect_err(|_| {
+                    let entry = table.get_mut(global_id).expect("it was there");
+                    (entry.place, entry.deciding) = (Place::File, false);
+                })
+            }
         }
-        if let Err(failure) = self.write_file(&table) {
-            let entry = table.get_mut(global_id).expect("it was there");
-            (entry.place, entry.deciding) = (Place::File, false);
-            return Err(failure);
-        }
-        drop(table);
-        committed.map_or(Ok(()), |claimed| self.lay(&claimed.body))
     }
 
-    /// The run is empty: from here on others may change the same bytes.
+    /// Until here nobody else prepares under its name.
     fn ended(&self, global_id: &[u8]) {
-        let mut table = self.lock_prepared();
-        let Some(entry) = table.remove(global_id) else { return };
-        if matches!(entry.place, Place::Committed) && !planted("committed-not-forgotten") {
-            // If this fails, so has the store: nobody changes anything before it is opened again.
-            let _ = self.write_file(&table);
-        }
+        self.lock_prepared().remove(global_id);
     }
 
     fn leave(&self) -> Result<Vec<usize>, Failure> {

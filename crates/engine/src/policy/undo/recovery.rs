@@ -5,7 +5,6 @@
 //!   2 what prepared transactions were to change, which the logs say, goes to a file
 //!   3 the undo logs are emptied
 //!   4 the store is durably marked as in use
-//!   5 what the file says was committed goes to the segments; the file forgets it
 //! ```
 //!
 //! Cut short, recovery begins again with 1, to the same result. A store that was in use when its memory was lost
@@ -15,7 +14,7 @@ use super::Undo;
 use super::chunks::UndoChunks;
 use super::prepared;
 use crate::policy::kind::{Closed, New, Opened, Opening, Policy};
-use crate::policy::query::{self, LogInfo};
+use crate::policy::query::LogInfo;
 use crate::policy::read_only;
 use crate::storage::Storage;
 use crate::storage::catalog::{Catalog, Entry};
@@ -34,7 +33,7 @@ use caliburn_log::record::{Ranges, push_range};
 use caliburn_log::sealed::SEAL;
 use caliburn_log::uncommitted::{self, CLEAN, Found, UndoError};
 use caliburn_os::host::Id;
-use caliburn_os::medium::Medium;
+use caliburn_os::medium::{Media, Medium};
 use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
@@ -75,13 +74,11 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let (media, dir, settings) = (opening.media(), opening.dir(), opening.settings);
     let (catalog, segments) = (&opening.found.catalog, &opening.found.segments);
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    let sound = || -> Result<(Found, Vec<Prepared>), OpenError> {
+    let extents = Extents::of(segments);
+    let sound = || -> Result<Found, OpenError> {
         let found = read(&settings.watch, &*medium, &catalog.store, &boot)?;
-        let extents = Extents::of(segments);
         found.uncommitted.iter().try_for_each(|log| check_ranges(log, &extents, &*medium))?;
-        let prepared = prepared::read(media, dir, &catalog.store)?;
-        check_prepared(&prepared, &extents, dir)?;
-        Ok((found, prepared))
+        Ok(found)
     };
     let status = uncommitted::read_status(&*medium, &catalog.store);
     if let Ok(status) = status
@@ -89,12 +86,23 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     {
         opening.copied_from(&*medium, status.place)?;
     }
-    let (found, damage) = match sound() {
+    let (found, mut damage) = match sound() {
         Ok(found) => (Some(found), None),
-        Err(
-            error @ (OpenError::Undo(UndoError::Bad { .. } | UndoError::Prepared { .. })
-            | OpenError::Stray { .. }),
-        ) if settings.salvage => (None, Some(error)),
+        Err(error @ (OpenError::Undo(UndoError::Bad { .. }) | OpenError::Stray { .. }))
+            if settings.salvage =>
+        {
+            (None, Some(error))
+        }
+        Err(error) => return Err(error),
+    };
+    let mut prepared = match read_prepared(media, dir, &catalog.store, &extents) {
+        Ok(prepared) => prepared,
+        Err(error @ (OpenError::Undo(UndoError::Prepared { .. }) | OpenError::Stray { .. }))
+            if settings.salvage =>
+        {
+            damage = damage.or(Some(error));
+            Vec::new()
+        }
         Err(error) => return Err(error),
     };
     let logs = (medium.path(), medium.memory());
@@ -105,23 +113,21 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let reach = settings.reach(dir, weights)?;
     let memory =
         known.into_iter().map(|(_, memory)| memory).reduce(Memory::and).expect("the undo logs' is there");
-    let (found, mut prepared) = match found {
+    let found = match found {
         Some(found) if opening.write() => found,
         // Salvage, or a store that takes no changes.
         found => {
-            let (lacking, undecided) = found.map(seen).unzip();
-            return Ok(read_only::open(opening, reach, lacking, undecided.unwrap_or_default(), damage));
+            let lacking = found.as_ref().map(old_values);
+            prepared::add_runs(&mut prepared, found.as_ref().map_or(&[], |found| &found.uncommitted));
+            let undecided = prepared::list(&prepared::table(&prepared));
+            return Ok(read_only::open(opening, reach, lacking, undecided, damage));
         }
     };
     restore(&found, &mut prepared, (&opening, memory), &*medium)?;
     // 4 durably in use
     let place = medium.place().unwrap_or_default();
     let chunks = UndoChunks::open(medium, catalog.store, boot, memory, (&found, place))?;
-    let lasting = found.sealed() || memory.survives > Survives::Process;
-    let table = prepared::lay_committed(prepared, segments, lasting, |kept| {
-        prepared::write(media, dir, catalog.store, kept)
-    })?;
-    let prepared = Mutex::new(table);
+    let prepared = Mutex::new(prepared::table(&prepared));
     let storage = Arc::new(Storage::new(opening.found, settings, reach));
     let trailer = chunks.persistent().map_or(0, |_| SEAL);
     let sets = Arc::new(Sets::new(Layout { trailer }, opening.tracked));
@@ -185,10 +191,16 @@ fn check_ranges(
     Err(OpenError::Stray { what: "undo logs", path: medium.path().to_owned(), offset: log.offset(), text })
 }
 
-/// The same of what the file of undecided transactions says.
-fn check_prepared(prepared: &[Prepared], extents: &Extents, dir: &Path) -> Result<(), OpenError> {
+/// What the file of undecided transactions says, of bytes that there are.
+fn read_prepared(
+    media: &dyn Media,
+    dir: &Path,
+    store: &Id,
+    extents: &Extents,
+) -> Result<Vec<Prepared>, OpenError> {
+    let prepared = prepared::read(media, dir, store)?;
     let mut ranges = prepared.iter().flat_map(|prepared| Ranges::of(&prepared.body));
-    let Some(range) = ranges.find(|range| !extents.hold(range)) else { return Ok(()) };
+    let Some(range) = ranges.find(|range| !extents.hold(range)) else { return Ok(prepared) };
     let text = format!(
         "an undecided transaction has a range at {} of segment {}, which has no such bytes",
         range.offset, range.segment.0
@@ -197,18 +209,15 @@ fn check_prepared(prepared: &[Prepared], extents: &Extents, dir: &Path) -> Resul
     Err(OpenError::Stray { what: "undecided transactions", path, offset: 0, text })
 }
 
-/// What is to be laid over the segments to see the committed state without writing, and what is undecided.
-fn seen((found, mut prepared): (Found, Vec<Prepared>)) -> (RedoRanges, Vec<query::Prepared>) {
+/// What is to be laid over the segments to see the committed state without writing.
+fn old_values(found: &Found) -> RedoRanges {
     let mut unapplied = RedoRanges::none(Lsn(0));
     for log in &found.uncommitted {
         let mut body = Vec::new();
         log.newest_first().iter().for_each(|r| push_range(&mut body, r.segment, r.offset, r.bytes));
         unapplied.push(body, Lsn(0));
     }
-    prepared::add_runs(&mut prepared, &found.uncommitted);
-    let undecided = prepared::list(&prepared::table(&prepared));
-    prepared.into_iter().filter(|p| p.committed).for_each(|p| unapplied.push(p.body, Lsn(0)));
-    (unapplied, undecided)
+    unapplied
 }
 
 pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
@@ -247,18 +256,19 @@ pub(super) fn check(
             report.problem(medium.path(), log.offset(), error);
         }
     }
-    let mut prepared = match prepared::read(&**media, dir, &catalog.store) {
+    let mut prepared = match read_prepared(&**media, dir, &catalog.store, &extents) {
         Err(OpenError::Undo(UndoError::Prepared { path, offset, defect })) => {
             report.problem(&path, offset, defect);
-            return Ok(());
+            Vec::new()
+        }
+        Err(error @ OpenError::Stray { .. }) => {
+            report.problem(&dir.join(prepared::PREPARED), 0, error);
+            Vec::new()
         }
         other => other?,
     };
-    if let Err(error) = check_prepared(&prepared, &extents, dir) {
-        report.problem(&dir.join(prepared::PREPARED), 0, error);
-    }
     prepared::add_runs(&mut prepared, &found.uncommitted);
-    report.prepared = prepared.iter().filter(|prepared| !prepared.committed).count() as u64;
+    report.prepared = prepared.len() as u64;
     if !found.uncommitted.is_empty() {
         let text = "transactions of a killed process await being undone";
         report.notes.push(format!("{} {text}", found.uncommitted.len()));

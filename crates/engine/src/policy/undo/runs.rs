@@ -119,6 +119,24 @@ impl UndoChunks {
         done
     }
 
+    /// Saves old bytes that are in no region.
+    pub fn save_bytes(
+        &self,
+        set: &WriteSet<'_>,
+        segment: SegmentId,
+        offset: u64,
+        old: &[u8],
+    ) -> Result<(), MediaError> {
+        let from = set.position();
+        let done = self.put_bytes(set, segment, offset, old);
+        match (&done, self.persistent()) {
+            (Err(_), _) => self.shorten(set, from),
+            (Ok(()), Some(flush)) => flush.fence(),
+            _ => {}
+        }
+        done
+    }
+
     fn put_mark(&self, set: &WriteSet<'_>, time: u64, global_id: &[u8]) -> Result<(), MediaError> {
         if set.free() < set.stride(global_id.len()) {
             self.extend(set)?;
@@ -367,8 +385,9 @@ impl UndoChunks {
 
 fn write_back(flush: Flush, table: &RegionTable, cursor: &mut RegionCursor<'_>, range: Saved) {
     // SAFETY: a region with declared bytes stays mapped until the transaction ends.
-    let region =
-        unsafe { cursor.find(table, range.segment, range.offset) }.expect("declared bytes are mapped");
+    let region = unsafe { cursor.find(table, range.segment, range.offset) };
+    // What is in no region was forced by who wrote it: see `prepared`.
+    let Some(region) = region else { return };
     // SAFETY: the range lies within the region.
     unsafe { flush.lines(region.at((range.offset - region.start) as usize), range.len) };
 }
