@@ -390,7 +390,6 @@ impl Life {
                 );
                 self.region =
                     Some(segment(self.store(), self.flavour).map_err(failure)?.map_all().map_err(failure)?);
-                // What is undecided is not seen any more.
                 self.undecided.iter_mut().for_each(|u| u.recovered = true);
                 self.live = self.history.newest().1.memory.clone();
             }
@@ -493,9 +492,8 @@ impl Life {
         self.machine.mark(Mark::Begun(state));
         // What recovery has found may be decided while nothing of it is mapped.
         let unmapped = recovered && !self.in_process() && id.last().is_some_and(|byte| byte % 2 == 0);
-        if unmapped {
-            let region = self.region.take().expect("mapped until the end");
-            region.unmap().map_err(|error| Ended::Failed(error.to_string()))?;
+        if unmapped && let Some(Err(error)) = self.region.take().map(Region::unmap) {
+            return Err(failure(error));
         }
         let done = if commit { self.store().commit_prepared(&id) } else { self.store().abort_prepared(&id) };
         if unmapped {

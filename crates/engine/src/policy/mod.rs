@@ -209,8 +209,8 @@ pub(crate) trait Undecided {
     fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError>;
     /// Gives it back, undecided.
     fn unclaim(&self, global_id: &[u8]);
-    /// A write set holds what recovery found, declared and stored where it is mapped: brings the rest, and makes it a
-    /// transaction that this process has prepared, where that helps.
+    /// A write set holds what recovery found, declared and stored where it is mapped: brings the rest, and makes
+    /// it a transaction that this process has prepared, where that helps.
     fn take_up(&self, _global_id: &[u8], _claimed: &Claimed, _set: &WriteSet<'_>) -> Result<(), TakeUpError> {
         Ok(())
     }
