@@ -3,8 +3,20 @@
 mod support;
 
 use caliburn::{BackupError, Class, CommitError, DumpOptions, Mode, Options, Policy, RestoreOptions, Store};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use support::{clean, copy_store, options, patch, put, region};
+
+/// A store as a killed process leaves it: with transaction "g" prepared, which writes these bytes.
+fn left_undecided(dir: &Path, policy: Policy, at: usize, bytes: &[u8]) -> PathBuf {
+    let (live, path) = (dir.join("live"), dir.join("s"));
+    let store = open(&live, policy);
+    let memory = region(&store);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, at, bytes).unwrap();
+    tx.prepare(b"g").unwrap();
+    copy_store(&live, &path);
+    path
+}
 
 /// What holds with every policy.
 const POLICIES: [Policy; 2] = [Policy::Redo, Policy::Undo];
@@ -74,13 +86,7 @@ fn undecided_across_crashes_then_committed_or_aborted() {
 fn committed_after_a_crash_while_its_segment_is_not_mapped() {
     for policy in POLICIES {
         let dir = tempfile::tempdir().unwrap();
-        let (live, path) = (dir.path().join("live"), dir.path().join("s"));
-        let store = open(&live, policy);
-        let memory = region(&store);
-        let mut tx = store.begin(Mode::Restore).unwrap();
-        tx.store(&memory, 4092, &0x1122_3344_5566_7788u64).unwrap();
-        tx.prepare(b"g").unwrap();
-        copy_store(&live, &path);
+        let path = left_undecided(dir.path(), policy, 4092, &0x1122_3344_5566_7788u64.to_ne_bytes());
         let store = open(&path, policy);
         store.commit_prepared(b"g").unwrap();
         for _ in 0..3 {
@@ -201,13 +207,7 @@ fn undecided_transactions_may_take_a_quarter_of_the_log_and_no_more() {
 fn a_read_only_store_decides_nothing() {
     for policy in POLICIES {
         let dir = tempfile::tempdir().unwrap();
-        let (live, path) = (dir.path().join("live"), dir.path().join("s"));
-        let store = open(&live, policy);
-        let memory = region(&store);
-        let mut tx = store.begin(Mode::Restore).unwrap();
-        tx.store(&memory, 0, &1u64).unwrap();
-        tx.prepare(b"g").unwrap();
-        copy_store(&live, &path);
+        let path = left_undecided(dir.path(), policy, 0, &1u64.to_ne_bytes());
         let reader = Store::options().read_only(true).open(&path).unwrap();
         let _memory = region(&reader);
         assert_eq!(reader.prepared().len(), 1);
@@ -224,15 +224,9 @@ fn a_read_only_store_decides_nothing() {
 fn a_decision_reaches_the_parts_that_are_mapped_and_those_mapped_later() {
     for policy in POLICIES {
         let dir = tempfile::tempdir().unwrap();
-        let (live, path) = (dir.path().join("live"), dir.path().join("s"));
-        let store = open(&live, policy);
-        let memory = region(&store);
         let page = caliburn::Segment::page_size();
         let len = 50 * page;
-        let mut tx = store.begin(Mode::Restore).unwrap();
-        tx.write(&memory, 100, &vec![7; len]).unwrap();
-        tx.prepare(b"g").unwrap();
-        copy_store(&live, &path);
+        let path = left_undecided(dir.path(), policy, 100, &vec![7; len]);
         let store = open(&path, policy);
         let segment = store.segment("data").unwrap();
         let map = |first: usize, end: usize| segment.map((first * page) as u64..(end * page) as u64).unwrap();
@@ -290,13 +284,8 @@ fn a_store_closes_in_good_order_with_what_it_has_prepared() {
 fn what_was_committed_late_is_not_brought_again() {
     for policy in POLICIES {
         let dir = tempfile::tempdir().unwrap();
-        let (live, path, after) = (dir.path().join("live"), dir.path().join("s"), dir.path().join("after"));
-        let store = open(&live, policy);
-        let memory = region(&store);
-        let mut tx = store.begin(Mode::Restore).unwrap();
-        tx.store(&memory, 0, &1u64).unwrap();
-        tx.prepare(b"g").unwrap();
-        copy_store(&live, &path);
+        let after = dir.path().join("after");
+        let path = left_undecided(dir.path(), policy, 0, &1u64.to_ne_bytes());
         let store = open(&path, policy);
         let memory = region(&store);
         store.commit_prepared(b"g").unwrap();

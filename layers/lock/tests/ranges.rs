@@ -1,9 +1,13 @@
 //! Locks of ranges: they go together if they have no byte in common, or are both shared.
 
+#[allow(dead_code, reason = "of it the numbers are wanted")]
+mod support;
+
 use caliburn_lock::{Detector, LockError, Owner, RangeLocks, Standard, Standard::*};
 use proptest::prelude::*;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use support::Random;
 
 /// Ranges near each other, of lengths of every order, at the borders of blocks and beside them.
 fn ranges() -> impl Strategy<Value = Range<u64>> {
@@ -60,13 +64,8 @@ fn threads_have_what_they_have_locked_to_themselves() {
         for thread in 0..4u64 {
             let (locks, detector, inside, had) = (&locks, &detector, &inside, &had);
             scope.spawn(move || {
-                let mut random = thread + 1;
-                let mut below = |end: u64| {
-                    random = random
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1_442_695_040_888_963_407);
-                    (random >> 33) % end
-                };
+                let mut random = Random(thread + 1);
+                let mut below = |end: u64| random.below(end);
                 for _ in 0..3000 {
                     let mut owner = detector.owner();
                     let mut mine: Vec<(Range<u64>, usize)> = Vec::new();
