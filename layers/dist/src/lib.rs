@@ -11,3 +11,8 @@
 #![forbid(unsafe_code)]
 
 pub mod commit;
+pub mod family;
+pub mod host;
+pub mod id;
+pub mod keep;
+pub mod scope;

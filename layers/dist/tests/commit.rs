@@ -15,6 +15,8 @@ struct World {
     protocol: Protocol,
     /// What each would vote.
     votes: Vec<Vote>,
+    /// Whether the coordinator's node has changed something itself.
+    works: bool,
     crashes: u32,
 }
 
@@ -199,10 +201,16 @@ impl World {
         if own == COORDINATOR {
             let ended = known.contains(&Record::End);
             let committed = known.iter().find_map(|record| match record {
-                Record::Commit(participants) if !ended => Some(participants.clone()),
+                Record::Commit(participants) if !ended && !participants.is_empty() => {
+                    Some(participants.clone())
+                }
                 _ => None,
             });
             state.coordinator = None;
+            if self.works && !state.ends.contains_key(&own) {
+                let there = known.iter().any(|record| matches!(record, Record::Commit(_)));
+                state.ends.insert(own, if there { Outcome::Committed } else { Outcome::Aborted });
+            }
             if let Some(participants) = committed {
                 let (coordinator, actions) = Coordinator::recovered(participants);
                 state.coordinator = Some(coordinator);
@@ -275,7 +283,7 @@ impl Model for World {
 
     fn init_states(&self) -> Vec<State> {
         let all: Participants = self.nodes().map(|node| (node, Incarnation(1))).collect();
-        let (coordinator, actions) = Coordinator::new(self.protocol, all.clone());
+        let (coordinator, actions) = Coordinator::new(self.protocol, all.clone(), self.works);
         let mut state = State {
             coordinator: Some(coordinator),
             participants: all
@@ -336,7 +344,11 @@ impl Model for World {
     fn properties(&self) -> Vec<Property<World>> {
         let mut all = vec![
             Property::<World>::always("all end in the same way", |world, state| {
-                let ends = state.ends.iter().filter(|(node, _)| world.changes(**node)).map(|(_, end)| *end);
+                let ends = state
+                    .ends
+                    .iter()
+                    .filter(|(node, _)| **node == COORDINATOR || world.changes(**node))
+                    .map(|(_, end)| *end);
                 let all: BTreeSet<Outcome> = ends.chain(state.told.iter().copied()).collect();
                 all.len() <= 1 && state.wrong.is_none()
             }),
@@ -347,8 +359,11 @@ impl Model for World {
                     && world.nodes().all(|node| settled.ends.contains_key(&node) || !world.changes(node))
                     && settled.coordinator.is_none()
             }),
-            Property::<World>::sometimes("it aborts", |_, state| state.told.contains(&Outcome::Aborted)),
         ];
+        if !self.votes.is_empty() {
+            let aborts = |_: &World, state: &State| state.told.contains(&Outcome::Aborted);
+            all.push(Property::<World>::sometimes("it aborts", aborts));
+        }
         if !self.votes.contains(&Vote::No) {
             all.push(Property::<World>::sometimes("it commits", |world, state| {
                 let there = |node| state.ends.get(&node) == Some(&Outcome::Committed);
@@ -369,10 +384,15 @@ impl Model for World {
 }
 
 fn explore(protocol: Protocol, votes: &[Vote], crashes: u32) {
-    let world = World { protocol, votes: votes.to_vec(), crashes };
+    explore_world(World { protocol, votes: votes.to_vec(), works: false, crashes });
+}
+
+fn explore_world(world: World) {
     let checked = world.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     checked.assert_properties();
-    println!("{protocol:?} {votes:?}, {crashes} crashes: {} states", checked.unique_state_count());
+    let World { protocol, votes, works, crashes } = checked.model();
+    let states = checked.unique_state_count();
+    println!("{protocol:?} {votes:?}, own work {works}, {crashes} crashes: {states} states");
 }
 
 /// As many crashes as a build can explore in some seconds.
@@ -383,6 +403,15 @@ fn two_participants_end_in_the_same_way() {
     use Vote::*;
     for votes in [[Yes, Yes], [Yes, ReadOnly], [Yes, No], [ReadOnly, ReadOnly]] {
         explore(Protocol::Blocking, &votes, CRASHES);
+    }
+}
+
+#[test]
+fn a_coordinator_that_works_ends_in_the_same_way() {
+    use Vote::*;
+    for votes in [&[][..], &[Yes], &[No], &[ReadOnly], &[Yes, Yes], &[Yes, ReadOnly]] {
+        let (protocol, votes) = (Protocol::Blocking, votes.to_vec());
+        explore_world(World { protocol, votes, works: true, crashes: CRASHES });
     }
 }
 
@@ -413,7 +442,11 @@ fn three_participants_end_in_the_same_way_without_blocking() {
 
 /// What a transaction costs when nothing goes wrong: messages, records that are forced, others, and slots written.
 fn cost(protocol: Protocol, votes: &[Vote]) -> [usize; 4] {
-    let world = World { protocol, votes: votes.to_vec(), crashes: 0 };
+    cost_with(protocol, votes, false)
+}
+
+fn cost_with(protocol: Protocol, votes: &[Vote], works: bool) -> [usize; 4] {
+    let world = World { protocol, votes: votes.to_vec(), works, crashes: 0 };
     let mut state = world.init_states().pop().expect("there is one");
     let mut delivered = BTreeSet::new();
     loop {
@@ -450,6 +483,14 @@ fn a_commit_costs_what_it_should() {
     assert_eq!(cost(Protocol::Blocking, &[ReadOnly, ReadOnly]), [4, 0, 0, 0]);
     // Nobody waits for a force but in a slot.
     assert_eq!(cost(Protocol::Slots, &[Yes, Yes]), [8, 0, 2, 2]);
+}
+
+/// What the coordinator's node has changed itself commits in the force that decides.
+#[test]
+fn own_work_costs_nothing_more() {
+    assert_eq!(cost_with(Protocol::Blocking, &[], true), [0, 1, 0, 0]);
+    assert_eq!(cost_with(Protocol::Blocking, &[Vote::Yes], true), [4, 2, 2, 0]);
+    assert_eq!(cost_with(Protocol::Blocking, &[Vote::ReadOnly], true), [2, 1, 0, 0]);
 }
 
 /// One that votes no is told nothing, and nothing is forced for it.

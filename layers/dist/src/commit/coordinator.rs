@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 pub struct Coordinator {
     protocol: Protocol,
     participants: Participants,
+    /// Blocking: its own node has changed something, which commits with the decision.
+    works: bool,
     state: State,
 }
 
@@ -31,13 +33,14 @@ enum State {
 }
 
 impl Coordinator {
-    /// Begins to commit.
-    pub fn new(protocol: Protocol, participants: Participants) -> (Coordinator, Vec<Action>) {
+    /// Begins to commit. `works` if its own node has changed something: blocking, that is no participant, and
+    /// commits in the force that decides. Without blocking it is a participant like others.
+    pub fn new(protocol: Protocol, participants: Participants, works: bool) -> (Coordinator, Vec<Action>) {
         let waiting: BTreeSet<Node> = participants.keys().copied().collect();
         let ask = |node: &Node| Action::Send(*node, Message::Prepare(participants.clone()));
         let mut actions: Vec<Action> = waiting.iter().map(ask).collect();
         let state = State::Voting { waiting, yes: BTreeSet::new() };
-        let mut coordinator = Coordinator { protocol, participants, state };
+        let mut coordinator = Coordinator { protocol, participants, works, state };
         coordinator.count(&mut actions);
         (coordinator, actions)
     }
@@ -46,9 +49,21 @@ impl Coordinator {
     pub fn recovered(participants: Participants) -> (Coordinator, Vec<Action>) {
         let nodes: BTreeSet<Node> = participants.keys().copied().collect();
         let state = State::Telling(nodes, Outcome::Committed);
-        let coordinator = Coordinator { protocol: Protocol::Blocking, participants, state };
+        let coordinator = Coordinator { protocol: Protocol::Blocking, participants, works: false, state };
         let actions = coordinator.tell_again();
         (coordinator, actions)
+    }
+
+    /// After a crash, without blocking: slots of a transaction of an earlier life are left, and nobody tells.
+    pub fn left(participants: Participants) -> (Coordinator, Vec<Action>) {
+        let (closing, actions) = Closing::new(&participants);
+        let (protocol, state) = (Protocol::Slots, State::Closing(closing));
+        (Coordinator { protocol, participants, works: false, state }, actions)
+    }
+
+    /// The participants.
+    pub fn participants(&self) -> &Participants {
+        &self.participants
     }
 
     /// A message for a transaction of which the node knows nothing: it has aborted, or all know.
@@ -102,6 +117,16 @@ impl Coordinator {
         actions
     }
 
+    /// The decision could not be made durable, and never will be: its record was refused.
+    pub fn refused(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if let State::Deciding(nodes) = &self.state {
+            let nodes = nodes.clone();
+            self.decided(nodes, Outcome::Aborted, &mut actions);
+        }
+        actions
+    }
+
     /// What is in a participant's slot.
     pub fn slot(&mut self, of: Node, found: Slot) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -148,7 +173,7 @@ impl Coordinator {
         let yes = yes.clone();
         match self.protocol {
             // Nobody has changed anything, and all are out.
-            Protocol::Blocking if yes.is_empty() => {
+            Protocol::Blocking if yes.is_empty() && !self.works => {
                 self.state = State::Done;
                 actions.extend([Action::Tell(Outcome::Committed), Action::Forget]);
             }
@@ -174,10 +199,14 @@ impl Coordinator {
     }
 
     fn decided(&mut self, nodes: BTreeSet<Node>, outcome: Outcome, actions: &mut Vec<Action>) {
+        if self.works {
+            actions.push(Action::Finish(outcome));
+        }
         actions.push(Action::Tell(outcome));
         actions.extend(nodes.iter().map(|node| Action::Send(*node, Message::Outcome(outcome))));
-        if self.protocol == Protocol::Blocking && outcome == Outcome::Aborted {
-            // Nobody is waited for: who asks is told the same by a coordinator that knows nothing.
+        if self.protocol == Protocol::Blocking && (outcome == Outcome::Aborted || nodes.is_empty()) {
+            // Nobody is waited for: who asks of an abort is told the same by a coordinator that knows nothing, and a
+            // decision that names nobody is of no use to it.
             self.state = State::Done;
             actions.push(Action::Forget);
             return;

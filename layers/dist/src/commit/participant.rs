@@ -96,6 +96,14 @@ impl Participant {
         }
     }
 
+    /// What it was to make durable cannot be, and never will be.
+    pub fn refused(&mut self) -> Vec<Action> {
+        match self.state {
+            State::Preparing(_) => self.leave(Vote::No, Outcome::Aborted),
+            _ => Vec::new(),
+        }
+    }
+
     /// What is in a slot.
     pub fn slot(&mut self, of: Node, found: Slot) -> Vec<Action> {
         let own = of == self.own;
@@ -134,6 +142,21 @@ impl Participant {
             }
             (State::Closing(_, closing), _) => closing.ask_again(),
             (State::Preparing(_) | State::Committed | State::Done, _) => Vec::new(),
+        }
+    }
+
+    /// Whether it was not asked yet: it may abort by itself.
+    pub fn is_active(&self) -> bool {
+        matches!(self.state, State::Active)
+    }
+
+    /// With whom, once it was asked.
+    pub fn participants(&self) -> Option<&Participants> {
+        match &self.state {
+            State::Preparing(participants)
+            | State::Prepared(participants)
+            | State::Closing(participants, _) => Some(participants),
+            State::Active | State::Committed | State::Done => None,
         }
     }
 

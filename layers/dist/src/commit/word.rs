@@ -23,7 +23,7 @@ pub enum Outcome {
 }
 
 /// Which of the two protocols.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// A participant that is prepared waits for the coordinator, however long it is gone.
     Blocking,

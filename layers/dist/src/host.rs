@@ -1,0 +1,498 @@
+//! What a node is in the middle of: the transactions that it coordinates, and those that it takes part in. It carries
+//! messages to their machines, tells them of time, and asks whether those who began them are still there.
+//!
+//! ```text
+//!   letters, what became durable, slots, votes, time  -->  Host  -->  steps, for whoever runs it
+//! ```
+//!
+//! Without input or output as the machines are, so that a simulator runs what a node does.
+//!
+//! Invariant: what a node knows nothing of, it answers for as the protocols say: presumed abort.
+
+use crate::commit::coordinator::Coordinator;
+use crate::commit::participant::Participant;
+use crate::commit::word::{Action, Incarnation, Message, Node, Outcome, Participants, Record, Slot, Vote};
+use crate::id::{News, Tid};
+use caliburn_os::simulated::{planted, unless};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long a node waits.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// For votes, and for what was said to be heard, before it says it again; longer each time.
+    pub answer: Duration,
+    /// Between questions whether a transaction goes on that has not called for a while.
+    pub probe: Duration,
+    /// Without an answer to those, before it aborts here.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        let seconds = Duration::from_secs;
+        Patience { answer: seconds(1), probe: seconds(1), silence: seconds(4) }
+    }
+}
+
+/// In what it takes part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// It decides.
+    Coordinator,
+    /// It votes.
+    Participant,
+}
+
+/// What nodes send each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Letter {
+    /// By whom.
+    pub from: Node,
+    /// To whom.
+    pub to: Node,
+    /// Of which transaction.
+    pub tid: Tid,
+    /// What.
+    pub word: Word,
+}
+
+/// What a letter says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// A word of the commit protocol; with `Prepare`, what the node must hear before it votes.
+    Commit(Message, News),
+    /// Does the transaction go on?
+    Probe,
+    /// It does.
+    Lives,
+    /// It does not, or never did.
+    Gone,
+}
+
+/// What whoever runs a node is to do, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Sends a letter. It may be lost.
+    Send(Letter),
+    /// Asks what has been done here whether it can be prepared, once it has heard the news; says
+    /// [`Host::voted`].
+    Vote(Tid, News),
+    /// Makes a record durable, and says [`Host::durable`], or [`Host::refused`] if it never will be. A participant's
+    /// `Prepared` has what was changed here; a coordinator's `Commit` too, in the same force.
+    Force(Tid, Role, Record),
+    /// Writes a record, and says `durable` when it is.
+    Write(Tid, Role, Record),
+    /// Puts a value into the slot of a participant, if it is empty, and says [`Host::slot`]. When its own is to say
+    /// yes, what was changed here is durable first.
+    Put(Tid, Role, Participants, Node, Slot),
+    /// What was done here stays, or is undone, and its locks are free.
+    Finish(Tid, Outcome),
+    /// Whoever began it learns how it ended.
+    Tell(Tid, Outcome),
+    /// Deletes slots.
+    Delete(Tid, Participants),
+}
+
+/// A program that begins transactions here.
+#[derive(Debug, Default)]
+struct Client {
+    /// All of its transactions with lesser numbers have ended.
+    low: u64,
+    /// And these.
+    ended: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+struct Coordinating {
+    machine: Coordinator,
+    news: BTreeMap<Node, News>,
+    tries: u32,
+    due: Duration,
+}
+
+#[derive(Debug)]
+struct TakingPart {
+    machine: Participant,
+    /// When the transaction was known to go on.
+    heard: Duration,
+    /// When it aborts here if it was not asked to prepare.
+    expires: Duration,
+    /// It was asked, and what it votes is not known yet.
+    asked: Option<Participants>,
+    tries: u32,
+    due: Duration,
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Host {
+    own: Node,
+    incarnation: Incarnation,
+    patience: Patience,
+    clients: BTreeMap<u64, Client>,
+    coordinating: BTreeMap<Tid, Coordinating>,
+    taking_part: BTreeMap<Tid, TakingPart>,
+    due: BTreeSet<(Duration, Tid, Role)>,
+}
+
+impl Host {
+    /// A node that begins a life.
+    pub fn new(own: Node, incarnation: Incarnation, patience: Patience) -> Host {
+        Host {
+            own,
+            incarnation,
+            patience,
+            clients: BTreeMap::new(),
+            coordinating: BTreeMap::new(),
+            taking_part: BTreeMap::new(),
+            due: BTreeSet::new(),
+        }
+    }
+
+    /// Its number.
+    pub fn own(&self) -> Node {
+        self.own
+    }
+
+    /// Which life this is.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// A program comes that begins transactions.
+    pub fn client_comes(&mut self, client: u64) {
+        self.clients.insert(client, Client::default());
+    }
+
+    /// All of its transactions with lesser numbers have ended.
+    pub fn client_has_ended(&mut self, client: u64, below: u64) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.low = client.low.max(below);
+            client.ended = client.ended.split_off(&client.low);
+        }
+    }
+
+    /// It is gone: what it had begun and not asked to commit has aborted.
+    pub fn client_goes(&mut self, client: u64) {
+        self.clients.remove(&client);
+    }
+
+    /// Whether a transaction goes on, as far as its coordinator knows.
+    fn goes_on(&self, tid: &Tid) -> bool {
+        let begun = || {
+            let client = self.clients.get(&tid.client)?;
+            (tid.serial >= client.low && !client.ended.contains(&tid.serial)).then_some(())
+        };
+        let here = tid.coordinator == self.own && tid.incarnation == self.incarnation;
+        here && (self.coordinating.contains_key(tid) || begun().is_some())
+    }
+
+    fn has_ended(&mut self, tid: &Tid) {
+        if let Some(client) = self.clients.get_mut(&tid.client)
+            && tid.incarnation == self.incarnation
+            && tid.serial >= client.low
+        {
+            client.ended.insert(tid.serial);
+        }
+    }
+
+    /// How many transactions it coordinates, and takes part in.
+    pub fn busy(&self) -> (usize, usize) {
+        (self.coordinating.len(), self.taking_part.len())
+    }
+
+    /// Whether it takes part in a transaction.
+    pub fn takes_part(&self, tid: &Tid) -> bool {
+        self.taking_part.contains_key(tid)
+    }
+
+    /// Transactions that are prepared here, and of which nobody here knows how they end.
+    pub fn undecided(&self) -> impl Iterator<Item = Tid> {
+        self.taking_part.iter().filter(|(_, part)| part.machine.is_undecided()).map(|(tid, _)| *tid)
+    }
+
+    /// A call of a transaction comes, the first one or another. Whether it may begin, as far as is known here: not
+    /// when the transaction has ended, or is asked to commit.
+    pub fn called(&mut self, tid: Tid, expires: Duration, now: Duration) -> bool {
+        let here = tid.coordinator == self.own;
+        if here && (self.coordinating.contains_key(&tid) || !self.goes_on(&tid)) {
+            return false;
+        }
+        let part = self.taking_part.entry(tid).or_insert_with(|| {
+            let machine = Participant::new(tid.protocol, self.own, tid.coordinator, self.incarnation);
+            let due = now + self.patience.probe;
+            self.due.insert((due, tid, Role::Participant));
+            TakingPart { machine, heard: now, expires, asked: None, tries: 0, due }
+        });
+        part.heard = part.heard.max(now);
+        part.expires = part.expires.max(expires);
+        part.machine.is_active() && part.asked.is_none()
+    }
+
+    /// Commits a transaction that was begun here. What was done here is no participant, blocking: `own` is what it
+    /// votes, yes or that it has only read, if it was called. `others` have had calls of which nothing stays.
+    pub fn commit(
+        &mut self,
+        tid: Tid,
+        participants: Participants,
+        news: BTreeMap<Node, News>,
+        others: &BTreeSet<Node>,
+        own: Option<Vote>,
+        now: Duration,
+    ) -> Vec<Step> {
+        self.has_ended(&tid);
+        if own.is_some() {
+            // What has been done here is decided here.
+            self.forget(tid, Role::Participant);
+        }
+        let mut steps = self.abort_at(tid, others);
+        let (machine, actions) = Coordinator::new(tid.protocol, participants, own == Some(Vote::Yes));
+        self.coordinate(tid, machine, news, now);
+        steps.extend(self.perform(tid, Role::Coordinator, actions));
+        steps
+    }
+
+    /// Aborts a transaction that was begun here, at the nodes that it has called.
+    pub fn abort(&mut self, tid: Tid, nodes: &BTreeSet<Node>) -> Vec<Step> {
+        self.has_ended(&tid);
+        self.abort_at(tid, nodes)
+    }
+
+    fn abort_at(&self, tid: Tid, nodes: &BTreeSet<Node>) -> Vec<Step> {
+        let message = || Message::Outcome(Outcome::Aborted);
+        nodes.iter().map(|node| self.letter(*node, tid, Word::Commit(message(), News::new()))).collect()
+    }
+
+    fn coordinate(&mut self, tid: Tid, machine: Coordinator, news: BTreeMap<Node, News>, now: Duration) {
+        let due = now + self.patience.answer;
+        self.due.insert((due, tid, Role::Coordinator));
+        self.coordinating.insert(tid, Coordinating { machine, news, tries: 0, due });
+    }
+
+    /// After a crash: a `Commit` record, and no `End`.
+    pub fn recover_commit(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
+        let (machine, actions) = Coordinator::recovered(participants);
+        self.coordinate(tid, machine, BTreeMap::new(), now);
+        self.perform(tid, Role::Coordinator, actions)
+    }
+
+    /// After a crash: a `Prepared` record, and no decision.
+    pub fn recover_prepared(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
+        let (own, coordinator) = (self.own, tid.coordinator);
+        let (machine, actions) =
+            Participant::recovered(tid.protocol, own, coordinator, self.incarnation, participants);
+        let due = now + self.patience.answer;
+        self.due.insert((due, tid, Role::Participant));
+        let part = TakingPart { machine, heard: now, expires: now, asked: None, tries: 0, due };
+        self.taking_part.insert(tid, part);
+        self.perform(tid, Role::Participant, actions)
+    }
+
+    /// Slots were found of a transaction that was begun here, in whatever life: after a crash, and now and then, since
+    /// a put that was under way for long may make one again. Unless it is being committed, nobody else deletes them.
+    pub fn sweep(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
+        if self.coordinating.contains_key(&tid) {
+            return Vec::new();
+        }
+        let (machine, actions) = Coordinator::left(participants);
+        self.coordinate(tid, machine, BTreeMap::new(), now);
+        self.perform(tid, Role::Coordinator, actions)
+    }
+
+    /// A letter came.
+    pub fn receive(&mut self, letter: Letter, now: Duration) -> Vec<Step> {
+        let Letter { from, tid, word, .. } = letter;
+        match word {
+            Word::Probe => {
+                let word = match self.goes_on(&tid) || planted("orphans-live") {
+                    true => Word::Lives,
+                    false => Word::Gone,
+                };
+                vec![self.letter(from, tid, word)]
+            }
+            Word::Lives => {
+                if let Some(part) = self.taking_part.get_mut(&tid) {
+                    part.heard = now;
+                }
+                Vec::new()
+            }
+            Word::Gone => match self.taking_part.get_mut(&tid) {
+                Some(part) if unless("prepared-gone", part.machine.is_active()) => {
+                    let actions = part.machine.timeout();
+                    self.perform(tid, Role::Participant, actions)
+                }
+                _ => Vec::new(),
+            },
+            Word::Commit(message @ (Message::Prepare(_) | Message::Outcome(_)), news) => {
+                self.receive_as_participant(tid, message, news)
+            }
+            Word::Commit(message, _) => {
+                let actions = match self.coordinating.get_mut(&tid) {
+                    Some(it) => it.machine.receive(from, &message),
+                    None => Coordinator::of_unknown(tid.protocol, from, &message),
+                };
+                self.perform(tid, Role::Coordinator, actions)
+            }
+        }
+    }
+
+    fn receive_as_participant(&mut self, tid: Tid, message: Message, news: News) -> Vec<Step> {
+        let Some(part) = self.taking_part.get_mut(&tid) else {
+            let actions = Participant::of_unknown(tid.protocol, tid.coordinator, &message);
+            return self.perform(tid, Role::Participant, actions);
+        };
+        match message {
+            Message::Prepare(participants) if part.machine.is_active() => {
+                if part.asked.replace(participants).is_some() {
+                    return Vec::new();
+                }
+                vec![Step::Vote(tid, news)]
+            }
+            message => {
+                let actions = part.machine.receive(&message, || Vote::No);
+                self.perform(tid, Role::Participant, actions)
+            }
+        }
+    }
+
+    /// What was done here is heard: an answer to [`Step::Vote`].
+    pub fn voted(&mut self, tid: Tid, vote: Vote, now: Duration) -> Vec<Step> {
+        let Some(part) = self.taking_part.get_mut(&tid) else { return Vec::new() };
+        let Some(participants) = part.asked.take() else { return Vec::new() };
+        let actions = part.machine.receive(&Message::Prepare(participants), || vote);
+        part.tries = 0;
+        self.wait(tid, Role::Participant, now);
+        self.perform(tid, Role::Participant, actions)
+    }
+
+    /// A record is durable.
+    pub fn durable(&mut self, tid: Tid, role: Role, record: &Record) -> Vec<Step> {
+        let actions = match role {
+            Role::Coordinator => self.coordinating.get_mut(&tid).map(|it| it.machine.durable(record)),
+            Role::Participant => self.taking_part.get_mut(&tid).map(|it| it.machine.durable(record)),
+        };
+        self.perform(tid, role, actions.unwrap_or_default())
+    }
+
+    /// A record that was to be forced is not durable, and never will be.
+    pub fn refused(&mut self, tid: Tid, role: Role) -> Vec<Step> {
+        let actions = match role {
+            Role::Coordinator => self.coordinating.get_mut(&tid).map(|it| it.machine.refused()),
+            Role::Participant => self.taking_part.get_mut(&tid).map(|it| it.machine.refused()),
+        };
+        self.perform(tid, role, actions.unwrap_or_default())
+    }
+
+    /// What is in a slot.
+    pub fn slot(&mut self, tid: Tid, role: Role, of: Node, found: Slot) -> Vec<Step> {
+        let actions = match role {
+            Role::Coordinator => self.coordinating.get_mut(&tid).map(|it| it.machine.slot(of, found)),
+            Role::Participant => self.taking_part.get_mut(&tid).map(|it| it.machine.slot(of, found)),
+        };
+        self.perform(tid, role, actions.unwrap_or_default())
+    }
+
+    /// When it wants to be told of time next.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.due.first().map(|(due, ..)| *due)
+    }
+
+    /// It is later.
+    pub fn tick(&mut self, now: Duration) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while let Some((_, tid, role)) = self.due.first().copied().filter(|(due, ..)| *due <= now) {
+            self.due.pop_first();
+            self.wait(tid, role, now);
+            let (actions, letter) = match role {
+                Role::Coordinator => {
+                    let it = self.coordinating.get_mut(&tid).expect("it is due");
+                    (it.machine.timeout(), None)
+                }
+                Role::Participant => {
+                    let patience = self.patience;
+                    let part = self.taking_part.get_mut(&tid).expect("it is due");
+                    let silent = now.saturating_sub(part.heard) >= patience.silence;
+                    match part.machine.is_active() {
+                        // It votes at this moment.
+                        true if part.asked.is_some() && now < part.expires => (Vec::new(), None),
+                        true if now < part.expires && !silent => (Vec::new(), Some(Word::Probe)),
+                        true if planted("orphans-stay") => (Vec::new(), None),
+                        _ => (part.machine.timeout(), None),
+                    }
+                }
+            };
+            steps.extend(letter.map(|word| self.letter(tid.coordinator, tid, word)));
+            steps.extend(self.perform(tid, role, actions));
+        }
+        steps
+    }
+
+    /// Sets when it is due, later each time.
+    fn wait(&mut self, tid: Tid, role: Role, now: Duration) {
+        let patience = self.patience;
+        let (due, tries, time) = match role {
+            Role::Coordinator => match self.coordinating.get_mut(&tid) {
+                Some(it) => (&mut it.due, &mut it.tries, patience.answer),
+                None => return,
+            },
+            Role::Participant => match self.taking_part.get_mut(&tid) {
+                Some(it) if it.machine.is_active() => (&mut it.due, &mut 0, patience.probe),
+                Some(it) => (&mut it.due, &mut it.tries, patience.answer),
+                None => return,
+            },
+        };
+        self.due.remove(&(*due, tid, role));
+        *due = now + time * (1 << (*tries).min(4));
+        *tries += 1;
+        self.due.insert((*due, tid, role));
+    }
+
+    fn letter(&self, to: Node, tid: Tid, word: Word) -> Step {
+        Step::Send(Letter { from: self.own, to, tid, word })
+    }
+
+    fn perform(&mut self, tid: Tid, role: Role, actions: Vec<Action>) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for action in actions {
+            match action {
+                Action::Send(to, message) => {
+                    let of = self.coordinating.get(&tid).and_then(|it| it.news.get(&to));
+                    let tells = matches!(message, Message::Prepare(_)) && !planted("news-not-told");
+                    let news = of.filter(|_| tells).cloned().unwrap_or_default();
+                    steps.push(self.letter(to, tid, Word::Commit(message, news)));
+                }
+                Action::Force(record) => steps.push(Step::Force(tid, role, record)),
+                Action::Write(record) => steps.push(Step::Write(tid, role, record)),
+                Action::Put(of, slot) => {
+                    let participants = match role {
+                        Role::Coordinator => self.coordinating.get(&tid).map(|it| it.machine.participants()),
+                        Role::Participant => {
+                            self.taking_part.get(&tid).and_then(|it| it.machine.participants())
+                        }
+                    };
+                    let participants = participants.cloned().unwrap_or_default();
+                    steps.push(Step::Put(tid, role, participants, of, slot));
+                }
+                Action::Finish(outcome) => steps.push(Step::Finish(tid, outcome)),
+                Action::Tell(outcome) => steps.push(Step::Tell(tid, outcome)),
+                Action::Delete => {
+                    let participants = self.coordinating[&tid].machine.participants().clone();
+                    steps.push(Step::Delete(tid, participants));
+                }
+                Action::Forget => self.forget(tid, role),
+            }
+        }
+        steps
+    }
+
+    fn forget(&mut self, tid: Tid, role: Role) {
+        let due = match role {
+            Role::Coordinator => self.coordinating.remove(&tid).map(|it| it.due),
+            Role::Participant => self.taking_part.remove(&tid).map(|it| it.due),
+        };
+        if let Some(due) = due {
+            self.due.remove(&(due, tid, role));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Whole clusters, simulated: nodes that run what real ones run (hosts, families, scopes, the protocols), on stores,
+//! a network and a keeper of slots that a seed decides about. They crash, are cut off, lose, double and delay
+//! letters; in the end everything must have ended in one way, and some order of the transactions must explain it.
+//!
+//! One seed again: `CALIBURN_SEED=17 cargo test -p caliburn-dist --test cluster`.
+
+mod client;
+#[path = "../../../lock/tests/support/mod.rs"]
+mod random;
+mod store;
+mod world;
+
+use caliburn_dist::commit::word::{Node, Outcome};
+use client::Client;
+use random::{History, Op, check};
+use std::collections::HashSet;
+use std::time::Duration;
+use world::{Event, LISTS, NODES, Seen, World};
+
+/// Transactions of each client, and clients of each node.
+const TRANSACTIONS: u32 = 8;
+const CLIENTS: u64 = 3;
+
+fn run(seed: u64) -> World {
+    let mut world = World::new(seed);
+    for number in 0..NODES * CLIENTS {
+        let home = Node(1 + number % NODES);
+        world.clients.push(Client::new(home, TRANSACTIONS));
+    }
+    (1..=NODES).for_each(|node| Client::home_is_back(&mut world, Node(node)));
+    let ms = Duration::from_millis;
+    // What goes wrong, in the first seconds.
+    for _ in 0..world.random.below(6) {
+        let time = ms(world.random.below(4_000));
+        let node = Node(1 + world.random.below(NODES));
+        world.after(time, Event::Crash(node));
+    }
+    for _ in 0..world.random.below(3) {
+        let (time, long) = (ms(world.random.below(3_000)), ms(world.random.below(6_000)));
+        let (a, b) = (Node(1 + world.random.below(NODES)), Node(1 + world.random.below(NODES)));
+        world.after(time, Event::Cut(a.min(b), a.max(b), true));
+        world.after(time + long, Event::Cut(a.min(b), a.max(b), false));
+    }
+    for _ in 0..world.random.below(2) {
+        let (time, long) = (ms(world.random.below(3_000)), ms(world.random.below(4_000)));
+        world.after(time, Event::KeeperDown(true));
+        world.after(time + long, Event::KeeperDown(false));
+    }
+    let limit = Duration::from_secs(600);
+    while world.now < limit && !world.clients.iter().all(Client::is_idle) {
+        assert!(world.step(), "seed {seed}: nothing happens any more, and a client waits");
+    }
+    world.calm = true;
+    // All must have ended soon, with nobody crashing any more: locks, families, slots.
+    let end = world.now + Duration::from_secs(120);
+    while world.now < end && world.step() {}
+    world
+}
+
+fn verify(seed: u64, world: &World) {
+    for (node, server) in &world.servers {
+        let host = server.host.as_ref().unwrap_or_else(|| panic!("seed {seed}: {node:?} is not back"));
+        assert_eq!(host.busy(), (0, 0), "seed {seed}: {node:?} is in the middle of something");
+        assert!(server.families.is_empty(), "seed {seed}: {node:?} has families {:?}", server.families);
+        assert_eq!(server.memory.borrow().locked(), 0, "seed {seed}: {node:?} has locks");
+    }
+    assert_eq!(world.keeper.len(), 0, "seed {seed}: slots are left");
+    let lists: Vec<Vec<u64>> =
+        world.servers.values().flat_map(|server| server.memory.borrow().lists.clone()).collect();
+    assert_eq!(lists.len(), NODES as usize * LISTS);
+    // What is in memory is durable by now.
+    for server in world.servers.values() {
+        assert_eq!(server.disk.recover(LISTS).lists, server.memory.borrow().lists, "seed {seed}");
+    }
+    let there: HashSet<u64> = lists.iter().flatten().copied().collect();
+    let mut history = History::default();
+    for client in &world.clients {
+        history.aborted.extend(&client.undone);
+        for done in &client.done {
+            let tokens = done.seen.iter().filter_map(|seen| match seen {
+                Seen::Append(_, token) => Some(*token),
+                Seen::Read(..) => None,
+            });
+            let (kept, lost): (Vec<u64>, Vec<u64>) = tokens.partition(|token| there.contains(token));
+            let commits = match done.outcome {
+                Some(outcome) => outcome == Outcome::Committed,
+                // Nobody was told: whatever became of it, became of all of it.
+                None => lost.is_empty(),
+            };
+            let tid = done.tid;
+            match commits {
+                true => assert!(lost.is_empty(), "seed {seed}: {tid} has committed, and {lost:?} is lost"),
+                false => {
+                    assert!(kept.is_empty(), "seed {seed}: {tid} has not committed, and {kept:?} is there")
+                }
+            }
+            // What only read, and was not told, proves nothing.
+            if commits && (done.outcome.is_some() || !kept.is_empty()) {
+                let op = |seen: &Seen| match seen {
+                    Seen::Append(list, token) => Op::Append(*list, *token),
+                    Seen::Read(list, read) => Op::Read(*list, read.clone()),
+                };
+                history.committed.push(done.seen.iter().map(op).collect());
+            }
+        }
+    }
+    let undone = history.aborted.iter().find(|token| there.contains(token));
+    assert_eq!(undone, None, "seed {seed}: what was undone is there");
+    check(&history, &lists).unwrap_or_else(|anomaly| panic!("seed {seed}: {anomaly:?}"));
+}
+
+#[test]
+fn all_clusters_end_in_one_way() {
+    let from = std::env::var("CALIBURN_SEED").ok().map(|seed| seed.parse().expect("a number"));
+    let count = std::env::var("CALIBURN_SEEDS").ok().map_or(1_500, |seeds| seeds.parse().expect("a number"));
+    let seeds = from.map_or(0..count, |seed| seed..seed + 1);
+    let (mut committed, mut aborted, mut unknown, mut faults, mut letters) = (0, 0, 0, 0, 0);
+    for seed in seeds {
+        let world = run(seed);
+        verify(seed, &world);
+        for done in world.clients.iter().flat_map(|client| &client.done) {
+            match done.outcome {
+                Some(Outcome::Committed) => committed += 1,
+                Some(Outcome::Aborted) => aborted += 1,
+                None => unknown += 1,
+            }
+        }
+        faults += world.faults;
+        letters += world.letters;
+    }
+    println!(
+        "{committed} committed, {aborted} aborted, {unknown} unknown; {faults} crashes, {letters} letters"
+    );
+    assert!(from.is_some() || committed > aborted / 3, "most is lost: it shows nothing");
+}

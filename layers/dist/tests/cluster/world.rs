@@ -1,0 +1,628 @@
+//! The world: nodes, what they send each other, and what goes wrong, all in an order that a seed decides.
+
+use crate::client::Client;
+use crate::random::Random;
+use crate::store::{Disk, Entry, List, Memory, Work};
+use caliburn_dist::commit::word::*;
+use caliburn_dist::family::{Family, NotReady};
+use caliburn_dist::host::{Host, Letter, Patience, Role, Step};
+use caliburn_dist::id::{News, Path, Tid};
+use caliburn_dist::keep::{Claim, Kept, memory::Memory as Keeper};
+use caliburn_dist::scope::{Report, Scope, Untold};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub const NODES: u64 = 3;
+/// Lists of each node.
+pub const LISTS: usize = 3;
+
+/// What a call does: appends a token, or reads; and then calls another server.
+#[derive(Debug, Clone)]
+pub struct Op {
+    pub at: Node,
+    pub list: usize,
+    pub token: Option<u64>,
+    pub then: Option<Box<Op>>,
+}
+
+/// What was done: lists of the whole world have their own numbers.
+#[derive(Debug, Clone)]
+pub enum Seen {
+    Append(usize, u64),
+    Read(usize, List),
+}
+
+/// Who waits for an answer.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    Client(usize, Tid),
+    /// A call that runs at a node, in one of its lives.
+    Call(Node, Incarnation, Tid, Path),
+}
+
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub tid: Tid,
+    pub path: Path,
+    pub news: News,
+    pub op: Op,
+    pub expires: Duration,
+    pub caller: Caller,
+}
+
+pub type Answer = Result<(Report, Vec<Seen>), Option<Report>>;
+
+#[derive(Debug, Clone)]
+pub enum Event {
+    Letter(Letter),
+    Call(Call),
+    Answer {
+        caller: Caller,
+        call: Path,
+        news: News,
+        from: Node,
+        answer: Answer,
+    },
+    /// The call is waited for no longer.
+    GiveUp {
+        caller: Caller,
+        call: Path,
+        to: Node,
+    },
+    Sync(Node, Incarnation),
+    Claim(Claim),
+    Kept(Claim, Kept),
+    Delete(Tid, Participants, Incarnation),
+    Client(usize),
+    Crash(Node),
+    Restart(Node),
+    Sweep(Node, Incarnation),
+    Cut(Node, Node, bool),
+    KeeperDown(bool),
+}
+
+/// A call that runs here and waits for another's answer.
+struct Outer {
+    call: Call,
+    scope: Scope,
+    untold: Untold,
+    seen: Vec<Seen>,
+    waits_for: Path,
+}
+
+pub struct Server {
+    pub host: Option<Host>,
+    pub life: Incarnation,
+    pub disk: Disk,
+    pub memory: Rc<RefCell<Memory>>,
+    pub families: BTreeMap<Tid, Family<Work>>,
+    outer: BTreeMap<(Tid, Path), Outer>,
+    /// Votes and own commits that wait for calls to end.
+    votes: BTreeSet<Tid>,
+    /// Of what is committed here, what has been done here itself.
+    works: BTreeSet<Tid>,
+    /// Claims that wait for what was prepared to be durable.
+    claims: BTreeMap<Tid, Claim>,
+}
+
+pub struct World {
+    pub random: Random,
+    pub now: Duration,
+    queue: BTreeMap<(Duration, u64), Event>,
+    serial: u64,
+    pub servers: BTreeMap<Node, Server>,
+    pub keeper: Keeper,
+    keeper_down: bool,
+    pub clients: Vec<Client>,
+    cut: BTreeSet<(Node, Node)>,
+    /// From here on nothing goes wrong any more.
+    pub calm: bool,
+    pub faults: u64,
+    pub letters: u64,
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let mut world = World {
+            random: Random(seed),
+            now: Duration::ZERO,
+            queue: BTreeMap::new(),
+            serial: 0,
+            servers: BTreeMap::new(),
+            keeper: Keeper::default(),
+            keeper_down: false,
+            clients: Vec::new(),
+            cut: BTreeSet::new(),
+            calm: false,
+            faults: 0,
+            letters: 0,
+        };
+        for node in (1..=NODES).map(Node) {
+            let server = Server {
+                host: None,
+                life: Incarnation(0),
+                disk: Disk::default(),
+                memory: Memory::new(Vec::new()),
+                families: BTreeMap::new(),
+                outer: BTreeMap::new(),
+                votes: BTreeSet::new(),
+                works: BTreeSet::new(),
+                claims: BTreeMap::new(),
+            };
+            world.servers.insert(node, server);
+            world.restart(node);
+        }
+        world
+    }
+
+    pub fn after(&mut self, time: Duration, event: Event) {
+        self.serial += 1;
+        self.queue.insert((self.now + time, self.serial), event);
+    }
+
+    /// Mostly a millisecond or so; sometimes much longer.
+    fn travel(&mut self) -> Duration {
+        match self.random.below(if self.calm { 1 } else { 30 }) {
+            1 => ms(self.random.below(3_000)),
+            _ => Duration::from_micros(200 + self.random.below(1_500)),
+        }
+    }
+
+    fn arrives(&mut self, from: Node, to: Node) -> bool {
+        let lost = !self.calm && self.random.below(40) == 0;
+        !lost && (from == to || !self.cut.contains(&(from.min(to), from.max(to))))
+    }
+
+    /// Sends something on its way, which loses and doubles.
+    pub fn send(&mut self, from: Node, to: Node, event: Event) {
+        let letter = matches!(event, Event::Letter(_));
+        self.letters += u64::from(letter && from != to);
+        if !self.arrives(from, to) {
+            return;
+        }
+        if letter && !self.calm && self.random.below(30) == 0 {
+            let time = self.travel();
+            self.after(time, event.clone());
+        }
+        let time = self.travel();
+        self.after(time, event);
+    }
+
+    /// One thing happens. Whether there was one.
+    pub fn step(&mut self) -> bool {
+        let due = self.servers.iter().filter_map(|(node, server)| {
+            server.host.as_ref().and_then(Host::next_due).map(|due| (due, *node))
+        });
+        let due = due.min();
+        let next = self.queue.first_key_value().map(|((time, _), _)| *time);
+        match (due, next) {
+            (Some((due, node)), next) if next.is_none_or(|next| due < next) => {
+                self.now = self.now.max(due);
+                let now = self.now;
+                let host = self.servers.get_mut(&node).expect("it is one").host.as_mut();
+                let steps = host.map(|host| host.tick(now)).unwrap_or_default();
+                self.perform(node, steps);
+            }
+            (_, Some(time)) => {
+                self.now = self.now.max(time);
+                let (_, event) = self.queue.pop_first().expect("there is one");
+                self.happen(event);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Letter(letter) => {
+                let to = letter.to;
+                self.with_host(to, |host, now| host.receive(letter, now));
+            }
+            Event::Call(call) => self.called(call),
+            Event::Answer { caller, call, news, from, answer } => {
+                self.answered(caller, call, &news, from, answer);
+            }
+            Event::GiveUp { caller, call, to } => self.answered(caller, call, &News::new(), to, Err(None)),
+            Event::Sync(node, life) => self.sync(node, life),
+            Event::Claim(claim) => {
+                let kept = self.keeper.put(&claim);
+                let time = self.travel();
+                if !self.keeper_down && self.arrives(claim.by, claim.by) {
+                    self.after(time, Event::Kept(claim, kept));
+                }
+            }
+            Event::Kept(claim, Kept::Slot(slot)) => {
+                if self.servers[&claim.by].life == claim.life {
+                    self.with_host(claim.by, |host, _| host.slot(claim.tid, claim.role, claim.of, slot));
+                }
+            }
+            Event::Kept(..) => {}
+            Event::Delete(tid, participants, life) => _ = self.keeper.delete(tid, &participants, life),
+            Event::Client(client) => Client::step(self, client),
+            Event::Crash(node) => self.crash(node),
+            Event::Restart(node) => self.restart(node),
+            Event::Sweep(node, life) => self.sweep(node, life),
+            Event::Cut(a, b, true) => _ = self.cut.insert((a, b)),
+            Event::Cut(a, b, false) => _ = self.cut.remove(&(a, b)),
+            Event::KeeperDown(down) => self.keeper_down = down,
+        }
+    }
+
+    pub fn with_host(&mut self, node: Node, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) {
+        let now = self.now;
+        let server = self.servers.get_mut(&node).expect("it is one");
+        let steps = server.host.as_mut().map(|host| act(host, now)).unwrap_or_default();
+        self.perform(node, steps);
+    }
+
+    fn perform(&mut self, node: Node, steps: Vec<Step>) {
+        for step in steps {
+            match step {
+                Step::Send(letter) => self.send(node, letter.to, Event::Letter(letter)),
+                Step::Vote(tid, news) => {
+                    let server = self.servers.get_mut(&node).expect("it is one");
+                    if let Some(family) = server.families.get_mut(&tid) {
+                        family.hear(&news);
+                        family.close();
+                    }
+                    server.votes.insert(tid);
+                    self.vote(node, tid);
+                }
+                Step::Force(tid, role, record) => self.write(node, tid, role, record, true),
+                Step::Write(tid, role, record) => self.write(node, tid, role, record, false),
+                Step::Put(tid, role, participants, of, slot) => {
+                    let life = self.servers[&node].life;
+                    let claim = Claim { tid, by: node, life, role, participants, of, slot };
+                    self.claim(claim);
+                }
+                Step::Finish(tid, outcome) => self.finish(node, tid, outcome),
+                Step::Tell(tid, outcome) => {
+                    Client::told(self, node, tid, outcome);
+                }
+                Step::Delete(tid, participants) => {
+                    let life = self.servers[&node].life;
+                    let time = self.travel();
+                    self.after(time, Event::Delete(tid, participants, life));
+                }
+            }
+        }
+    }
+
+    /// Votes, if nothing runs any more.
+    fn vote(&mut self, node: Node, tid: Tid) {
+        let server = self.servers.get_mut(&node).expect("it is one");
+        if !server.votes.contains(&tid) {
+            return;
+        }
+        let vote = match server.families.get_mut(&tid).map(Family::finish) {
+            Some(Err(NotReady::Running)) => return,
+            None | Some(Err(NotReady::Spoiled)) => Vote::No,
+            Some(Ok(top)) if top.changes().is_empty() => Vote::ReadOnly,
+            Some(Ok(_)) => Vote::Yes,
+        };
+        server.votes.remove(&tid);
+        self.with_host(node, |host, now| host.voted(tid, vote, now));
+    }
+
+    fn changes(&mut self, node: Node, tid: &Tid) -> BTreeMap<usize, List> {
+        let family = self.servers.get_mut(&node).and_then(|server| server.families.get_mut(tid));
+        let top = family.map(|family| family.finish().expect("it has voted"));
+        top.map(|top| top.changes()).unwrap_or_default()
+    }
+
+    fn write(&mut self, node: Node, tid: Tid, role: Role, record: Record, force: bool) {
+        let entry = match &record {
+            Record::Prepared(all) => Entry::Prepared(tid, all.clone(), self.changes(node, &tid)),
+            Record::Commit(told) => {
+                let works = self.servers[&node].works.contains(&tid);
+                let changes = if works { self.changes(node, &tid) } else { BTreeMap::new() };
+                Entry::Commit(tid, told.clone(), changes)
+            }
+            Record::Committed => Entry::Decided(tid, true),
+            Record::Aborted => Entry::Decided(tid, false),
+            Record::End => Entry::End(tid),
+        };
+        let server = self.servers.get_mut(&node).expect("it is one");
+        server.disk.written.push((entry, Some((tid, role))));
+        let life = server.life;
+        let time = if force { 500 } else { 5_000 };
+        let time = Duration::from_micros(self.random.below(time));
+        self.after(time, Event::Sync(node, life));
+    }
+
+    fn sync(&mut self, node: Node, life: Incarnation) {
+        let server = self.servers.get_mut(&node).expect("it is one");
+        if server.life != life {
+            return;
+        }
+        for (entry, whose) in std::mem::take(&mut server.disk.written) {
+            let server = self.servers.get_mut(&node).expect("it is one");
+            server.disk.durable.push(entry.clone());
+            let Some((tid, role)) = whose else {
+                // Prepared, to be told to whoever keeps the slots.
+                if let Entry::Prepared(tid, ..) = entry
+                    && let Some(claim) = self.servers.get_mut(&node).and_then(|s| s.claims.remove(&tid))
+                {
+                    self.send(node, node, Event::Claim(claim));
+                }
+                continue;
+            };
+            let record = match entry {
+                Entry::Prepared(_, all, _) => Record::Prepared(all),
+                Entry::Decided(_, true) => Record::Committed,
+                Entry::Decided(_, false) => Record::Aborted,
+                Entry::Commit(_, told, _) => Record::Commit(told),
+                Entry::End(_) => Record::End,
+            };
+            self.with_host(node, |host, _| host.durable(tid, role, &record));
+        }
+    }
+
+    /// Puts a claim; what was changed is durable before its own says yes.
+    fn claim(&mut self, claim: Claim) {
+        let (node, tid) = (claim.by, claim.tid);
+        if claim.of == node && claim.slot == Slot::Yes {
+            let changes = self.changes(node, &tid);
+            let server = self.servers.get_mut(&node).expect("it is one");
+            let is_it = |entry: &Entry| matches!(entry, Entry::Prepared(of, ..) if *of == tid);
+            let is_written = server.disk.written.iter().any(|(entry, _)| is_it(entry));
+            let is_durable = server.disk.durable.iter().any(is_it);
+            if !changes.is_empty() && !is_durable {
+                if !is_written {
+                    let entry = Entry::Prepared(tid, claim.participants.clone(), changes);
+                    server.disk.written.push((entry, None));
+                    let life = server.life;
+                    let time = Duration::from_micros(self.random.below(500));
+                    self.after(time, Event::Sync(node, life));
+                }
+                self.servers.get_mut(&node).expect("it is one").claims.insert(tid, claim);
+                return;
+            }
+        }
+        self.send(node, node, Event::Claim(claim));
+    }
+
+    fn finish(&mut self, node: Node, tid: Tid, outcome: Outcome) {
+        let server = self.servers.get_mut(&node).expect("it is one");
+        server.votes.remove(&tid);
+        server.works.remove(&tid);
+        server.claims.remove(&tid);
+        let Some(mut family) = server.families.remove(&tid) else { return };
+        match outcome {
+            Outcome::Committed => {
+                family.finish().expect("it was ready").keep();
+                drop(family.into_top());
+            }
+            Outcome::Aborted => {
+                family.abort();
+                // What runs goes on, for nothing.
+                if family.runs() {
+                    server.families.insert(tid, family);
+                }
+            }
+        }
+    }
+
+    fn called(&mut self, call: Call) {
+        let (node, tid, now) = (call.op.at, call.tid, self.now);
+        let server = self.servers.get_mut(&node).expect("it is one");
+        let Some(host) = &mut server.host else { return };
+        let refuse = |world: &mut World, call: Call| {
+            world.answer(&call, Err(None));
+        };
+        if now >= call.expires || (host.incarnation() != tid.incarnation && tid.coordinator == node) {
+            return refuse(self, call);
+        }
+        let memory = server.memory.clone();
+        if !host.called(tid, call.expires, now) {
+            return refuse(self, call);
+        }
+        let family = server.families.entry(tid).or_insert_with(|| Family::new(Work::top(&memory)));
+        family.hear(&call.news);
+        let Ok(mut work) = family.begin(&call.path) else { return refuse(self, call) };
+        let global = (node.0 as usize - 1) * LISTS + call.op.list;
+        let seen = match call.op.token {
+            Some(token) => work.append(call.op.list, token).map(|()| Seen::Append(global, token)),
+            None => work.read(call.op.list).map(|list| Seen::Read(global, list)),
+        };
+        let Some(seen) = seen else {
+            family.end(&call.path, work, false);
+            self.vote(node, tid);
+            return refuse(self, call);
+        };
+        let life = server.life;
+        if let Some(then) = call.op.then.clone() {
+            family.lend(&call.path, work);
+            let (mut scope, untold) = (Scope::new(call.path.clone()), Untold::default());
+            let path = scope.next_child();
+            let caller = Caller::Call(node, life, tid, call.path.clone());
+            let to = then.at;
+            let news = untold.of(to);
+            let inner = Call {
+                tid,
+                path: path.clone(),
+                news,
+                op: *then,
+                expires: call.expires,
+                caller: caller.clone(),
+            };
+            let outer = Outer { call, scope, untold, seen: vec![seen], waits_for: path.clone() };
+            let key = (tid, outer.call.path.clone());
+            server.outer.insert(key, outer);
+            self.send(node, to, Event::Call(inner));
+            self.after(ms(1_500), Event::GiveUp { caller, call: path, to });
+            return;
+        }
+        family.end(&call.path, work, true);
+        self.vote(node, tid);
+        let used = [(node, life)].into();
+        let report = Report { used, touched: [node].into(), untold: BTreeMap::new() };
+        self.answer(&call, Ok((report, vec![seen])));
+    }
+
+    fn answer(&mut self, call: &Call, answer: Answer) {
+        let to = match &call.caller {
+            Caller::Client(client, _) => self.clients[*client].home,
+            Caller::Call(node, ..) => *node,
+        };
+        let (caller, news, from) = (call.caller.clone(), call.news.clone(), call.op.at);
+        self.send(from, to, Event::Answer { caller, call: call.path.clone(), news, from, answer });
+    }
+
+    fn answered(&mut self, caller: Caller, path: Path, news: &News, from: Node, answer: Answer) {
+        let (node, life, tid, outer_path) = match caller {
+            Caller::Client(client, tid) => {
+                return Client::answered(self, (client, tid), &path, news, from, answer);
+            }
+            Caller::Call(node, life, tid, outer_path) => (node, life, tid, outer_path),
+        };
+        let server = self.servers.get_mut(&node).expect("it is one");
+        let key = (tid, outer_path);
+        if server.life != life || server.outer.get(&key).is_none_or(|outer| outer.waits_for != path) {
+            return;
+        }
+        let Outer { call, mut scope, mut untold, mut seen, .. } =
+            server.outer.remove(&key).expect("it was there");
+        let well = match answer {
+            Ok((report, more)) => {
+                untold.heard(from, news);
+                scope.answered(&mut untold, &path, report);
+                seen.extend(more);
+                true
+            }
+            Err(report) => {
+                scope.failed(&mut untold, &path, from, report);
+                false
+            }
+        };
+        let family = server.families.get_mut(&tid).expect("a call of it runs");
+        family.hear(&untold.of(node));
+        let own = untold.of(node);
+        untold.heard(node, &own);
+        let work = family.take(&call.path);
+        // What failed within it fails it.
+        let well = well && scope.lost().is_none() && !family.is_doomed(&call.path);
+        family.end(&call.path, work, well);
+        // An orphan's family is over when its last call is.
+        let over = !family.runs() && !server.host.as_ref().is_some_and(|host| host.takes_part(&tid));
+        if over && !server.votes.contains(&tid) {
+            server.families.remove(&tid);
+        }
+        self.vote(node, tid);
+        let mut report = Report {
+            used: scope.used().clone(),
+            touched: scope.touched().clone(),
+            untold: untold.into_all(),
+        };
+        report.touched.insert(node);
+        match well {
+            true => {
+                report.used.insert(node, life);
+                self.answer(&call, Ok((report, seen)));
+            }
+            false => self.answer(&call, Err(Some(report))),
+        }
+    }
+
+    /// Now and then it looks for slots that nobody else deletes.
+    fn sweep(&mut self, node: Node, life: Incarnation) {
+        if self.servers[&node].life != life {
+            return;
+        }
+        for (tid, participants) in self.keeper.of(node) {
+            self.with_host(node, |host, now| host.sweep(tid, participants, now));
+        }
+        self.after(ms(20_000), Event::Sweep(node, life));
+    }
+
+    fn crash(&mut self, node: Node) {
+        let server = self.servers.get_mut(&node).expect("it is one");
+        if server.host.take().is_none() {
+            return;
+        }
+        self.faults += 1;
+        let kept = self.random.below(server.disk.written.len() as u64 + 1) as usize;
+        let written: Vec<Entry> = server.disk.written.drain(..).map(|(entry, _)| entry).collect();
+        server.disk.durable.extend(written.into_iter().take(kept));
+        server.outer.clear();
+        server.votes.clear();
+        server.works.clear();
+        server.claims.clear();
+        server.families.clear();
+        server.life.0 += 1;
+        Client::home_crashed(self, node);
+        let time = ms(self.random.below(8_000));
+        self.after(time, Event::Restart(node));
+    }
+
+    fn restart(&mut self, node: Node) {
+        let now = self.now;
+        let server = self.servers.get_mut(&node).expect("it is one");
+        server.life = self.keeper.begin_life(node, server.life);
+        let life = server.life;
+        let patience = Patience { answer: ms(300), probe: ms(500), silence: ms(2_000) };
+        let mut host = Host::new(node, life, patience);
+        let found = server.disk.recover(LISTS);
+        server.memory = Memory::new(found.lists);
+        let mut steps = Vec::new();
+        for (tid, (participants, brings)) in found.prepared {
+            let mut work = Work::top(&server.memory);
+            work.hold(brings);
+            let mut family = Family::new(work);
+            family.close();
+            server.families.insert(tid, family);
+            steps.extend(host.recover_prepared(tid, participants, now));
+        }
+        for (tid, participants) in found.commits {
+            steps.extend(host.recover_commit(tid, participants, now));
+        }
+        server.host = Some(host);
+        self.perform(node, steps);
+        self.sweep(node, life);
+        Client::home_is_back(self, node);
+    }
+
+    /// Commits what a client has begun: its own node's part first.
+    pub fn commit(&mut self, tid: Tid, scope: &Scope, untold: Untold) -> bool {
+        let node = tid.coordinator;
+        let mut participants = scope.used().clone();
+        let (news, others) = (untold.into_all(), scope.others());
+        let server = self.servers.get_mut(&node).expect("it is one");
+        let mut own = None;
+        if tid.protocol == Protocol::Blocking
+            && let Some(life) = participants.remove(&node)
+        {
+            if life == server.life
+                && let Some(family) = server.families.get_mut(&tid)
+            {
+                family.hear(news.get(&node).unwrap_or(&News::new()));
+                family.close();
+                if let Ok(top) = family.finish() {
+                    own = Some(if top.changes().is_empty() { Vote::ReadOnly } else { Vote::Yes });
+                }
+            }
+            match own {
+                None => return false,
+                Some(Vote::ReadOnly) => self.finish(node, tid, Outcome::Committed),
+                Some(_) => {
+                    let server = self.servers.get_mut(&node).expect("it is one");
+                    server.works.insert(tid);
+                }
+            }
+        }
+        self.with_host(node, |host, now| host.commit(tid, participants, news, &others, own, now));
+        true
+    }
+
+    pub fn abort(&mut self, tid: Tid, scope: &Scope) {
+        let touched = scope.touched().clone();
+        self.with_host(tid.coordinator, |host, _| host.abort(tid, &touched));
+    }
+}
