@@ -234,9 +234,7 @@ impl<L: Level> Family<L> {
 
     /// The family is to commit: nothing begins any more.
     pub fn close(&mut self) {
-        if unless("called-after-prepare", true) {
-            self.closed = true;
-        }
+        self.closed = true;
     }
 
     /// What is to be prepared or committed, when all news were heard. What its callers have not told of is undone.

@@ -11,9 +11,11 @@
 
 use crate::commit::coordinator::Coordinator;
 use crate::commit::participant::Participant;
-use crate::commit::word::{Action, Incarnation, Message, Node, Outcome, Participants, Record, Slot, Vote};
+use crate::commit::word::{
+    Action, Incarnation, Message, Node, Outcome, Participants, Record, Slot, Stay, Vote,
+};
 use crate::id::{News, Tid};
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::{even_if, planted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -114,6 +116,7 @@ struct Coordinating {
 #[derive(Debug)]
 struct TakingPart {
     machine: Participant,
+    stay: Stay,
     /// When the transaction was known to go on.
     heard: Duration,
     /// When it aborts here if it was not asked to prepare.
@@ -134,6 +137,7 @@ pub struct Host {
     coordinating: BTreeMap<Tid, Coordinating>,
     taking_part: BTreeMap<Tid, TakingPart>,
     due: BTreeSet<(Duration, Tid, Role)>,
+    stays: u64,
 }
 
 impl Host {
@@ -147,6 +151,7 @@ impl Host {
             coordinating: BTreeMap::new(),
             taking_part: BTreeMap::new(),
             due: BTreeSet::new(),
+            stays: 0,
         }
     }
 
@@ -202,6 +207,11 @@ impl Host {
         (self.coordinating.len(), self.taking_part.len())
     }
 
+    /// The stay of a transaction that is here.
+    pub fn stay(&self, tid: &Tid) -> Option<Stay> {
+        self.taking_part.get(tid).map(|part| part.stay)
+    }
+
     /// Whether it takes part in a transaction.
     pub fn takes_part(&self, tid: &Tid) -> bool {
         self.taking_part.contains_key(tid)
@@ -212,22 +222,27 @@ impl Host {
         self.taking_part.iter().filter(|(_, part)| part.machine.is_undecided()).map(|(tid, _)| *tid)
     }
 
-    /// A call of a transaction comes, the first one or another. Whether it may begin, as far as is known here: not
-    /// when the transaction has ended, or is asked to commit.
-    pub fn called(&mut self, tid: Tid, expires: Duration, now: Duration) -> bool {
+    /// A call of a transaction comes, the first one or another: the stay, if it may begin. Not when the transaction
+    /// has ended, or was asked to commit, as far as is known here.
+    pub fn called(&mut self, tid: Tid, expires: Duration, now: Duration) -> Option<Stay> {
         let here = tid.coordinator == self.own;
         if here && (self.coordinating.contains_key(&tid) || !self.goes_on(&tid)) {
-            return false;
+            return None;
         }
         let part = self.taking_part.entry(tid).or_insert_with(|| {
-            let machine = Participant::new(tid.protocol, self.own, tid.coordinator, self.incarnation);
+            if !planted("one-stay-for-all") {
+                self.stays += 1;
+            }
+            let stay = Stay(self.incarnation.0 << 32 | self.stays);
+            let machine = Participant::new(tid.protocol, self.own, tid.coordinator, stay);
             let due = now + self.patience.probe;
             self.due.insert((due, tid, Role::Participant));
-            TakingPart { machine, heard: now, expires, asked: None, tries: 0, due }
+            TakingPart { machine, stay, heard: now, expires, asked: None, tries: 0, due }
         });
         part.heard = part.heard.max(now);
         part.expires = part.expires.max(expires);
-        part.machine.is_active() && part.asked.is_none()
+        // What has been prepared, or has just ended, is as it was when it was asked.
+        even_if("called-after-prepare", part.machine.is_active()).then_some(part.stay)
     }
 
     /// Commits a transaction that was begun here. What was done here is no participant, blocking: `own` is what it
@@ -280,11 +295,11 @@ impl Host {
     /// After a crash: a `Prepared` record, and no decision.
     pub fn recover_prepared(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
         let (own, coordinator) = (self.own, tid.coordinator);
-        let (machine, actions) =
-            Participant::recovered(tid.protocol, own, coordinator, self.incarnation, participants);
+        let stay = participants.get(&own).copied().unwrap_or(Stay(0));
+        let (machine, actions) = Participant::recovered(tid.protocol, own, coordinator, stay, participants);
         let due = now + self.patience.answer;
         self.due.insert((due, tid, Role::Participant));
-        let part = TakingPart { machine, heard: now, expires: now, asked: None, tries: 0, due };
+        let part = TakingPart { machine, stay, heard: now, expires: now, asked: None, tries: 0, due };
         self.taking_part.insert(tid, part);
         self.perform(tid, Role::Participant, actions)
     }
@@ -318,11 +333,11 @@ impl Host {
                 Vec::new()
             }
             Word::Gone => match self.taking_part.get_mut(&tid) {
-                Some(part) if unless("prepared-gone", part.machine.is_active()) => {
+                Some(part) => {
                     let actions = part.machine.timeout();
                     self.perform(tid, Role::Participant, actions)
                 }
-                _ => Vec::new(),
+                None => Vec::new(),
             },
             Word::Commit(message @ (Message::Prepare(_) | Message::Outcome(_)), news) => {
                 self.receive_as_participant(tid, message, news)

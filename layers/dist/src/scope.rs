@@ -3,7 +3,7 @@
 //! Camelot's `SERVER_CALL` brings back which servers a call has used; whoever began the transaction knows them all when
 //! it commits.
 
-use crate::commit::word::{Incarnation, Node, Outcome, Participants};
+use crate::commit::word::{Node, Outcome, Participants, Stay};
 use crate::id::{News, Path};
 use caliburn_os::simulated::planted;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,8 +78,8 @@ impl Scope {
         self.path.child(self.children)
     }
 
-    /// A node that has crashed since this transaction has used it: what was done there is lost, and it can only
-    /// abort.
+    /// A node that has crashed, or aborted there, since this transaction has used it: what was done is lost, and it
+    /// can only abort.
     pub fn lost(&self) -> Option<Node> {
         self.lost
     }
@@ -135,14 +135,14 @@ impl Scope {
     }
 
     fn use_all(&mut self, used: &Participants) {
-        for (node, incarnation) in used {
-            self.use_one(*node, *incarnation);
+        for (node, stay) in used {
+            self.use_one(*node, *stay);
         }
     }
 
-    fn use_one(&mut self, node: Node, incarnation: Incarnation) {
-        let before = *self.used.entry(node).or_insert(incarnation);
-        if before != incarnation {
+    fn use_one(&mut self, node: Node, stay: Stay) {
+        let before = *self.used.entry(node).or_insert(stay);
+        if before != stay {
             self.lost = Some(node);
         }
     }
@@ -152,9 +152,9 @@ impl Scope {
 mod tests {
     use super::*;
 
-    fn report(node: u64, life: u64) -> Report {
+    fn report(node: u64, stay: u64) -> Report {
         let node = Node(node);
-        let used = [(node, Incarnation(life))].into();
+        let used = [(node, Stay(stay))].into();
         Report { used, touched: [node].into(), untold: BTreeMap::new() }
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let inner = child.next_child();
         child.answered(&mut untold, &inner, report(2, 1));
         top.aborted(&mut untold, &child);
-        assert_eq!(top.used(), &Participants::from([(Node(1), Incarnation(1))]));
+        assert_eq!(top.used(), &Participants::from([(Node(1), Stay(1))]));
         assert_eq!(top.others(), BTreeSet::from([Node(2)]));
         let (committed, aborted) = (Outcome::Committed, Outcome::Aborted);
         assert_eq!(untold.of(Node(1)), vec![(call, committed)]);
@@ -178,11 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn another_life_of_a_node_is_noticed() {
+    fn another_stay_at_a_node_is_noticed() {
         let (mut top, mut untold) = (Scope::new(Path::default()), Untold::default());
-        for life in [1, 2] {
+        for stay in [1, 2] {
             let call = top.next_child();
-            top.answered(&mut untold, &call, report(1, life));
+            top.answered(&mut untold, &call, report(1, stay));
         }
         assert_eq!(top.lost(), Some(Node(1)));
     }

@@ -17,6 +17,8 @@ struct World {
     votes: Vec<Vote>,
     /// Whether the coordinator's node has changed something itself.
     works: bool,
+    /// Whether it calls again those that know nothing of it any more, though they have not crashed.
+    again: bool,
     crashes: u32,
 }
 
@@ -25,6 +27,8 @@ struct State {
     coordinator: Option<Coordinator>,
     participants: BTreeMap<Node, Option<Participant>>,
     lives: BTreeMap<Node, Incarnation>,
+    /// Stays of the transaction at each, in all lives.
+    stays: BTreeMap<Node, u64>,
     /// What was ever sent: it may arrive at any time, again and again, or never.
     sent: BTreeSet<Letter>,
     durable: BTreeMap<Node, Vec<Record>>,
@@ -88,8 +92,8 @@ impl World {
         self.vote(node) != Vote::ReadOnly
     }
 
-    fn participant(&self, node: Node, life: Incarnation) -> Participant {
-        Participant::new(self.protocol, node, COORDINATOR, life)
+    fn participant(&self, node: Node, stay: u64) -> Participant {
+        Participant::new(self.protocol, node, COORDINATOR, Stay(stay))
     }
 
     /// Does what a machine wants done.
@@ -220,7 +224,7 @@ impl World {
         }
         state.participants.insert(own, None);
         state.orphans.remove(&own);
-        let all: Participants = self.nodes().map(|node| (node, Incarnation(1))).collect();
+        let all: Participants = self.nodes().map(|node| (node, Stay(1))).collect();
         let prepared = match self.protocol {
             Protocol::Blocking => known.iter().any(|record| matches!(record, Record::Prepared(_))),
             // What has been changed is in its slot.
@@ -237,8 +241,8 @@ impl World {
             return;
         }
         state.ends.remove(&own);
-        let life = state.lives[&own];
-        let (participant, actions) = Participant::recovered(self.protocol, own, COORDINATOR, life, all);
+        let (participant, actions) =
+            Participant::recovered(self.protocol, own, COORDINATOR, all[&own], all.clone());
         state.participants.insert(own, Some(participant));
         self.perform(state, own, actions);
     }
@@ -282,15 +286,16 @@ impl Model for World {
     type Action = Act;
 
     fn init_states(&self) -> Vec<State> {
-        let all: Participants = self.nodes().map(|node| (node, Incarnation(1))).collect();
+        let all: Participants = self.nodes().map(|node| (node, Stay(1))).collect();
         let (coordinator, actions) = Coordinator::new(self.protocol, all.clone(), self.works);
         let mut state = State {
             coordinator: Some(coordinator),
             participants: all
                 .iter()
-                .map(|(node, life)| (*node, Some(self.participant(*node, *life))))
+                .map(|(node, stay)| (*node, Some(self.participant(*node, stay.0))))
                 .collect(),
-            lives: [(COORDINATOR, Incarnation(1))].into_iter().chain(all).collect(),
+            lives: [COORDINATOR].into_iter().chain(self.nodes()).map(|node| (node, Incarnation(1))).collect(),
+            stays: all.iter().map(|(node, stay)| (*node, stay.0)).collect(),
             sent: BTreeSet::new(),
             durable: BTreeMap::new(),
             written: BTreeMap::new(),
@@ -316,7 +321,8 @@ impl Model for World {
             if state.crashes < self.crashes {
                 acts.extend([Act::Crash(node, true), Act::Crash(node, false)]);
             }
-            if node != COORDINATOR && state.participants[&node].is_none() && state.lives[&node].0 > 1 {
+            let forgot = node != COORDINATOR && state.participants[&node].is_none() && state.stays[&node] < 2;
+            if forgot && (self.again || state.lives[&node].0 > 1) {
                 acts.push(Act::CallAgain(node));
             }
         }
@@ -333,7 +339,9 @@ impl Model for World {
                 self.crash(&mut state, node, kept);
             }
             Act::CallAgain(node) => {
-                let again = self.participant(node, state.lives[&node]);
+                let stay = state.stays.get_mut(&node).expect("it is one");
+                *stay += 1;
+                let again = self.participant(node, *stay);
                 state.participants.insert(node, Some(again));
                 state.orphans.insert(node);
             }
@@ -384,13 +392,14 @@ impl Model for World {
 }
 
 fn explore(protocol: Protocol, votes: &[Vote], crashes: u32) {
-    explore_world(World { protocol, votes: votes.to_vec(), works: false, crashes });
+    let again = votes.len() < 3 && crashes < 2;
+    explore_world(World { protocol, votes: votes.to_vec(), works: false, again, crashes });
 }
 
 fn explore_world(world: World) {
     let checked = world.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     checked.assert_properties();
-    let World { protocol, votes, works, crashes } = checked.model();
+    let World { protocol, votes, works, crashes, .. } = checked.model();
     let states = checked.unique_state_count();
     println!("{protocol:?} {votes:?}, own work {works}, {crashes} crashes: {states} states");
 }
@@ -411,7 +420,7 @@ fn a_coordinator_that_works_ends_in_the_same_way() {
     use Vote::*;
     for votes in [&[][..], &[Yes], &[No], &[ReadOnly], &[Yes, Yes], &[Yes, ReadOnly]] {
         let (protocol, votes) = (Protocol::Blocking, votes.to_vec());
-        explore_world(World { protocol, votes, works: true, crashes: CRASHES });
+        explore_world(World { protocol, votes, works: true, again: false, crashes: CRASHES });
     }
 }
 
@@ -446,7 +455,7 @@ fn cost(protocol: Protocol, votes: &[Vote]) -> [usize; 4] {
 }
 
 fn cost_with(protocol: Protocol, votes: &[Vote], works: bool) -> [usize; 4] {
-    let world = World { protocol, votes: votes.to_vec(), works, crashes: 0 };
+    let world = World { protocol, votes: votes.to_vec(), works, again: false, crashes: 0 };
     let mut state = world.init_states().pop().expect("there is one");
     let mut delivered = BTreeSet::new();
     loop {

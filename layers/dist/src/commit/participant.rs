@@ -1,9 +1,7 @@
 //! A participant of a transaction: votes when it is asked, and then waits to be told.
 
 use crate::commit::slots::Closing;
-use crate::commit::word::{
-    Action, Incarnation, Message, Node, Outcome, Participants, Protocol, Record, Slot, Vote,
-};
+use crate::commit::word::{Action, Message, Node, Outcome, Participants, Protocol, Record, Slot, Stay, Vote};
 use caliburn_os::simulated::{planted, unless};
 
 /// A participant at work, from the first call of the transaction on.
@@ -12,7 +10,7 @@ pub struct Participant {
     protocol: Protocol,
     own: Node,
     coordinator: Node,
-    incarnation: Incarnation,
+    stay: Stay,
     state: State,
 }
 
@@ -33,8 +31,8 @@ enum State {
 
 impl Participant {
     /// The transaction makes its first call.
-    pub fn new(protocol: Protocol, own: Node, coordinator: Node, incarnation: Incarnation) -> Participant {
-        Participant { protocol, own, coordinator, incarnation, state: State::Active }
+    pub fn new(protocol: Protocol, own: Node, coordinator: Node, stay: Stay) -> Participant {
+        Participant { protocol, own, coordinator, stay, state: State::Active }
     }
 
     /// After a crash, with what was prepared and not decided: it asks.
@@ -42,11 +40,11 @@ impl Participant {
         protocol: Protocol,
         own: Node,
         coordinator: Node,
-        incarnation: Incarnation,
+        stay: Stay,
         participants: Participants,
     ) -> (Participant, Vec<Action>) {
         let state = State::Prepared(participants);
-        let mut participant = Participant { protocol, own, coordinator, incarnation, state };
+        let mut participant = Participant { protocol, own, coordinator, stay, state };
         let actions = participant.timeout();
         (participant, actions)
     }
@@ -74,6 +72,11 @@ impl Participant {
             // It was not heard.
             (State::Prepared(_), Message::Prepare(_)) => vec![self.say(Message::Vote(Vote::Yes))],
             (State::Prepared(_) | State::Closing(..), Message::Outcome(outcome)) => self.decided(*outcome),
+            // What has committed was another stay, which has ended: this one has nothing to do with it.
+            (State::Active, Message::Outcome(Outcome::Committed)) if unless("orphan-told-nothing", true) => {
+                self.state = State::Done;
+                vec![Action::Finish(Outcome::Aborted), self.say(Message::Ack), Action::Forget]
+            }
             (State::Active | State::Preparing(_), Message::Outcome(Outcome::Aborted)) => {
                 self.decided(Outcome::Aborted)
             }
@@ -166,9 +169,9 @@ impl Participant {
     }
 
     fn prepare(&mut self, participants: Participants, vote: Vote) -> Vec<Action> {
-        // What was done in an earlier life is lost; in this one there are only the calls since.
-        let here = participants.get(&self.own) == Some(&self.incarnation);
-        let vote = if unless("lives-not-compared", !here) { Vote::No } else { vote };
+        // What was done in an earlier stay is lost; in this one there are only the calls since.
+        let here = participants.get(&self.own) == Some(&self.stay);
+        let vote = if unless("stays-not-compared", !here) { Vote::No } else { vote };
         match (vote, self.protocol) {
             (Vote::Yes, Protocol::Blocking) => {
                 self.state = State::Preparing(participants.clone());

@@ -3,7 +3,7 @@
 use crate::commit::word::{Incarnation, Node, Participants, Slot};
 use crate::id::Tid;
 use crate::keep::{Claim, Kept};
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::planted;
 use std::collections::BTreeMap;
 
 /// Slots and epochs.
@@ -30,10 +30,6 @@ impl Memory {
         if self.is_fenced(claim.by, claim.life) {
             return Kept::Fenced;
         }
-        let own = self.slots.get(&(claim.tid, claim.by)).map(|(slot, _)| *slot);
-        if unless("own-slot-not-compared", claim.needs_own() && own != Some(Slot::Yes)) {
-            return Kept::NoOwn;
-        }
         let new = (claim.slot, claim.participants.clone());
         let kept = self.slots.entry((claim.tid, claim.of)).or_insert(new);
         if planted("slots-overwritten") {
@@ -42,15 +38,11 @@ impl Memory {
         Kept::Slot(kept.0)
     }
 
-    /// Deletes the slots of a transaction, for its coordinator. Whether it may.
-    pub fn delete(&mut self, tid: Tid, participants: &Participants, life: Incarnation) -> bool {
-        if self.is_fenced(tid.coordinator, life) {
-            return false;
-        }
+    /// Deletes the slots of a transaction, for its coordinator.
+    pub fn delete(&mut self, tid: Tid, participants: &Participants) {
         for node in participants.keys() {
             self.slots.remove(&(tid, *node));
         }
-        true
     }
 
     /// Transactions that a node coordinates or has coordinated, in whatever life, and of which there are slots.

@@ -2,14 +2,14 @@
 //! nothing and compares in the same step as it puts.
 //!
 //! ```text
-//!   epoch of a node        its present life; a put or a deletion by an earlier one is refused
+//!   epoch of a node        its present life; a put by an earlier one is refused
 //!   slot of a participant  put by itself (yes), or by whoever closes it
 //! ```
 //!
-//! A slot is deleted when all participants know how the transaction ended; all those of a transaction at once. Who
-//! closes another's slot must have one of its own that says yes, in the same step: so nobody who comes late, who
-//! was stopped meanwhile, takes a slot that was deleted for one that was never put. The coordinator alone deletes;
-//! it is held to its epoch.
+//! A slot is deleted when all participants know how the transaction ended, all those of a transaction at once. Who
+//! closes slots is a participant that does not know, or the coordinator, which deletes them itself: so nobody takes a
+//! slot that was deleted for one that was never put. A put that was under way for long may make a slot again, which
+//! nobody asks for; the coordinator looks for such now and then.
 
 pub mod memory;
 
@@ -36,13 +36,6 @@ pub struct Claim {
     pub slot: Slot,
 }
 
-impl Claim {
-    /// Whether a slot of its own must say yes.
-    pub fn needs_own(&self) -> bool {
-        self.role == Role::Participant && self.of != self.by
-    }
-}
-
 /// What became of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
@@ -50,6 +43,4 @@ pub enum Kept {
     Slot(Slot),
     /// The node lives another life somewhere: whoever claims must stop.
     Fenced,
-    /// It has no slot of its own (yet, or any more).
-    NoOwn,
 }

@@ -84,7 +84,8 @@ impl Client {
         let aborts = world.random.below(10) == 0;
         plan.push_back(Plan::End(if aborts { Outcome::Aborted } else { Outcome::Committed }));
         let protocol = if world.random.below(2) == 0 { Protocol::Blocking } else { Protocol::Slots };
-        let expires = world.now + Duration::from_secs(20);
+        // Longer than anything here takes: orphans must be found otherwise.
+        let expires = world.now + Duration::from_secs(3_600);
         let it = &mut world.clients[client];
         it.left -= 1;
         it.serial += 1;
@@ -98,7 +99,7 @@ impl Client {
         let at = Node(1 + world.random.below(NODES));
         let list = world.random.below(LISTS as u64) as usize;
         let token = (world.random.below(3) != 0).then(|| (client as u64) << 40 | world.random.below(1 << 40));
-        let calls = depth < 2 && world.random.below(4) == 0;
+        let calls = depth < 2 && world.random.below(3) == 0;
         let then = calls.then(|| Box::new(Self::op(world, client, depth + 1)));
         Op { at, list, token, then }
     }

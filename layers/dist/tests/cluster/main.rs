@@ -2,7 +2,7 @@
 //! a network and a keeper of slots that a seed decides about. They crash, are cut off, lose, double and delay
 //! letters; in the end everything must have ended in one way, and some order of the transactions must explain it.
 //!
-//! One seed again: `CALIBURN_SEED=17 cargo test -p caliburn-dist --test cluster`.
+//! One seed again, and all that happens: `CALIBURN_SEED=17 CALIBURN_TRACE=1 cargo test -p caliburn-dist --test cluster`.
 
 mod client;
 #[path = "../../../lock/tests/support/mod.rs"]
@@ -41,6 +41,11 @@ fn run(seed: u64) -> World {
         world.after(time, Event::Cut(a.min(b), a.max(b), true));
         world.after(time + long, Event::Cut(a.min(b), a.max(b), false));
     }
+    for _ in 0..world.random.below(3) {
+        let (time, long) = (ms(world.random.below(3_000)), ms(world.random.below(8_000)));
+        let node = Node(1 + world.random.below(NODES));
+        world.after(time, Event::Pause(node, long));
+    }
     for _ in 0..world.random.below(2) {
         let (time, long) = (ms(world.random.below(3_000)), ms(world.random.below(4_000)));
         world.after(time, Event::KeeperDown(true));
@@ -52,7 +57,7 @@ fn run(seed: u64) -> World {
     }
     world.calm = true;
     // All must have ended soon, with nobody crashing any more: locks, families, slots.
-    let end = world.now + Duration::from_secs(120);
+    let end = world.now + Duration::from_secs(60);
     while world.now < end && world.step() {}
     world
 }

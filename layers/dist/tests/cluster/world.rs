@@ -74,18 +74,20 @@ pub enum Event {
     Sync(Node, Incarnation),
     Claim(Claim),
     Kept(Claim, Kept),
-    Delete(Tid, Participants, Incarnation),
+    Delete(Tid, Participants),
     Client(usize),
     Crash(Node),
     Restart(Node),
     Sweep(Node, Incarnation),
     Cut(Node, Node, bool),
+    Pause(Node, Duration),
     KeeperDown(bool),
 }
 
 /// A call that runs here and waits for another's answer.
 struct Outer {
     call: Call,
+    stay: Stay,
     scope: Scope,
     untold: Untold,
     seen: Vec<Seen>,
@@ -117,10 +119,13 @@ pub struct World {
     keeper_down: bool,
     pub clients: Vec<Client>,
     cut: BTreeSet<(Node, Node)>,
+    /// Stopped, until then.
+    paused: BTreeMap<Node, Duration>,
     /// From here on nothing goes wrong any more.
     pub calm: bool,
     pub faults: u64,
     pub letters: u64,
+    trace: bool,
 }
 
 fn ms(n: u64) -> Duration {
@@ -139,9 +144,11 @@ impl World {
             keeper_down: false,
             clients: Vec::new(),
             cut: BTreeSet::new(),
+            paused: BTreeMap::new(),
             calm: false,
             faults: 0,
             letters: 0,
+            trace: std::env::var_os("CALIBURN_TRACE").is_some(),
         };
         for node in (1..=NODES).map(Node) {
             let server = Server {
@@ -169,7 +176,7 @@ impl World {
     /// Mostly a millisecond or so; sometimes much longer.
     fn travel(&mut self) -> Duration {
         match self.random.below(if self.calm { 1 } else { 30 }) {
-            1 => ms(self.random.below(3_000)),
+            1 => ms(self.random.below(6_000)),
             _ => Duration::from_micros(200 + self.random.below(1_500)),
         }
     }
@@ -197,7 +204,8 @@ impl World {
     /// One thing happens. Whether there was one.
     pub fn step(&mut self) -> bool {
         let due = self.servers.iter().filter_map(|(node, server)| {
-            server.host.as_ref().and_then(Host::next_due).map(|due| (due, *node))
+            let goes_on = self.paused.get(node).copied().unwrap_or_default();
+            server.host.as_ref().and_then(Host::next_due).map(|due| (due.max(goes_on), *node))
         });
         let due = due.min();
         let next = self.queue.first_key_value().map(|((time, _), _)| *time);
@@ -219,7 +227,31 @@ impl World {
         true
     }
 
+    /// The node at which it happens.
+    fn place(&self, event: &Event) -> Option<Node> {
+        match event {
+            Event::Letter(letter) => Some(letter.to),
+            Event::Call(call) => Some(call.op.at),
+            Event::Answer { caller, .. } | Event::GiveUp { caller, .. } => match caller {
+                Caller::Client(client, _) => Some(self.clients[*client].home),
+                Caller::Call(node, ..) => Some(*node),
+            },
+            Event::Sync(node, _) | Event::Sweep(node, _) => Some(*node),
+            Event::Kept(claim, _) => Some(claim.by),
+            Event::Client(client) => Some(self.clients[*client].home),
+            _ => None,
+        }
+    }
+
     fn happen(&mut self, event: Event) {
+        if let Some(until) = self.place(&event).and_then(|node| self.paused.get(&node)).copied()
+            && until > self.now
+        {
+            return self.after(until - self.now, event);
+        }
+        if self.trace {
+            println!("{:?} {event:?}", self.now);
+        }
         match event {
             Event::Letter(letter) => {
                 let to = letter.to;
@@ -244,13 +276,17 @@ impl World {
                 }
             }
             Event::Kept(..) => {}
-            Event::Delete(tid, participants, life) => _ = self.keeper.delete(tid, &participants, life),
+            Event::Delete(tid, participants) => self.keeper.delete(tid, &participants),
             Event::Client(client) => Client::step(self, client),
             Event::Crash(node) => self.crash(node),
             Event::Restart(node) => self.restart(node),
             Event::Sweep(node, life) => self.sweep(node, life),
             Event::Cut(a, b, true) => _ = self.cut.insert((a, b)),
             Event::Cut(a, b, false) => _ = self.cut.remove(&(a, b)),
+            Event::Pause(node, time) => {
+                self.faults += 1;
+                self.paused.insert(node, self.now + time);
+            }
             Event::KeeperDown(down) => self.keeper_down = down,
         }
     }
@@ -264,6 +300,9 @@ impl World {
 
     fn perform(&mut self, node: Node, steps: Vec<Step>) {
         for step in steps {
+            if self.trace {
+                println!("{:?}   {node:?}: {step:?}", self.now);
+            }
             match step {
                 Step::Send(letter) => self.send(node, letter.to, Event::Letter(letter)),
                 Step::Vote(tid, news) => {
@@ -287,9 +326,8 @@ impl World {
                     Client::told(self, node, tid, outcome);
                 }
                 Step::Delete(tid, participants) => {
-                    let life = self.servers[&node].life;
                     let time = self.travel();
-                    self.after(time, Event::Delete(tid, participants, life));
+                    self.after(time, Event::Delete(tid, participants));
                 }
             }
         }
@@ -421,9 +459,7 @@ impl World {
             return refuse(self, call);
         }
         let memory = server.memory.clone();
-        if !host.called(tid, call.expires, now) {
-            return refuse(self, call);
-        }
+        let Some(stay) = host.called(tid, call.expires, now) else { return refuse(self, call) };
         let family = server.families.entry(tid).or_insert_with(|| Family::new(Work::top(&memory)));
         family.hear(&call.news);
         let Ok(mut work) = family.begin(&call.path) else { return refuse(self, call) };
@@ -453,7 +489,8 @@ impl World {
                 expires: call.expires,
                 caller: caller.clone(),
             };
-            let outer = Outer { call, scope, untold, seen: vec![seen], waits_for: path.clone() };
+            let waits_for = path.clone();
+            let outer = Outer { call, stay, scope, untold, seen: vec![seen], waits_for };
             let key = (tid, outer.call.path.clone());
             server.outer.insert(key, outer);
             self.send(node, to, Event::Call(inner));
@@ -462,7 +499,7 @@ impl World {
         }
         family.end(&call.path, work, true);
         self.vote(node, tid);
-        let used = [(node, life)].into();
+        let used = [(node, stay)].into();
         let report = Report { used, touched: [node].into(), untold: BTreeMap::new() };
         self.answer(&call, Ok((report, vec![seen])));
     }
@@ -488,7 +525,7 @@ impl World {
         if server.life != life || server.outer.get(&key).is_none_or(|outer| outer.waits_for != path) {
             return;
         }
-        let Outer { call, mut scope, mut untold, mut seen, .. } =
+        let Outer { call, stay, mut scope, mut untold, mut seen, .. } =
             server.outer.remove(&key).expect("it was there");
         let well = match answer {
             Ok((report, more)) => {
@@ -524,7 +561,7 @@ impl World {
         report.touched.insert(node);
         match well {
             true => {
-                report.used.insert(node, life);
+                report.used.insert(node, stay);
                 self.answer(&call, Ok((report, seen)));
             }
             false => self.answer(&call, Err(Some(report))),
@@ -597,9 +634,9 @@ impl World {
         let server = self.servers.get_mut(&node).expect("it is one");
         let mut own = None;
         if tid.protocol == Protocol::Blocking
-            && let Some(life) = participants.remove(&node)
+            && let Some(stay) = participants.remove(&node)
         {
-            if life == server.life
+            if server.host.as_ref().and_then(|host| host.stay(&tid)) == Some(stay)
                 && let Some(family) = server.families.get_mut(&tid)
             {
                 family.hear(news.get(&node).unwrap_or(&News::new()));
