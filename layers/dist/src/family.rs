@@ -124,6 +124,11 @@ impl<L: Level> Part<L> {
         }
     }
 
+    fn commit_all(&mut self) {
+        self.verdict = self.verdict.or(Some(Outcome::Committed));
+        self.children.values_mut().for_each(Part::commit_all);
+    }
+
     /// Drops what it can, children first; what runs stays, doomed.
     fn abort(&mut self) {
         self.verdict = Some(Outcome::Aborted);
@@ -243,11 +248,8 @@ impl<L: Level> Family<L> {
     /// Not yet, or not at all.
     pub fn finish(&mut self) -> Result<&mut L, NotReady> {
         let unknown = self.top.children.values_mut().filter(|child| child.verdict.is_none());
-        if !planted("unheard-calls-stay") {
-            unknown.for_each(Part::abort);
-        } else {
-            unknown.for_each(|child| child.verdict = Some(Outcome::Committed));
-        }
+        let unheard = if planted("unheard-calls-stay") { Part::commit_all } else { Part::abort };
+        unknown.for_each(unheard);
         self.settle();
         match (self.runs(), self.spoiled) {
             (true, _) => Err(NotReady::Running),

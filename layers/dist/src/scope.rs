@@ -134,6 +134,11 @@ impl Scope {
         self.touched.extend(&child.touched);
     }
 
+    /// All that whoever ends it must know.
+    pub fn into_report(self, untold: Untold) -> Report {
+        Report { used: self.used, touched: self.touched, untold: untold.into_all() }
+    }
+
     fn use_all(&mut self, used: &Participants) {
         for (node, stay) in used {
             self.use_one(*node, *stay);

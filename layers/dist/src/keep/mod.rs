@@ -11,6 +11,8 @@
 //! slot that was deleted for one that was never put. A put that was under way for long may make a slot again, which
 //! nobody asks for; the coordinator looks for such now and then.
 
+pub mod etcd;
+pub mod keeper;
 pub mod memory;
 
 use crate::commit::word::{Incarnation, Node, Participants, Slot};

@@ -17,6 +17,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 use world::{Event, LISTS, NODES, Seen, World};
 
+/// How many, unless told: as many as a build can run in some seconds.
+const SEEDS: u64 = if cfg!(caliburn_sim) { 15_000 } else { 1_500 };
 /// Transactions of each client, and clients of each node.
 const TRANSACTIONS: u32 = 8;
 const CLIENTS: u64 = 3;
@@ -117,7 +119,7 @@ fn verify(seed: u64, world: &World) {
 #[test]
 fn all_clusters_end_in_one_way() {
     let from = std::env::var("CALIBURN_SEED").ok().map(|seed| seed.parse().expect("a number"));
-    let count = std::env::var("CALIBURN_SEEDS").ok().map_or(1_500, |seeds| seeds.parse().expect("a number"));
+    let count = std::env::var("CALIBURN_SEEDS").ok().map_or(SEEDS, |seeds| seeds.parse().expect("a number"));
     let seeds = from.map_or(0..count, |seed| seed..seed + 1);
     let (mut committed, mut aborted, mut unknown, mut faults, mut letters) = (0, 0, 0, 0, 0);
     for seed in seeds {

@@ -1,0 +1,282 @@
+//! Slots and epochs in etcd, which survive the loss of fewer than half of its members.
+//!
+//! ```text
+//!   <cluster>/epoch/<node>                 the life of a node
+//!   <cluster>/slot/<tid><participant>      what its slot holds, and all participants
+//! ```
+//!
+//! A slot is put in one `Txn` that compares the epoch of whoever puts it and that the slot is not there: a lease or
+//! a lock of etcd's is not enough, since its holder may have lost it and not know. Trusted: that a majority of the
+//! members keeps what it has forced, and agrees. Not trusted: what one of them serves; values have a checksum.
+
+use crate::commit::word::{Incarnation, Node, Participants, Slot, Stay};
+use crate::id::{TID_BYTES, Tid};
+use crate::keep::{Claim, Kept};
+use crate::proto::etcd::kv_client::KvClient;
+use crate::proto::etcd::{
+    Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, compare,
+    request_op, response_op,
+};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint};
+
+/// Why the keeper did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// An address that is none.
+    #[error("{0} is not the address of a member of etcd: {1}")]
+    Address(String, tonic::transport::Error),
+    /// No member answers, or no majority of them is there.
+    #[error("etcd does not answer: {0}; it is asked again")]
+    NoAnswer(#[from] tonic::Status),
+    /// What is there was not written by this program, or is damaged in all members that were asked.
+    #[error("etcd has {} bytes at {key} that are no {what}; another program's, or damaged", bytes.len())]
+    Damaged {
+        /// The key.
+        key: String,
+        /// What should be there.
+        what: &'static str,
+        /// What is.
+        bytes: Vec<u8>,
+    },
+}
+
+/// A cluster's part of an etcd.
+#[derive(Debug, Clone)]
+pub struct Etcd {
+    kv: KvClient<Channel>,
+    cluster: String,
+}
+
+/// So often is something that is damaged read again; the next member that is asked is another one.
+const READS: usize = 6;
+
+impl Etcd {
+    /// The members at these addresses, such as `http://127.0.0.1:2379`. Connects when it is used first.
+    ///
+    /// # Errors
+    /// [`KeepError::Address`].
+    pub fn new<'m>(members: impl IntoIterator<Item = &'m str>, cluster: &str) -> Result<Etcd, KeepError> {
+        let endpoint = |member: &str| {
+            let endpoint = Endpoint::from_shared(member.to_owned());
+            let endpoint = endpoint.map_err(|error| KeepError::Address(member.to_owned(), error))?;
+            Ok(endpoint.connect_timeout(Duration::from_secs(2)).timeout(Duration::from_secs(5)))
+        };
+        let endpoints = members.into_iter().map(endpoint).collect::<Result<Vec<_>, KeepError>>()?;
+        let kv = KvClient::new(Channel::balance_list(endpoints.into_iter()));
+        Ok(Etcd { kv, cluster: cluster.to_owned() })
+    }
+
+    fn epoch_key(&self, node: Node) -> Vec<u8> {
+        format!("{}/epoch/{:016x}", self.cluster, node.0).into_bytes()
+    }
+
+    fn slot_prefix(&self, rest: &[u8]) -> Vec<u8> {
+        let mut key = format!("{}/slot/", self.cluster).into_bytes();
+        key.extend(rest);
+        key
+    }
+
+    /// A node begins a life: behind all that it had, and behind what it knows itself.
+    ///
+    /// # Errors
+    /// When etcd does not answer.
+    pub async fn begin_life(&self, node: Node, behind: Incarnation) -> Result<Incarnation, KeepError> {
+        let key = self.epoch_key(node);
+        loop {
+            let range = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+            let found = self.kv.clone().range(range).await?.into_inner().kvs.pop();
+            let (before, revision) = match &found {
+                None => (0, 0),
+                Some(kv) => (epoch_of(&key, &kv.value)?, kv.mod_revision),
+            };
+            let next = before.max(behind.0) + 1;
+            let unchanged = Compare {
+                result: compare::CompareResult::Equal as i32,
+                target: compare::CompareTarget::Mod as i32,
+                key: key.clone(),
+                target_union: Some(compare::TargetUnion::ModRevision(revision)),
+            };
+            let put = put(key.clone(), next.to_be_bytes().to_vec());
+            let txn = TxnRequest { compare: vec![unchanged], success: vec![put], failure: Vec::new() };
+            if self.kv.clone().txn(txn).await?.into_inner().succeeded {
+                return Ok(Incarnation(next));
+            }
+        }
+    }
+
+    /// Puts a value into a slot if it is empty.
+    ///
+    /// # Errors
+    /// When etcd does not answer: the value may be there all the same. It can be put again.
+    pub async fn put(&self, claim: &Claim) -> Result<Kept, KeepError> {
+        let (slot_key, epoch_key) = (self.slot_key(claim.tid, claim.of), self.epoch_key(claim.by));
+        let absent = Compare {
+            result: compare::CompareResult::Equal as i32,
+            target: compare::CompareTarget::Create as i32,
+            key: slot_key.clone(),
+            target_union: Some(compare::TargetUnion::CreateRevision(0)),
+        };
+        let lives = Compare {
+            result: compare::CompareResult::Equal as i32,
+            target: compare::CompareTarget::Value as i32,
+            key: epoch_key.clone(),
+            target_union: Some(compare::TargetUnion::Value(claim.life.0.to_be_bytes().to_vec())),
+        };
+        let txn = TxnRequest {
+            compare: vec![lives, absent],
+            success: vec![put(slot_key.clone(), encode(claim.slot, &claim.participants))],
+            failure: vec![get(epoch_key.clone()), get(slot_key.clone())],
+        };
+        for _ in 0..READS {
+            let answer = self.kv.clone().txn(txn.clone()).await?.into_inner();
+            if answer.succeeded {
+                return Ok(Kept::Slot(claim.slot));
+            }
+            let mut found = answer.responses.into_iter().map(|response| match response.response {
+                Some(response_op::Response::ResponseRange(range)) => value(range),
+                _ => None,
+            });
+            let (epoch, slot) = (found.next().flatten(), found.next().flatten());
+            match epoch {
+                Some(epoch) if epoch_of(&epoch_key, &epoch)? == claim.life.0 => {}
+                _ => return Ok(Kept::Fenced),
+            }
+            if let Some((slot, _)) = slot.as_deref().and_then(decode) {
+                return Ok(Kept::Slot(slot));
+            }
+            // Damaged in this member; or deleted since.
+        }
+        Err(damaged(&slot_key, "slot", Vec::new()))
+    }
+
+    fn slot_key(&self, tid: Tid, of: Node) -> Vec<u8> {
+        let mut key = self.slot_prefix(&tid.to_bytes());
+        key.extend(of.0.to_be_bytes());
+        key
+    }
+
+    /// Deletes the slots of a transaction, for its coordinator.
+    ///
+    /// # Errors
+    /// When etcd does not answer.
+    pub async fn delete(&self, tid: Tid) -> Result<(), KeepError> {
+        let key = self.slot_prefix(&tid.to_bytes());
+        let range_end = behind(&key);
+        self.kv.clone().delete_range(DeleteRangeRequest { key, range_end }).await?;
+        Ok(())
+    }
+
+    /// Transactions that a node coordinates or has coordinated, in whatever life, and of which there are slots.
+    ///
+    /// # Errors
+    /// When etcd does not answer, or has something else there.
+    pub async fn of(&self, node: Node) -> Result<BTreeMap<Tid, Participants>, KeepError> {
+        let prefix = self.slot_prefix(&node.0.to_be_bytes());
+        let (start, range_end) = (self.slot_prefix(&[]).len(), behind(&prefix));
+        let (mut key, mut all, mut tries) = (prefix, BTreeMap::new(), 0);
+        loop {
+            let range = RangeRequest { key: key.clone(), range_end: range_end.clone(), limit: 500 };
+            let found = self.kv.clone().range(range).await?.into_inner();
+            let mut whole = true;
+            for kv in found.kvs {
+                let tid = kv.key.get(start..start + TID_BYTES).and_then(Tid::from_bytes);
+                let (Some(tid), Some((_, participants))) = (tid, decode(&kv.value)) else {
+                    // From here on again, of another member.
+                    (whole, tries) = (false, tries + 1);
+                    if tries == READS {
+                        return Err(damaged(&kv.key, "slot", kv.value));
+                    }
+                    break;
+                };
+                all.insert(tid, participants);
+                key = kv.key.into_iter().chain([0]).collect();
+            }
+            if whole && !found.more {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
+    let put = PutRequest { key, value, lease: 0 };
+    RequestOp { request: Some(request_op::Request::RequestPut(put)) }
+}
+
+fn get(key: Vec<u8>) -> RequestOp {
+    let range = RangeRequest { key, ..RangeRequest::default() };
+    RequestOp { request: Some(request_op::Request::RequestRange(range)) }
+}
+
+fn value(range: RangeResponse) -> Option<Vec<u8>> {
+    range.kvs.into_iter().next().map(|kv| kv.value)
+}
+
+/// The first key behind all that begin so.
+fn behind(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < 0xFF {
+            end.push(last + 1);
+            break;
+        }
+    }
+    end
+}
+
+fn damaged(key: &[u8], what: &'static str, bytes: Vec<u8>) -> KeepError {
+    KeepError::Damaged { key: key.escape_ascii().to_string(), what, bytes }
+}
+
+fn epoch_of(key: &[u8], value: &[u8]) -> Result<u64, KeepError> {
+    let bytes: Result<[u8; 8], _> = value.try_into();
+    bytes.map(u64::from_be_bytes).map_err(|_| damaged(key, "epoch", value.to_vec()))
+}
+
+/// Version, slot, nodes and stays, checksum.
+fn encode(slot: Slot, participants: &Participants) -> Vec<u8> {
+    let mut bytes = vec![1, matches!(slot, Slot::Yes).into()];
+    for (node, stay) in participants {
+        bytes.extend(node.0.to_le_bytes());
+        bytes.extend(stay.0.to_le_bytes());
+    }
+    bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<(Slot, Participants)> {
+    let (body, sum) = bytes.split_last_chunk::<4>()?;
+    let [1, slot @ (0 | 1), pairs @ ..] = body else { return None };
+    if crc32c::crc32c(body) != u32::from_le_bytes(*sum) || pairs.len() % 16 != 0 {
+        return None;
+    }
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let participants =
+        pairs.chunks(16).map(|pair| (Node(word(&pair[..8])), Stay(word(&pair[8..])))).collect();
+    Some((if *slot == 1 { Slot::Yes } else { Slot::Closed }, participants))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_comes_back_or_is_seen_to_be_damaged() {
+        let participants: Participants = [(Node(3), Stay(9)), (Node(u64::MAX), Stay(1 << 40))].into();
+        let bytes = encode(Slot::Yes, &participants);
+        assert_eq!(decode(&bytes), Some((Slot::Yes, participants)));
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode(&bad), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn behind_a_prefix_is_the_next_one() {
+        assert_eq!(behind(b"ab"), b"ac");
+        assert_eq!(behind(&[1, 0xFF]), [2]);
+    }
+}

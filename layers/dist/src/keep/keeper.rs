@@ -1,0 +1,71 @@
+//! Either keeper, as a node uses it.
+
+use crate::commit::word::{Incarnation, Node, Participants};
+use crate::id::Tid;
+use crate::keep::etcd::{Etcd, KeepError};
+use crate::keep::memory::Memory;
+use crate::keep::{Claim, Kept};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Who keeps slots and epochs.
+#[derive(Debug, Clone)]
+pub enum Keeper {
+    /// An etcd.
+    Etcd(Etcd),
+    /// This process: what it knows ends with it, so only nodes that end together may share one.
+    Memory(Arc<Mutex<Memory>>),
+}
+
+fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
+    memory.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Keeper {
+    /// See [`Etcd::begin_life`].
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn begin_life(&self, node: Node, behind: Incarnation) -> Result<Incarnation, KeepError> {
+        match self {
+            Keeper::Etcd(etcd) => etcd.begin_life(node, behind).await,
+            Keeper::Memory(memory) => Ok(lock(memory).begin_life(node, behind)),
+        }
+    }
+
+    /// See [`Etcd::put`].
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn put(&self, claim: &Claim) -> Result<Kept, KeepError> {
+        match self {
+            Keeper::Etcd(etcd) => etcd.put(claim).await,
+            Keeper::Memory(memory) => Ok(lock(memory).put(claim)),
+        }
+    }
+
+    /// See [`Etcd::delete`].
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn delete(&self, tid: Tid, participants: &Participants) -> Result<(), KeepError> {
+        match self {
+            Keeper::Etcd(etcd) => etcd.delete(tid).await,
+            Keeper::Memory(memory) => {
+                lock(memory).delete(tid, participants);
+                Ok(())
+            }
+        }
+    }
+
+    /// See [`Etcd::of`].
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn of(&self, node: Node) -> Result<BTreeMap<Tid, Participants>, KeepError> {
+        match self {
+            Keeper::Etcd(etcd) => etcd.of(node).await,
+            Keeper::Memory(memory) => Ok(lock(memory).of(node)),
+        }
+    }
+}

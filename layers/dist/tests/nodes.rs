@@ -1,0 +1,301 @@
+//! Nodes with stores, and programs that run transactions over them, in one process.
+
+use caliburn_dist::bank::{self, ACCOUNTS, FIRST};
+use caliburn_dist::client::{Application, Error, Options};
+use caliburn_dist::cluster::Cluster;
+use caliburn_dist::host::Patience;
+use caliburn_dist::keep::keeper::Keeper;
+use caliburn_dist::node::Node;
+use caliburn_dist::proto::bank::bank_client::BankClient;
+use caliburn_dist::proto::bank::{AddRequest, TotalReply, TotalRequest};
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::{Code, Status};
+
+struct World {
+    cluster: Cluster,
+    nodes: Vec<(Node, JoinHandle<()>)>,
+    _dir: tempfile::TempDir,
+}
+
+fn patience() -> Patience {
+    let ms = Duration::from_millis;
+    Patience { answer: ms(200), probe: ms(200), silence: ms(1_000) }
+}
+
+async fn start(cluster: &Cluster, number: u64, dir: &Path, keeper: &Keeper) -> Node {
+    let node = Node::builder(cluster.clone(), number, dir.join(number.to_string()));
+    bank::segment(node).keeper(keeper.clone()).patience(patience()).start().await.unwrap()
+}
+
+fn serve(node: &Node, listener: TcpListener) -> JoinHandle<()> {
+    let node = node.clone();
+    tokio::spawn(async move {
+        let bank = bank::service(&node);
+        node.serve_on(listener, |services| _ = services.add_service(bank)).await.unwrap();
+    })
+}
+
+impl World {
+    async fn new(count: u64) -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut cluster, mut listeners) = (Cluster::new("test"), Vec::new());
+        for number in 1..=count {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = format!("http://{}", listener.local_addr().unwrap());
+            cluster = cluster.node(number, &address).unwrap().server("bank", number);
+            listeners.push((number, listener));
+        }
+        let keeper = Keeper::Memory(Arc::default());
+        let mut nodes = Vec::new();
+        for (number, listener) in listeners {
+            let node = start(&cluster, number, dir.path(), &keeper).await;
+            let serving = serve(&node, listener);
+            nodes.push((node, serving));
+        }
+        World { cluster, nodes, _dir: dir }
+    }
+
+    async fn application(&self, node: u64) -> Application {
+        Application::attach(self.cluster.clone(), node).await.unwrap()
+    }
+
+    /// What each bank has, in one transaction.
+    async fn totals(&self) -> Vec<TotalReply> {
+        let application = self.application(1).await;
+        let totals = application.transact(async |tx| {
+            let mut totals = Vec::new();
+            for number in 1..=self.nodes.len() {
+                let mut bank = BankClient::new(tx.to(&format!("bank@{number}"))?);
+                totals.push(bank.total(TotalRequest {}).await?.into_inner());
+            }
+            Ok::<_, Error>(totals)
+        });
+        totals.await.unwrap()
+    }
+
+    async fn stop(self) {
+        for (node, serving) in self.nodes {
+            node.stop().await;
+            serving.await.unwrap();
+        }
+    }
+}
+
+async fn add(
+    tx: &caliburn_dist::client::Tx,
+    node: u64,
+    account: u32,
+    amount: i64,
+    receipt: u64,
+) -> Result<i64, Error> {
+    let mut bank = BankClient::new(tx.to(&format!("bank@{node}"))?);
+    Ok(bank.add(AddRequest { account, amount, receipt }).await?.into_inner().balance)
+}
+
+const BOTH: [Options; 2] = [
+    Options { blocking: true, time_out: Duration::from_secs(60) },
+    Options { blocking: false, time_out: Duration::from_secs(60) },
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transfer_is_done_on_both_nodes_or_on_none() {
+    let world = World::new(3).await;
+    let application = world.application(1).await;
+    for (receipt, options) in (1..).zip(BOTH) {
+        let moved = application.transact_with(options, async |tx| {
+            add(tx, 2, 5, -100, receipt).await?;
+            add(tx, 3, 6, 100, receipt).await
+        });
+        assert!(moved.await.unwrap() > FIRST);
+        let aborted = application.transact_with(options, async |tx| {
+            add(tx, 1, 5, -100, 77).await?;
+            add(tx, 2, 6, 100, 77).await?;
+            Err::<(), Error>(tx.abort("for no reason"))
+        });
+        assert!(matches!(aborted.await, Err(Error::Aborted(_))));
+    }
+    let totals = world.totals().await;
+    let amounts: Vec<i64> = totals.iter().map(|total| total.amount - i64::from(ACCOUNTS) * FIRST).collect();
+    assert_eq!(amounts, [0, -200, 200]);
+    assert_eq!(totals[0].receipts, []);
+    assert_eq!(totals[1].receipts, [1, 2]);
+    assert_eq!(totals[2].receipts, [1, 2]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nested_transactions_and_failed_calls_are_undone_alone() {
+    let world = World::new(2).await;
+    let application = world.application(1).await;
+    for options in BOTH {
+        let done = application.transact_with(options, async |tx| {
+            add(tx, 1, 1, 1, 0).await?;
+            let nested = tx.nest(async |child| {
+                add(child, 1, 1, 10, 0).await?;
+                add(child, 2, 1, 10, 0).await?;
+                Err::<(), Error>(child.abort("no seat is left"))
+            });
+            assert!(matches!(nested.await, Err(Error::Aborted(_))));
+            tx.nest(async |child| {
+                add(child, 2, 1, 100, 0).await?;
+                // What the other nested one had locked is free.
+                add(child, 1, 1, 100, 0).await
+            })
+            .await?;
+            // More than there is: the operation fails, and the transaction goes on.
+            let failed = add(tx, 2, 2, -FIRST * 2, 0).await;
+            assert!(matches!(failed, Err(Error::Call(status)) if status.code() == Code::FailedPrecondition));
+            // Side by side, on the same account of the same server too.
+            let (one, two) = tokio::join!(
+                tx.nest(async |child| add(child, 1, 1, 1_000, 0).await),
+                add(tx, 2, 1, 1_000, 0)
+            );
+            one.and(two)
+        });
+        done.await.unwrap();
+    }
+    let totals = world.totals().await;
+    let amounts: Vec<i64> = totals.iter().map(|total| total.amount - i64::from(ACCOUNTS) * FIRST).collect();
+    assert_eq!(amounts, [2 * 1_101, 2 * 1_100]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transfers_side_by_side_lose_nothing() {
+    let world = World::new(3).await;
+    let (receipts, mut threads) = (Arc::new(AtomicU64::new(1)), Vec::new());
+    for thread in 0..6u64 {
+        let (application, receipts) = (world.application(1 + thread % 3).await, receipts.clone());
+        threads.push(tokio::spawn(async move {
+            let mut acknowledged = Vec::new();
+            for turn in 0..40u64 {
+                let receipt = receipts.fetch_add(1, Ordering::Relaxed);
+                let options = BOTH[(turn % 2) as usize];
+                let (from, to) = (1 + receipt % 3, 1 + receipt / 3 % 3);
+                let done = application.transact_with(options, async |tx| {
+                    // Few accounts: they are in each other's way.
+                    add(tx, from, (receipt % 7) as u32, -3, receipt).await?;
+                    add(tx, to, (receipt % 5) as u32, 3, receipt).await
+                });
+                match done.await {
+                    Ok(_) => acknowledged.push(receipt),
+                    Err(Error::Call(status)) if status.code() == Code::Aborted => {}
+                    Err(Error::NotCommitted(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            acknowledged
+        }));
+    }
+    let mut acknowledged = Vec::new();
+    for thread in threads {
+        acknowledged.extend(thread.await.unwrap());
+    }
+    let totals = world.totals().await;
+    assert_eq!(totals.iter().map(|total| total.amount).sum::<i64>(), 3 * i64::from(ACCOUNTS) * FIRST);
+    let mut twice: Vec<u64> = acknowledged.iter().flat_map(|receipt| [*receipt; 2]).collect();
+    let mut there: Vec<u64> = totals.iter().flat_map(|total| total.receipts.clone()).collect();
+    twice.sort_unstable();
+    there.sort_unstable();
+    assert_eq!(there, twice);
+    assert!(acknowledged.len() > 60, "only {} of 240 got through", acknowledged.len());
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_prepared_waits_for_its_coordinator_across_restarts() {
+    let World { cluster, mut nodes, _dir } = World::new(2).await;
+    let keeper = Keeper::Memory(Arc::default());
+    let application = Application::attach(cluster.clone(), 1).await.unwrap();
+    let moved = application.transact(async |tx| {
+        add(tx, 1, 0, -1, 1).await?;
+        add(tx, 2, 0, 1, 1).await
+    });
+    moved.await.unwrap();
+    // Both stop and run again, at other addresses, with all that was acknowledged.
+    for (node, serving) in nodes.drain(..) {
+        node.stop().await;
+        serving.await.unwrap();
+    }
+    let (mut again, mut listeners) = (Cluster::new("test"), Vec::new());
+    for number in 1..=2 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        again = again.node(number, &address).unwrap().server("bank", number);
+        listeners.push((number, listener));
+    }
+    for (number, listener) in listeners {
+        let node = start(&again, number, _dir.path(), &keeper).await;
+        let serving = serve(&node, listener);
+        nodes.push((node, serving));
+    }
+    let world = World { cluster: again, nodes, _dir };
+    let receipts: Vec<_> = world.totals().await.into_iter().map(|total| total.receipts).collect();
+    assert_eq!(receipts, [[1], [1]]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_outside_of_transactions_is_one_of_its_own() {
+    let world = World::new(1).await;
+    let mut bank = BankClient::new(world.cluster.channel(caliburn_dist::commit::word::Node(1)).unwrap());
+    let balance =
+        bank.add(AddRequest { account: 3, amount: 5, receipt: 9 }).await.unwrap().into_inner().balance;
+    assert_eq!(balance, FIRST + 5);
+    let refused: Status = bank.add(AddRequest { account: 3, amount: -5_000, receipt: 10 }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(bank.total(TotalRequest {}).await.unwrap().into_inner().receipts, [9]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_goes_leaves_no_locks() {
+    let world = World::new(2).await;
+    let application = world.application(1).await;
+    // A transaction that holds locks on both, and is dropped.
+    let stuck = application.transact(async |tx| {
+        add(tx, 1, 0, 1, 1).await?;
+        add(tx, 2, 0, 1, 1).await?;
+        std::future::pending::<Result<(), Error>>().await
+    });
+    assert!(tokio::time::timeout(Duration::from_millis(300), stuck).await.is_err());
+    // A program that goes without a word: what it has begun is an orphan.
+    let gone = world.application(1).await;
+    let left = gone.transact(async |tx| {
+        add(tx, 2, 1, 1, 2).await?;
+        std::mem::forget(tx.to("bank@2")?);
+        Err::<(), Error>(tx.abort("x"))
+    });
+    assert!(left.await.is_err());
+    drop(gone);
+    let done = application.transact(async |tx| {
+        add(tx, 1, 0, 1, 3).await?;
+        add(tx, 2, 0, -1, 3).await?;
+        add(tx, 2, 1, 0, 3).await
+    });
+    tokio::time::timeout(Duration::from_secs(10), done).await.expect("locks are free").unwrap();
+    let receipts: HashSet<u64> = world.totals().await.into_iter().flat_map(|total| total.receipts).collect();
+    assert_eq!(receipts, HashSet::from([3]));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_of_another_cluster_are_refused() {
+    let world = World::new(1).await;
+    let node = caliburn_dist::commit::word::Node(1);
+    let channel = world.cluster.channel(node).unwrap();
+    let mut raw = caliburn_dist::proto::caliburn::node_client::NodeClient::new(channel);
+    let request = caliburn_dist::proto::caliburn::AttachRequest { cluster: "another".into() };
+    let refused = raw.attach(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("\"test\"") && refused.message().contains("\"another\""));
+    let end = caliburn_dist::proto::caliburn::EndRequest { tid: vec![1, 2], ..Default::default() };
+    assert_eq!(raw.end(end).await.unwrap_err().code(), Code::InvalidArgument);
+    world.stop().await;
+}
