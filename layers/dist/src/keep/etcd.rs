@@ -18,8 +18,9 @@ use crate::proto::etcd::{
     request_op, response_op,
 };
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
 /// Why the keeper did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +30,7 @@ pub enum KeepError {
     Address(String, tonic::transport::Error),
     /// No member answers, or no majority of them is there.
     #[error("etcd does not answer: {0}; it is asked again")]
-    NoAnswer(#[from] tonic::Status),
+    NoAnswer(#[from] Status),
     /// What is there was not written by this program, or is damaged in all members that were asked.
     #[error("etcd has {} bytes at {key} that are no {what}; another program's, or damaged", bytes.len())]
     Damaged {
@@ -51,6 +52,8 @@ pub struct Etcd {
 
 /// So often is something that is damaged read again; the next member that is asked is another one.
 const READS: usize = 6;
+/// So long members are asked that are away.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Etcd {
     /// The members at these addresses, such as `http://127.0.0.1:2379`. Connects when it is used first.
@@ -66,6 +69,24 @@ impl Etcd {
         let endpoints = members.into_iter().map(endpoint).collect::<Result<Vec<_>, KeepError>>()?;
         let kv = KvClient::new(Channel::balance_list(endpoints.into_iter()));
         Ok(Etcd { kv, cluster: cluster.to_owned() })
+    }
+
+    /// Asks one member after the other, for some seconds: one may be away, or not know a leader. Whatever is asked here
+    /// may be asked twice.
+    async fn ask<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
+        &self,
+        request: impl Fn(KvClient<Channel>) -> F,
+    ) -> Result<T, KeepError> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match request(self.kv.clone()).await {
+                Ok(response) => return Ok(response.into_inner()),
+                Err(status) if is_passing(&status) && Instant::now() < until => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err(status) => return Err(status.into()),
+            }
+        }
     }
 
     fn epoch_key(&self, node: Node) -> Vec<u8> {
@@ -86,7 +107,14 @@ impl Etcd {
         let key = self.epoch_key(node);
         loop {
             let range = RangeRequest { key: key.clone(), ..RangeRequest::default() };
-            let found = self.kv.clone().range(range).await?.into_inner().kvs.pop();
+            let found = self
+                .ask(|mut kv| {
+                    let range = range.clone();
+                    async move { kv.range(range).await }
+                })
+                .await?
+                .kvs
+                .pop();
             let (before, revision) = match &found {
                 None => (0, 0),
                 Some(kv) => (epoch_of(&key, &kv.value)?, kv.mod_revision),
@@ -100,7 +128,14 @@ impl Etcd {
             };
             let put = put(key.clone(), next.to_be_bytes().to_vec());
             let txn = TxnRequest { compare: vec![unchanged], success: vec![put], failure: Vec::new() };
-            if self.kv.clone().txn(txn).await?.into_inner().succeeded {
+            if self
+                .ask(|mut kv| {
+                    let txn = txn.clone();
+                    async move { kv.txn(txn).await }
+                })
+                .await?
+                .succeeded
+            {
                 return Ok(Incarnation(next));
             }
         }
@@ -130,7 +165,12 @@ impl Etcd {
             failure: vec![get(epoch_key.clone()), get(slot_key.clone())],
         };
         for _ in 0..READS {
-            let answer = self.kv.clone().txn(txn.clone()).await?.into_inner();
+            let answer = self
+                .ask(|mut kv| {
+                    let txn = txn.clone();
+                    async move { kv.txn(txn).await }
+                })
+                .await?;
             if answer.succeeded {
                 return Ok(Kept::Slot(claim.slot));
             }
@@ -164,7 +204,12 @@ impl Etcd {
     pub async fn delete(&self, tid: Tid) -> Result<(), KeepError> {
         let key = self.slot_prefix(&tid.to_bytes());
         let range_end = behind(&key);
-        self.kv.clone().delete_range(DeleteRangeRequest { key, range_end }).await?;
+        let delete = DeleteRangeRequest { key, range_end };
+        self.ask(|mut kv| {
+            let delete = delete.clone();
+            async move { kv.delete_range(delete).await }
+        })
+        .await?;
         Ok(())
     }
 
@@ -178,7 +223,12 @@ impl Etcd {
         let (mut key, mut all, mut tries) = (prefix, BTreeMap::new(), 0);
         loop {
             let range = RangeRequest { key: key.clone(), range_end: range_end.clone(), limit: 500 };
-            let found = self.kv.clone().range(range).await?.into_inner();
+            let found = self
+                .ask(|mut kv| {
+                    let range = range.clone();
+                    async move { kv.range(range).await }
+                })
+                .await?;
             let mut whole = true;
             for kv in found.kvs {
                 let tid = kv.key.get(start..start + TID_BYTES).and_then(Tid::from_bytes);
@@ -198,6 +248,11 @@ impl Etcd {
             }
         }
     }
+}
+
+/// What another member may do, or the same one later.
+fn is_passing(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
 }
 
 fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {

@@ -13,6 +13,7 @@
 
 pub mod etcd;
 pub mod keeper;
+pub mod members;
 pub mod memory;
 
 use crate::commit::word::{Incarnation, Node, Participants, Slot};

@@ -16,8 +16,8 @@ use std::sync::{Mutex, MutexGuard};
 
 /// The segment's name. No program's may be called so.
 pub(crate) const SEGMENT: &str = "caliburn-node";
-/// Room for decisions: a million, sparse on disk until they are needed at one time.
-pub(crate) const SEGMENT_BYTES: u64 = 256 << 20;
+/// Room for 65,535 decisions of which not all know: what there are more is refused.
+pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
 
 const BLOCK: usize = 256;
 const HEAD: usize = 48;

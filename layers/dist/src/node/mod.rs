@@ -25,7 +25,7 @@ use crate::keep::memory::Memory;
 use crate::node::call::{Call, Coming, execute};
 use crate::node::core::{Core, Found};
 use crate::node::ledger::Ledger;
-use crate::node::outside::{Outside, Queues};
+use crate::node::outside::{DECIDING, Outside, Queues};
 use crate::scope::{Scope, Untold};
 use crate::{id::Path, wire};
 use caliburn_engine::Store;
@@ -37,9 +37,6 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
-
-/// Threads that prepare and decide: as many forces as are under way share one.
-const DECIDING: usize = 8;
 
 /// So often slots are looked for that nobody deletes.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -218,9 +215,7 @@ impl Opening {
     fn work(&self, core: &Core<'_>, queues: &Queues) {
         std::thread::scope(|scope| {
             let take = |queue: &Mutex<std::sync::mpsc::Receiver<outside::Job>>| {
-                let wait = Duration::from_millis(100);
-                let queue = queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                queue.recv_timeout(wait)
+                queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv()
             };
             let run = move |queue: &Mutex<std::sync::mpsc::Receiver<outside::Job>>| {
                 while !core.outside.is_stopping() {

@@ -33,6 +33,7 @@ pub(crate) struct Queues {
 pub(crate) struct Outside {
     pub own: Node,
     pub incarnation: Incarnation,
+    level: usize,
     pub cluster: Cluster,
     keeper: Keeper,
     runtime: Handle,
@@ -48,6 +49,8 @@ pub(crate) struct Outside {
     pub stopped: watch::Sender<bool>,
 }
 
+/// Threads that prepare and decide: as many forces as are under way share one.
+pub(crate) const DECIDING: usize = 8;
 /// So many letters travel together at most.
 const LETTERS: usize = 256;
 /// Calls that wait for a thread, for each thread; further ones are refused.
@@ -72,6 +75,7 @@ impl Outside {
         let outside = Outside {
             own,
             incarnation,
+            level,
             cluster,
             keeper,
             runtime: Handle::current(),
@@ -106,6 +110,9 @@ impl Outside {
 
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        // Something for each thread that waits for jobs; if there is no room for it, none waits.
+        (0..self.level).for_each(|_| _ = self.calls.try_send(Box::new(|_| {})));
+        (0..DECIDING).for_each(|_| self.decide(|_| {}));
         self.stopped.send_replace(true);
     }
 

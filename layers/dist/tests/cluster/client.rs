@@ -203,7 +203,7 @@ impl Client {
             Err(report) => {
                 level.scope.failed(&mut run.untold, path, from, report);
                 // The innermost transaction aborts; the top goes on, or aborts too.
-                let aborts = run.levels.len() > 1 || path.0[0] % 2 == 0;
+                let aborts = run.levels.len() > 1 || path.0[0].is_multiple_of(2);
                 while aborts && let Some(next) = run.plan.pop_front() {
                     if let Plan::End(_) = next {
                         run.plan.push_front(Plan::End(Outcome::Aborted));

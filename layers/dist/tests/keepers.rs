@@ -1,0 +1,110 @@
+//! What a keeper of slots promises, of both: the one in memory, and etcd with three members that are killed.
+
+use caliburn_dist::commit::word::*;
+use caliburn_dist::host::Role;
+use caliburn_dist::id::Tid;
+use caliburn_dist::keep::etcd::{Etcd, KeepError};
+use caliburn_dist::keep::keeper::Keeper;
+use caliburn_dist::keep::members::{Members, MembersError};
+use caliburn_dist::keep::{Claim, Kept};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn tid(serial: u64) -> Tid {
+    let (coordinator, incarnation) = (Node(1), Incarnation(1));
+    Tid { coordinator, incarnation, client: 1, serial, protocol: Protocol::Slots }
+}
+
+fn claim(serial: u64, by: u64, life: Incarnation, of: u64, slot: Slot) -> Claim {
+    let participants = [(Node(1), Stay(11)), (Node(2), Stay(22))].into();
+    Claim { tid: tid(serial), by: Node(by), life, role: Role::Participant, participants, of: Node(of), slot }
+}
+
+/// Asks again until it answers.
+async fn put(keeper: &Keeper, claim: &Claim) -> Kept {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match keeper.put(claim).await {
+            Ok(kept) => return kept,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    }
+}
+
+async fn keeps_its_promises(keeper: &Keeper) {
+    let one = keeper.begin_life(Node(1), Incarnation(0)).await.unwrap();
+    let two = keeper.begin_life(Node(2), Incarnation(7)).await.unwrap();
+    assert_eq!((one, two), (Incarnation(1), Incarnation(8)));
+    // What is put first stays.
+    assert_eq!(put(keeper, &claim(1, 1, one, 1, Slot::Yes)).await, Kept::Slot(Slot::Yes));
+    assert_eq!(put(keeper, &claim(1, 1, one, 1, Slot::Yes)).await, Kept::Slot(Slot::Yes));
+    assert_eq!(put(keeper, &claim(1, 2, two, 1, Slot::Closed)).await, Kept::Slot(Slot::Yes));
+    assert_eq!(put(keeper, &claim(1, 1, one, 2, Slot::Closed)).await, Kept::Slot(Slot::Closed));
+    assert_eq!(put(keeper, &claim(1, 2, two, 2, Slot::Yes)).await, Kept::Slot(Slot::Closed));
+    // An earlier life puts nothing.
+    let again = keeper.begin_life(Node(2), Incarnation(0)).await.unwrap();
+    assert_eq!(again, Incarnation(9));
+    assert_eq!(put(keeper, &claim(2, 2, two, 2, Slot::Yes)).await, Kept::Fenced);
+    assert_eq!(put(keeper, &claim(2, 2, again, 2, Slot::Closed)).await, Kept::Slot(Slot::Closed));
+    let of = keeper.of(Node(1)).await.unwrap();
+    let participants = claim(1, 1, one, 1, Slot::Yes).participants;
+    assert_eq!(of, [(tid(1), participants.clone()), (tid(2), participants.clone())].into());
+    keeper.delete(tid(1), &participants).await.unwrap();
+    assert_eq!(keeper.of(Node(1)).await.unwrap().len(), 1);
+    assert!(keeper.of(Node(2)).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn one_in_memory_keeps_its_promises() {
+    keeps_its_promises(&Keeper::Memory(Arc::default())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_keeps_its_promises_while_members_are_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut members = match Members::start(3, dir.path()) {
+        Ok(members) => members,
+        Err(error @ MembersError::NotInstalled) => return println!("not run: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let addresses = members.addresses();
+    let etcd = || Etcd::new(addresses.iter().map(String::as_str), "test").unwrap();
+    let keeper = Keeper::Etcd(etcd());
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = keeper.of(Node(1)).await {
+        assert!(Instant::now() < until, "{error}");
+    }
+    keeps_its_promises(&keeper).await;
+    // Each member in turn, while slots are put.
+    for (turn, member) in [0, 1, 2].into_iter().enumerate() {
+        members.kill(member);
+        for serial in 0..20 {
+            let serial = 100 + turn as u64 * 100 + serial;
+            assert_eq!(
+                put(&keeper, &claim(serial, 1, Incarnation(1), 1, Slot::Yes)).await,
+                Kept::Slot(Slot::Yes)
+            );
+        }
+        members.run(member).unwrap();
+    }
+    // All at once: what was acknowledged is there.
+    (0..3).for_each(|member| members.kill(member));
+    assert!(matches!(
+        keeper.put(&claim(999, 1, Incarnation(1), 1, Slot::Yes)).await,
+        Err(KeepError::NoAnswer(_))
+    ));
+    (0..3).for_each(|member| members.run(member).unwrap());
+    let mut there = keeper.of(Node(1)).await;
+    let until = Instant::now() + Duration::from_secs(60);
+    while there.is_err() && Instant::now() < until {
+        there = keeper.of(Node(1)).await;
+    }
+    let there = there.unwrap();
+    let all = (0..3).flat_map(|turn| (0..20).map(move |serial| 100 + turn * 100 + serial));
+    for serial in all {
+        assert!(there.contains_key(&tid(serial)), "{serial} was acknowledged, and is not there");
+    }
+    // Another cluster's part of the same etcd is empty.
+    let another = Etcd::new(addresses.iter().map(String::as_str), "another").unwrap();
+    assert!(another.of(Node(1)).await.unwrap().is_empty());
+}
