@@ -10,6 +10,7 @@
 //!
 //! The files are counted over and over, a round being one pass over all of them, until the kills are done.
 
+use crate::nodes;
 use crate::words::{self, Table};
 use crate::{Failure, size};
 use caliburn::{Class, Store};
@@ -32,7 +33,10 @@ pub struct Arguments {
     /// Directory for the store; made anew. Default: a temporary one, removed at the end.
     #[arg(long)]
     store: Option<PathBuf>,
-    /// How many times the worker is killed.
+    /// Instead, move money among so many nodes, and kill or stop them and members of etcd at random.
+    #[arg(long, conflicts_with_all = ["input", "class"], value_parser = clap::value_parser!(u64).range(1..=16))]
+    nodes: Option<u64>,
+    /// How many times the worker is killed, or something is killed or stopped.
     #[arg(long, default_value_t = 10)]
     kills: u32,
     /// Seed of the random moments. Default: drawn from the time.
@@ -140,10 +144,12 @@ impl Running {
     }
 }
 
-struct Random(u64);
+/// A stream of numbers.
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    /// A number below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -169,6 +175,10 @@ struct Outcome {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let seed =
         arguments.seed.unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(1, |d| d.as_nanos() as u64));
+    if let Some(nodes) = arguments.nodes {
+        let (faults, store, json) = (arguments.kills, arguments.store.as_deref(), arguments.json);
+        return nodes::run(&nodes::Wanted { nodes, faults, seed, store, json });
+    }
     let (dir, temporary) = match &arguments.store {
         Some(path) => (path.clone(), false),
         None => (std::env::temp_dir().join(format!("caliburn-demo-{}.store", std::process::id())), true),

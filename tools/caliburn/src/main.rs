@@ -14,6 +14,7 @@ mod log;
 mod mend;
 mod metrics;
 mod moving;
+mod nodes;
 mod progress;
 mod rdsinit;
 mod recover;
@@ -86,7 +87,8 @@ impl Outside {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Kill a program that counts words in recoverable memory, again and again, and compare every count.
+    /// Kill a program that counts words in recoverable memory, again and again, and compare every count; with
+    /// `--nodes`, kill nodes among which money moves, and members of etcd.
     Demo(demo::Arguments),
     /// Create a store.
     Create(create::Store),
@@ -126,6 +128,8 @@ enum Command {
     Rvmutl(rvmutl::Arguments),
     #[command(hide = true)]
     DemoWorker(demo::Worker),
+    #[command(hide = true)]
+    DemoNode(nodes::NodeProcess),
 }
 
 /// The command of the line. Called by the name of one of RVM's tools, this is that tool.
@@ -143,6 +147,7 @@ fn main() -> ExitCode {
     let done = match command() {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::DemoWorker(arguments) => demo::work(&arguments),
+        Command::DemoNode(arguments) => nodes::work(&arguments),
         Command::Create(arguments) => create::store(&arguments),
         Command::AddSegment(arguments) => create::segment(&arguments),
         Command::Info(arguments) => info::run(&arguments),

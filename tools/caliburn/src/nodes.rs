@@ -1,0 +1,475 @@
+//! `demo --nodes`: money moves among nodes, in transactions that are nested, side by side, blocking or not, while nodes
+//! and members of etcd are killed and stopped at random. At the end no cent may be missing, every acknowledged
+//! transfer must be there, and of every other one all or nothing.
+//!
+//! ```text
+//!   supervisor --starts--> etcd x 3, a process for each node (a bank with a store and a log of its own)
+//!       |--- programs, each attached to a node: transfers, with receipts
+//!       '--- SIGKILL and SIGSTOP, of nodes and of members, also while they recover
+//! ```
+
+use crate::Failure;
+use caliburn_dist::bank::{self, ACCOUNTS, FIRST};
+use caliburn_dist::client::{Application, Error, Options, Tx};
+use caliburn_dist::cluster::Cluster;
+use caliburn_dist::host::Patience;
+use caliburn_dist::keep::etcd::Etcd;
+use caliburn_dist::keep::keeper::Keeper;
+use caliburn_dist::keep::members::{Members, free_addresses, pause};
+use caliburn_dist::node::Node;
+use caliburn_dist::proto::bank::bank_client::BankClient;
+use caliburn_dist::proto::bank::{AddRequest, TotalReply, TotalRequest};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::demo::Random;
+
+/// Programs that are attached to each node.
+const PROGRAMS: u64 = 2;
+/// Accounts of each node that are used: few enough that transfers meet.
+const USED: u64 = 64;
+
+/// Arguments of the hidden process that is one node.
+#[derive(Args, Debug)]
+pub struct NodeProcess {
+    number: u64,
+    store: PathBuf,
+    /// All nodes, `number=address`.
+    #[arg(long, value_delimiter = ',')]
+    nodes: Vec<String>,
+    /// Members of etcd.
+    #[arg(long, value_delimiter = ',')]
+    members: Vec<String>,
+}
+
+fn cluster(nodes: &[String]) -> Result<Cluster, Failure> {
+    let mut cluster = Cluster::new("demo");
+    for node in nodes {
+        let (number, address) = node.split_once('=').ok_or("a node is number=address")?;
+        let number = number.parse()?;
+        cluster = cluster.node(number, &format!("http://{address}"))?.server("bank", number);
+    }
+    Ok(cluster)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+fn patience() -> Patience {
+    let ms = Duration::from_millis;
+    Patience { answer: ms(500), probe: ms(500), silence: ms(2_000) }
+}
+
+/// One node, until it is killed or its supervisor is gone.
+pub fn work(arguments: &NodeProcess) -> Result<ExitCode, Failure> {
+    runtime()?.block_on(async {
+        let cluster = cluster(&arguments.nodes)?;
+        let keeper = Keeper::Etcd(Etcd::new(arguments.members.iter().map(String::as_str), "demo")?);
+        let node = Node::builder(cluster, arguments.number, &arguments.store);
+        let node = bank::segment(node).keeper(keeper).patience(patience()).start().await?;
+        let own = format!("{}=", arguments.number);
+        let own = arguments.nodes.iter().find_map(|node| node.strip_prefix(&own));
+        let address: SocketAddr = own.ok_or("it is not among the nodes")?.parse()?;
+        // It ends with its supervisor.
+        std::thread::spawn(|| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            std::process::exit(1);
+        });
+        println!("ready");
+        let service = bank::service(&node);
+        node.serve(address, |services| _ = services.add_service(service)).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// The nodes, and the members of etcd.
+struct World {
+    dir: PathBuf,
+    addresses: Vec<String>,
+    members: Members,
+    nodes: Vec<Option<Child>>,
+}
+
+impl World {
+    fn start(nodes: usize, dir: &Path) -> Result<World, Failure> {
+        let members = Members::start(3, dir.join("etcd"))?;
+        let addresses = free_addresses(nodes)?;
+        let addresses = (1..).zip(addresses).map(|(number, address)| format!("{number}={address}")).collect();
+        let nodes = (0..nodes).map(|_| None).collect();
+        let mut world = World { dir: dir.to_owned(), addresses, members, nodes };
+        for node in 0..world.nodes.len() {
+            let ready = world.run(node)?;
+            if !ready.recv_timeout(Duration::from_secs(60)).unwrap_or(false) {
+                return Err(format!("node {} did not start; see {}", node + 1, dir.display()).into());
+            }
+        }
+        Ok(world)
+    }
+
+    /// Runs a node; it says when it is ready.
+    fn run(&mut self, node: usize) -> Result<std::sync::mpsc::Receiver<bool>, Failure> {
+        let log = self.dir.join(format!("node-{}.log", node + 1));
+        let log = std::fs::File::options().create(true).append(true).open(log)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("demo-node").arg((node + 1).to_string()).arg(self.dir.join(format!("node-{}", node + 1)));
+        command.args([
+            "--nodes",
+            &self.addresses.join(","),
+            "--members",
+            &self.members.addresses().join(","),
+        ]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn()?;
+        let output = child.stdout.take().ok_or("the node has no output")?;
+        let (send, ready) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let line = BufReader::new(output).lines().next();
+            let _ = send.send(line.is_some_and(|line| line.is_ok_and(|line| line == "ready")));
+        });
+        self.nodes[node] = Some(child);
+        Ok(ready)
+    }
+
+    fn kill(&mut self, node: usize) {
+        if let Some(mut child) = self.nodes[node].take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        (0..self.nodes.len()).for_each(|node| self.kill(node));
+    }
+}
+
+/// What became of the transfers, by their receipts.
+#[derive(Default)]
+struct Ledger {
+    acknowledged: Vec<u64>,
+    refused: Vec<u64>,
+    unknown: Vec<u64>,
+    /// Of what was undone within transactions that committed.
+    undone: Vec<u64>,
+    why: BTreeMap<String, u64>,
+}
+
+impl Ledger {
+    fn add(&mut self, receipt: u64, done: &Result<(), Error>) {
+        self.undone.push(receipt | 1 << 63);
+        let Err(error) = done else { return self.acknowledged.push(receipt) };
+        let why = match error {
+            Error::Unknown(..) => "Unknown".into(),
+            Error::Call(status) => format!("call: {:?}", status.code()),
+            Error::TimeOut(_) => "TimeOut".into(),
+            Error::NotCommitted(_) => "NotCommitted".into(),
+            _ => "Other".into(),
+        };
+        *self.why.entry(why).or_default() += 1;
+        match error {
+            Error::Unknown(..) => self.unknown.push(receipt),
+            _ => self.refused.push(receipt),
+        }
+    }
+}
+
+async fn add(tx: &Tx, node: u64, account: u64, amount: i64, receipt: u64) -> Result<(), Error> {
+    let mut bank = BankClient::new(tx.to(&format!("bank@{node}"))?);
+    bank.add(AddRequest { account: account as u32, amount, receipt }).await?;
+    Ok(())
+}
+
+/// One transfer; a receipt at both ends.
+async fn transfer(
+    application: &Application,
+    random: &mut Random,
+    nodes: u64,
+    receipt: u64,
+) -> Result<(), Error> {
+    let mut node = || 1 + random.below(nodes);
+    let (from, to, third) = (node(), node(), node());
+    let (account, other) = (random.below(USED), random.below(USED));
+    let (amount, kind) = (1 + random.below(50) as i64, random.below(4));
+    let blocking = random.below(2) == 0;
+    let options = Options { blocking, time_out: Duration::from_secs(5) };
+    application
+        .transact_with(options, async |tx| match kind {
+            // Nested: something that is thought better of.
+            0 => {
+                let undone = tx.nest(async |child| {
+                    add(child, third, other, 1, receipt | 1 << 63).await?;
+                    Err::<(), Error>(child.abort("thought better of"))
+                });
+                let undone = undone.await;
+                if !matches!(undone, Err(Error::Aborted(_) | Error::Call(_) | Error::TimeOut(_))) {
+                    return undone;
+                }
+                let moved = tx.nest(async |child| {
+                    add(child, from, account, -amount, receipt).await?;
+                    add(child, to, other, amount, receipt).await
+                });
+                moved.await
+            }
+            // Side by side.
+            1 => {
+                let (one, two) = tokio::join!(
+                    tx.nest(async |child| add(child, from, account, -amount, receipt).await),
+                    tx.nest(async |child| add(child, to, other, amount, receipt).await)
+                );
+                one.and(two)
+            }
+            _ => {
+                add(tx, from, account, -amount, receipt).await?;
+                add(tx, to, other, amount, receipt).await
+            }
+        })
+        .await
+}
+
+struct Shared {
+    stop: AtomicBool,
+    receipts: AtomicU64,
+    ledger: Mutex<Ledger>,
+}
+
+impl Shared {
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A program: one transfer after the other.
+async fn program(shared: Arc<Shared>, cluster: Cluster, home: u64, nodes: u64, seed: u64) {
+    let mut random = Random(seed);
+    let mut application = None;
+    while !shared.stop.load(Ordering::Acquire) {
+        if application.is_none() {
+            application = Application::attach(cluster.clone(), home).await.ok();
+        }
+        let Some(attached) = &application else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let receipt = shared.receipts.fetch_add(1, Ordering::Relaxed);
+        let done = transfer(attached, &mut random, nodes, receipt).await;
+        shared.ledger().add(receipt, &done);
+        if done.is_err() {
+            // As programs do when something is wrong.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+/// What the supervisor does at random.
+fn disturb(world: &mut World, random: &mut Random) -> Result<&'static str, Failure> {
+    let node = random.below(world.nodes.len() as u64) as usize;
+    let member = random.below(world.members.count() as u64) as usize;
+    let some = |random: &mut Random, ms: u64| Duration::from_millis(random.below(ms));
+    Ok(match random.below(6) {
+        0..3 => {
+            world.kill(node);
+            std::thread::sleep(some(random, 600));
+            // Some are killed again while they recover.
+            let mut ready = world.run(node)?;
+            if random.below(3) == 0 {
+                std::thread::sleep(some(random, 60));
+                world.kill(node);
+                ready = world.run(node)?;
+            }
+            if !ready.recv_timeout(Duration::from_secs(60)).unwrap_or(false) {
+                return Err(
+                    format!("node {} did not start again; see {}", node + 1, world.dir.display()).into()
+                );
+            }
+            "a node was killed"
+        }
+        3 => {
+            pause(world.nodes[node].as_ref(), true);
+            std::thread::sleep(some(random, 4_000));
+            pause(world.nodes[node].as_ref(), false);
+            "a node was stopped"
+        }
+        4 => {
+            world.members.kill(member);
+            std::thread::sleep(some(random, 1_000));
+            world.members.run(member)?;
+            "a member of etcd was killed"
+        }
+        _ => {
+            world.members.pause(member, true);
+            std::thread::sleep(some(random, 2_000));
+            world.members.pause(member, false);
+            "a member of etcd was stopped"
+        }
+    })
+}
+
+/// What all banks have, in one transaction: when everything is there again.
+async fn totals(cluster: &Cluster, nodes: u64) -> Result<Vec<TotalReply>, Failure> {
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
+        let read = async {
+            let application = Application::attach(cluster.clone(), 1).await?;
+            let totals = application.transact(async |tx| {
+                let mut totals = Vec::new();
+                for node in 1..=nodes {
+                    let mut bank =
+                        BankClient::new(tx.to(&format!("bank@{node}"))?).max_decoding_message_size(64 << 20);
+                    totals.push(bank.total(TotalRequest {}).await?.into_inner());
+                }
+                Ok::<_, Error>(totals)
+            });
+            totals.await
+        };
+        match read.await {
+            Ok(totals) => return Ok(totals),
+            Err(error) if Instant::now() > until => {
+                return Err(format!("the banks can't be read: {error}").into());
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+        }
+    }
+}
+
+/// What is wrong.
+fn compare(ledger: &Ledger, totals: &[TotalReply]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let (amount, first) = (
+        totals.iter().map(|total| total.amount).sum::<i64>(),
+        totals.len() as i64 * i64::from(ACCOUNTS) * FIRST,
+    );
+    if amount != first {
+        problems.push(format!("the banks have {amount} together, and had {first}"));
+    }
+    let mut there: HashMap<u64, u32> = HashMap::new();
+    for receipt in totals.iter().flat_map(|total| &total.receipts) {
+        *there.entry(*receipt).or_default() += 1;
+    }
+    let mut of = |receipt: &u64| there.remove(receipt).unwrap_or(0);
+    let mut each = |receipts: &[u64], right: &[u32], what: &str| {
+        let wrong: Vec<u64> =
+            receipts.iter().filter(|receipt| !right.contains(&of(receipt))).copied().collect();
+        if let Some(first) = wrong.first() {
+            problems.push(format!("{} {what}, the first one {first}", wrong.len()));
+        }
+    };
+    each(&ledger.acknowledged, &[2], "acknowledged transfers are not there, or in part");
+    each(&ledger.unknown, &[0, 2], "transfers of which nobody was told are there in part");
+    each(&ledger.refused, &[0], "transfers that were refused are there");
+    each(&ledger.undone, &[0], "nested transactions that were undone are there");
+    if !there.is_empty() {
+        problems.push(format!("{} receipts are nobody's", there.len()));
+    }
+    problems
+}
+
+/// What the demonstration is to be.
+pub struct Wanted<'a> {
+    pub nodes: u64,
+    pub faults: u32,
+    pub seed: u64,
+    pub store: Option<&'a Path>,
+    pub json: bool,
+}
+
+/// The supervisor.
+pub fn run(wanted: &Wanted<'_>) -> Result<ExitCode, Failure> {
+    let dir = match wanted.store {
+        Some(dir) if dir.exists() => return Err(format!("{} is there already", dir.display()).into()),
+        Some(dir) => dir.to_owned(),
+        None => std::env::temp_dir().join(format!("caliburn-nodes-{}", std::process::id())),
+    };
+    std::fs::create_dir_all(&dir)?;
+    let runtime = runtime()?;
+    let mut world = World::start(wanted.nodes as usize, &dir)?;
+    let cluster = runtime.block_on(async { cluster(&world.addresses) })?;
+    let shared = Arc::new(Shared {
+        stop: AtomicBool::new(false),
+        receipts: AtomicU64::new(1),
+        ledger: Mutex::default(),
+    });
+    let programs: Vec<_> = (0..wanted.nodes * PROGRAMS)
+        .map(|number| {
+            let home = 1 + number % wanted.nodes;
+            let seed = wanted.seed ^ number << 32;
+            let program = program(shared.clone(), cluster.clone(), home, wanted.nodes, seed);
+            runtime.spawn(program)
+        })
+        .collect();
+    let bar = match wanted.json || !std::io::stderr().is_terminal() {
+        true => ProgressBar::hidden(),
+        false => ProgressBar::new(wanted.faults.into()),
+    };
+    bar.set_style(ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len} faults  {msg}")?);
+    let (start, mut random) = (Instant::now(), Random(wanted.seed));
+    let mut kinds: BTreeMap<&str, u32> = BTreeMap::new();
+    for fault in 0..=wanted.faults {
+        // Between them something gets done.
+        std::thread::sleep(Duration::from_millis(300 + random.below(900)));
+        let done = shared.ledger().acknowledged.len();
+        let rate = done as f64 / start.elapsed().as_secs_f64();
+        bar.set_message(format!("{done} transfers, {rate:.0}/s"));
+        if fault < wanted.faults {
+            *kinds.entry(disturb(&mut world, &mut random)?).or_default() += 1;
+            bar.inc(1);
+        }
+    }
+    shared.stop.store(true, Ordering::Release);
+    let elapsed = start.elapsed();
+    let totals = runtime.block_on(async {
+        for program in programs {
+            program.await?;
+        }
+        totals(&cluster, wanted.nodes).await
+    })?;
+    bar.finish_and_clear();
+    let ledger = shared.ledger();
+    let problems = compare(&ledger, &totals);
+    let acknowledged = ledger.acknowledged.len();
+    if wanted.json {
+        println!(
+            "{}",
+            json!({
+                "seed": wanted.seed, "nodes": wanted.nodes, "faults": kinds, "seconds": elapsed.as_secs_f64(),
+                "acknowledged": acknowledged, "refused": ledger.refused.len(), "unknown": ledger.unknown.len(),
+                "why": ledger.why, "problems": problems,
+            })
+        );
+    } else {
+        let per_second = acknowledged as f64 / elapsed.as_secs_f64();
+        println!(
+            "{acknowledged} transfers among {} nodes in {:.1} s ({per_second:.0}/s); {} were refused, of {} nobody was told",
+            wanted.nodes,
+            elapsed.as_secs_f64(),
+            ledger.refused.len(),
+            ledger.unknown.len(),
+        );
+        for (kind, count) in kinds {
+            println!("  {count} times {kind}");
+        }
+        match problems.is_empty() {
+            true => println!(
+                "no cent is missing, and every acknowledged transfer is there (seed {})",
+                wanted.seed
+            ),
+            false => problems.iter().for_each(|problem| println!("WRONG: {problem} (seed {})", wanted.seed)),
+        }
+    }
+    drop(world);
+    if problems.is_empty() {
+        std::fs::remove_dir_all(&dir)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("the stores are kept in {}", dir.display());
+    Ok(ExitCode::FAILURE)
+}
