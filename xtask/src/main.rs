@@ -168,6 +168,9 @@ fn test() -> Result<(), String> {
     for class in ["process", "power"] {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;
     }
+    if missing.allows(Part::Nodes) {
+        run("cargo run --release --quiet -- demo --nodes 3 --kills 25")?;
+    }
     run("cargo build --release --quiet -p caliburn --example catalogue")?;
     run("tools/drill.sh")?;
     bench::smoke(missing.allows(Part::Rivals))?;

@@ -16,13 +16,15 @@ pub enum Part {
     Rivals,
     /// Crashing virtual machines.
     Machines,
+    /// Keeping what nodes must agree on.
+    Nodes,
     /// Other file systems and failing system calls: single tests say that they did not run.
     FileSystems,
 }
 
 /// A Debian package, by what shows that it is there: a command, or a file if it begins with `/`, with `*` for
 /// any name.
-const WANTED: [(&str, &str, Part); 22] = [
+const WANTED: [(&str, &str, Part); 23] = [
     ("c++", "g++", Part::C),
     ("ld", "binutils", Part::C),
     ("valgrind", "valgrind", Part::C),
@@ -42,6 +44,7 @@ const WANTED: [(&str, &str, Part); 22] = [
     ("cpio", "cpio", Part::Machines),
     ("modprobe", "kmod", Part::Machines),
     ("dmsetup", "dmsetup", Part::Machines),
+    ("etcd", "etcd-server", Part::Nodes),
     ("mkfs.xfs", "xfsprogs", Part::FileSystems),
     ("mkfs.ext4", "e2fsprogs", Part::FileSystems),
     ("strace", "strace", Part::FileSystems),

@@ -1,5 +1,5 @@
-//! The paper's first server (Camelot, section 3.3): a recoverable array of 32-byte records, and a program that writes one
-//! in a transaction. `cargo run -p caliburn-dist --example array`.
+//! The paper's first server (Camelot, section 3.3): a recoverable array of 32-byte records, and a program that
+//! writes one in a transaction. `cargo run -p caliburn-dist --example array`.
 
 use caliburn_dist::client::{Application, Error};
 use caliburn_dist::cluster::Cluster;

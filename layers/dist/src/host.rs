@@ -1,5 +1,5 @@
-//! What a node is in the middle of: the transactions that it coordinates, and those that it takes part in. It carries
-//! messages to their machines, tells them of time, and asks whether those who began them are still there.
+//! What a node is in the middle of: the transactions that it coordinates, and those that it takes part in. It
+//! carries messages to their machines, tells them of time, and asks whether those who began them are still there.
 //!
 //! ```text
 //!   letters, what became durable, slots, votes, time  -->  Host  -->  steps, for whoever runs it
@@ -304,8 +304,9 @@ impl Host {
         self.perform(tid, Role::Participant, actions)
     }
 
-    /// Slots were found of a transaction that was begun here, in whatever life: after a crash, and now and then, since
-    /// a put that was under way for long may make one again. Unless it is being committed, nobody else deletes them.
+    /// Slots were found of a transaction that was begun here, in whatever life: after a crash, and now and then,
+    /// since a put that was under way for long may make one again. Unless it is being committed, nobody else
+    /// deletes them.
     pub fn sweep(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
         if self.coordinating.contains_key(&tid) {
             return Vec::new();

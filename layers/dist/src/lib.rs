@@ -19,21 +19,6 @@ pub mod host;
 pub mod id;
 pub mod keep;
 pub mod node;
+pub mod proto;
 pub mod scope;
 pub mod wire;
-
-#[allow(missing_docs, reason = "generated; the files in `proto` say what is what")]
-pub mod proto {
-    //! The interfaces, as `build.rs` compiles them.
-    #![allow(clippy::all)]
-
-    pub mod bank {
-        tonic::include_proto!("caliburn.bank.v1");
-    }
-    pub mod caliburn {
-        tonic::include_proto!("caliburn.v1");
-    }
-    pub mod etcd {
-        tonic::include_proto!("etcdserverpb");
-    }
-}

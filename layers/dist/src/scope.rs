@@ -1,7 +1,7 @@
 //! What a transaction has used, as whoever runs it knows: the nodes that take part, and the news for each.
 //!
-//! Camelot's `SERVER_CALL` brings back which servers a call has used; whoever began the transaction knows them all when
-//! it commits.
+//! Camelot's `SERVER_CALL` brings back which servers a call has used; whoever began the transaction knows them all
+//! when it commits.
 
 use crate::commit::word::{Node, Outcome, Participants, Stay};
 use crate::id::{News, Path};

@@ -1,6 +1,6 @@
-//! `demo --nodes`: money moves among nodes, in transactions that are nested, side by side, blocking or not, while nodes
-//! and members of etcd are killed and stopped at random. At the end no cent may be missing, every acknowledged
-//! transfer must be there, and of every other one all or nothing.
+//! `demo --nodes`: money moves among nodes, in transactions that are nested, side by side, blocking or not, while
+//! nodes and members of etcd are killed and stopped at random. At the end no cent may be missing, every
+//! acknowledged transfer must be there, and of every other one all or nothing.
 //!
 //! ```text
 //!   supervisor --starts--> etcd x 3, a process for each node (a bank with a store and a log of its own)

@@ -10,8 +10,9 @@ pub struct Node(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
-/// A stay of a transaction at a node: from its first call there until it has ended there, or the node has crashed. If it
-/// is called again then, that is another stay: what was done in the first is lost. No two of a node are equal.
+/// A stay of a transaction at a node: from its first call there until it has ended there, or the node has crashed.
+/// If it is called again then, that is another stay: what was done in the first is lost. No two of a node are
+/// equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stay(pub u64);
 

@@ -11,7 +11,7 @@
 
 use crate::commit::word::{Incarnation, Node, Participants, Slot, Stay};
 use crate::id::{TID_BYTES, Tid};
-use crate::keep::{Claim, Kept};
+use crate::keep::claim::{Claim, Kept};
 use crate::proto::etcd::kv_client::KvClient;
 use crate::proto::etcd::{
     Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, compare,
@@ -71,8 +71,8 @@ impl Etcd {
         Ok(Etcd { kv, cluster: cluster.to_owned() })
     }
 
-    /// Asks one member after the other, for some seconds: one may be away, or not know a leader. Whatever is asked here
-    /// may be asked twice.
+    /// Asks one member after the other, for some seconds: one may be away, or not know a leader. Whatever is asked
+    /// here may be asked twice.
     async fn ask<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         request: impl Fn(KvClient<Channel>) -> F,

@@ -2,9 +2,9 @@
 
 use crate::commit::word::{Incarnation, Node, Participants};
 use crate::id::Tid;
+use crate::keep::claim::{Claim, Kept};
 use crate::keep::etcd::{Etcd, KeepError};
 use crate::keep::memory::Memory;
-use crate::keep::{Claim, Kept};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 

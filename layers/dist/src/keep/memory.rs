@@ -2,7 +2,7 @@
 
 use crate::commit::word::{Incarnation, Node, Participants, Slot};
 use crate::id::Tid;
-use crate::keep::{Claim, Kept};
+use crate::keep::claim::{Claim, Kept};
 use caliburn_os::simulated::planted;
 use std::collections::BTreeMap;
 

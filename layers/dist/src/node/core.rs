@@ -9,11 +9,11 @@
 
 use crate::commit::word::{Node, Outcome, Participants, Protocol, Record, Slot, Vote};
 use crate::family::{Family, NotReady};
-use crate::host::{Host, Letter, Role, Step};
+use crate::host::{Host, Role, Step};
 use crate::id::{News, TID_BYTES, Tid};
 use crate::keep::{Claim, Kept};
 use crate::node::ledger::Ledger;
-use crate::node::outside::Outside;
+use crate::node::outside::{Decision, Outside};
 use crate::node::work::Work;
 use crate::scope::Report;
 use caliburn_engine::{Class, Mode, Region, Store};
@@ -142,7 +142,7 @@ impl<'t> Core<'t> {
     }
 
     /// Lets the host act, and does what it wants.
-    pub fn with_host(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) {
+    fn with_host(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) {
         let steps = self.host_steps(act);
         self.perform(steps);
     }
@@ -167,9 +167,8 @@ impl<'t> Core<'t> {
             if due <= now {
                 let steps = state.host.tick(now);
                 drop(state);
-                for step in steps {
-                    self.outside.decide(move |core| core.perform(vec![step]));
-                }
+                // Each may wait for a disk.
+                steps.into_iter().for_each(|step| self.outside.decide(Decision::Steps(vec![step])));
                 state = self.state();
                 continue;
             }
@@ -354,7 +353,7 @@ impl<'t> Core<'t> {
     }
 
     /// An answer of the keeper.
-    pub fn kept(&self, claim: &Claim, kept: Kept) {
+    fn kept(&self, claim: &Claim, kept: Kept) {
         match kept {
             Kept::Slot(slot) => self.with_host(|host, _| host.slot(claim.tid, claim.role, claim.of, slot)),
             Kept::Fenced => {
@@ -456,9 +455,25 @@ impl<'t> Core<'t> {
         self.outside.tell(tid, Outcome::Aborted);
     }
 
-    /// Letters that came.
-    pub fn receive(&self, letter: Letter) {
-        self.with_host(|host, now| host.receive(letter, now));
+    /// Decides what there is to decide.
+    pub fn decide(&self, decision: Decision) {
+        match decision {
+            Decision::Letter(letter) => self.with_host(|host, now| host.receive(letter, now)),
+            Decision::Steps(steps) => self.perform(steps),
+            Decision::Kept(claim, kept) => self.kept(&claim, kept),
+            Decision::Sweep(all) => {
+                for (tid, participants) in all {
+                    self.with_host(|host, now| host.sweep(tid, participants, now));
+                }
+            }
+            Decision::End(tid, commits, report, below) => {
+                self.end(tid, commits, report);
+                self.state().host.client_has_ended(tid.client, below);
+            }
+            Decision::Comes(client) => self.state().host.client_comes(client),
+            Decision::Goes(client) => self.state().host.client_goes(client),
+            Decision::Stop => {}
+        }
     }
 }
 

@@ -1,18 +1,18 @@
-//! A node seen from outside its threads: where calls and letters are handed in, and what it sends.
+//! What a node has around it: the cluster, the keeper, programs that wait to be told, and where letters come in.
 
 use crate::cluster::Cluster;
 use crate::commit::word::{Incarnation, Node, Outcome, Participants};
-use crate::host::Letter;
+use crate::host::{Letter, Step};
 use crate::id::Tid;
-use crate::keep::Claim;
 use crate::keep::keeper::Keeper;
-use crate::node::core::Core;
+use crate::keep::{Claim, Kept};
 use crate::proto::caliburn::Letters;
 use crate::proto::caliburn::node_client::NodeClient;
+use crate::scope::Report;
 use crate::wire;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
@@ -20,26 +20,36 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tonic::Status;
 
-/// Something to be done by a thread of the node.
-pub(crate) type Job = Box<dyn for<'c, 't> FnOnce(&'c Core<'t>) + Send>;
-
-/// What its threads take jobs from.
-pub(crate) struct Queues {
-    pub calls: Mutex<Receiver<Job>>,
-    pub decisions: Mutex<Receiver<Job>>,
+/// Something to be decided, by a thread that may wait for a disk but waits for no lock of a transaction.
+#[derive(Debug)]
+pub(crate) enum Decision {
+    /// A letter came.
+    Letter(Letter),
+    /// The host wants this done.
+    Steps(Vec<Step>),
+    /// The keeper has answered.
+    Kept(Claim, Kept),
+    /// The keeper has slots of transactions that were begun here.
+    Sweep(BTreeMap<Tid, Participants>),
+    /// A program ends a transaction: whether it commits, what it has used, and below what number all have ended.
+    End(Tid, bool, Report, u64),
+    /// A program comes.
+    Comes(u64),
+    /// It goes.
+    Goes(u64),
+    /// The node stops.
+    Stop,
 }
 
 /// A node's outside.
 pub(crate) struct Outside {
     pub own: Node,
     pub incarnation: Incarnation,
-    level: usize,
     pub cluster: Cluster,
     keeper: Keeper,
     runtime: Handle,
     started: Instant,
-    calls: SyncSender<Job>,
-    decisions: Sender<Job>,
+    decisions: Sender<Decision>,
     outbox: HashMap<Node, UnboundedSender<Letter>>,
     waiting: Mutex<HashMap<Tid, oneshot::Sender<Outcome>>>,
     clients: AtomicU64,
@@ -53,8 +63,6 @@ pub(crate) struct Outside {
 pub(crate) const DECIDING: usize = 8;
 /// So many letters travel together at most.
 const LETTERS: usize = 256;
-/// Calls that wait for a thread, for each thread; further ones are refused.
-const WAITING_CALLS: usize = 16;
 
 impl Outside {
     pub fn new(
@@ -62,9 +70,7 @@ impl Outside {
         incarnation: Incarnation,
         cluster: Cluster,
         keeper: Keeper,
-        level: usize,
-    ) -> (Arc<Outside>, Queues) {
-        let (calls, to_call) = sync_channel(level * WAITING_CALLS);
+    ) -> (Arc<Outside>, Receiver<Decision>) {
         let (decisions, to_decide) = channel();
         let mut outbox = HashMap::new();
         for node in cluster.nodes().filter(|node| *node != own) {
@@ -75,12 +81,10 @@ impl Outside {
         let outside = Outside {
             own,
             incarnation,
-            level,
             cluster,
             keeper,
             runtime: Handle::current(),
             started: Instant::now(),
-            calls,
             decisions,
             outbox,
             waiting: Mutex::new(HashMap::new()),
@@ -89,15 +93,11 @@ impl Outside {
             failed: OnceLock::new(),
             stopped: watch::Sender::new(false),
         };
-        (Arc::new(outside), Queues { calls: Mutex::new(to_call), decisions: Mutex::new(to_decide) })
+        (Arc::new(outside), to_decide)
     }
 
     pub fn now(&self) -> Duration {
         self.started.elapsed()
-    }
-
-    pub fn runtime(&self) -> &Handle {
-        &self.runtime
     }
 
     pub fn next_client(&self) -> u64 {
@@ -110,9 +110,7 @@ impl Outside {
 
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Something for each thread that waits for jobs; if there is no room for it, none waits.
-        (0..self.level).for_each(|_| _ = self.calls.try_send(Box::new(|_| {})));
-        (0..DECIDING).for_each(|_| self.decide(|_| {}));
+        (0..DECIDING).for_each(|_| self.decide(Decision::Stop));
         self.stopped.send_replace(true);
     }
 
@@ -121,6 +119,11 @@ impl Outside {
         let _ = self.failed.set(format!("node {} has stopped: {why}", self.own.0));
         tracing::error!("node {} stops: {why}", self.own.0);
         self.stop();
+    }
+
+    /// Why it has failed, if it has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failed.get().map(String::as_str)
     }
 
     /// # Errors
@@ -133,18 +136,9 @@ impl Outside {
         }
     }
 
-    /// Has a call executed, when one of as many threads as the multiprogramming level is free.
-    pub fn call(&self, job: Job) -> Result<(), Status> {
-        self.goes_on()?;
-        self.calls.try_send(job).map_err(|error| match error {
-            TrySendError::Full(_) => Status::resource_exhausted("too many calls wait here; try again later"),
-            TrySendError::Disconnected(_) => Status::unavailable("the node stops"),
-        })
-    }
-
-    /// Has something decided; these never wait for locks of transactions.
-    pub fn decide(&self, job: impl for<'c, 't> FnOnce(&'c Core<'t>) + Send + 'static) {
-        let _ = self.decisions.send(Box::new(job));
+    /// Has something decided.
+    pub fn decide(&self, decision: Decision) {
+        let _ = self.decisions.send(decision);
     }
 
     /// Sends a letter, some time, perhaps.
@@ -176,7 +170,7 @@ impl Outside {
         let outside = self.clone();
         self.runtime.spawn(async move {
             match outside.keeper.put(&claim).await {
-                Ok(kept) => outside.decide(move |core| core.kept(&claim, kept)),
+                Ok(kept) => outside.decide(Decision::Kept(claim, kept)),
                 // It is put again when it has been waited for long enough.
                 Err(error) => tracing::warn!("{error}"),
             }
@@ -198,11 +192,7 @@ impl Outside {
         let mut stopped = self.stopped.subscribe();
         while tokio::time::timeout(every, stopped.wait_for(|stopped| *stopped)).await.is_err() {
             match self.keeper.of(self.own).await {
-                Ok(all) => self.decide(move |core| {
-                    for (tid, participants) in all {
-                        core.with_host(|host, now| host.sweep(tid, participants, now));
-                    }
-                }),
+                Ok(all) => self.decide(Decision::Sweep(all)),
                 Err(error) => tracing::warn!("{error}"),
             }
         }

@@ -1,20 +1,19 @@
-//! The node's own interface.
+//! The interface that a node has for programs and other nodes, served together with those of its data servers.
 
 use crate::commit::word::{Node as NodeId, Outcome};
-use crate::node::Node;
+use crate::node::outside::Decision;
+use crate::node::running::Node;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
 use crate::proto::caliburn::{AttachRequest, Attached, Delivered, EndReply, EndRequest, Letters};
 use crate::wire;
+use std::net::SocketAddr;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
 
-pub(super) fn service(node: Node) -> NodeServer<Service> {
-    NodeServer::new(Service(node))
-}
-
 /// See `proto/caliburn.proto`.
-pub(super) struct Service(Node);
+struct Service(Node);
 
 #[tonic::async_trait]
 impl NodeService for Service {
@@ -23,30 +22,27 @@ impl NodeService for Service {
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
         let node = &self.0;
         node.same_cluster(&request.get_ref().cluster)?;
-        let outside = node.outside.clone();
+        let outside = node.0.outside.clone();
         outside.goes_on()?;
         let client = outside.next_client();
         let (sender, stream) = mpsc::channel(1);
         let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client };
-        outside.decide(move |core| {
-            core.state().host.client_comes(client);
-            let _ = sender.try_send(Ok(attached));
-            let outside = core.outside.clone();
-            // It is gone when its stream is.
-            core.outside.runtime().spawn(async move {
-                let mut stopped = outside.stopped.subscribe();
-                tokio::select! {
-                    () = sender.closed() => {}
-                    _ = stopped.wait_for(|stopped| *stopped) => {}
-                }
-                outside.decide(move |core| core.state().host.client_goes(client));
-            });
+        outside.decide(Decision::Comes(client));
+        let _ = sender.try_send(Ok(attached));
+        // It is gone when its stream is.
+        tokio::spawn(async move {
+            let mut stopped = outside.stopped.subscribe();
+            tokio::select! {
+                () = sender.closed() => {}
+                _ = stopped.wait_for(|stopped| *stopped) => {}
+            }
+            outside.decide(Decision::Goes(client));
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn end(&self, request: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
-        let outside = self.0.outside.clone();
+        let outside = self.0.0.outside.clone();
         outside.goes_on()?;
         let EndRequest { tid, commit, report, below } = request.into_inner();
         let (tid, report) = (wire::tid(&tid)?, wire::report_from(report.unwrap_or_default())?);
@@ -54,10 +50,7 @@ impl NodeService for Service {
             return Err(Status::aborted("it was begun in another life of this node, or at another one"));
         }
         let told = outside.wait_for(tid);
-        outside.decide(move |core| {
-            core.end(tid, commit, report);
-            core.state().host.client_has_ended(tid.client, below);
-        });
+        outside.decide(Decision::End(tid, commit, report, below));
         let outcome = told.await.map_err(|_| Status::unavailable("the node stops"))?;
         Ok(Response::new(EndReply { committed: outcome == Outcome::Committed }))
     }
@@ -66,11 +59,72 @@ impl NodeService for Service {
         let node = &self.0;
         let Letters { cluster, from, letters } = request.into_inner();
         node.same_cluster(&cluster)?;
-        let (from, own) = (NodeId(from), node.outside.own);
+        let (from, own) = (NodeId(from), node.0.outside.own);
         for letter in letters {
             let letter = wire::letter_from(letter, from, own)?;
-            node.outside.decide(move |core| core.receive(letter));
+            node.0.outside.decide(Decision::Letter(letter));
         }
         Ok(Response::new(Delivered {}))
+    }
+}
+
+/// Why a node does not serve, or not any longer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address could not be had.
+    #[error("{0}: {1}")]
+    Address(SocketAddr, std::io::Error),
+    /// Connections could not be.
+    #[error(transparent)]
+    Transport(#[from] tonic::transport::Error),
+    /// The node has failed: its store, or another process lives its life.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Node {
+    /// The services of this node and of its data servers, for a server that the program has.
+    pub fn routes(&self, add: impl FnOnce(&mut RoutesBuilder)) -> Routes {
+        let mut routes = Routes::builder();
+        routes.add_service(NodeServer::new(Service(self.clone())));
+        add(&mut routes);
+        routes.routes()
+    }
+
+    /// Serves its data servers at an address, until it is stopped.
+    ///
+    /// # Errors
+    /// When the address can't be had; when the node has failed.
+    pub async fn serve(
+        &self,
+        address: SocketAddr,
+        add: impl FnOnce(&mut RoutesBuilder),
+    ) -> Result<(), ServeError> {
+        let listener = tokio::net::TcpListener::bind(address).await;
+        self.serve_on(listener.map_err(|error| ServeError::Address(address, error))?, add).await
+    }
+
+    /// The same, on a listener.
+    ///
+    /// # Errors
+    /// As [`Node::serve`].
+    pub async fn serve_on(
+        &self,
+        listener: tokio::net::TcpListener,
+        add: impl FnOnce(&mut RoutesBuilder),
+    ) -> Result<(), ServeError> {
+        let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+        let mut stopped = self.0.outside.stopped.subscribe();
+        let until = async move {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        };
+        let routes = self.routes(add);
+        let server = tonic::transport::Server::builder().add_routes(routes);
+        server.serve_with_incoming_shutdown(incoming, until).await?;
+        match self.0.outside.failure() {
+            Some(why) => Err(ServeError::Failed(why.to_owned())),
+            None => Ok(()),
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Programs that begin transactions: each at a node of its own, one transaction after the other.
 
-use crate::world::{Answer, Call, Caller, Event, LISTS, NODES, Op, Seen, World};
+use crate::event::{Answer, Call, Caller, Event, Op, Seen};
+use crate::world::{LISTS, NODES, World};
 use caliburn_dist::commit::word::{Node, Outcome, Protocol};
 use caliburn_dist::id::{News, Path, Tid};
 use caliburn_dist::scope::{Scope, Untold};

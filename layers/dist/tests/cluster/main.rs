@@ -2,9 +2,11 @@
 //! a network and a keeper of slots that a seed decides about. They crash, are cut off, lose, double and delay
 //! letters; in the end everything must have ended in one way, and some order of the transactions must explain it.
 //!
-//! One seed again, and all that happens: `CALIBURN_SEED=17 CALIBURN_TRACE=1 cargo test -p caliburn-dist --test cluster`.
+//! One seed again, and all that happens: `CALIBURN_SEED=17 CALIBURN_TRACE=1 cargo test -p caliburn-dist --test
+//! cluster`.
 
 mod client;
+mod event;
 #[path = "../../../lock/tests/support/mod.rs"]
 mod random;
 mod store;
@@ -12,10 +14,11 @@ mod world;
 
 use caliburn_dist::commit::word::{Node, Outcome};
 use client::Client;
+use event::{Event, Seen};
 use random::{History, Op, check};
 use std::collections::HashSet;
 use std::time::Duration;
-use world::{Event, LISTS, NODES, Seen, World};
+use world::{LISTS, NODES, World};
 
 /// How many, unless told: as many as a build can run in some seconds.
 const SEEDS: u64 = if cfg!(caliburn_sim) { 15_000 } else { 1_500 };

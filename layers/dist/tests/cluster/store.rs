@@ -1,5 +1,5 @@
-//! A store as a simulated node has it: lists in memory, changed in place under locks, and a log of which a crash keeps
-//! a part.
+//! A store as a simulated node has it: lists in memory, changed in place under locks, and a log of which a crash
+//! keeps a part.
 
 use caliburn_dist::commit::word::Participants;
 use caliburn_dist::family::Level;

@@ -1,11 +1,12 @@
 //! The world: nodes, what they send each other, and what goes wrong, all in an order that a seed decides.
 
 use crate::client::Client;
+use crate::event::{Answer, Call, Caller, Event, Seen};
 use crate::random::Random;
 use crate::store::{Disk, Entry, List, Memory, Work};
 use caliburn_dist::commit::word::*;
 use caliburn_dist::family::{Family, NotReady};
-use caliburn_dist::host::{Host, Letter, Patience, Role, Step};
+use caliburn_dist::host::{Host, Patience, Role, Step};
 use caliburn_dist::id::{News, Path, Tid};
 use caliburn_dist::keep::{Claim, Kept, memory::Memory as Keeper};
 use caliburn_dist::scope::{Report, Scope, Untold};
@@ -17,72 +18,6 @@ use std::time::Duration;
 pub const NODES: u64 = 3;
 /// Lists of each node.
 pub const LISTS: usize = 3;
-
-/// What a call does: appends a token, or reads; and then calls another server.
-#[derive(Debug, Clone)]
-pub struct Op {
-    pub at: Node,
-    pub list: usize,
-    pub token: Option<u64>,
-    pub then: Option<Box<Op>>,
-}
-
-/// What was done: lists of the whole world have their own numbers.
-#[derive(Debug, Clone)]
-pub enum Seen {
-    Append(usize, u64),
-    Read(usize, List),
-}
-
-/// Who waits for an answer.
-#[derive(Debug, Clone)]
-pub enum Caller {
-    Client(usize, Tid),
-    /// A call that runs at a node, in one of its lives.
-    Call(Node, Incarnation, Tid, Path),
-}
-
-#[derive(Debug, Clone)]
-pub struct Call {
-    pub tid: Tid,
-    pub path: Path,
-    pub news: News,
-    pub op: Op,
-    pub expires: Duration,
-    pub caller: Caller,
-}
-
-pub type Answer = Result<(Report, Vec<Seen>), Option<Report>>;
-
-#[derive(Debug, Clone)]
-pub enum Event {
-    Letter(Letter),
-    Call(Call),
-    Answer {
-        caller: Caller,
-        call: Path,
-        news: News,
-        from: Node,
-        answer: Answer,
-    },
-    /// The call is waited for no longer.
-    GiveUp {
-        caller: Caller,
-        call: Path,
-        to: Node,
-    },
-    Sync(Node, Incarnation),
-    Claim(Claim),
-    Kept(Claim, Kept),
-    Delete(Tid, Participants),
-    Client(usize),
-    Crash(Node),
-    Restart(Node),
-    Sweep(Node, Incarnation),
-    Cut(Node, Node, bool),
-    Pause(Node, Duration),
-    KeeperDown(bool),
-}
 
 /// A call that runs here and waits for another's answer.
 struct Outer {

@@ -1,0 +1,240 @@
+//! A node that is to run: opens its store, recovers, and gives it threads.
+
+use crate::cluster::Cluster;
+use crate::commit::word::{Incarnation, Node as NodeId, Participants};
+use crate::host::{Host, Patience};
+use crate::id::Tid;
+use crate::keep::etcd::KeepError;
+use crate::keep::keeper::Keeper;
+use crate::node::core::{Core, Found};
+use crate::node::ledger::{self, Ledger};
+use crate::node::outside::{DECIDING, Decision, Outside};
+use crate::node::running::{Inner, Job, Node};
+use caliburn_engine::Store;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Calls that wait for a thread, for each thread; further ones are refused.
+const WAITING_CALLS: usize = 16;
+
+/// So often slots are looked for that nobody deletes.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// What the node's threads take their work from.
+struct Queues {
+    calls: Mutex<Receiver<Job>>,
+    decisions: Mutex<Receiver<Decision>>,
+}
+
+/// A node that is to run.
+#[derive(Debug)]
+pub struct Builder {
+    number: u64,
+    cluster: Cluster,
+    path: PathBuf,
+    options: caliburn_engine::Options,
+    segments: Vec<(String, u64)>,
+    level: usize,
+    patience: Patience,
+    keeper: Keeper,
+}
+
+/// Why a node does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// Its store could not be opened.
+    #[error("{0}: {1}")]
+    Open(PathBuf, caliburn_engine::OpenError),
+    /// A segment.
+    #[error("segment {0:?}: {1}")]
+    Segment(String, Box<dyn std::error::Error + Send + Sync>),
+    /// Its life could not be remembered.
+    #[error(transparent)]
+    Commit(#[from] caliburn_engine::CommitError),
+    /// Its epoch could not be had.
+    #[error(transparent)]
+    Keep(#[from] KeepError),
+    /// It ended while it began.
+    #[error("{0}")]
+    Stopped(&'static str),
+}
+
+impl Node {
+    /// A node of a cluster, with its number there and the directory of its store.
+    pub fn builder(cluster: Cluster, number: u64, path: impl Into<PathBuf>) -> Builder {
+        Builder {
+            number,
+            cluster,
+            path: path.into(),
+            options: Store::options(),
+            segments: Vec::new(),
+            level: 16,
+            patience: Patience::default(),
+            keeper: Keeper::Memory(Arc::default()),
+        }
+    }
+}
+
+impl Builder {
+    /// Its store, with options; made if there is none.
+    pub fn options(mut self, options: caliburn_engine::Options) -> Builder {
+        self.options = options;
+        self
+    }
+
+    /// A segment of its servers, made with zeros if there is none.
+    pub fn segment(mut self, name: impl Into<String>, bytes: u64) -> Builder {
+        self.segments.push((name.into(), bytes));
+        self
+    }
+
+    /// How many calls are executed at one time; further ones wait, then are refused. 16 unless told.
+    pub fn level(mut self, level: usize) -> Builder {
+        self.level = level.max(1);
+        self
+    }
+
+    /// How long it waits for others.
+    pub fn patience(mut self, patience: Patience) -> Builder {
+        self.patience = patience;
+        self
+    }
+
+    /// Who keeps the slots of transactions that commit without blocking. Unless told, this process: then only its
+    /// own nodes can take part in such transactions, and only while none of them crashes.
+    pub fn keeper(mut self, keeper: Keeper) -> Builder {
+        self.keeper = keeper;
+        self
+    }
+
+    /// Opens the store, recovers, and runs, with threads of its own.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub async fn start(self) -> Result<Node, NodeError> {
+        let (ready, is_ready) = oneshot::channel();
+        let (begin, may_begin) = oneshot::channel();
+        let Builder { number, cluster, path, options, segments, level, patience, keeper } = self;
+        let opening = Opening { number, path, options, segments, level, patience };
+        let thread = std::thread::Builder::new().name(format!("caliburn-node-{number}"));
+        let thread = thread.spawn(move || opening.run(ready, may_begin)).expect("a thread can be had");
+        // The life that the store remembers.
+        let life = is_ready.await.map_err(|_| NodeError::Stopped("the node could not open"))??;
+        let own = NodeId(number);
+        let incarnation = keeper.begin_life(own, life).await?;
+        let slots = keeper.of(own).await?;
+        let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper);
+        let (calls, to_call) = sync_channel(level * WAITING_CALLS);
+        let queues = Queues { calls: Mutex::new(to_call), decisions: Mutex::new(decisions) };
+        let (recovered, is_recovered) = oneshot::channel();
+        let begun = begin.send(Beginning { outside: outside.clone(), queues, slots, recovered });
+        begun.map_err(|_| NodeError::Stopped("the node could not begin"))?;
+        is_recovered.await.map_err(|_| NodeError::Stopped("the node could not recover"))??;
+        tokio::spawn(outside.clone().sweep(SWEEP));
+        let inner = Inner { outside, calls, level, thread: Mutex::new(Some(thread)) };
+        Ok(Node(Arc::new(inner)))
+    }
+}
+
+struct Opening {
+    number: u64,
+    path: PathBuf,
+    options: caliburn_engine::Options,
+    segments: Vec<(String, u64)>,
+    level: usize,
+    patience: Patience,
+}
+
+struct Beginning {
+    outside: Arc<Outside>,
+    queues: Queues,
+    slots: BTreeMap<Tid, Participants>,
+    recovered: oneshot::Sender<Result<(), NodeError>>,
+}
+
+type Life = Result<Incarnation, NodeError>;
+
+impl Opening {
+    /// The node's own thread: owns the store.
+    fn run(self, ready: oneshot::Sender<Life>, may_begin: oneshot::Receiver<Beginning>) {
+        let mut ready = Some(ready);
+        if let Err(error) = self.open(&mut ready, may_begin)
+            && let Some(ready) = ready.take()
+        {
+            let _ = ready.send(Err(error));
+        }
+    }
+
+    fn open(
+        self,
+        ready: &mut Option<oneshot::Sender<Life>>,
+        may_begin: oneshot::Receiver<Beginning>,
+    ) -> Result<(), NodeError> {
+        let store = self.options.clone().create(true).open(&self.path);
+        let store = store.map_err(|error| NodeError::Open(self.path.clone(), error))?;
+        let map = |name: &str, bytes: u64| {
+            let segment = store.segment_or_create(name, bytes);
+            let segment = segment.map_err(|error| NodeError::Segment(name.to_owned(), Box::new(error)))?;
+            segment.map_all().map_err(|error| NodeError::Segment(name.to_owned(), Box::new(error)))
+        };
+        let own = map(ledger::SEGMENT, ledger::SEGMENT_BYTES)?;
+        let mapped = self.segments.iter().map(|(name, bytes)| Ok((name.clone(), map(name, *bytes)?)));
+        let mapped = mapped.collect::<Result<Vec<_>, NodeError>>()?;
+        {
+            let (ledger, life, commits) = Ledger::open(&store, &own);
+            let ready = ready.take().expect("it was not sent");
+            let _ = ready.send(Ok(life));
+            let Ok(Beginning { outside, queues, slots, recovered }) = may_begin.blocking_recv() else {
+                return Ok(());
+            };
+            if let Err(error) = ledger.set_life(outside.incarnation) {
+                let _ = recovered.send(Err(error.into()));
+                return Ok(());
+            }
+            let host = Host::new(outside.own, outside.incarnation, self.patience);
+            let regions = mapped.iter().map(|(name, region)| (name.clone(), region)).collect();
+            let core = Core::new(&store, regions, ledger, outside, host);
+            core.recover(Found { commits, slots });
+            let _ = recovered.send(Ok(()));
+            self.work(&core, &queues);
+        }
+        drop((own, mapped));
+        if let Err(error) = store.close() {
+            tracing::warn!("node {}: its store was not closed in good order: {error}", self.number);
+        }
+        Ok(())
+    }
+
+    /// Until it stops.
+    fn work(&self, core: &Core<'_>, queues: &Queues) {
+        fn take<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
+            queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv().ok()
+        }
+        std::thread::scope(|scope| {
+            for _ in 0..self.level {
+                scope.spawn(|| {
+                    while let Some(job) = take(&queues.calls).filter(|_| !core.outside.is_stopping()) {
+                        job(core);
+                    }
+                });
+            }
+            for _ in 0..DECIDING {
+                scope.spawn(|| {
+                    while let Some(decision) = take(&queues.decisions).filter(|_| !core.outside.is_stopping())
+                    {
+                        core.decide(decision);
+                    }
+                });
+            }
+            core.keep_time();
+        });
+    }
+}

@@ -1,0 +1,168 @@
+//! A node that runs, as its servers have it.
+
+use crate::client::TIME_OUT;
+use crate::commit::word::{Outcome, Protocol};
+use crate::id::{News, Path, Tid};
+use crate::node::call::{Call, Coming, execute};
+use crate::node::core::Core;
+use crate::node::outside::Outside;
+use crate::scope::{Scope, Untold};
+use crate::wire;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+/// A call that waits for a thread.
+pub(crate) type Job = Box<dyn for<'c, 't> FnOnce(&'c Core<'t>) + Send>;
+
+/// A node that runs. Clones are the same one.
+#[derive(Clone)]
+pub struct Node(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub outside: Arc<Outside>,
+    pub calls: SyncSender<Job>,
+    pub level: usize,
+    pub thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Inner {
+    /// Has a call executed, when one of as many threads as the multiprogramming level is free.
+    fn call(&self, job: Job) -> Result<(), Status> {
+        self.outside.goes_on()?;
+        self.calls.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => Status::resource_exhausted("too many calls wait here; try again later"),
+            TrySendError::Disconnected(_) => Status::unavailable("the node stops"),
+        })
+    }
+
+    fn stop(&self) {
+        self.outside.stop();
+        // Something for each thread that waits for a call; if there is no room for it, none waits.
+        (0..self.level).for_each(|_| _ = self.calls.try_send(Box::new(|_| {})));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("number", &self.0.outside.own.0).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.0.outside.own.0
+    }
+
+    /// Executes an operation for a call that came, within the transaction that it belongs to; a call outside of any
+    /// is a transaction of its own.
+    ///
+    /// # Errors
+    /// What the operation returns; when the call may not begin, or its own transaction does not commit.
+    pub async fn run<M, T>(
+        &self,
+        request: Request<M>,
+        operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>, M) -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status>
+    where
+        M: Send + 'static,
+        T: Send + 'static,
+    {
+        let (metadata, _, message) = request.into_parts();
+        let operation = move |call: &mut Call<'_, '_>| operation(call, message);
+        let Some(context) = wire::context_from(&metadata)? else { return self.run_alone(operation).await };
+        self.same_cluster(&context.cluster)?;
+        let expires = self.0.outside.now() + Duration::from_millis(context.remaining);
+        let coming = Coming { tid: context.tid, path: context.path, news: context.news, expires };
+        let (answer, answered) = oneshot::channel();
+        self.0.call(Box::new(move |core| {
+            let _ = answer.send(execute(core, coming, operation));
+        }))?;
+        let (value, report) = answered.await.map_err(|_| self.stops())??;
+        let mut response = Response::new(value);
+        wire::put_report(response.metadata_mut(), &report);
+        Ok(response)
+    }
+
+    /// A call outside of transactions.
+    async fn run_alone<T: Send + 'static>(
+        &self,
+        operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let expires = self.0.outside.now() + TIME_OUT;
+        let (answer, answered) = oneshot::channel();
+        self.0.call(Box::new(move |core| {
+            let serial = {
+                let mut state = core.state();
+                let serial = state.next_own;
+                state.next_own += 1;
+                state.own.insert(serial);
+                serial
+            };
+            let (coordinator, incarnation) = (core.outside.own, core.outside.incarnation);
+            let tid = Tid { coordinator, incarnation, client: 0, serial, protocol: Protocol::Blocking };
+            let (mut scope, mut untold) = (Scope::new(Path::default()), Untold::default());
+            let path = scope.next_child();
+            let coming = Coming { tid, path: path.clone(), news: News::new(), expires };
+            let done = execute(core, coming, operation);
+            let value = match done {
+                Ok((value, report)) => {
+                    scope.answered(&mut untold, &path, report);
+                    Ok(value)
+                }
+                Err(status) => {
+                    scope.failed(&mut untold, &path, coordinator, None);
+                    Err(status)
+                }
+            };
+            let told = core.outside.wait_for(tid);
+            core.end(tid, value.is_ok(), scope.into_report(untold));
+            {
+                let mut state = core.state();
+                state.own.remove(&serial);
+                let below = state.own.first().copied().unwrap_or(state.next_own);
+                state.host.client_has_ended(0, below);
+            }
+            let _ = answer.send((value, told));
+        }))?;
+        let (value, told) = answered.await.map_err(|_| self.stops())?;
+        let value = value?;
+        match told.await.map_err(|_| self.stops())? {
+            Outcome::Committed => Ok(Response::new(value)),
+            Outcome::Aborted => Err(Status::aborted("its transaction did not commit")),
+        }
+    }
+
+    fn stops(&self) -> Status {
+        self.0.outside.goes_on().err().unwrap_or_else(|| Status::unavailable("the node stops"))
+    }
+
+    pub(crate) fn same_cluster(&self, cluster: &str) -> Result<(), Status> {
+        let own = self.0.outside.cluster.id();
+        if cluster == own {
+            return Ok(());
+        }
+        Err(Status::failed_precondition(format!(
+            "this node is of cluster {own:?}, and the peer of {cluster:?}"
+        )))
+    }
+
+    /// Stops it, and closes its store. What is undecided waits until it runs again.
+    pub async fn stop(&self) {
+        self.0.stop();
+        let thread = self.0.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(thread) = thread {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+}

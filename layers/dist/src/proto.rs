@@ -1,0 +1,12 @@
+//! The interfaces, as `build.rs` makes them of the files in `proto`, which say what is what.
+#![allow(missing_docs, clippy::all, reason = "generated")]
+
+pub mod bank {
+    tonic::include_proto!("caliburn.bank.v1");
+}
+pub mod caliburn {
+    tonic::include_proto!("caliburn.v1");
+}
+pub mod etcd {
+    tonic::include_proto!("etcdserverpb");
+}
