@@ -5,9 +5,11 @@
 //!   account:  amount | receipts, how many | receipt | receipt | ...      one page each
 //! ```
 
+use crate::node::call::{Call, Mode};
 use crate::node::{Builder, Node};
+use crate::proto::bank::bank_client::BankClient;
 use crate::proto::bank::bank_server::{Bank as BankService, BankServer};
-use crate::proto::bank::{AddReply, AddRequest, TotalReply, TotalRequest};
+use crate::proto::bank::{AddReply, AddRequest, MoveRequest, TotalReply, TotalRequest};
 use tonic::{Request, Response, Status};
 
 /// Accounts of a bank.
@@ -34,30 +36,20 @@ struct Bank(Node);
 #[tonic::async_trait]
 impl BankService for Bank {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddReply>, Status> {
-        let added = self.0.run(request, |call, AddRequest { account, amount, receipt }| {
-            let bank = call.region(SEGMENT)?;
-            if account >= ACCOUNTS {
-                return Err(Status::not_found(format!("accounts are 0 to {}", ACCOUNTS - 1)));
-            }
-            let at = account as usize * ACCOUNT;
-            // For changing at once: two that had read it would wait for each other.
-            call.lock(bank, at..at + ACCOUNT, crate::node::call::Mode::Exclusive)?;
-            // Kept as what was added since the first day, so that a new segment of zeros is a bank.
-            let balance = call.load::<i64>(bank, at)?.checked_add(amount);
-            let balance = balance.filter(|balance| *balance >= -FIRST);
-            let balance = balance.ok_or_else(|| Status::failed_precondition("there is not so much"))?;
-            call.store(bank, at, &balance)?;
-            if receipt != 0 {
-                let count: u64 = call.load(bank, at + 8)?;
-                if count == RECEIPTS {
-                    return Err(Status::resource_exhausted("the account has no room for receipts"));
-                }
-                call.store(bank, at + 16 + count as usize * 8, &receipt)?;
-                call.store(bank, at + 8, &(count + 1))?;
-            }
-            Ok(AddReply { balance: balance + FIRST })
+        self.0.run(request, |call, request| add(call, &request)).await
+    }
+
+    async fn r#move(&self, request: Request<MoveRequest>) -> Result<Response<AddReply>, Status> {
+        let moved = self.0.run(request, |call, MoveRequest { from, to, account }| {
+            let AddRequest { amount, receipt, account: own } = from.unwrap_or_default();
+            let left = call.nest(|call| add(call, &AddRequest { account: own, amount: -amount, receipt }))?;
+            call.outward(async |tx| {
+                let there = tx.to(&to).map_err(|error| Status::not_found(error.to_string()))?;
+                BankClient::new(there).add(AddRequest { account, amount, receipt }).await
+            })?;
+            Ok(left)
         });
-        added.await
+        moved.await
     }
 
     async fn total(&self, request: Request<TotalRequest>) -> Result<Response<TotalReply>, Status> {
@@ -76,4 +68,30 @@ impl BankService for Bank {
         });
         total.await
     }
+}
+
+/// Adds to an account.
+fn add(call: &mut Call<'_, '_>, request: &AddRequest) -> Result<AddReply, Status> {
+    let AddRequest { account, amount, receipt } = *request;
+    let bank = call.region(SEGMENT)?;
+    if account >= ACCOUNTS {
+        return Err(Status::not_found(format!("accounts are 0 to {}", ACCOUNTS - 1)));
+    }
+    let at = account as usize * ACCOUNT;
+    // For changing at once: two that had read it would wait for each other.
+    call.lock(bank, at..at + ACCOUNT, Mode::Exclusive)?;
+    // Kept as what was added since the first day, so that a new segment of zeros is a bank.
+    let balance = call.load::<i64>(bank, at)?.checked_add(amount);
+    let balance = balance.filter(|balance| *balance >= -FIRST);
+    let balance = balance.ok_or_else(|| Status::failed_precondition("there is not so much"))?;
+    call.store(bank, at, &balance)?;
+    if receipt != 0 {
+        let count: u64 = call.load(bank, at + 8)?;
+        if count == RECEIPTS {
+            return Err(Status::resource_exhausted("the account has no room for receipts"));
+        }
+        call.store(bank, at + 16 + count as usize * 8, &receipt)?;
+        call.store(bank, at + 8, &(count + 1))?;
+    }
+    Ok(AddReply { balance: balance + FIRST })
 }

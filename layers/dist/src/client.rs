@@ -266,6 +266,20 @@ pub struct Tx {
 }
 
 impl Tx {
+    /// A call that calls others: of its transaction, at its place.
+    pub(crate) fn of_call(cluster: Cluster, tid: Tid, scope: Scope, until: Instant) -> Tx {
+        let (untold, options) = (Mutex::new(Untold::default()), Options::default());
+        let family = Arc::new(Family { cluster, tid, untold, options });
+        Tx { family, scope: Arc::new(Mutex::new(scope)), until }
+    }
+
+    /// What it has used, when nobody uses it any more.
+    pub(crate) fn into_parts(self) -> (Scope, Untold) {
+        let untold = std::mem::take(&mut *lock(&self.family.untold));
+        let scope = lock(&self.scope).clone();
+        (scope, untold)
+    }
+
     /// The identity of its family.
     pub fn tid(&self) -> Tid {
         self.family.tid

@@ -28,6 +28,13 @@ impl Untold {
         }
     }
 
+    /// What another program of the family has not told either.
+    pub fn append(&mut self, other: Untold) {
+        for (node, mut news) in other.0 {
+            self.0.entry(node).or_default().append(&mut news);
+        }
+    }
+
     /// All that is untold.
     pub fn into_all(self) -> BTreeMap<Node, News> {
         self.0

@@ -7,7 +7,7 @@ use caliburn_dist::host::Patience;
 use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::node::Node;
 use caliburn_dist::proto::bank::bank_client::BankClient;
-use caliburn_dist::proto::bank::{AddRequest, TotalReply, TotalRequest};
+use caliburn_dist::proto::bank::{AddRequest, MoveRequest, TotalReply, TotalRequest};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -251,6 +251,48 @@ async fn a_call_outside_of_transactions_is_one_of_its_own() {
     let refused: Status = bank.add(AddRequest { account: 3, amount: -5_000, receipt: 10 }).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert_eq!(bank.total(TotalRequest {}).await.unwrap().into_inner().receipts, [9]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_call_servers() {
+    let world = World::new(3).await;
+    let application = world.application(1).await;
+    let moving = |account, amount, receipt, to: &str, there| MoveRequest {
+        from: Some(AddRequest { account, amount, receipt }),
+        to: to.into(),
+        account: there,
+    };
+    for (receipt, options) in (1..).zip(BOTH) {
+        let done = application.transact_with(options, async |tx| {
+            let mut bank = BankClient::new(tx.to("bank@2")?);
+            bank.r#move(moving(1, 10, receipt, "bank@3", 1)).await?;
+            // To another account of itself: the call comes back to where it came from.
+            bank.r#move(moving(2, 5, receipt, "bank@2", 3)).await?;
+            // What fails beyond the one that is called fails it, and is undone there.
+            let failed = bank.r#move(moving(4, 5, 99, "bank@3", 100_000)).await;
+            assert_eq!(failed.unwrap_err().code(), Code::NotFound);
+            let failed = bank.r#move(moving(4, 5, 99, "bank@9", 1)).await;
+            assert_eq!(failed.unwrap_err().code(), Code::NotFound);
+            // A nested one that called, and is undone on both.
+            let undone = tx.nest(async |child| {
+                let mut bank = BankClient::new(child.to("bank@2")?);
+                bank.r#move(moving(5, 10, 99, "bank@3", 5)).await?;
+                Err::<(), Error>(child.abort("thought better of"))
+            });
+            assert!(undone.await.is_err());
+            Ok::<_, Error>(())
+        });
+        done.await.unwrap();
+    }
+    // Outside of transactions.
+    let channel = world.cluster.channel(caliburn_dist::commit::word::Node(1)).unwrap();
+    BankClient::new(channel).r#move(moving(1, 7, 3, "bank@2", 9)).await.unwrap();
+    let totals = world.totals().await;
+    let amounts: Vec<i64> = totals.iter().map(|total| total.amount - i64::from(ACCOUNTS) * FIRST).collect();
+    assert_eq!(amounts, [-7, -20 + 7, 20]);
+    let receipts: Vec<Vec<u64>> = totals.into_iter().map(|total| total.receipts).collect();
+    assert_eq!(receipts, [vec![3], vec![1, 2, 1, 2, 1, 2, 3], vec![1, 2]]);
     world.stop().await;
 }
 

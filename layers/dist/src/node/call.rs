@@ -1,15 +1,19 @@
 //! A call at work: what an operation of a data server does with its store.
 
-use crate::family::Refused;
+use crate::client::Tx;
+use crate::commit::word::{Node, Outcome, Stay};
+use crate::family::{Family, Refused};
 use crate::id::{News, Path, Tid};
 use crate::node::core::Core;
 use crate::node::work::{Work, WorkError, begin};
-use crate::scope::Report;
+use crate::scope::{Report, Scope, Untold};
 use caliburn_engine::zerocopy::{FromBytes, Immutable, IntoBytes};
 use caliburn_engine::{BeginError, RangeError, Region};
 use caliburn_lock::{LockError, Standard};
+use std::collections::hash_map::Entry;
 use std::ops::Range;
-use std::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
 use tonic::Status;
 
 pub use caliburn_lock::Standard as Mode;
@@ -21,9 +25,11 @@ pub use caliburn_lock::Standard as Mode;
 /// these functions is serializable.
 pub struct Call<'c, 't> {
     core: &'c Core<'t>,
-    work: Work<'t>,
+    /// With its family while it calls others.
+    work: Option<Work<'t>>,
     tid: Tid,
-    path: Path,
+    scope: Scope,
+    untold: Untold,
     /// By the clock of its node.
     expires: Duration,
 }
@@ -58,7 +64,7 @@ impl<'c, 't> Call<'c, 't> {
             if left.is_zero() {
                 return Err(Status::deadline_exceeded("a lock was waited for as long as the call may take"));
             }
-            let (owner, time) = (&mut self.work.owner, left.min(LOOK));
+            let (owner, time) = (&mut work(&mut self.work).owner, left.min(LOOK));
             match self.core.locks.lock_timeout(owner, &space, range.clone(), mode, time) {
                 Ok(()) => return Ok(()),
                 Err(LockError::Timeout { .. }) => self.goes_on()?,
@@ -73,7 +79,7 @@ impl<'c, 't> Call<'c, 't> {
     /// As [`Call::lock`].
     pub fn try_lock(&mut self, region: &'t Region, range: Range<usize>, mode: Mode) -> Result<bool, Status> {
         let (space, range) = place(region, range)?;
-        let had = self.core.locks.try_lock(&mut self.work.owner, &space, range, mode);
+        let had = self.core.locks.try_lock(&mut work(&mut self.work).owner, &space, range, mode);
         had.map_err(|error| Status::aborted(error.to_string()))
     }
 
@@ -83,7 +89,8 @@ impl<'c, 't> Call<'c, 't> {
     /// `ABORTED`.
     pub fn goes_on(&self) -> Result<(), Status> {
         self.core.outside.goes_on()?;
-        let doomed = self.core.state().families.get(&self.tid).is_none_or(|of| of.is_doomed(&self.path));
+        let doomed =
+            self.core.state().families.get(&self.tid).is_none_or(|of| of.is_doomed(self.scope.path()));
         if doomed { Err(Status::aborted("the call was given up, or its transaction")) } else { Ok(()) }
     }
 
@@ -113,8 +120,9 @@ impl<'c, 't> Call<'c, 't> {
     /// As [`Call::lock`]; `RESOURCE_EXHAUSTED` when the transaction becomes too large.
     pub fn write(&mut self, region: &'t Region, offset: usize, bytes: &[u8]) -> Result<(), Status> {
         self.lock(region, offset..offset.saturating_add(bytes.len()), Standard::Exclusive)?;
-        self.work.wrote = true;
-        let written = self.work.transaction().and_then(|tx| Ok(tx.write(region, offset, bytes)?));
+        let work = work(&mut self.work);
+        work.wrote = true;
+        let written = work.transaction().and_then(|tx| Ok(tx.write(region, offset, bytes)?));
         written.map_err(|error| status(&error))
     }
 
@@ -129,6 +137,97 @@ impl<'c, 't> Call<'c, 't> {
         value: &T,
     ) -> Result<(), Status> {
         self.write(region, offset, value.as_bytes())
+    }
+
+    /// Runs a nested transaction: what it changes here is undone when the closure returns an error or panics, and
+    /// nothing else is.
+    ///
+    /// # Errors
+    /// What the closure returns; `ABORTED` when it works for nobody any more.
+    pub fn nest<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T, Status>) -> Result<T, Status> {
+        let path = self.scope.next_child();
+        let (tid, own) = (self.tid, self.core.outside.own);
+        self.lend();
+        let begun = self.family(|family| family.begin(&path).map_err(refused));
+        let answer = match begun {
+            Err(status) => Ok(Err(status)),
+            Ok(work) => {
+                let (scope, untold) = (Scope::new(path.clone()), std::mem::take(&mut self.untold));
+                let Call { core, expires, .. } = *self;
+                let mut child = Call { core, work: Some(work), tid, scope, untold, expires };
+                let answer = catch_unwind(AssertUnwindSafe(|| body(&mut child)));
+                let Call { work, scope, untold, .. } = child;
+                self.untold = untold;
+                let well = matches!(answer, Ok(Ok(_))) && scope.lost().is_none();
+                let work = work.expect("it is not with its family");
+                self.family(|family| family.end(&path, work, well));
+                match well {
+                    true => self.scope.committed(&mut self.untold, &scope),
+                    false => self.scope.aborted(&mut self.untold, &scope),
+                }
+                let outcome = if well { Outcome::Committed } else { Outcome::Aborted };
+                self.family(|family| family.hear(&vec![(path, outcome)]));
+                let lost = || Status::aborted("a node that was called has crashed, or given up");
+                answer.map(|answer| answer.and_then(|value| if well { Ok(value) } else { Err(lost()) }))
+            }
+        };
+        self.take(own);
+        answer.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Calls other servers: through the closure's transaction, of which this call is.
+    ///
+    /// # Errors
+    /// What the closure returns.
+    pub fn outward<T>(&mut self, body: impl AsyncFnOnce(&Tx) -> Result<T, Status>) -> Result<T, Status> {
+        let outside = self.core.outside.clone();
+        let left = self.expires.saturating_sub(outside.now());
+        let scope = std::mem::replace(&mut self.scope, Scope::new(Path::default()));
+        let path = scope.path().clone();
+        let tx = Tx::of_call(outside.cluster.clone(), self.tid, scope, Instant::now() + left);
+        self.scope = Scope::new(path);
+        self.lend();
+        let answer = catch_unwind(AssertUnwindSafe(|| outside.runtime().block_on(body(&tx))));
+        let (scope, untold) = tx.into_parts();
+        self.scope = scope;
+        self.untold.append(untold);
+        self.take(outside.own);
+        answer.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    fn family<T>(&self, act: impl FnOnce(&mut Family<Work<'t>>) -> T) -> T {
+        let mut state = self.core.state();
+        act(state.families.get_mut(&self.tid).expect("a family with a call that runs stays"))
+    }
+
+    /// Gives its work to the family, so that what it calls can come back here.
+    fn lend(&mut self) {
+        let work = self.work.take().expect("it is not with its family");
+        self.family(|family| family.lend(self.scope.path(), work));
+    }
+
+    /// Takes it back, when what others have told of this node was heard here.
+    fn take(&mut self, own: Node) {
+        let news = self.untold.of(own);
+        let work = self.family(|family| {
+            family.hear(&news);
+            family.take(self.scope.path())
+        });
+        self.untold.heard(own, &news);
+        self.work = Some(work);
+    }
+}
+
+/// What a call holds, while it calls nobody.
+fn work<'a, 't>(work: &'a mut Option<Work<'t>>) -> &'a mut Work<'t> {
+    work.as_mut().expect("it is not with its family")
+}
+
+fn refused(refused: Refused<WorkError>) -> Status {
+    match refused {
+        Refused::Orphan => Status::aborted("the call was given up before it began"),
+        Refused::TooLate => Status::aborted("the transaction has ended, or commits"),
+        Refused::Level(error) => status(&error),
     }
 }
 
@@ -164,46 +263,60 @@ pub(crate) struct Coming {
     pub expires: Duration,
 }
 
+fn begin_call<'t>(
+    core: &Core<'t>,
+    tid: Tid,
+    path: &Path,
+    news: &News,
+    expires: Duration,
+) -> Result<(Work<'t>, Stay), Status> {
+    if core.outside.now() >= expires {
+        return Err(Status::deadline_exceeded("the call came when nobody waited for it any more"));
+    }
+    let mut state = core.state();
+    let now = core.outside.now();
+    let stay = state.host.called(tid, expires, now);
+    let stay = stay.ok_or_else(|| Status::aborted("the transaction has ended, or commits"))?;
+    let family = match state.families.entry(tid) {
+        Entry::Occupied(family) => family.into_mut(),
+        Entry::Vacant(none) => {
+            let top = begin(core.store, core.detector.owner());
+            let top = top.map_err(|error: BeginError| Status::unavailable(error.to_string()))?;
+            none.insert(Family::new(top))
+        }
+    };
+    family.hear(news);
+    let work = family.begin(path).map_err(refused)?;
+    Ok((work, stay))
+}
+
 /// Executes an operation as a call: what it says, and where it has worked.
 pub(crate) fn execute<T>(
     core: &Core<'_>,
     coming: Coming,
     operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<T, Status>,
-) -> Result<(T, Report), Status> {
+) -> (Result<T, Status>, Report) {
     let Coming { tid, path, news, expires } = coming;
-    if core.outside.now() >= expires {
-        return Err(Status::deadline_exceeded("the call came when nobody waited for it any more"));
-    }
-    let (work, stay) = {
-        let mut state = core.state();
-        let now = core.outside.now();
-        let stay = state.host.called(tid, expires, now);
-        let stay = stay.ok_or_else(|| Status::aborted("the transaction has ended, or commits"))?;
-        let family = match state.families.entry(tid) {
-            std::collections::hash_map::Entry::Occupied(family) => family.into_mut(),
-            std::collections::hash_map::Entry::Vacant(none) => {
-                let top = begin(core.store, core.detector.owner());
-                let top = top.map_err(|error: BeginError| Status::unavailable(error.to_string()))?;
-                none.insert(crate::family::Family::new(top))
-            }
-        };
-        family.hear(&news);
-        let work = family.begin(&path).map_err(|refused| match refused {
-            Refused::Orphan => Status::aborted("the call was given up before it began"),
-            Refused::TooLate => Status::aborted("the transaction has ended, or commits"),
-            Refused::Level(error) => status(&error),
-        })?;
-        (work, stay)
+    let (work, stay) = match begin_call(core, tid, &path, &news, expires) {
+        Ok(begun) => begun,
+        Err(status) => return (Err(status), Report::default()),
     };
-    let mut call = Call { core, work, tid, path, expires };
-    let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| operation(&mut call)));
-    let answer = answer.unwrap_or_else(|_| Err(Status::internal("the operation panicked; it is undone")));
-    let Call { work, path, .. } = call;
+    let (scope, untold) = (Scope::new(path.clone()), Untold::default());
+    let mut call = Call { core, work: Some(work), tid, scope, untold, expires };
+    let answer = catch_unwind(AssertUnwindSafe(|| operation(&mut call)));
+    let mut answer = answer.unwrap_or_else(|_| Err(Status::internal("the operation panicked; it is undone")));
+    let Call { work, scope, untold, .. } = call;
+    if let (Some(node), true) = (scope.lost(), answer.is_ok()) {
+        let node = node.0;
+        answer = Err(Status::aborted(format!("node {node} has crashed, or given up, since it was called")));
+    }
     if let Some(family) = core.state().families.get_mut(&tid) {
-        family.end(&path, work, answer.is_ok());
+        family.end(&path, work.expect("it is not with its family"), answer.is_ok());
     }
     core.call_ended(tid);
+    let mut report = scope.into_report(untold);
     let own = core.outside.own;
-    let report = Report { used: [(own, stay)].into(), touched: [own].into(), ..Report::default() };
-    Ok((answer?, report))
+    report.used.insert(own, stay);
+    report.touched.insert(own);
+    (answer, report)
 }

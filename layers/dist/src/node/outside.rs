@@ -100,6 +100,10 @@ impl Outside {
         self.started.elapsed()
     }
 
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     pub fn next_client(&self) -> u64 {
         self.clients.fetch_add(1, Ordering::Relaxed)
     }

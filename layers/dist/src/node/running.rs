@@ -88,10 +88,19 @@ impl Node {
         self.0.call(Box::new(move |core| {
             let _ = answer.send(execute(core, coming, operation));
         }))?;
-        let (value, report) = answered.await.map_err(|_| self.stops())??;
-        let mut response = Response::new(value);
-        wire::put_report(response.metadata_mut(), &report);
-        Ok(response)
+        let (answer, report) = answered.await.map_err(|_| self.stops())?;
+        match answer {
+            Ok(value) => {
+                let mut response = Response::new(value);
+                wire::put_report(response.metadata_mut(), &report);
+                Ok(response)
+            }
+            // Whoever it has called must hear that it failed.
+            Err(mut status) => {
+                wire::put_report(status.metadata_mut(), &report);
+                Err(status)
+            }
+        }
     }
 
     /// A call outside of transactions.
@@ -115,16 +124,11 @@ impl Node {
             let path = scope.next_child();
             let coming = Coming { tid, path: path.clone(), news: News::new(), expires };
             let done = execute(core, coming, operation);
-            let value = match done {
-                Ok((value, report)) => {
-                    scope.answered(&mut untold, &path, report);
-                    Ok(value)
-                }
-                Err(status) => {
-                    scope.failed(&mut untold, &path, coordinator, None);
-                    Err(status)
-                }
-            };
+            let (value, report) = done;
+            match &value {
+                Ok(_) => scope.answered(&mut untold, &path, report),
+                Err(_) => scope.failed(&mut untold, &path, coordinator, Some(report)),
+            }
             let told = core.outside.wait_for(tid);
             core.end(tid, value.is_ok(), scope.into_report(untold));
             {
