@@ -184,6 +184,7 @@ const TREES: [Tree; 11] = [
             "commit",
             "proto",
             "id",
+            "chase",
             "family",
             "scope",
             "host",

@@ -124,6 +124,7 @@ impl<L: Level> Part<L> {
         }
     }
 
+    /// What a planted bug does.
     fn commit_all(&mut self) {
         self.verdict = self.verdict.or(Some(Outcome::Committed));
         self.children.values_mut().for_each(Part::commit_all);
@@ -263,6 +264,14 @@ impl<L: Level> Family<L> {
         self.closed = true;
         self.top.abort();
         self.settle();
+    }
+
+    /// What its top holds.
+    ///
+    /// # Panics
+    /// While that is prepared by somebody who has taken it.
+    pub fn top(&self) -> &L {
+        self.top.level.as_ref().expect("it is lent to nobody")
     }
 
     /// Takes it apart: what its top holds.

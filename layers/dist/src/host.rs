@@ -9,6 +9,7 @@
 //!
 //! Invariant: what a node knows nothing of, it answers for as the protocols say: presumed abort.
 
+use crate::chase::Chase;
 use crate::commit::coordinator::Coordinator;
 use crate::commit::participant::Participant;
 use crate::commit::word::{
@@ -28,12 +29,19 @@ pub struct Patience {
     pub probe: Duration,
     /// Without an answer to those, before it aborts here.
     pub silence: Duration,
+    /// A wait for a lock, before it is asked whether it is part of a deadlock between nodes.
+    pub chase: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Patience {
         let seconds = Duration::from_secs;
-        Patience { answer: seconds(1), probe: seconds(1), silence: seconds(4) }
+        Patience {
+            answer: seconds(1),
+            probe: seconds(1),
+            silence: seconds(4),
+            chase: Duration::from_millis(300),
+        }
     }
 }
 
@@ -70,6 +78,10 @@ pub enum Word {
     Lives,
     /// It does not, or never did.
     Gone,
+    /// Transactions that wait for each other, of which it is the last: see [`chase`](crate::chase).
+    Chase(Chase),
+    /// It is the victim of a deadlock.
+    Victim,
 }
 
 /// What whoever runs a node is to do, in order.
@@ -153,6 +165,11 @@ impl Host {
             due: BTreeSet::new(),
             stays: 0,
         }
+    }
+
+    /// How long it waits.
+    pub fn patience(&self) -> Patience {
+        self.patience
     }
 
     /// Its number.
@@ -340,6 +357,8 @@ impl Host {
                 }
                 None => Vec::new(),
             },
+            // Whoever runs the node knows who waits.
+            Word::Chase(_) | Word::Victim => Vec::new(),
             Word::Commit(message @ (Message::Prepare(_) | Message::Outcome(_)), news) => {
                 self.receive_as_participant(tid, message, news)
             }

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bank;
+pub mod chase;
 pub mod client;
 pub mod cluster;
 pub mod commit;

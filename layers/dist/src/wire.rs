@@ -92,6 +92,10 @@ pub(crate) fn letter_to(letter: &Letter) -> proto::Letter {
         Word::Probe => plain(proto::Word::Probe),
         Word::Lives => plain(proto::Word::Lives),
         Word::Gone => plain(proto::Word::Gone),
+        Word::Victim => plain(proto::Word::Victim),
+        Word::Chase(chase) => {
+            ProtoWord::Chase(proto::Chase { tids: chase.iter().map(|tid| tid.to_bytes().to_vec()).collect() })
+        }
     };
     proto::Letter { tid: letter.tid.to_bytes().to_vec(), word: Some(word) }
 }
@@ -111,12 +115,16 @@ pub(crate) fn letter_from(letter: proto::Letter, from: Node, to: Node) -> Result
             _ => return Err(wrong("no vote")),
         })),
         ProtoWord::Outcome(outcome) => commit(Message::Outcome(outcome_from(outcome)?)),
+        ProtoWord::Chase(chase) => {
+            Word::Chase(chase.tids.iter().map(|bytes| tid(bytes)).collect::<Result<_, Status>>()?)
+        }
         ProtoWord::Plain(word) => match proto::Word::try_from(word) {
             Ok(proto::Word::Ack) => commit(Message::Ack),
             Ok(proto::Word::Inquiry) => commit(Message::Inquiry),
             Ok(proto::Word::Probe) => Word::Probe,
             Ok(proto::Word::Lives) => Word::Lives,
             Ok(proto::Word::Gone) => Word::Gone,
+            Ok(proto::Word::Victim) => Word::Victim,
             _ => return Err(wrong("an unknown word")),
         },
     };

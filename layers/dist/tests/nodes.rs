@@ -25,7 +25,7 @@ struct World {
 
 fn patience() -> Patience {
     let ms = Duration::from_millis;
-    Patience { answer: ms(200), probe: ms(200), silence: ms(1_000) }
+    Patience { answer: ms(200), probe: ms(200), silence: ms(1_000), chase: ms(200) }
 }
 
 async fn start(cluster: &Cluster, number: u64, dir: &Path, keeper: &Keeper) -> Node {
@@ -294,6 +294,86 @@ async fn servers_call_servers() {
     let receipts: Vec<Vec<u64>> = totals.into_iter().map(|total| total.receipts).collect();
     assert_eq!(receipts, [vec![3], vec![1, 2, 1, 2, 1, 2, 3], vec![1, 2]]);
     world.stop().await;
+}
+
+/// Three that wait for each other, each at another node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_between_nodes_is_broken() {
+    let world = World::new(3).await;
+    let all_have_one = Arc::new(tokio::sync::Barrier::new(3));
+    let mut threads = Vec::new();
+    for number in 1..=3u64 {
+        let (application, barrier) = (world.application(number).await, all_have_one.clone());
+        threads.push(tokio::spawn(async move {
+            let done = application.transact(async |tx| {
+                add(tx, number, 0, 1, number).await?;
+                barrier.wait().await;
+                add(tx, number % 3 + 1, 0, 1, number).await
+            });
+            done.await.map(drop)
+        }));
+    }
+    let begun = std::time::Instant::now();
+    let mut victims = 0;
+    for thread in threads {
+        match thread.await.unwrap() {
+            Ok(()) => {}
+            Err(Error::Call(status)) => {
+                assert!(status.code() == Code::Aborted && status.message().contains("deadlock"), "{status}");
+                victims += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(victims, 1);
+    assert!(begun.elapsed() < Duration::from_secs(20), "found by a time-out");
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_done_first_is_done_once_and_hooks_are_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (committed, aborted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    for life in 0..3 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let cluster = Cluster::new("test").node(1, &address).unwrap().server("bank", 1);
+        let node = bank::segment(Node::builder(cluster.clone(), 1, dir.path().join("store")));
+        let failing = node.first(|_| Err(Status::internal("not yet")));
+        if life == 0 {
+            let error = failing.start().await.unwrap_err();
+            assert!(error.to_string().contains("not yet"), "{error}");
+            continue;
+        }
+        let node = bank::segment(Node::builder(cluster.clone(), 1, dir.path().join("store")));
+        let first = node.first(|call| {
+            let bank = call.region("bank")?;
+            let before: i64 = call.load(bank, 0)?;
+            call.store(bank, 0, &(before + 7))
+        });
+        let (commits, aborts) = (committed.clone(), aborted.clone());
+        let allowed = Arc::new(AtomicU64::new(1));
+        let hooked = first
+            .on_prepare(move |_| match allowed.swap(0, Ordering::Relaxed) {
+                1 => Ok(()),
+                _ => Err("one is enough".into()),
+            })
+            .on_commit(move |_| _ = commits.fetch_add(1, Ordering::Relaxed))
+            .on_abort(move |_| _ = aborts.fetch_add(1, Ordering::Relaxed));
+        let node = hooked.start().await.unwrap();
+        let serving = serve(&node, listener);
+        let application = Application::attach(cluster, 1).await.unwrap();
+        let add_one = || application.transact(async |tx| add(tx, 1, 1, 1, 0).await);
+        // The first life's initialisation was allowed in place of this one.
+        assert_eq!(add_one().await.is_ok(), life == 2);
+        assert!(matches!(add_one().await, Err(Error::NotCommitted(_))));
+        node.stop().await;
+        serving.await.unwrap();
+    }
+    assert_eq!((committed.load(Ordering::Relaxed), aborted.load(Ordering::Relaxed)), (2, 3));
+    let store = caliburn::Store::open(dir.path().join("store")).unwrap();
+    let bank = store.segment("bank").unwrap().map_all().unwrap();
+    assert_eq!(bank.load::<i64>(0), 7, "it was done once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -67,7 +67,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 
 fn patience() -> Patience {
     let ms = Duration::from_millis;
-    Patience { answer: ms(500), probe: ms(500), silence: ms(2_000) }
+    Patience { answer: ms(500), probe: ms(500), silence: ms(2_000), chase: ms(200) }
 }
 
 /// One node, until it is killed or its supervisor is gone.

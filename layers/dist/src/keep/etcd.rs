@@ -17,6 +17,7 @@ use crate::proto::etcd::{
     Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, compare,
     request_op, response_op,
 };
+use caliburn_os::simulated::planted;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
@@ -160,7 +161,7 @@ impl Etcd {
             target_union: Some(compare::TargetUnion::Value(claim.life.0.to_be_bytes().to_vec())),
         };
         let txn = TxnRequest {
-            compare: vec![lives, absent],
+            compare: if planted("fence-left-out") { vec![absent] } else { vec![lives, absent] },
             success: vec![put(slot_key.clone(), encode(claim.slot, &claim.participants))],
             failure: vec![get(epoch_key.clone()), get(slot_key.clone())],
         };

@@ -5,12 +5,11 @@ use crate::commit::word::{Node, Outcome, Stay};
 use crate::family::{Family, Refused};
 use crate::id::{News, Path, Tid};
 use crate::node::core::Core;
-use crate::node::work::{Work, WorkError, begin};
+use crate::node::work::{Work, WorkError};
 use crate::scope::{Report, Scope, Untold};
 use caliburn_engine::zerocopy::{FromBytes, Immutable, IntoBytes};
-use caliburn_engine::{BeginError, RangeError, Region};
+use caliburn_engine::{RangeError, Region};
 use caliburn_lock::{LockError, Standard};
-use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
@@ -59,18 +58,37 @@ impl<'c, 't> Call<'c, 't> {
     /// the call was waited for long enough; `OUT_OF_RANGE`.
     pub fn lock(&mut self, region: &'t Region, range: Range<usize>, mode: Mode) -> Result<(), Status> {
         let (space, range) = place(region, range)?;
-        loop {
-            let left = self.expires.saturating_sub(self.core.outside.now());
+        let begun = self.core.outside.now();
+        let mut stuck = None;
+        let locked = loop {
+            let now = self.core.outside.now();
+            let left = self.expires.saturating_sub(now);
             if left.is_zero() {
-                return Err(Status::deadline_exceeded("a lock was waited for as long as the call may take"));
+                break Err(Status::deadline_exceeded("a lock was waited for as long as the call may take"));
             }
             let (owner, time) = (&mut work(&mut self.work).owner, left.min(LOOK));
             match self.core.locks.lock_timeout(owner, &space, range.clone(), mode, time) {
-                Ok(()) => return Ok(()),
-                Err(LockError::Timeout { .. }) => self.goes_on()?,
-                Err(error) => return Err(Status::aborted(error.to_string())),
+                Ok(()) => break Ok(()),
+                Err(LockError::Timeout { .. }) => {}
+                Err(error) => break Err(Status::aborted(error.to_string())),
             }
+            if self.core.is_victim(&self.tid) {
+                break Err(Status::aborted("it is the victim of a deadlock between nodes; try it again"));
+            }
+            if let Err(status) = self.goes_on() {
+                break Err(status);
+            }
+            let mut state = self.core.state();
+            if stuck.is_none() && now - begun >= state.host.patience().chase {
+                let owner = work(&mut self.work).owner.id();
+                state.stuck.insert(owner);
+                stuck = Some(owner);
+            }
+        };
+        if let Some(owner) = stuck {
+            self.core.state().stuck.remove(&owner);
         }
+        locked
     }
 
     /// The same, without waiting (`Camlib_TryLock`): whether it was had.
@@ -195,6 +213,14 @@ impl<'c, 't> Call<'c, 't> {
         answer.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// The servers' first transaction: it is never run again, if it commits.
+    pub(crate) fn is_first(&mut self) -> Result<(), Status> {
+        let (core, work) = (self.core, work(&mut self.work));
+        work.wrote = true;
+        let done = work.transaction().and_then(|tx| Ok(core.ledger.begin(tx)?));
+        done.map_err(|error| status(&error))
+    }
+
     fn family<T>(&self, act: impl FnOnce(&mut Family<Work<'t>>) -> T) -> T {
         let mut state = self.core.state();
         act(state.families.get_mut(&self.tid).expect("a family with a call that runs stays"))
@@ -277,14 +303,7 @@ fn begin_call<'t>(
     let now = core.outside.now();
     let stay = state.host.called(tid, expires, now);
     let stay = stay.ok_or_else(|| Status::aborted("the transaction has ended, or commits"))?;
-    let family = match state.families.entry(tid) {
-        Entry::Occupied(family) => family.into_mut(),
-        Entry::Vacant(none) => {
-            let top = begin(core.store, core.detector.owner());
-            let top = top.map_err(|error: BeginError| Status::unavailable(error.to_string()))?;
-            none.insert(Family::new(top))
-        }
-    };
+    let family = core.begin(&mut state, tid).map_err(|error| Status::unavailable(error.to_string()))?;
     family.hear(news);
     let work = family.begin(path).map_err(refused)?;
     Ok((work, stay))

@@ -7,18 +7,19 @@
 //!
 //! Invariant: nothing waits, for a disk or a lock of a transaction, while it holds the state.
 
+use crate::chase::{self, Chased};
 use crate::commit::word::{Node, Outcome, Participants, Protocol, Record, Slot, Vote};
 use crate::family::{Family, NotReady};
-use crate::host::{Host, Role, Step};
+use crate::host::{Host, Letter, Role, Step, Word};
 use crate::id::{News, TID_BYTES, Tid};
 use crate::keep::{Claim, Kept};
 use crate::node::ledger::Ledger;
 use crate::node::outside::{Decision, Outside};
 use crate::node::work::Work;
 use crate::scope::Report;
-use caliburn_engine::{Class, Mode, Region, Store};
-use caliburn_lock::{Detector, RangeLocks, Standard};
-use caliburn_os::simulated::planted;
+use caliburn_engine::{BeginError, Class, Mode, Region, Store};
+use caliburn_lock::{Detector, OwnerId, RangeLocks, Standard};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -36,6 +37,12 @@ pub(crate) struct State<'t> {
     /// Transactions that calls outside of any have begun.
     pub own: BTreeSet<u64>,
     pub next_own: u64,
+    /// Who has locks, by the numbers that texts give them.
+    owners: HashMap<u64, Tid>,
+    /// Who has waited for a while for a lock.
+    pub stuck: HashSet<OwnerId>,
+    /// Victims of deadlocks between nodes, until they have ended here.
+    victims: HashSet<Tid>,
 }
 
 /// A node.
@@ -93,6 +100,9 @@ impl<'t> Core<'t> {
             preparing: HashMap::new(),
             own: BTreeSet::new(),
             next_own: 1,
+            owners: HashMap::new(),
+            stuck: HashSet::new(),
+            victims: HashSet::new(),
         };
         Core {
             store,
@@ -124,6 +134,7 @@ impl<'t> Core<'t> {
             }
             let mut family = Family::new(Work::recovered(prepared.global_id, owner));
             family.close();
+            state.owners.insert(family.top().owner.id().family, tid);
             state.families.insert(tid, family);
             steps.extend(state.host.recover_prepared(tid, participants, now));
         }
@@ -156,6 +167,69 @@ impl<'t> Core<'t> {
             self.earlier.notify_all();
         }
         steps
+    }
+
+    /// Begins a family here.
+    pub fn begin<'s>(
+        &self,
+        state: &'s mut State<'t>,
+        tid: Tid,
+    ) -> Result<&'s mut Family<Work<'t>>, BeginError> {
+        match state.families.entry(tid) {
+            Entry::Occupied(family) => Ok(family.into_mut()),
+            Entry::Vacant(none) => {
+                let owner = self.detector.owner();
+                state.owners.insert(owner.id().family, tid);
+                Ok(none.insert(Family::new(Work::top(self.store.begin(Mode::Restore)?, owner))))
+            }
+        }
+    }
+
+    /// Whether a transaction is the victim of a deadlock between nodes.
+    pub fn is_victim(&self, tid: &Tid) -> bool {
+        self.state().victims.contains(tid)
+    }
+
+    /// Who has waited here for a while, and for whom.
+    fn edges(&self) -> Vec<(Tid, Tid)> {
+        if self.detector.waiting() == 0 {
+            return Vec::new();
+        }
+        let held_up = self.detector.held_up();
+        let state = self.state();
+        let mut edges = Vec::new();
+        for held in held_up.iter().filter(|held| state.stuck.contains(&held.owner)) {
+            let from = state.owners.get(&held.owner.family);
+            let to = held.by.iter().filter_map(|(by, _)| state.owners.get(&by.family));
+            edges.extend(from.into_iter().flat_map(|from| to.clone().map(move |to| (*from, *to))));
+        }
+        edges.retain(|(from, to)| from != to);
+        edges
+    }
+
+    /// Asks the others whether what waits here waits in a circle.
+    pub fn chase(&self) {
+        let edges = self.edges();
+        self.chased(chase::begin(&edges));
+    }
+
+    fn chased(&self, chased: Chased) {
+        for chase in chased.further {
+            let tid = *chase.last().expect("somebody is chased");
+            self.outside.post_to_all(tid, &Word::Chase(chase));
+        }
+        for victim in chased.victims {
+            self.outside.post_to_all(victim, &Word::Victim);
+            self.is_to_abort(victim);
+        }
+    }
+
+    /// If it waits here, it learns it where it waits.
+    fn is_to_abort(&self, victim: Tid) {
+        let mut state = self.state();
+        if state.families.contains_key(&victim) && state.host.takes_part(&victim) {
+            state.victims.insert(victim);
+        }
     }
 
     /// Tells the host of time, until the node stops.
@@ -258,6 +332,7 @@ impl<'t> Core<'t> {
         };
         state.votes.remove(&tid);
         drop(state);
+        let vote = if vote == Vote::No || self.outside.hooks.allow(tid) { vote } else { Vote::No };
         self.host_steps(|host, now| host.voted(tid, vote, now))
     }
 
@@ -305,8 +380,7 @@ impl<'t> Core<'t> {
             self.ledger.forget(tid);
             return Some(false);
         }
-        let class = if planted("decision-not-forced") { Class::Process } else { Class::Power };
-        let done = transaction.commit(class);
+        let done = transaction.commit(Class::Power);
         if done.is_err() {
             self.ledger.forget(tid);
         }
@@ -339,7 +413,7 @@ impl<'t> Core<'t> {
             let Some(Ok(top)) = family else { return Vec::new() };
             let to_prepare = top.wrote && top.global_id().is_none();
             drop(state);
-            if to_prepare && !planted("slot-before-prepare") {
+            if to_prepare {
                 match self.prepare(tid, &participants) {
                     Some(true) => {}
                     Some(false) => return self.host_steps(|host, _| host.refused(tid, role)),
@@ -371,6 +445,7 @@ impl<'t> Core<'t> {
             *ended = Some(outcome);
             return;
         }
+        state.victims.remove(&tid);
         let Some(mut family) = state.families.remove(&tid) else { return };
         if outcome == Outcome::Aborted {
             family.abort();
@@ -380,6 +455,7 @@ impl<'t> Core<'t> {
                 return;
             }
         }
+        state.owners.remove(&family.top().owner.id().family);
         drop(state);
         let top = family.into_top();
         if let Some(id) = top.global_id() {
@@ -390,8 +466,12 @@ impl<'t> Core<'t> {
             if self.unless_failed(done) != Some(true) {
                 // Nobody may have its locks.
                 std::mem::forget(top);
+                return;
             }
+        } else {
+            drop(top);
         }
+        self.outside.hooks.ended(tid, outcome);
     }
 
     /// A call has ended; perhaps its family was waited for.
@@ -402,6 +482,9 @@ impl<'t> Core<'t> {
             && !state.works.contains(&tid);
         // Of an orphan nobody tells.
         let family = if over { state.families.remove(&tid) } else { None };
+        if let Some(family) = &family {
+            state.owners.remove(&family.top().owner.id().family);
+        }
         drop(state);
         drop(family);
         let steps = self.vote(tid);
@@ -429,10 +512,11 @@ impl<'t> Core<'t> {
                     Err(_) => None,
                 };
             }
-            if vote == Some(Vote::Yes) {
-                state.works.insert(tid);
-            }
             drop(state);
+            vote = vote.filter(|_| self.outside.hooks.allow(tid));
+            if vote == Some(Vote::Yes) {
+                self.state().works.insert(tid);
+            }
             match vote {
                 Some(Vote::ReadOnly) => self.finish(tid, Outcome::Committed),
                 Some(_) => {}
@@ -458,7 +542,12 @@ impl<'t> Core<'t> {
     /// Decides what there is to decide.
     pub fn decide(&self, decision: Decision) {
         match decision {
+            Decision::Letter(Letter { word: Word::Chase(chase), .. }) => {
+                self.chased(chase::follow(&self.edges(), &chase));
+            }
+            Decision::Letter(Letter { tid, word: Word::Victim, .. }) => self.is_to_abort(tid),
             Decision::Letter(letter) => self.with_host(|host, now| host.receive(letter, now)),
+            Decision::Chase => self.chase(),
             Decision::Steps(steps) => self.perform(steps),
             Decision::Kept(claim, kept) => self.kept(&claim, kept),
             Decision::Sweep(all) => {
@@ -470,7 +559,10 @@ impl<'t> Core<'t> {
                 self.end(tid, commits, report);
                 self.state().host.client_has_ended(tid.client, below);
             }
-            Decision::Comes(client) => self.state().host.client_comes(client),
+            Decision::Comes(client, can_begin) => {
+                self.state().host.client_comes(client);
+                let _ = can_begin.send(());
+            }
             Decision::Goes(client) => self.state().host.client_goes(client),
             Decision::Stop => {}
         }

@@ -2,7 +2,7 @@
 //! participants know of.
 //!
 //! ```text
-//!   block 0: the life      block 1 .. : one decision each, or a part of one
+//!   block 0: the life, whether it has begun      block 1 .. : one decision each, or a part of one
 //!   used | count | identity, padded | node, stay | node, stay | ...
 //! ```
 //!
@@ -67,6 +67,16 @@ impl<'t> Ledger<'t> {
 
     fn lock(&self) -> MutexGuard<'_, Blocks> {
         self.blocks.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether the servers' first transaction has been.
+    pub fn has_begun(&self) -> bool {
+        self.region.load::<u64>(8) != 0
+    }
+
+    /// It is this one.
+    pub fn begin(&self, tx: &mut Transaction<'t>) -> Result<(), RangeError> {
+        tx.store(self.region, 8, &1u64)
     }
 
     /// Remembers which life this is.

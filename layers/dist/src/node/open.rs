@@ -1,15 +1,17 @@
 //! A node that is to run: opens its store, recovers, and gives it threads.
 
+use crate::client::TIME_OUT;
 use crate::cluster::Cluster;
-use crate::commit::word::{Incarnation, Node as NodeId, Participants};
+use crate::commit::word::{Incarnation, Node as NodeId, Outcome, Participants};
 use crate::host::{Host, Patience};
 use crate::id::Tid;
 use crate::keep::etcd::KeepError;
 use crate::keep::keeper::Keeper;
+use crate::node::call::Call;
 use crate::node::core::{Core, Found};
 use crate::node::ledger::{self, Ledger};
-use crate::node::outside::{DECIDING, Decision, Outside};
-use crate::node::running::{Inner, Job, Node};
+use crate::node::outside::{DECIDING, Decision, Hooks, Outside};
+use crate::node::running::{Inner, Job, Node, alone};
 use caliburn_engine::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,9 +19,38 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tonic::Status;
 
 /// Calls that wait for a thread, for each thread; further ones are refused.
 const WAITING_CALLS: usize = 16;
+
+/// What is to be done the first time.
+struct First(Box<Begin>);
+
+type Begin = dyn for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<(), Status> + Send;
+
+impl std::fmt::Debug for First {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("First").finish_non_exhaustive()
+    }
+}
+
+/// The servers' first transaction, if it was not yet.
+fn begin(core: &Core<'_>, first: First) -> Result<(), NodeError> {
+    if core.ledger.has_begun() {
+        return Ok(());
+    }
+    let expires = core.outside.now() + TIME_OUT;
+    let (done, mut told) = alone(core, expires, |call| {
+        first.0(call)?;
+        call.is_first()
+    });
+    match (done, told.try_recv()) {
+        (Ok(()), Ok(Outcome::Committed)) => Ok(()),
+        (Err(status), _) => Err(NodeError::First(status.message().to_owned())),
+        (Ok(()), _) => Err(NodeError::First("it did not commit".into())),
+    }
+}
 
 /// So often slots are looked for that nobody deletes.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -41,6 +72,8 @@ pub struct Builder {
     level: usize,
     patience: Patience,
     keeper: Keeper,
+    first: Option<First>,
+    hooks: Hooks,
 }
 
 /// Why a node does not run.
@@ -56,6 +89,9 @@ pub enum NodeError {
     /// Its life could not be remembered.
     #[error(transparent)]
     Commit(#[from] caliburn_engine::CommitError),
+    /// What is to be done the first time was not.
+    #[error("the first transaction: {0}")]
+    First(String),
     /// Its epoch could not be had.
     #[error(transparent)]
     Keep(#[from] KeepError),
@@ -76,6 +112,8 @@ impl Node {
             level: 16,
             patience: Patience::default(),
             keeper: Keeper::Memory(Arc::default()),
+            first: None,
+            hooks: Hooks::default(),
         }
     }
 }
@@ -90,6 +128,34 @@ impl Builder {
     /// A segment of its servers, made with zeros if there is none.
     pub fn segment(mut self, name: impl Into<String>, bytes: u64) -> Builder {
         self.segments.push((name.into(), bytes));
+        self
+    }
+
+    /// What is to be done the first time that the node runs, in a transaction (`array_init`): before any call, and
+    /// again if it did not commit.
+    pub fn first(
+        mut self,
+        first: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<(), Status> + Send + 'static,
+    ) -> Builder {
+        self.first = Some(First(Box::new(first)));
+        self
+    }
+
+    /// Asked before this node votes for a transaction (PrepareProc): an error, which says why, aborts it.
+    pub fn on_prepare(mut self, hook: impl Fn(Tid) -> Result<(), String> + Send + Sync + 'static) -> Builder {
+        self.hooks.prepare = Some(Box::new(hook));
+        self
+    }
+
+    /// Called when a transaction has committed here (CommitProc). Not of one that a crash came between.
+    pub fn on_commit(mut self, hook: impl Fn(Tid) + Send + Sync + 'static) -> Builder {
+        self.hooks.commit = Some(Box::new(hook));
+        self
+    }
+
+    /// Called when a transaction was undone here (AbortProc). Not of one that a crash came between.
+    pub fn on_abort(mut self, hook: impl Fn(Tid) + Send + Sync + 'static) -> Builder {
+        self.hooks.abort = Some(Box::new(hook));
         self
     }
 
@@ -122,25 +188,39 @@ impl Builder {
     pub async fn start(self) -> Result<Node, NodeError> {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
-        let Builder { number, cluster, path, options, segments, level, patience, keeper } = self;
-        let opening = Opening { number, path, options, segments, level, patience };
+        let Builder { number, cluster, path, options, segments, level, patience, keeper, first, hooks } =
+            self;
+        let opening = Opening { number, path, options, segments, level, patience, first };
         let thread = std::thread::Builder::new().name(format!("caliburn-node-{number}"));
         let thread = thread.spawn(move || opening.run(ready, may_begin)).expect("a thread can be had");
-        // The life that the store remembers.
-        let life = is_ready.await.map_err(|_| NodeError::Stopped("the node could not open"))??;
-        let own = NodeId(number);
-        let incarnation = keeper.begin_life(own, life).await?;
-        let slots = keeper.of(own).await?;
-        let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper);
-        let (calls, to_call) = sync_channel(level * WAITING_CALLS);
-        let queues = Queues { calls: Mutex::new(to_call), decisions: Mutex::new(decisions) };
-        let (recovered, is_recovered) = oneshot::channel();
-        let begun = begin.send(Beginning { outside: outside.clone(), queues, slots, recovered });
-        begun.map_err(|_| NodeError::Stopped("the node could not begin"))?;
-        is_recovered.await.map_err(|_| NodeError::Stopped("the node could not recover"))??;
-        tokio::spawn(outside.clone().sweep(SWEEP));
-        let inner = Inner { outside, calls, level, thread: Mutex::new(Some(thread)) };
-        Ok(Node(Arc::new(inner)))
+        let begun = async {
+            // The life that the store remembers.
+            let life = is_ready.await.map_err(|_| NodeError::Stopped("the node could not open"))??;
+            let own = NodeId(number);
+            let incarnation = keeper.begin_life(own, life).await?;
+            let slots = keeper.of(own).await?;
+            let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper, hooks);
+            let (calls, to_call) = sync_channel(level * WAITING_CALLS);
+            let queues = Queues { calls: Mutex::new(to_call), decisions: Mutex::new(decisions) };
+            let (recovered, is_recovered) = oneshot::channel();
+            let begun = begin.send(Beginning { outside: outside.clone(), queues, slots, recovered });
+            begun.map_err(|_| NodeError::Stopped("the node could not begin"))?;
+            is_recovered.await.map_err(|_| NodeError::Stopped("the node could not recover"))??;
+            Ok((outside, calls))
+        };
+        match begun.await {
+            Ok((outside, calls)) => {
+                tokio::spawn(outside.clone().sweep(SWEEP));
+                tokio::spawn(outside.clone().chase(patience.chase));
+                let inner = Inner { outside, calls, level, thread: Mutex::new(Some(thread)) };
+                Ok(Node(Arc::new(inner)))
+            }
+            Err(error) => {
+                // It has closed the store when this returns.
+                let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+                Err(error)
+            }
+        }
     }
 }
 
@@ -151,6 +231,7 @@ struct Opening {
     segments: Vec<(String, u64)>,
     level: usize,
     patience: Patience,
+    first: Option<First>,
 }
 
 struct Beginning {
@@ -174,7 +255,7 @@ impl Opening {
     }
 
     fn open(
-        self,
+        mut self,
         ready: &mut Option<oneshot::Sender<Life>>,
         may_begin: oneshot::Receiver<Beginning>,
     ) -> Result<(), NodeError> {
@@ -203,8 +284,12 @@ impl Opening {
             let regions = mapped.iter().map(|(name, region)| (name.clone(), region)).collect();
             let core = Core::new(&store, regions, ledger, outside, host);
             core.recover(Found { commits, slots });
-            let _ = recovered.send(Ok(()));
-            self.work(&core, &queues);
+            let begun = self.first.take().map_or(Ok(()), |first| begin(&core, first));
+            let goes_on = begun.is_ok();
+            let _ = recovered.send(begun);
+            if goes_on {
+                self.work(&core, &queues);
+            }
         }
         drop((own, mapped));
         if let Err(error) = store.close() {

@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::commit::word::{Incarnation, Node, Outcome, Participants};
-use crate::host::{Letter, Step};
+use crate::host::{Letter, Step, Word};
 use crate::id::Tid;
 use crate::keep::keeper::Keeper;
 use crate::keep::{Claim, Kept};
@@ -20,6 +20,38 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tonic::Status;
 
+type Ask = dyn Fn(Tid) -> Result<(), String> + Send + Sync;
+
+/// What a program wants asked before its server votes, and told when a transaction has ended there.
+#[derive(Default)]
+pub(crate) struct Hooks {
+    pub prepare: Option<Box<Ask>>,
+    pub commit: Option<Box<dyn Fn(Tid) + Send + Sync>>,
+    pub abort: Option<Box<dyn Fn(Tid) + Send + Sync>>,
+}
+
+impl Hooks {
+    /// Whether a transaction may commit, as far as the program knows.
+    pub fn allow(&self, tid: Tid) -> bool {
+        let Some(Err(why)) = self.prepare.as_ref().map(|prepare| prepare(tid)) else { return true };
+        tracing::info!("transaction {tid} is refused by its server: {why}");
+        false
+    }
+
+    pub fn ended(&self, tid: Tid, outcome: Outcome) {
+        let hook = if outcome == Outcome::Committed { &self.commit } else { &self.abort };
+        if let Some(hook) = hook {
+            hook(tid);
+        }
+    }
+}
+
+impl std::fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hooks").finish_non_exhaustive()
+    }
+}
+
 /// Something to be decided, by a thread that may wait for a disk but waits for no lock of a transaction.
 #[derive(Debug)]
 pub(crate) enum Decision {
@@ -33,10 +65,12 @@ pub(crate) enum Decision {
     Sweep(BTreeMap<Tid, Participants>),
     /// A program ends a transaction: whether it commits, what it has used, and below what number all have ended.
     End(Tid, bool, Report, u64),
-    /// A program comes.
-    Comes(u64),
+    /// A program comes; it is told when it can begin.
+    Comes(u64, oneshot::Sender<()>),
     /// It goes.
     Goes(u64),
+    /// Time to look for deadlocks between nodes.
+    Chase,
     /// The node stops.
     Stop,
 }
@@ -46,6 +80,7 @@ pub(crate) struct Outside {
     pub own: Node,
     pub incarnation: Incarnation,
     pub cluster: Cluster,
+    pub hooks: Hooks,
     keeper: Keeper,
     runtime: Handle,
     started: Instant,
@@ -70,6 +105,7 @@ impl Outside {
         incarnation: Incarnation,
         cluster: Cluster,
         keeper: Keeper,
+        hooks: Hooks,
     ) -> (Arc<Outside>, Receiver<Decision>) {
         let (decisions, to_decide) = channel();
         let mut outbox = HashMap::new();
@@ -82,6 +118,7 @@ impl Outside {
             own,
             incarnation,
             cluster,
+            hooks,
             keeper,
             runtime: Handle::current(),
             started: Instant::now(),
@@ -145,6 +182,13 @@ impl Outside {
         let _ = self.decisions.send(decision);
     }
 
+    /// Sends a word of a transaction to all other nodes.
+    pub fn post_to_all(&self, tid: Tid, word: &Word) {
+        for to in self.outbox.keys() {
+            self.post(Letter { from: self.own, to: *to, tid, word: word.clone() });
+        }
+    }
+
     /// Sends a letter, some time, perhaps.
     pub fn post(&self, letter: Letter) {
         match self.outbox.get(&letter.to) {
@@ -189,6 +233,14 @@ impl Outside {
                 tracing::warn!("{error}");
             }
         });
+    }
+
+    /// Now and then has deadlocks between nodes looked for.
+    pub async fn chase(self: Arc<Self>, every: Duration) {
+        let mut stopped = self.stopped.subscribe();
+        while tokio::time::timeout(every, stopped.wait_for(|stopped| *stopped)).await.is_err() {
+            self.decide(Decision::Chase);
+        }
     }
 
     /// Now and then looks for slots that nobody else deletes.

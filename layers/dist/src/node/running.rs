@@ -111,33 +111,7 @@ impl Node {
         let expires = self.0.outside.now() + TIME_OUT;
         let (answer, answered) = oneshot::channel();
         self.0.call(Box::new(move |core| {
-            let serial = {
-                let mut state = core.state();
-                let serial = state.next_own;
-                state.next_own += 1;
-                state.own.insert(serial);
-                serial
-            };
-            let (coordinator, incarnation) = (core.outside.own, core.outside.incarnation);
-            let tid = Tid { coordinator, incarnation, client: 0, serial, protocol: Protocol::Blocking };
-            let (mut scope, mut untold) = (Scope::new(Path::default()), Untold::default());
-            let path = scope.next_child();
-            let coming = Coming { tid, path: path.clone(), news: News::new(), expires };
-            let done = execute(core, coming, operation);
-            let (value, report) = done;
-            match &value {
-                Ok(_) => scope.answered(&mut untold, &path, report),
-                Err(_) => scope.failed(&mut untold, &path, coordinator, Some(report)),
-            }
-            let told = core.outside.wait_for(tid);
-            core.end(tid, value.is_ok(), scope.into_report(untold));
-            {
-                let mut state = core.state();
-                state.own.remove(&serial);
-                let below = state.own.first().copied().unwrap_or(state.next_own);
-                state.host.client_has_ended(0, below);
-            }
-            let _ = answer.send((value, told));
+            let _ = answer.send(alone(core, expires, operation));
         }))?;
         let (value, told) = answered.await.map_err(|_| self.stops())?;
         let value = value?;
@@ -169,4 +143,36 @@ impl Node {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
     }
+}
+
+/// Executes an operation as a transaction of its own: what it says, and how that ends.
+pub(crate) fn alone<T>(
+    core: &Core<'_>,
+    expires: Duration,
+    operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<T, Status>,
+) -> (Result<T, Status>, oneshot::Receiver<Outcome>) {
+    let serial = {
+        let mut state = core.state();
+        let serial = state.next_own;
+        state.next_own += 1;
+        state.own.insert(serial);
+        serial
+    };
+    let (coordinator, incarnation) = (core.outside.own, core.outside.incarnation);
+    let tid = Tid { coordinator, incarnation, client: 0, serial, protocol: Protocol::Blocking };
+    let (mut scope, mut untold) = (Scope::new(Path::default()), Untold::default());
+    let path = scope.next_child();
+    let coming = Coming { tid, path: path.clone(), news: News::new(), expires };
+    let (value, report) = execute(core, coming, operation);
+    match &value {
+        Ok(_) => scope.answered(&mut untold, &path, report),
+        Err(_) => scope.failed(&mut untold, &path, coordinator, Some(report)),
+    }
+    let told = core.outside.wait_for(tid);
+    core.end(tid, value.is_ok(), scope.into_report(untold));
+    let mut state = core.state();
+    state.own.remove(&serial);
+    let below = state.own.first().copied().unwrap_or(state.next_own);
+    state.host.client_has_ended(0, below);
+    (value, told)
 }

@@ -7,7 +7,7 @@ use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
 use crate::proto::caliburn::{AttachRequest, Attached, Delivered, EndReply, EndRequest, Letters};
 use crate::wire;
 use std::net::SocketAddr;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
@@ -27,7 +27,9 @@ impl NodeService for Service {
         let client = outside.next_client();
         let (sender, stream) = mpsc::channel(1);
         let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client };
-        outside.decide(Decision::Comes(client));
+        let (come, has_come) = oneshot::channel();
+        outside.decide(Decision::Comes(client, come));
+        has_come.await.map_err(|_| Status::unavailable("the node stops"))?;
         let _ = sender.try_send(Ok(attached));
         // It is gone when its stream is.
         tokio::spawn(async move {

@@ -1,7 +1,7 @@
 //! What a transaction holds at a node: a transaction of its store, or a part of one, and locks.
 
 use crate::family::Level;
-use caliburn_engine::{Branch, BranchError, RangeError, Store, Transaction};
+use caliburn_engine::{Branch, BranchError, RangeError, Transaction};
 use caliburn_lock::Owner;
 
 /// Changes and locks of a family, or of a call.
@@ -76,11 +76,6 @@ impl<'t> Work<'t> {
             _ => None,
         }
     }
-}
-
-/// Begins what a family holds.
-pub(crate) fn begin<'t>(store: &'t Store, owner: Owner) -> Result<Work<'t>, caliburn_engine::BeginError> {
-    Ok(Work::top(store.begin(caliburn_engine::Mode::Restore)?, owner))
 }
 
 impl<'t> Level for Work<'t> {

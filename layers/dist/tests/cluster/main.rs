@@ -6,6 +6,7 @@
 //! cluster`.
 
 mod client;
+mod ending;
 mod event;
 #[path = "../../../lock/tests/support/mod.rs"]
 mod random;

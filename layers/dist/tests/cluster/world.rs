@@ -39,7 +39,7 @@ pub struct Server {
     /// Votes and own commits that wait for calls to end.
     votes: BTreeSet<Tid>,
     /// Of what is committed here, what has been done here itself.
-    works: BTreeSet<Tid>,
+    pub works: BTreeSet<Tid>,
     /// Claims that wait for what was prepared to be durable.
     claims: BTreeMap<Tid, Claim>,
 }
@@ -362,7 +362,7 @@ impl World {
         self.send(node, node, Event::Claim(claim));
     }
 
-    fn finish(&mut self, node: Node, tid: Tid, outcome: Outcome) {
+    pub fn finish(&mut self, node: Node, tid: Tid, outcome: Outcome) {
         let server = self.servers.get_mut(&node).expect("it is one");
         server.votes.remove(&tid);
         server.works.remove(&tid);
@@ -539,7 +539,8 @@ impl World {
         let server = self.servers.get_mut(&node).expect("it is one");
         server.life = self.keeper.begin_life(node, server.life);
         let life = server.life;
-        let patience = Patience { answer: ms(300), probe: ms(500), silence: ms(2_000) };
+        let patience =
+            Patience { answer: ms(300), probe: ms(500), silence: ms(2_000), ..Patience::default() };
         let mut host = Host::new(node, life, patience);
         let found = server.disk.recover(LISTS);
         server.memory = Memory::new(found.lists);
@@ -559,42 +560,5 @@ impl World {
         self.perform(node, steps);
         self.sweep(node, life);
         Client::home_is_back(self, node);
-    }
-
-    /// Commits what a client has begun: its own node's part first.
-    pub fn commit(&mut self, tid: Tid, scope: &Scope, untold: Untold) -> bool {
-        let node = tid.coordinator;
-        let mut participants = scope.used().clone();
-        let (news, others) = (untold.into_all(), scope.others());
-        let server = self.servers.get_mut(&node).expect("it is one");
-        let mut own = None;
-        if tid.protocol == Protocol::Blocking
-            && let Some(stay) = participants.remove(&node)
-        {
-            if server.host.as_ref().and_then(|host| host.stay(&tid)) == Some(stay)
-                && let Some(family) = server.families.get_mut(&tid)
-            {
-                family.hear(news.get(&node).unwrap_or(&News::new()));
-                family.close();
-                if let Ok(top) = family.finish() {
-                    own = Some(if top.changes().is_empty() { Vote::ReadOnly } else { Vote::Yes });
-                }
-            }
-            match own {
-                None => return false,
-                Some(Vote::ReadOnly) => self.finish(node, tid, Outcome::Committed),
-                Some(_) => {
-                    let server = self.servers.get_mut(&node).expect("it is one");
-                    server.works.insert(tid);
-                }
-            }
-        }
-        self.with_host(node, |host, now| host.commit(tid, participants, news, &others, own, now));
-        true
-    }
-
-    pub fn abort(&mut self, tid: Tid, scope: &Scope) {
-        let touched = scope.touched().clone();
-        self.with_host(tid.coordinator, |host, _| host.abort(tid, &touched));
     }
 }
