@@ -200,6 +200,7 @@ const TREES: [Tree; 11] = [
             "node/work",
             "node/ledger",
             "node/outside",
+            "node/state",
             "node/core",
             "node/call",
             "node/running",

@@ -10,10 +10,10 @@
 
 use crate::cluster::{Cluster, NameError};
 use crate::commit::word::{Incarnation, Node, Protocol};
-use crate::id::{Path, Tid};
+use crate::id::{News, Path, Tid};
 use crate::proto::caliburn::node_client::NodeClient;
 use crate::proto::caliburn::{AttachRequest, EndRequest};
-use crate::scope::{Scope, Untold};
+use crate::scope::{Report, Scope, Untold};
 use crate::wire::{self, Context, KEY};
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -28,6 +28,8 @@ use tonic::{Code, Status};
 
 /// A transaction takes no longer than this, unless told.
 pub const TIME_OUT: Duration = Duration::from_secs(60);
+/// At least so long its end is waited for.
+const END: Duration = Duration::from_secs(2);
 
 /// Why a transaction did not commit, or may not have.
 #[derive(Debug, thiserror::Error)]
@@ -137,12 +139,18 @@ impl Application {
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<T, E> {
         let tid = self.begin(options).await?;
-        let family =
-            Family { cluster: self.0.cluster.clone(), tid, untold: Mutex::new(Untold::default()), options };
+        let family = Family {
+            cluster: self.0.cluster.clone(),
+            tid,
+            untold: Mutex::default(),
+            called: Mutex::default(),
+            is_within: false,
+            options,
+        };
         let scope = Arc::new(Mutex::new(Scope::new(Path::default())));
-        let tx = Tx { family: Arc::new(family), scope, until: Instant::now() + options.time_out };
+        let tx = Tx { family: Arc::new(family), scope, until: after(options.time_out) };
         let mut open = Open { application: self, tx: &tx, ended: false };
-        let done = tokio::time::timeout(options.time_out, body(&tx)).await;
+        let done = tokio::time::timeout_at(tx.until.into(), body(&tx)).await;
         let done = done.unwrap_or_else(|_| Err(Error::TimeOut(options.time_out).into()));
         let value = match (done, tx.lost()) {
             (Ok(value), Ok(())) => Ok(value),
@@ -150,14 +158,17 @@ impl Application {
             (Err(error), _) => Err(error),
         };
         let Some(request) = open.ending(value.is_ok()) else { return value };
-        let ended = self.0.node.clone().end(request).await;
+        // From here on its node decides: also if nobody waits to hear.
         open.ended = true;
+        let mut node = self.0.node.clone();
+        let left = tx.until.saturating_duration_since(Instant::now()).max(END);
+        let ended = tokio::time::timeout(left, node.end(request)).await;
+        let ended = ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("its node does not answer")));
         match (value, ended) {
             (Err(error), _) => Err(error),
             (Ok(value), Ok(reply)) if reply.get_ref().committed => Ok(value),
             (Ok(_), Ok(_)) => Err(Error::NotCommitted("a participant could not".into()).into()),
             (Ok(_), Err(status)) => {
-                self.place().lost.store(true, Ordering::Release);
                 // What it says only of one that it has not begun to commit.
                 match status.code() {
                     Code::Aborted | Code::InvalidArgument => {
@@ -214,7 +225,12 @@ impl Open<'_> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        self.application.place().open.remove(&self.tx.tid().serial);
+        let tid = self.tx.tid();
+        let mut place = self.application.place();
+        if (tid.client, tid.incarnation) == (place.client, place.incarnation) {
+            place.open.remove(&tid.serial);
+        }
+        drop(place);
         // Given up while it ran: whoever it has called need not wait to find out.
         if !self.ended
             && let Some(request) = self.ending(false)
@@ -250,7 +266,16 @@ struct Family {
     cluster: Cluster,
     tid: Tid,
     untold: Mutex<Untold>,
+    /// The nodes that it has called.
+    called: Mutex<BTreeSet<Node>>,
+    /// It is a part, of a call that holds something.
+    is_within: bool,
     options: Options,
+}
+
+/// A moment that there is.
+fn after(time: Duration) -> Instant {
+    Instant::now() + time.min(Duration::from_secs(1 << 30))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -269,7 +294,8 @@ impl Tx {
     /// A call that calls others: of its transaction, at its place.
     pub(crate) fn of_call(cluster: Cluster, tid: Tid, scope: Scope, until: Instant) -> Tx {
         let (untold, options) = (Mutex::new(Untold::default()), Options::default());
-        let family = Arc::new(Family { cluster, tid, untold, options });
+        let family =
+            Arc::new(Family { cluster, tid, untold, called: Mutex::default(), is_within: true, options });
         Tx { family, scope: Arc::new(Mutex::new(scope)), until }
     }
 
@@ -322,7 +348,7 @@ impl Tx {
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<T, E> {
         let path = lock(&self.scope).next_child();
-        let until = self.until.min(Instant::now() + time_out);
+        let until = self.until.min(after(time_out));
         let scope = Arc::new(Mutex::new(Scope::new(path)));
         let child = Tx { family: self.family.clone(), scope, until };
         // Aborted unless it says otherwise, also when it is dropped while it waits.
@@ -393,7 +419,7 @@ struct Under {
 }
 
 impl Under {
-    fn ends(&mut self, report: Option<crate::scope::Report>, well: bool) {
+    fn ends(&mut self, report: Option<Report>, well: bool) {
         self.ended = true;
         let (mut scope, mut untold) = (lock(&self.scope), lock(&self.family.untold));
         match (report, well) {
@@ -408,6 +434,45 @@ impl Drop for Under {
         if !self.ended {
             self.ends(None, false);
         }
+    }
+}
+
+/// The body of an answer: the call went well if it comes to its end, and says so there.
+struct Watched {
+    body: Body,
+    under: Under,
+    report: Option<Report>,
+    news: News,
+}
+
+impl http_body::Body for Watched {
+    type Data = <Body as http_body::Body>::Data;
+    type Error = <Body as http_body::Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut task::Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
+        let frame = task::ready!(Pin::new(&mut self.body).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(trailers) = frame.trailers_ref()
+        {
+            let well = Status::from_header_map(trailers).is_some_and(|status| status.code() == Code::Ok);
+            let report = self.report.take();
+            if well {
+                lock(&self.under.family.untold).heard(self.under.node, &self.news);
+            }
+            self.under.ends(report, well);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -432,6 +497,7 @@ impl Service<http::Request<Body>> for Travelling {
             path: path.clone(),
             news: news.clone(),
             remaining: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+            again: !lock(&family.called).insert(node) || family.is_within,
         };
         let mut metadata = tonic::metadata::MetadataMap::new();
         metadata.insert_bin(KEY, wire::context_to(&context));
@@ -448,11 +514,20 @@ impl Service<http::Request<Body>> for Travelling {
             // Only one that has failed says so before its body.
             let well = Status::from_header_map(response.headers()).is_none();
             let report = wire::take_report(response.headers());
-            if well && report.is_some() {
-                lock(&under.family.untold).heard(node, &news);
+            if well && report.is_none() {
+                under.ends(None, false);
+                return Err(Status::internal(
+                    "the answer does not say what the call has used, so it is undone: a server must return the metadata of \
+                     what Node::run has returned",
+                )
+                .into());
             }
-            under.ends(report, well);
-            Ok(response)
+            if !well {
+                under.ends(report, false);
+                return Ok(response);
+            }
+            // Whether it went well is said behind its body.
+            Ok(response.map(|body| Body::new(Watched { body, under, report, news })))
         })
     }
 }

@@ -252,6 +252,8 @@ impl<L: Level> Family<L> {
         let unheard = if planted("unheard-calls-stay") { Part::commit_all } else { Part::abort };
         unknown.for_each(unheard);
         self.settle();
+        // Undone, though somebody may have been told that his call went well.
+        self.spoiled |= self.top.verdict == Some(Outcome::Aborted);
         match (self.runs(), self.spoiled) {
             (true, _) => Err(NotReady::Running),
             (_, true) => Err(NotReady::Spoiled),
@@ -272,6 +274,14 @@ impl<L: Level> Family<L> {
     /// While that is prepared by somebody who has taken it.
     pub fn top(&self) -> &L {
         self.top.level.as_ref().expect("it is lent to nobody")
+    }
+
+    /// The same, to be changed.
+    ///
+    /// # Panics
+    /// As [`Family::top`].
+    pub fn top_mut(&mut self) -> &mut L {
+        self.top.level.as_mut().expect("it is lent to nobody")
     }
 
     /// Takes it apart: what its top holds.

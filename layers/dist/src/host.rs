@@ -200,14 +200,21 @@ impl Host {
         self.clients.remove(&client);
     }
 
+    /// Whether it commits a transaction at this moment.
+    pub fn coordinates(&self, tid: &Tid) -> bool {
+        self.coordinating.contains_key(tid)
+    }
+
+    /// Whether a transaction was begun here, and nobody has asked to end it.
+    pub fn is_open(&self, tid: &Tid) -> bool {
+        let here = tid.coordinator == self.own && tid.incarnation == self.incarnation;
+        let client = self.clients.get(&tid.client);
+        here && client.is_some_and(|client| tid.serial >= client.low && !client.ended.contains(&tid.serial))
+    }
+
     /// Whether a transaction goes on, as far as its coordinator knows.
     fn goes_on(&self, tid: &Tid) -> bool {
-        let begun = || {
-            let client = self.clients.get(&tid.client)?;
-            (tid.serial >= client.low && !client.ended.contains(&tid.serial)).then_some(())
-        };
-        let here = tid.coordinator == self.own && tid.incarnation == self.incarnation;
-        here && (self.coordinating.contains_key(tid) || begun().is_some())
+        self.coordinates(tid) || self.is_open(tid)
     }
 
     fn has_ended(&mut self, tid: &Tid) {
@@ -262,8 +269,9 @@ impl Host {
         even_if("called-after-prepare", part.machine.is_active()).then_some(part.stay)
     }
 
-    /// Commits a transaction that was begun here. What was done here is no participant, blocking: `own` is what it
-    /// votes, yes or that it has only read, if it was called. `others` have had calls of which nothing stays.
+    /// Commits a transaction that was begun here and is open. What was done here is no participant, blocking:
+    /// `own` is what it votes, yes or that it has only read, if it was called. `others` have had calls of which
+    /// nothing stays.
     pub fn commit(
         &mut self,
         tid: Tid,
@@ -285,7 +293,7 @@ impl Host {
         steps
     }
 
-    /// Aborts a transaction that was begun here, at the nodes that it has called.
+    /// Aborts a transaction that was begun here and is open, at the nodes that it has called.
     pub fn abort(&mut self, tid: Tid, nodes: &BTreeSet<Node>) -> Vec<Step> {
         self.has_ended(&tid);
         self.abort_at(tid, nodes)
@@ -335,7 +343,20 @@ impl Host {
 
     /// A letter came.
     pub fn receive(&mut self, letter: Letter, now: Duration) -> Vec<Step> {
-        let Letter { from, tid, word, .. } = letter;
+        let Letter { from, to, tid, word } = letter;
+        // An address may have been another node's before.
+        let is_its = match &word {
+            Word::Probe | Word::Commit(Message::Inquiry | Message::Vote(_) | Message::Ack, _) => {
+                tid.coordinator == self.own
+            }
+            Word::Lives | Word::Gone | Word::Commit(Message::Prepare(_) | Message::Outcome(_), _) => {
+                tid.coordinator == from
+            }
+            Word::Chase(_) | Word::Victim => true,
+        };
+        if to != self.own || !is_its {
+            return Vec::new();
+        }
         match word {
             Word::Probe => {
                 let word = match self.goes_on(&tid) || planted("orphans-live") {

@@ -1,5 +1,6 @@
 //! Words as they travel: into the messages of `proto/caliburn.proto`, and back. What comes is checked here, once.
 
+use crate::chase::LONGEST;
 use crate::commit::word::{Message, Node, Outcome, Participants, Stay, Vote};
 use crate::host::{Letter, Word};
 use crate::id::{News, Path, Tid};
@@ -27,6 +28,8 @@ pub struct Context {
     pub news: News,
     /// Milliseconds until nobody waits for it any more.
     pub remaining: u64,
+    /// The family has called the node before.
+    pub again: bool,
 }
 
 fn wrong(what: &str) -> Status {
@@ -53,6 +56,16 @@ fn outcome_from(outcome: i32) -> Result<Outcome, Status> {
     }
 }
 
+/// Transactions may be nested so deep, calls counted.
+pub const DEEPEST: usize = 64;
+
+fn path_from(path: Vec<u32>) -> Result<Path, Status> {
+    match path.len() {
+        0..=DEEPEST => Ok(Path(path)),
+        deep => Err(Status::invalid_argument(format!("a transaction {deep} deep; {DEEPEST} is the deepest"))),
+    }
+}
+
 fn news_to(news: &News) -> Vec<proto::News> {
     let one = |(path, outcome): &(Path, Outcome)| proto::News {
         path: path.0.clone(),
@@ -62,7 +75,7 @@ fn news_to(news: &News) -> Vec<proto::News> {
 }
 
 fn news_from(news: Vec<proto::News>) -> Result<News, Status> {
-    news.into_iter().map(|one| Ok((Path(one.path), outcome_from(one.outcome)?))).collect()
+    news.into_iter().map(|one| Ok((path_from(one.path)?, outcome_from(one.outcome)?))).collect()
 }
 
 fn participants_to(participants: &Participants) -> Vec<proto::Participant> {
@@ -115,6 +128,9 @@ pub(crate) fn letter_from(letter: proto::Letter, from: Node, to: Node) -> Result
             _ => return Err(wrong("no vote")),
         })),
         ProtoWord::Outcome(outcome) => commit(Message::Outcome(outcome_from(outcome)?)),
+        ProtoWord::Chase(chase) if chase.tids.len() > LONGEST => {
+            return Err(wrong("a chase that is too long"));
+        }
         ProtoWord::Chase(chase) => {
             Word::Chase(chase.tids.iter().map(|bytes| tid(bytes)).collect::<Result<_, Status>>()?)
         }
@@ -159,6 +175,7 @@ pub(crate) fn context_to(context: &Context) -> MetadataValue<tonic::metadata::Bi
         path: context.path.0.clone(),
         news: news_to(&context.news),
         remaining: context.remaining,
+        again: context.again,
     };
     MetadataValue::from_bytes(&context.encode_to_vec())
 }
@@ -171,9 +188,10 @@ pub(crate) fn context_from(metadata: &MetadataMap) -> Result<Option<Context>, St
     Ok(Some(Context {
         cluster: context.cluster,
         tid: tid(&context.tid)?,
-        path: Path(context.path),
+        path: path_from(context.path)?,
         news: news_from(context.news)?,
         remaining: context.remaining,
+        again: context.again,
     }))
 }
 

@@ -1,107 +1,21 @@
 //! Nodes with stores, and programs that run transactions over them, in one process.
 
+mod support;
+
 use caliburn_dist::bank::{self, ACCOUNTS, FIRST};
-use caliburn_dist::client::{Application, Error, Options};
+use caliburn_dist::client::{Application, Error};
 use caliburn_dist::cluster::Cluster;
-use caliburn_dist::host::Patience;
 use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::node::Node;
 use caliburn_dist::proto::bank::bank_client::BankClient;
-use caliburn_dist::proto::bank::{AddRequest, MoveRequest, TotalReply, TotalRequest};
+use caliburn_dist::proto::bank::{AddRequest, MoveRequest, TotalRequest};
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use support::{BOTH, World, add, serve, start};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 use tonic::{Code, Status};
-
-struct World {
-    cluster: Cluster,
-    nodes: Vec<(Node, JoinHandle<()>)>,
-    _dir: tempfile::TempDir,
-}
-
-fn patience() -> Patience {
-    let ms = Duration::from_millis;
-    Patience { answer: ms(200), probe: ms(200), silence: ms(1_000), chase: ms(200) }
-}
-
-async fn start(cluster: &Cluster, number: u64, dir: &Path, keeper: &Keeper) -> Node {
-    let node = Node::builder(cluster.clone(), number, dir.join(number.to_string()));
-    bank::segment(node).keeper(keeper.clone()).patience(patience()).start().await.unwrap()
-}
-
-fn serve(node: &Node, listener: TcpListener) -> JoinHandle<()> {
-    let node = node.clone();
-    tokio::spawn(async move {
-        let bank = bank::service(&node);
-        node.serve_on(listener, |services| _ = services.add_service(bank)).await.unwrap();
-    })
-}
-
-impl World {
-    async fn new(count: u64) -> World {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut cluster, mut listeners) = (Cluster::new("test"), Vec::new());
-        for number in 1..=count {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = format!("http://{}", listener.local_addr().unwrap());
-            cluster = cluster.node(number, &address).unwrap().server("bank", number);
-            listeners.push((number, listener));
-        }
-        let keeper = Keeper::Memory(Arc::default());
-        let mut nodes = Vec::new();
-        for (number, listener) in listeners {
-            let node = start(&cluster, number, dir.path(), &keeper).await;
-            let serving = serve(&node, listener);
-            nodes.push((node, serving));
-        }
-        World { cluster, nodes, _dir: dir }
-    }
-
-    async fn application(&self, node: u64) -> Application {
-        Application::attach(self.cluster.clone(), node).await.unwrap()
-    }
-
-    /// What each bank has, in one transaction.
-    async fn totals(&self) -> Vec<TotalReply> {
-        let application = self.application(1).await;
-        let totals = application.transact(async |tx| {
-            let mut totals = Vec::new();
-            for number in 1..=self.nodes.len() {
-                let mut bank = BankClient::new(tx.to(&format!("bank@{number}"))?);
-                totals.push(bank.total(TotalRequest {}).await?.into_inner());
-            }
-            Ok::<_, Error>(totals)
-        });
-        totals.await.unwrap()
-    }
-
-    async fn stop(self) {
-        for (node, serving) in self.nodes {
-            node.stop().await;
-            serving.await.unwrap();
-        }
-    }
-}
-
-async fn add(
-    tx: &caliburn_dist::client::Tx,
-    node: u64,
-    account: u32,
-    amount: i64,
-    receipt: u64,
-) -> Result<i64, Error> {
-    let mut bank = BankClient::new(tx.to(&format!("bank@{node}"))?);
-    Ok(bank.add(AddRequest { account, amount, receipt }).await?.into_inner().balance)
-}
-
-const BOTH: [Options; 2] = [
-    Options { blocking: true, time_out: Duration::from_secs(60) },
-    Options { blocking: false, time_out: Duration::from_secs(60) },
-];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transfer_is_done_on_both_nodes_or_on_none() {
@@ -123,7 +37,7 @@ async fn a_transfer_is_done_on_both_nodes_or_on_none() {
     let totals = world.totals().await;
     let amounts: Vec<i64> = totals.iter().map(|total| total.amount - i64::from(ACCOUNTS) * FIRST).collect();
     assert_eq!(amounts, [0, -200, 200]);
-    assert_eq!(totals[0].receipts, []);
+    assert!(totals[0].receipts.is_empty());
     assert_eq!(totals[1].receipts, [1, 2]);
     assert_eq!(totals[2].receipts, [1, 2]);
     world.stop().await;
@@ -210,7 +124,7 @@ async fn transfers_side_by_side_lose_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_prepared_waits_for_its_coordinator_across_restarts() {
-    let World { cluster, mut nodes, _dir } = World::new(2).await;
+    let World { cluster, mut nodes, dir } = World::new(2).await;
     let keeper = Keeper::Memory(Arc::default());
     let application = Application::attach(cluster.clone(), 1).await.unwrap();
     let moved = application.transact(async |tx| {
@@ -231,11 +145,11 @@ async fn what_is_prepared_waits_for_its_coordinator_across_restarts() {
         listeners.push((number, listener));
     }
     for (number, listener) in listeners {
-        let node = start(&again, number, _dir.path(), &keeper).await;
+        let node = start(&again, number, dir.path(), &keeper).await;
         let serving = serve(&node, listener);
         nodes.push((node, serving));
     }
-    let world = World { cluster: again, nodes, _dir };
+    let world = World { cluster: again, nodes, dir };
     let receipts: Vec<_> = world.totals().await.into_iter().map(|total| total.receipts).collect();
     assert_eq!(receipts, [[1], [1]]);
     world.stop().await;

@@ -1,6 +1,7 @@
 //! What all locks stand in, so that a circle through several tables is found.
 
 use crate::deadlock::{HeldUp, Waits};
+use crate::error::Doom;
 use crate::mode::Mode;
 use crate::node::Node;
 use crate::owner::Owner;
@@ -9,6 +10,29 @@ use crate::table::{Locks, Name};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// Tells a transaction to abort: [`Detector::canceller`].
+#[derive(Clone)]
+pub struct Canceller {
+    node: Arc<Node>,
+    waits: Arc<Waits>,
+}
+
+impl Canceller {
+    /// It, and all below it, has no lock from now on: whoever waits for one is told so, and so is whoever asks.
+    /// What is held is held until it has ended.
+    pub fn cancel(&self) {
+        self.node.doom(Doom::Cancelled);
+        let all = self.waits.lock();
+        self.waits.wake_below(&all, &self.node);
+    }
+}
+
+impl std::fmt::Debug for Canceller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Canceller").field(&self.node.id()).finish()
+    }
+}
 
 /// What tables of locks share, so that deadlocks between them are found.
 #[derive(Default, Clone)]
@@ -41,6 +65,11 @@ impl Detector {
     /// An owner for a top-level transaction that takes shared locks only: it is never the victim of a deadlock.
     pub fn reader(&self) -> Owner {
         Owner::new(Node::reader())
+    }
+
+    /// What tells a transaction to abort, from anywhere.
+    pub fn canceller(&self, owner: &Owner) -> Canceller {
+        Canceller { node: owner.node.clone(), waits: self.0.clone() }
     }
 
     /// How many transactions wait for locks at this moment.

@@ -86,6 +86,7 @@ impl fmt::Display for Overlong {
 pub(crate) enum Doom {
     Deadlock(Arc<Deadlock>),
     Overlong(Arc<Overlong>),
+    Cancelled,
 }
 
 impl From<Doom> for LockError {
@@ -93,6 +94,7 @@ impl From<Doom> for LockError {
         match doom {
             Doom::Deadlock(deadlock) => deadlock.into(),
             Doom::Overlong(overlong) => overlong.into(),
+            Doom::Cancelled => LockError::Cancelled,
         }
     }
 }
@@ -107,6 +109,9 @@ pub enum LockError {
     /// It, or one that it is part of, was in another's way for too long: that one is to abort.
     #[error(transparent)]
     Overlong(#[from] Arc<Overlong>),
+    /// It, or one that it is part of, was told to abort from elsewhere: [`Canceller`](crate::Canceller).
+    #[error("the transaction was told to abort")]
+    Cancelled,
     /// It was waited for long enough.
     #[error("{wanted} was not had within {waited:?}: {by}")]
     Timeout {

@@ -86,7 +86,7 @@ mod table;
 #[cfg(feature = "nest")]
 pub use commute::{Commute, Intentions, Latches};
 pub use deadlock::HeldUp;
-pub use detector::Detector;
+pub use detector::{Canceller, Detector};
 pub use error::{Deadlock, LockError, Overlong, OwnerId, Waited};
 #[cfg(feature = "nest")]
 pub use escrow::{Access, Counters, EscrowError};

@@ -236,10 +236,14 @@ impl Etcd {
                 let (Some(tid), Some((_, participants))) = (tid, decode(&kv.value)) else {
                     // From here on again, of another member.
                     (whole, tries) = (false, tries + 1);
-                    if tries == READS {
-                        return Err(damaged(&kv.key, "slot", kv.value));
+                    if tries < READS {
+                        break;
                     }
-                    break;
+                    // The others are not to suffer.
+                    tracing::warn!("{}", damaged(&kv.key, "slot", kv.value));
+                    (whole, tries) = (true, 0);
+                    key = kv.key.into_iter().chain([0]).collect();
+                    continue;
                 };
                 all.insert(tid, participants);
                 key = kv.key.into_iter().chain([0]).collect();

@@ -9,7 +9,7 @@ use crate::node::work::{Work, WorkError};
 use crate::scope::{Report, Scope, Untold};
 use caliburn_engine::zerocopy::{FromBytes, Immutable, IntoBytes};
 use caliburn_engine::{RangeError, Region};
-use caliburn_lock::{LockError, Standard};
+use caliburn_lock::{Canceller, LockError, Standard};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ pub use caliburn_lock::Standard as Mode;
 /// commits. When the operation returns an error or panics, what it has changed is undone.
 ///
 /// Reads and changes lock the bytes that they touch, until the transaction has ended everywhere: what runs through
-/// these functions is serializable.
+/// these functions is serializable. Of a call that fails nothing stays, locks included: a program that acts on what
+/// its error has told acts on what may have changed since.
 pub struct Call<'c, 't> {
     core: &'c Core<'t>,
     /// With its family while it calls others.
@@ -32,9 +33,6 @@ pub struct Call<'c, 't> {
     /// By the clock of its node.
     expires: Duration,
 }
-
-/// So long it waits for a lock before it looks whether it waits for nothing.
-const LOOK: Duration = Duration::from_millis(50);
 
 impl<'c, 't> Call<'c, 't> {
     /// Its transaction (Camelot's `THIS_TID`).
@@ -58,37 +56,16 @@ impl<'c, 't> Call<'c, 't> {
     /// the call was waited for long enough; `OUT_OF_RANGE`.
     pub fn lock(&mut self, region: &'t Region, range: Range<usize>, mode: Mode) -> Result<(), Status> {
         let (space, range) = place(region, range)?;
-        let begun = self.core.outside.now();
-        let mut stuck = None;
-        let locked = loop {
-            let now = self.core.outside.now();
-            let left = self.expires.saturating_sub(now);
-            if left.is_zero() {
-                break Err(Status::deadline_exceeded("a lock was waited for as long as the call may take"));
+        let left = self.expires.saturating_sub(self.core.outside.now());
+        let owner = &mut work(&mut self.work).owner;
+        self.core.locks.lock_timeout(owner, &space, range, mode, left).map_err(|error| match error {
+            LockError::Timeout { .. } => Status::deadline_exceeded(error.to_string()),
+            LockError::Cancelled if self.core.is_victim(&self.tid) => {
+                Status::aborted("it is the victim of a deadlock between nodes; try it again")
             }
-            let (owner, time) = (&mut work(&mut self.work).owner, left.min(LOOK));
-            match self.core.locks.lock_timeout(owner, &space, range.clone(), mode, time) {
-                Ok(()) => break Ok(()),
-                Err(LockError::Timeout { .. }) => {}
-                Err(error) => break Err(Status::aborted(error.to_string())),
-            }
-            if self.core.is_victim(&self.tid) {
-                break Err(Status::aborted("it is the victim of a deadlock between nodes; try it again"));
-            }
-            if let Err(status) = self.goes_on() {
-                break Err(status);
-            }
-            let mut state = self.core.state();
-            if stuck.is_none() && now - begun >= state.host.patience().chase {
-                let owner = work(&mut self.work).owner.id();
-                state.stuck.insert(owner);
-                stuck = Some(owner);
-            }
-        };
-        if let Some(owner) = stuck {
-            self.core.state().stuck.remove(&owner);
-        }
-        locked
+            LockError::Cancelled => Status::aborted("the call was given up, or its transaction"),
+            error => Status::aborted(error.to_string()),
+        })
     }
 
     /// The same, without waiting (`Camlib_TryLock`): whether it was had.
@@ -205,7 +182,15 @@ impl<'c, 't> Call<'c, 't> {
         let tx = Tx::of_call(outside.cluster.clone(), self.tid, scope, Instant::now() + left);
         self.scope = Scope::new(path);
         self.lend();
-        let answer = catch_unwind(AssertUnwindSafe(|| outside.runtime().block_on(body(&tx))));
+        let answer = catch_unwind(AssertUnwindSafe(|| {
+            outside.runtime().block_on(async {
+                let mut stopped = outside.stopped.subscribe();
+                tokio::select! {
+                    answer = body(&tx) => answer,
+                    _ = stopped.wait_for(|stopped| *stopped) => Err(Status::unavailable("the node stops")),
+                }
+            })
+        }));
         let (scope, untold) = tx.into_parts();
         self.scope = scope;
         self.untold.append(untold);
@@ -306,6 +291,11 @@ fn begin_call<'t>(
     let family = core.begin(&mut state, tid).map_err(|error| Status::unavailable(error.to_string()))?;
     family.hear(news);
     let work = family.begin(path).map_err(refused)?;
+    state.running.insert((tid, path.clone()), core.detector.canceller(&work.owner));
+    if core.outside.is_stopping() {
+        state.running.values().for_each(Canceller::cancel);
+    }
+    state.cancel(tid);
     Ok((work, stay))
 }
 
@@ -332,7 +322,7 @@ pub(crate) fn execute<T>(
     if let Some(family) = core.state().families.get_mut(&tid) {
         family.end(&path, work.expect("it is not with its family"), answer.is_ok());
     }
-    core.call_ended(tid);
+    core.call_ended(tid, &path);
     let mut report = scope.into_report(untold);
     let own = core.outside.own;
     report.used.insert(own, stay);

@@ -8,41 +8,29 @@
 //! Invariant: nothing waits, for a disk or a lock of a transaction, while it holds the state.
 
 use crate::chase::{self, Chased};
-use crate::commit::word::{Node, Outcome, Participants, Protocol, Record, Slot, Vote};
+use crate::commit::word::{Node, Outcome, Participants, Protocol, Record, Slot, Stay, Vote};
 use crate::family::{Family, NotReady};
 use crate::host::{Host, Letter, Role, Step, Word};
-use crate::id::{News, TID_BYTES, Tid};
+use crate::id::{News, Path, Tid};
 use crate::keep::{Claim, Kept};
 use crate::node::ledger::Ledger;
 use crate::node::outside::{Decision, Outside};
+use crate::node::state::{Doing, State, from_global_id, global_id};
 use crate::node::work::Work;
 use crate::scope::Report;
 use caliburn_engine::{BeginError, Class, Mode, Region, Store};
-use caliburn_lock::{Detector, OwnerId, RangeLocks, Standard};
+use caliburn_lock::{Canceller, Detector, RangeLocks, Standard};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// What a node is in the middle of.
-pub(crate) struct State<'t> {
-    pub host: Host,
-    pub families: HashMap<Tid, Family<Work<'t>>>,
-    /// Asked for their votes, while calls of theirs run.
-    votes: HashSet<Tid>,
-    /// Of what commits here, what has been done here itself.
-    works: HashSet<Tid>,
-    /// Being prepared; how it has ended meanwhile.
-    preparing: HashMap<Tid, Option<Outcome>>,
-    /// Transactions that calls outside of any have begun.
-    pub own: BTreeSet<u64>,
-    pub next_own: u64,
-    /// Who has locks, by the numbers that texts give them.
-    owners: HashMap<u64, Tid>,
-    /// Who has waited for a while for a lock.
-    pub stuck: HashSet<OwnerId>,
-    /// Victims of deadlocks between nodes, until they have ended here.
-    victims: HashSet<Tid>,
+/// Who tells the program how its transaction ends.
+enum Told {
+    ByHost,
+    Aborted,
+    /// It has ended before.
+    Nothing,
 }
 
 /// A node.
@@ -56,25 +44,6 @@ pub(crate) struct Core<'t> {
     state: Mutex<State<'t>>,
     /// Something is due earlier than before.
     earlier: Condvar,
-}
-
-/// The identifier of a prepared transaction: whose, and with whom.
-fn global_id(tid: Tid, participants: &Participants) -> Vec<u8> {
-    let mut id = tid.to_bytes().to_vec();
-    for (node, stay) in participants {
-        id.extend(node.0.to_be_bytes());
-        id.extend(stay.0.to_be_bytes());
-    }
-    id
-}
-
-fn from_global_id(id: &[u8]) -> Option<(Tid, Participants)> {
-    let tid = Tid::from_bytes(id.get(..TID_BYTES)?)?;
-    let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
-    let pairs = id[TID_BYTES..].chunks_exact(16);
-    let whole = pairs.remainder().is_empty();
-    let stay = |pair: &[u8]| (Node(word(&pair[..8])), crate::commit::word::Stay(word(&pair[8..])));
-    whole.then(|| (tid, pairs.map(stay).collect()))
 }
 
 /// What recovery found.
@@ -92,18 +61,6 @@ impl<'t> Core<'t> {
         host: Host,
     ) -> Core<'t> {
         let detector = Detector::new();
-        let state = State {
-            host,
-            families: HashMap::new(),
-            votes: HashSet::new(),
-            works: HashSet::new(),
-            preparing: HashMap::new(),
-            own: BTreeSet::new(),
-            next_own: 1,
-            owners: HashMap::new(),
-            stuck: HashSet::new(),
-            victims: HashSet::new(),
-        };
         Core {
             store,
             regions,
@@ -111,7 +68,7 @@ impl<'t> Core<'t> {
             detector,
             ledger,
             outside,
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(host)),
             earlier: Condvar::new(),
         }
     }
@@ -123,15 +80,16 @@ impl<'t> Core<'t> {
         let mut state = self.state();
         state.host.client_comes(0);
         for prepared in self.store.prepared() {
-            let Some((tid, participants)) = from_global_id(&prepared.global_id) else {
-                tracing::warn!("a prepared transaction of another program is left as it is");
-                continue;
-            };
             let mut owner = self.detector.owner();
             for (segment, range) in &prepared.ranges {
                 let locked = self.locks.try_lock(&mut owner, &segment.0, range.clone(), Standard::Exclusive);
                 debug_assert!(matches!(locked, Ok(true)), "two that are undecided had one lock");
             }
+            let Some((tid, participants)) = from_global_id(&prepared.global_id) else {
+                tracing::warn!("what another program has prepared stays locked until the node runs again");
+                std::mem::forget(owner);
+                continue;
+            };
             let mut family = Family::new(Work::recovered(prepared.global_id, owner));
             family.close();
             state.owners.insert(family.top().owner.id().family, tid);
@@ -144,8 +102,9 @@ impl<'t> Core<'t> {
         for (tid, participants) in found.slots {
             steps.extend(state.host.sweep(tid, participants, now));
         }
+        let doing = state.begin_to_end(steps);
         drop(state);
-        self.perform(steps);
+        self.perform(doing);
     }
 
     pub fn state(&self) -> MutexGuard<'_, State<'t>> {
@@ -154,19 +113,26 @@ impl<'t> Core<'t> {
 
     /// Lets the host act, and does what it wants.
     fn with_host(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) {
-        let steps = self.host_steps(act);
-        self.perform(steps);
+        let doing = self.host_steps(act);
+        self.perform(doing);
     }
 
-    fn host_steps(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) -> Vec<Step> {
+    /// What the host says has ended leaves the state in the same critical section: whatever is called from then on
+    /// is another stay, and finds nothing of it.
+    fn host_steps(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) -> Vec<Doing<'t>> {
+        self.state_steps(|state, now| act(&mut state.host, now))
+    }
+
+    fn state_steps(&self, act: impl FnOnce(&mut State<'t>, Duration) -> Vec<Step>) -> Vec<Doing<'t>> {
         let now = self.outside.now();
         let mut state = self.state();
         let before = state.host.next_due();
-        let steps = act(&mut state.host, now);
+        let steps = act(&mut state, now);
+        let doing = state.begin_to_end(steps);
         if state.host.next_due().is_some_and(|due| before.is_none_or(|before| due < before)) {
             self.earlier.notify_all();
         }
-        steps
+        doing
     }
 
     /// Begins a family here.
@@ -197,8 +163,9 @@ impl<'t> Core<'t> {
         }
         let held_up = self.detector.held_up();
         let state = self.state();
+        let patience = state.host.patience().chase;
         let mut edges = Vec::new();
-        for held in held_up.iter().filter(|held| state.stuck.contains(&held.owner)) {
+        for held in held_up.iter().filter(|held| held.waited >= patience) {
             let from = state.owners.get(&held.owner.family);
             let to = held.by.iter().filter_map(|(by, _)| state.owners.get(&by.family));
             edges.extend(from.into_iter().flat_map(|from| to.clone().map(move |to| (*from, *to))));
@@ -229,6 +196,15 @@ impl<'t> Core<'t> {
         let mut state = self.state();
         if state.families.contains_key(&victim) && state.host.takes_part(&victim) {
             state.victims.insert(victim);
+            state.cancel(victim);
+        }
+    }
+
+    /// A panic in the middle of what the node decides leaves it in nobody knows what state: it stops, and recovers
+    /// when it runs again.
+    pub fn or_fail(&self, act: impl FnOnce()) {
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err() {
+            self.outside.fail("it has panicked: this is a bug");
         }
     }
 
@@ -240,9 +216,16 @@ impl<'t> Core<'t> {
             let due = state.host.next_due().unwrap_or(now + Duration::from_secs(1));
             if due <= now {
                 let steps = state.host.tick(now);
+                let doing = state.begin_to_end(steps);
                 drop(state);
-                // Each may wait for a disk.
-                steps.into_iter().for_each(|step| self.outside.decide(Decision::Steps(vec![step])));
+                for doing in doing {
+                    match doing {
+                        // It may wait for a disk.
+                        Doing::Step(step) => self.outside.decide(Decision::Steps(vec![step])),
+                        // What nobody has prepared is undone in memory.
+                        ended => _ = self.do_one(ended),
+                    }
+                }
                 state = self.state();
                 continue;
             }
@@ -250,17 +233,31 @@ impl<'t> Core<'t> {
             let waited = self.earlier.wait_timeout(state, wait);
             state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
+        // What waits for a lock need not wait any more.
+        state.running.values().for_each(Canceller::cancel);
     }
 
-    /// Does what the host wants, and what it wants then.
-    pub fn perform(&self, steps: Vec<Step>) {
-        let mut steps = VecDeque::from(steps);
-        while let Some(step) = steps.pop_front() {
-            steps.extend(self.step(step));
+    /// Does what the host wants, and what it wants then. When something can't be done, nobody goes on here, and
+    /// nothing is said that relies on it.
+    fn perform(&self, doing: Vec<Doing<'t>>) {
+        let mut doing = VecDeque::from(doing);
+        while let Some(one) = doing.pop_front() {
+            match self.do_one(one) {
+                Some(more) => doing.extend(more),
+                None => return,
+            }
         }
     }
 
-    fn step(&self, step: Step) -> Vec<Step> {
+    /// What is to be done then; nothing if the node has failed.
+    fn do_one(&self, doing: Doing<'t>) -> Option<Vec<Doing<'t>>> {
+        match doing {
+            Doing::Ended(tid, outcome, family) => self.end_family(tid, outcome, family).then(Vec::new),
+            Doing::Step(step) => Some(self.step(step)),
+        }
+    }
+
+    fn step(&self, step: Step) -> Vec<Doing<'t>> {
         match step {
             Step::Send(letter) if letter.to == self.outside.own => {
                 self.host_steps(|host, now| host.receive(letter, now))
@@ -276,6 +273,7 @@ impl<'t> Core<'t> {
                     family.close();
                 }
                 state.votes.insert(tid);
+                state.cancel(tid);
                 drop(state);
                 self.vote(tid)
             }
@@ -301,10 +299,7 @@ impl<'t> Core<'t> {
             // What was prepared was decided when it was finished, durably.
             Step::Write(tid, role, record) => self.host_steps(|host, _| host.durable(tid, role, &record)),
             Step::Put(tid, role, participants, of, slot) => self.put(tid, role, participants, of, slot),
-            Step::Finish(tid, outcome) => {
-                self.finish(tid, outcome);
-                Vec::new()
-            }
+            Step::Finish(..) => unreachable!("it has left the state when the host said so"),
             Step::Tell(tid, outcome) => {
                 self.outside.tell(tid, outcome);
                 Vec::new()
@@ -317,7 +312,7 @@ impl<'t> Core<'t> {
     }
 
     /// Votes, if it was asked and nothing runs any more.
-    pub fn vote(&self, tid: Tid) -> Vec<Step> {
+    fn vote(&self, tid: Tid) -> Vec<Doing<'t>> {
         let mut state = self.state();
         if !state.votes.contains(&tid) {
             return Vec::new();
@@ -346,15 +341,18 @@ impl<'t> Core<'t> {
         let id = global_id(tid, participants);
         let done = transaction.prepare(&id);
         let mut state = self.state();
-        let ended = state.preparing.remove(&tid).flatten();
-        if done.is_ok()
-            && let Some(Ok(top)) = state.families.get_mut(&tid).map(Family::finish)
-        {
-            top.prepared(id);
+        let mut ended = state.preparing.remove(&tid).flatten();
+        let family = match &mut ended {
+            Some((_, family)) => Some(family),
+            None => state.families.get_mut(&tid),
+        };
+        if let (Ok(()), Some(family)) = (&done, family) {
+            family.top_mut().prepared(id);
         }
         drop(state);
-        if let Some(outcome) = ended {
-            self.finish(tid, outcome);
+        if let Some((outcome, family)) = ended {
+            _ = self.unless_failed(done);
+            self.end_family(tid, outcome, family);
             return None;
         }
         self.unless_failed(done)
@@ -370,7 +368,7 @@ impl<'t> Core<'t> {
             (None, true) => return Some(false),
             (None, false) => match self.store.begin(Mode::Restore) {
                 Ok(transaction) => transaction,
-                Err(_) => return None,
+                Err(error) => return self.unless_failed(Err(error)),
             },
         };
         drop(state);
@@ -402,7 +400,7 @@ impl<'t> Core<'t> {
         }
     }
 
-    fn put(&self, tid: Tid, role: Role, participants: Participants, of: Node, slot: Slot) -> Vec<Step> {
+    fn put(&self, tid: Tid, role: Role, participants: Participants, of: Node, slot: Slot) -> Vec<Doing<'t>> {
         let own = self.outside.own;
         if of == own && slot == Slot::Yes {
             let mut state = self.state();
@@ -436,47 +434,30 @@ impl<'t> Core<'t> {
         }
     }
 
-    /// What was done here stays, or is undone.
-    fn finish(&self, tid: Tid, outcome: Outcome) {
-        let mut state = self.state();
-        state.votes.remove(&tid);
-        state.works.remove(&tid);
-        if let Some(ended) = state.preparing.get_mut(&tid) {
-            *ended = Some(outcome);
-            return;
-        }
-        state.victims.remove(&tid);
-        let Some(mut family) = state.families.remove(&tid) else { return };
-        if outcome == Outcome::Aborted {
-            family.abort();
-            if family.runs() {
-                // What runs goes on, for nothing, until it looks.
-                state.families.insert(tid, family);
-                return;
-            }
-        }
-        state.owners.remove(&family.top().owner.id().family);
-        drop(state);
+    /// What was done here stays, or is undone, and its locks are free. Whether it could be.
+    fn end_family(&self, tid: Tid, outcome: Outcome, family: Family<Work<'t>>) -> bool {
         let top = family.into_top();
         if let Some(id) = top.global_id() {
             let done = match outcome {
                 Outcome::Committed => self.store.commit_prepared(id),
                 Outcome::Aborted => self.store.abort_prepared(id),
             };
-            if self.unless_failed(done) != Some(true) {
-                // Nobody may have its locks.
+            if let Err(error) = done {
+                // It is decided when the node runs again. Until then nobody has its locks.
+                self.outside.fail(&format!("it could not end transaction {tid}, which is prepared: {error}"));
                 std::mem::forget(top);
-                return;
+                return false;
             }
-        } else {
-            drop(top);
         }
+        drop(top);
         self.outside.hooks.ended(tid, outcome);
+        true
     }
 
     /// A call has ended; perhaps its family was waited for.
-    pub fn call_ended(&self, tid: Tid) {
+    pub fn call_ended(&self, tid: Tid, path: &Path) {
         let mut state = self.state();
+        state.running.remove(&(tid, path.clone()));
         let over = state.families.get(&tid).is_some_and(|family| !family.runs())
             && !state.host.takes_part(&tid)
             && !state.works.contains(&tid);
@@ -486,57 +467,88 @@ impl<'t> Core<'t> {
             state.owners.remove(&family.top().owner.id().family);
         }
         drop(state);
-        drop(family);
-        let steps = self.vote(tid);
-        self.perform(steps);
+        if let Some(family) = family {
+            self.end_family(tid, Outcome::Aborted, family);
+        }
+        let ending = {
+            let mut state = self.state();
+            let runs = state.families.get(&tid).is_some_and(Family::runs);
+            if runs { None } else { state.ending.remove(&tid).map(|ending| (state.host.stay(&tid), ending)) }
+        };
+        if let Some((stay, (participants, touched, news))) = ending {
+            self.end_now(tid, Some(Some(stay.unwrap_or(Stay(0)))), participants, touched, news);
+        }
+        let doing = self.vote(tid);
+        self.perform(doing);
     }
 
     /// Ends a transaction that was begun here, as its program wants: [`Outside::tell`] says how it did.
     pub fn end(&self, tid: Tid, commits: bool, report: Report) {
         let own = self.outside.own;
         let Report { used: mut participants, touched, untold: mut news } = report;
-        let mut vote = None;
-        if commits
-            && tid.protocol == Protocol::Blocking
-            && let Some(stay) = participants.remove(&own)
-        {
+        let own_stay = participants.get(&own).copied().filter(|_| tid.protocol == Protocol::Blocking);
+        if let Some(stay) = own_stay.filter(|_| commits) {
+            participants.remove(&own);
             let mut state = self.state();
-            let is_it = state.host.stay(&tid) == Some(stay);
+            let is_it = state.host.is_open(&tid) && state.host.stay(&tid) == Some(stay);
             if let Some(family) = state.families.get_mut(&tid).filter(|_| is_it) {
                 family.hear(&news.remove(&own).unwrap_or_else(News::new));
                 family.close();
-                vote = match family.finish() {
-                    Ok(top) if top.owner.goes_on().is_err() => None,
-                    Ok(top) if top.wrote => Some(Vote::Yes),
-                    Ok(_) => Some(Vote::ReadOnly),
-                    Err(_) => None,
-                };
-            }
-            drop(state);
-            vote = vote.filter(|_| self.outside.hooks.allow(tid));
-            if vote == Some(Vote::Yes) {
-                self.state().works.insert(tid);
-            }
-            match vote {
-                Some(Vote::ReadOnly) => self.finish(tid, Outcome::Committed),
-                Some(_) => {}
-                None => return self.abort(tid, &touched),
+                if family.runs() {
+                    // What was given up and runs is waited for, as at other nodes.
+                    state.cancel(tid);
+                    let ending = (participants, touched, news);
+                    state.ending.insert(tid, ending);
+                    return;
+                }
             }
         }
-        if !commits {
-            return self.abort(tid, &touched);
-        }
-        let others = touched.iter().filter(|node| !participants.contains_key(node) && **node != own);
-        let mut others: BTreeSet<Node> = others.copied().collect();
-        if vote.is_none() && touched.contains(&own) && !participants.contains_key(&own) {
-            others.insert(own);
-        }
-        self.with_host(|host, now| host.commit(tid, participants, news, &others, vote, now));
+        self.end_now(tid, commits.then_some(own_stay), participants, touched, news);
     }
 
-    fn abort(&self, tid: Tid, touched: &BTreeSet<Node>) {
-        self.with_host(|host, _| host.abort(tid, touched));
-        self.outside.tell(tid, Outcome::Aborted);
+    /// The same, when nothing runs here. `commits`: if it does, with its stay here, blocking.
+    fn end_now(
+        &self,
+        tid: Tid,
+        commits: Option<Option<Stay>>,
+        participants: Participants,
+        touched: BTreeSet<Node>,
+        news: BTreeMap<Node, News>,
+    ) {
+        let own = self.outside.own;
+        let allowed = commits.flatten().is_none() || self.outside.hooks.allow(tid);
+        let mut told = Told::ByHost;
+        let doing = self.state_steps(|state, now| {
+            if state.host.coordinates(&tid) {
+                return Vec::new();
+            }
+            if !state.host.is_open(&tid) {
+                told = Told::Nothing;
+                return Vec::new();
+            }
+            let vote = commits.flatten().map(|stay| state.own_vote(tid, stay).filter(|_| allowed));
+            let Some(vote) = commits.and(Some(vote.flatten())).filter(|got| vote.is_none() || got.is_some())
+            else {
+                told = Told::Aborted;
+                return state.host.abort(tid, &touched);
+            };
+            let others = touched.iter().filter(|node| !participants.contains_key(node));
+            let others = others.filter(|node| vote.is_none() || **node != own).copied().collect();
+            let mut steps = state.host.commit(tid, participants, news, &others, vote, now);
+            match vote {
+                Some(Vote::Yes) => _ = state.works.insert(tid),
+                // What has only been read here is out.
+                Some(_) => steps.insert(0, Step::Finish(tid, Outcome::Committed)),
+                None => {}
+            }
+            steps
+        });
+        self.perform(doing);
+        match told {
+            Told::ByHost => {}
+            Told::Aborted => self.outside.tell(tid, Outcome::Aborted),
+            Told::Nothing => self.outside.nobody_tells(tid),
+        }
     }
 
     /// Decides what there is to decide.
@@ -548,7 +560,7 @@ impl<'t> Core<'t> {
             Decision::Letter(Letter { tid, word: Word::Victim, .. }) => self.is_to_abort(tid),
             Decision::Letter(letter) => self.with_host(|host, now| host.receive(letter, now)),
             Decision::Chase => self.chase(),
-            Decision::Steps(steps) => self.perform(steps),
+            Decision::Steps(steps) => self.perform(steps.into_iter().map(Doing::Step).collect()),
             Decision::Kept(claim, kept) => self.kept(&claim, kept),
             Decision::Sweep(all) => {
                 for (tid, participants) in all {
@@ -556,8 +568,9 @@ impl<'t> Core<'t> {
                 }
             }
             Decision::End(tid, commits, report, below) => {
+                // Itself it has not ended yet.
+                self.state().host.client_has_ended(tid.client, below.min(tid.serial));
                 self.end(tid, commits, report);
-                self.state().host.client_has_ended(tid.client, below);
             }
             Decision::Comes(client, can_begin) => {
                 self.state().host.client_comes(client);
@@ -566,20 +579,5 @@ impl<'t> Core<'t> {
             Decision::Goes(client) => self.state().host.client_goes(client),
             Decision::Stop => {}
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::commit::word::{Incarnation, Stay};
-
-    #[test]
-    fn an_identifier_names_all_participants() {
-        let (coordinator, incarnation) = (Node(1), Incarnation(2));
-        let tid = Tid { coordinator, incarnation, client: 3, serial: 4, protocol: Protocol::Slots };
-        let all: Participants = (0..50).map(|node| (Node(node), Stay(node << 40))).collect();
-        assert_eq!(from_global_id(&global_id(tid, &all)), Some((tid, all)));
-        assert_eq!(from_global_id(b"another program's"), None);
     }
 }

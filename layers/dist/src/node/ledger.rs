@@ -48,19 +48,14 @@ impl<'t> Ledger<'t> {
         let mut block = [0; BLOCK];
         for number in 1..region.len() / BLOCK {
             region.read(number * BLOCK, &mut block);
-            match decode(&block) {
-                Some((tid, participants)) => {
-                    found.entry(tid).or_insert_with(Participants::new).extend(participants);
-                    blocks.used.entry(tid).or_default().push(number);
-                    blocks.free.extend(blocks.fresh..number);
-                    blocks.fresh = number + 1;
-                }
-                // Blocks are used in order: behind one that never was there is none.
-                None if block[0] == 0 => break,
-                None => {}
+            // Any of them may be free: what took it may not have committed, or all know.
+            if let Some((tid, participants)) = decode(&block) {
+                found.entry(tid).or_insert_with(Participants::new).extend(participants);
+                blocks.used.entry(tid).or_default().push(number);
+                let before = std::mem::replace(&mut blocks.fresh, number + 1);
+                blocks.free.extend(before..number);
             }
         }
-        blocks.free.extend(blocks.fresh..blocks.fresh);
         let life = Incarnation(region.load(0));
         (Ledger { store, region, blocks: Mutex::new(blocks) }, life, found)
     }
@@ -116,8 +111,7 @@ impl<'t> Ledger<'t> {
         let its = self.lock().used.remove(&tid).unwrap_or_default();
         let mut tx = self.store.begin(Mode::Restore).map_err(|_| CommitError::ReadOnly)?;
         for number in &its {
-            // Free, and no end of what is used.
-            tx.store(self.region, number * BLOCK, &FREE)?;
+            tx.store(self.region, number * BLOCK, &0u32)?;
         }
         tx.commit(Class::Process)?;
         self.lock().free.extend(its);
@@ -126,7 +120,6 @@ impl<'t> Ledger<'t> {
 }
 
 const USED: [u8; 4] = [1, 0, 0, 0];
-const FREE: [u8; 4] = [2, 0, 0, 0];
 
 fn encode(tid: Tid, told: &[(Node, Stay)]) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
@@ -182,9 +175,19 @@ mod tests {
             drop(tx);
             ledger.forget(tid(3));
         }
+        // Behind blocks that were taken and never written.
+        {
+            let (ledger, ..) = Ledger::open(&store, &region);
+            let mut lost = store.begin(Mode::Restore).unwrap();
+            let mut made = store.begin(Mode::Restore).unwrap();
+            (0..10).for_each(|serial| ledger.add(&mut lost, tid(10 + serial), &told).unwrap());
+            ledger.add(&mut made, tid(4), &told).unwrap();
+            made.commit(Class::Process).unwrap();
+        }
         let (ledger, life, found) = Ledger::open(&store, &region);
         assert_eq!(life, Incarnation(7));
-        assert_eq!(found, BTreeMap::from([(tid(1), told.clone()), (tid(2), told)]));
-        assert_eq!(ledger.lock().free.len(), 4, "those of the first are free");
+        assert_eq!(found, BTreeMap::from([(tid(1), told.clone()), (tid(2), told.clone()), (tid(4), told)]));
+        let blocks = ledger.lock();
+        assert_eq!(blocks.free.len() + 3 * 4, blocks.fresh - 1, "none is lost");
     }
 }

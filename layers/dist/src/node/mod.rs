@@ -5,6 +5,7 @@
 //! | `work` | what a transaction holds: changes and locks |
 //! | `ledger` | what the node itself remembers |
 //! | `outside` | what the node has around it |
+//! | `state` | what it is in the middle of |
 //! | `core` | does what its host wants |
 //! | [`call`] | an operation of a data server at work |
 //! | `running` | a node that runs, as its servers have it |
@@ -18,6 +19,7 @@ mod open;
 pub(crate) mod outside;
 mod running;
 mod serve;
+mod state;
 pub(crate) mod work;
 
 pub use open::{Builder, NodeError};

@@ -15,7 +15,7 @@ use crate::node::running::{Inner, Job, Node, alone};
 use caliburn_engine::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -58,6 +58,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 /// What the node's threads take their work from.
 struct Queues {
     calls: Mutex<Receiver<Job>>,
+    further: Receiver<Job>,
     decisions: Mutex<Receiver<Decision>>,
 }
 
@@ -71,7 +72,7 @@ pub struct Builder {
     segments: Vec<(String, u64)>,
     level: usize,
     patience: Patience,
-    keeper: Keeper,
+    keeper: Option<Keeper>,
     first: Option<First>,
     hooks: Hooks,
 }
@@ -111,7 +112,7 @@ impl Node {
             segments: Vec::new(),
             level: 16,
             patience: Patience::default(),
-            keeper: Keeper::Memory(Arc::default()),
+            keeper: None,
             first: None,
             hooks: Hooks::default(),
         }
@@ -171,10 +172,10 @@ impl Builder {
         self
     }
 
-    /// Who keeps the slots of transactions that commit without blocking. Unless told, this process: then only its
-    /// own nodes can take part in such transactions, and only while none of them crashes.
+    /// Who keeps the slots of transactions that commit without blocking, and the epochs of nodes: the same for all
+    /// of a cluster. A node without one refuses such transactions, and goes by the life that its store remembers.
     pub fn keeper(mut self, keeper: Keeper) -> Builder {
-        self.keeper = keeper;
+        self.keeper = Some(keeper);
         self
     }
 
@@ -197,22 +198,29 @@ impl Builder {
             // The life that the store remembers.
             let life = is_ready.await.map_err(|_| NodeError::Stopped("the node could not open"))??;
             let own = NodeId(number);
-            let incarnation = keeper.begin_life(own, life).await?;
-            let slots = keeper.of(own).await?;
+            let (incarnation, slots) = match &keeper {
+                Some(keeper) => (keeper.begin_life(own, life).await?, keeper.of(own).await?),
+                None => (Incarnation(life.0 + 1), BTreeMap::new()),
+            };
             let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper, hooks);
             let (calls, to_call) = sync_channel(level * WAITING_CALLS);
-            let queues = Queues { calls: Mutex::new(to_call), decisions: Mutex::new(decisions) };
+            let (further, to_call_further) = channel();
+            let queues = Queues {
+                calls: Mutex::new(to_call),
+                further: to_call_further,
+                decisions: Mutex::new(decisions),
+            };
             let (recovered, is_recovered) = oneshot::channel();
             let begun = begin.send(Beginning { outside: outside.clone(), queues, slots, recovered });
             begun.map_err(|_| NodeError::Stopped("the node could not begin"))?;
             is_recovered.await.map_err(|_| NodeError::Stopped("the node could not recover"))??;
-            Ok((outside, calls))
+            Ok((outside, calls, further))
         };
         match begun.await {
-            Ok((outside, calls)) => {
+            Ok((outside, calls, further)) => {
                 tokio::spawn(outside.clone().sweep(SWEEP));
                 tokio::spawn(outside.clone().chase(patience.chase));
-                let inner = Inner { outside, calls, level, thread: Mutex::new(Some(thread)) };
+                let inner = Inner { outside, calls, further, level, thread: Mutex::new(Some(thread)) };
                 Ok(Node(Arc::new(inner)))
             }
             Err(error) => {
@@ -288,7 +296,7 @@ impl Opening {
             let goes_on = begun.is_ok();
             let _ = recovered.send(begun);
             if goes_on {
-                self.work(&core, &queues);
+                self.work(&core, queues);
             }
         }
         drop((own, mapped));
@@ -299,27 +307,33 @@ impl Opening {
     }
 
     /// Until it stops.
-    fn work(&self, core: &Core<'_>, queues: &Queues) {
+    fn work(&self, core: &Core<'_>, queues: Queues) {
+        let Queues { calls, further, decisions } = queues;
+        let (calls, decisions) = (&calls, &decisions);
         fn take<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
             queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv().ok()
         }
         std::thread::scope(|scope| {
             for _ in 0..self.level {
                 scope.spawn(|| {
-                    while let Some(job) = take(&queues.calls).filter(|_| !core.outside.is_stopping()) {
+                    while let Some(job) = take(calls).filter(|_| !core.outside.is_stopping()) {
                         job(core);
                     }
                 });
             }
+            scope.spawn(move || {
+                while let Some(job) = further.recv().ok().filter(|_| !core.outside.is_stopping()) {
+                    scope.spawn(move || job(core));
+                }
+            });
             for _ in 0..DECIDING {
                 scope.spawn(|| {
-                    while let Some(decision) = take(&queues.decisions).filter(|_| !core.outside.is_stopping())
-                    {
-                        core.decide(decision);
+                    while let Some(decision) = take(decisions).filter(|_| !core.outside.is_stopping()) {
+                        core.or_fail(|| core.decide(decision));
                     }
                 });
             }
-            core.keep_time();
+            core.or_fail(|| core.keep_time());
         });
     }
 }

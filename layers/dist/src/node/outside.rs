@@ -1,7 +1,7 @@
 //! What a node has around it: the cluster, the keeper, programs that wait to be told, and where letters come in.
 
 use crate::cluster::Cluster;
-use crate::commit::word::{Incarnation, Node, Outcome, Participants};
+use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol};
 use crate::host::{Letter, Step, Word};
 use crate::id::Tid;
 use crate::keep::keeper::Keeper;
@@ -81,12 +81,12 @@ pub(crate) struct Outside {
     pub incarnation: Incarnation,
     pub cluster: Cluster,
     pub hooks: Hooks,
-    keeper: Keeper,
+    keeper: Option<Keeper>,
     runtime: Handle,
     started: Instant,
     decisions: Sender<Decision>,
     outbox: HashMap<Node, UnboundedSender<Letter>>,
-    waiting: Mutex<HashMap<Tid, oneshot::Sender<Outcome>>>,
+    waiting: Mutex<HashMap<Tid, Vec<oneshot::Sender<Outcome>>>>,
     clients: AtomicU64,
     stopping: AtomicBool,
     failed: OnceLock<String>,
@@ -104,7 +104,7 @@ impl Outside {
         own: Node,
         incarnation: Incarnation,
         cluster: Cluster,
-        keeper: Keeper,
+        keeper: Option<Keeper>,
         hooks: Hooks,
     ) -> (Arc<Outside>, Receiver<Decision>) {
         let (decisions, to_decide) = channel();
@@ -152,6 +152,7 @@ impl Outside {
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         (0..DECIDING).for_each(|_| self.decide(Decision::Stop));
+        self.waiting().clear();
         self.stopped.send_replace(true);
     }
 
@@ -160,6 +161,20 @@ impl Outside {
         let _ = self.failed.set(format!("node {} has stopped: {why}", self.own.0));
         tracing::error!("node {} stops: {why}", self.own.0);
         self.stop();
+    }
+
+    /// Whether transactions that commit without blocking can be had here.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` when there is no keeper.
+    pub fn can(&self, protocol: Protocol) -> Result<(), Status> {
+        match (protocol, &self.keeper) {
+            (Protocol::Slots, None) => Err(Status::failed_precondition(format!(
+                "node {} has nobody who keeps slots, so transactions that commit without blocking can't use it",
+                self.own.0
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Why it has failed, if it has.
@@ -191,6 +206,10 @@ impl Outside {
 
     /// Sends a letter, some time, perhaps.
     pub fn post(&self, letter: Letter) {
+        // What it would say it may not have done.
+        if self.failure().is_some() {
+            return;
+        }
         match self.outbox.get(&letter.to) {
             Some(outbox) => _ = outbox.send(letter),
             None => tracing::warn!("a letter to node {}, which this cluster does not have", letter.to.0),
@@ -200,16 +219,25 @@ impl Outside {
     /// Waits to be told how a transaction ends.
     pub fn wait_for(&self, tid: Tid) -> oneshot::Receiver<Outcome> {
         let (tell, told) = oneshot::channel();
-        self.waiting().insert(tid, tell);
+        self.waiting().entry(tid).or_default().push(tell);
+        // Else it would wait for ever.
+        if self.is_stopping() {
+            self.nobody_tells(tid);
+        }
         told
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<Tid, oneshot::Sender<Outcome>>> {
+    /// It is not known here how a transaction has ended, or will.
+    pub fn nobody_tells(&self, tid: Tid) {
+        self.waiting().remove(&tid);
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<Tid, Vec<oneshot::Sender<Outcome>>>> {
         self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub fn tell(&self, tid: Tid, outcome: Outcome) {
-        if let Some(tell) = self.waiting().remove(&tid) {
+        for tell in self.waiting().remove(&tid).unwrap_or_default() {
             let _ = tell.send(outcome);
         }
     }
@@ -217,7 +245,8 @@ impl Outside {
     pub fn claim(self: &Arc<Self>, claim: Claim) {
         let outside = self.clone();
         self.runtime.spawn(async move {
-            match outside.keeper.put(&claim).await {
+            let Some(keeper) = &outside.keeper else { return };
+            match keeper.put(&claim).await {
                 Ok(kept) => outside.decide(Decision::Kept(claim, kept)),
                 // It is put again when it has been waited for long enough.
                 Err(error) => tracing::warn!("{error}"),
@@ -229,7 +258,8 @@ impl Outside {
         let outside = self.clone();
         self.runtime.spawn(async move {
             // What is left is swept.
-            if let Err(error) = outside.keeper.delete(tid, &participants).await {
+            let Some(keeper) = &outside.keeper else { return };
+            if let Err(error) = keeper.delete(tid, &participants).await {
                 tracing::warn!("{error}");
             }
         });
@@ -245,9 +275,10 @@ impl Outside {
 
     /// Now and then looks for slots that nobody else deletes.
     pub async fn sweep(self: Arc<Self>, every: Duration) {
+        let Some(keeper) = &self.keeper else { return };
         let mut stopped = self.stopped.subscribe();
         while tokio::time::timeout(every, stopped.wait_for(|stopped| *stopped)).await.is_err() {
-            match self.keeper.of(self.own).await {
+            match keeper.of(self.own).await {
                 Ok(all) => self.decide(Decision::Sweep(all)),
                 Err(error) => tracing::warn!("{error}"),
             }
@@ -262,7 +293,7 @@ async fn deliver(own: Node, to: Node, cluster: Cluster, mut letters: UnboundedRe
     let mut some = Vec::new();
     while letters.recv_many(&mut some, LETTERS).await > 0 {
         let all = some.drain(..).map(|letter| wire::letter_to(&letter)).collect();
-        let all = Letters { cluster: cluster.id().to_owned(), from: own.0, letters: all };
+        let all = Letters { cluster: cluster.id().to_owned(), from: own.0, to: to.0, letters: all };
         let mut request = tonic::Request::new(all);
         request.set_timeout(Duration::from_secs(2));
         if let Err(error) = client.deliver(request).await {

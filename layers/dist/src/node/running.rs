@@ -8,7 +8,7 @@ use crate::node::core::Core;
 use crate::node::outside::Outside;
 use crate::scope::{Scope, Untold};
 use crate::wire;
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::{Sender, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,14 +25,19 @@ pub struct Node(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub outside: Arc<Outside>,
     pub calls: SyncSender<Job>,
+    pub further: Sender<Job>,
     pub level: usize,
     pub thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Inner {
-    /// Has a call executed, when one of as many threads as the multiprogramming level is free.
-    fn call(&self, job: Job) -> Result<(), Status> {
+    /// Has a call executed, when one of as many threads as the multiprogramming level is free; at once if its
+    /// family has called before: others may wait for what it holds.
+    fn call(&self, again: bool, job: Job) -> Result<(), Status> {
         self.outside.goes_on()?;
+        if again {
+            return self.further.send(job).map_err(|_| Status::unavailable("the node stops"));
+        }
         self.calls.try_send(job).map_err(|error| match error {
             TrySendError::Full(_) => Status::resource_exhausted("too many calls wait here; try again later"),
             TrySendError::Disconnected(_) => Status::unavailable("the node stops"),
@@ -43,6 +48,7 @@ impl Inner {
         self.outside.stop();
         // Something for each thread that waits for a call; if there is no room for it, none waits.
         (0..self.level).for_each(|_| _ = self.calls.try_send(Box::new(|_| {})));
+        let _ = self.further.send(Box::new(|_| {}));
     }
 }
 
@@ -82,12 +88,17 @@ impl Node {
         let operation = move |call: &mut Call<'_, '_>| operation(call, message);
         let Some(context) = wire::context_from(&metadata)? else { return self.run_alone(operation).await };
         self.same_cluster(&context.cluster)?;
+        self.0.outside.can(context.tid.protocol)?;
+        let again = context.again;
         let expires = self.0.outside.now() + Duration::from_millis(context.remaining);
         let coming = Coming { tid: context.tid, path: context.path, news: context.news, expires };
         let (answer, answered) = oneshot::channel();
-        self.0.call(Box::new(move |core| {
-            let _ = answer.send(execute(core, coming, operation));
-        }))?;
+        self.0.call(
+            again,
+            Box::new(move |core| {
+                let _ = answer.send(execute(core, coming, operation));
+            }),
+        )?;
         let (answer, report) = answered.await.map_err(|_| self.stops())?;
         match answer {
             Ok(value) => {
@@ -110,9 +121,12 @@ impl Node {
     ) -> Result<Response<T>, Status> {
         let expires = self.0.outside.now() + TIME_OUT;
         let (answer, answered) = oneshot::channel();
-        self.0.call(Box::new(move |core| {
-            let _ = answer.send(alone(core, expires, operation));
-        }))?;
+        self.0.call(
+            false,
+            Box::new(move |core| {
+                let _ = answer.send(alone(core, expires, operation));
+            }),
+        )?;
         let (value, told) = answered.await.map_err(|_| self.stops())?;
         let value = value?;
         match told.await.map_err(|_| self.stops())? {

@@ -12,6 +12,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
 
+/// Bytes of a call's headers, in which the news are.
+const HEADERS: u32 = 1 << 20;
+
 /// See `proto/caliburn.proto`.
 struct Service(Node);
 
@@ -51,17 +54,21 @@ impl NodeService for Service {
         if (tid.coordinator, tid.incarnation) != (outside.own, outside.incarnation) {
             return Err(Status::aborted("it was begun in another life of this node, or at another one"));
         }
+        outside.can(tid.protocol)?;
         let told = outside.wait_for(tid);
         outside.decide(Decision::End(tid, commit, report, below));
-        let outcome = told.await.map_err(|_| Status::unavailable("the node stops"))?;
+        let outcome = told.await.map_err(|_| Status::unavailable("how it ends is not known here"))?;
         Ok(Response::new(EndReply { committed: outcome == Outcome::Committed }))
     }
 
     async fn deliver(&self, request: Request<Letters>) -> Result<Response<Delivered>, Status> {
         let node = &self.0;
-        let Letters { cluster, from, letters } = request.into_inner();
+        let Letters { cluster, from, to, letters } = request.into_inner();
         node.same_cluster(&cluster)?;
         let (from, own) = (NodeId(from), node.0.outside.own);
+        if NodeId(to) != own {
+            return Err(Status::failed_precondition(format!("this is node {}, and not node {to}", own.0)));
+        }
         for letter in letters {
             let letter = wire::letter_from(letter, from, own)?;
             node.0.outside.decide(Decision::Letter(letter));
@@ -122,7 +129,8 @@ impl Node {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         };
         let routes = self.routes(add);
-        let server = tonic::transport::Server::builder().add_routes(routes);
+        let server =
+            tonic::transport::Server::builder().http2_max_header_list_size(HEADERS).add_routes(routes);
         server.serve_with_incoming_shutdown(incoming, until).await?;
         match self.0.outside.failure() {
             Some(why) => Err(ServeError::Failed(why.to_owned())),

@@ -82,12 +82,12 @@ impl Redo {
         oldest(&self.lock_prepared())
     }
 
-    fn prepare_locked(
+    /// Appends the Prepare record. Durable when all is that was stamped up to now.
+    fn append_prepare(
         &self,
         work: &mut FlushBuffers,
         body: &[u8],
         global_id: &[u8],
-        suspend: &mut dyn FnMut() -> usize,
     ) -> Result<(), CommitError> {
         self.check(global_id)?;
         // Undecided transactions may take a quarter of the log: as much again is kept free to write them
@@ -97,7 +97,7 @@ impl Redo {
         if needed > capacity / 4 {
             return Err(CommitError::LogTooSmall { needed: needed * 4, capacity });
         }
-        let horizon = self.flush_staged(work, false)?;
+        self.flush_staged(work, false)?;
         self.wait_log(work.buffer(), 2 * own)?;
         // In the table before it is in the log, so that the head never passes it.
         let entry = Entry {
@@ -109,21 +109,10 @@ impl Redo {
         };
         self.lock_prepared().insert(global_id.to_vec(), entry);
         let prefix = prefix(Kind::Prepare, 1, global_id);
-        let done = self
-            .append_one(work.buffer(), Kind::Prepare, &prefix, body)
-            .and_then(|_| if planted("prepare-not-forced") { Ok(()) } else { self.force_flushed(horizon) });
-        let mut table = self.lock_prepared();
-        match done {
-            Ok(()) => {
-                let entry = table.get_mut(global_id).expect("inserted above, under the flush lock");
-                (entry.slot, entry.deciding) = (Some(suspend()), false);
-                Ok(())
-            }
-            Err(failure) => {
-                table.remove(global_id);
-                Err(failure.into())
-            }
-        }
+        self.append_one(work.buffer(), Kind::Prepare, &prefix, body).map(drop).map_err(|failure| {
+            self.lock_prepared().remove(global_id);
+            failure.into()
+        })
     }
 
     /// Writes old Prepare records anew at the tail, so that the head can pass them. Only for the holder
@@ -166,7 +155,8 @@ impl Undecided for Redo {
         prepared::check(&self.lock_prepared(), global_id)
     }
 
-    /// Forces the Prepare record, then takes the transaction's slot from it.
+    /// Forces the Prepare record, together with whatever else is to be forced, then takes the transaction's slot
+    /// from it.
     fn prepare(
         &self,
         set: &WriteSet<'_>,
@@ -175,9 +165,20 @@ impl Undecided for Redo {
     ) -> Result<(), CommitError> {
         let body = body_of(&parts(&self.storage.table, &set.disjoint()));
         let mut work = self.lock_flush();
-        let done = self.prepare_locked(&mut work, &body, global_id, suspend);
+        let appended = self.append_prepare(&mut work, &body, global_id);
         self.unlock_flush(work);
-        done
+        appended?;
+        // A round that takes its horizon behind this stamp forces behind the record.
+        let stamp = self.stage.lanes().now();
+        let done = if planted("prepare-not-forced") { Ok(()) } else { self.wait_forced(stamp, false) };
+        let mut table = self.lock_prepared();
+        if let Err(failure) = done {
+            table.remove(global_id);
+            return Err(failure.into());
+        }
+        let entry = table.get_mut(global_id).expect("nobody decides what is being prepared");
+        (entry.slot, entry.deciding) = (Some(suspend()), false);
+        Ok(())
     }
 
     fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError> {
