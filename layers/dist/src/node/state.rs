@@ -140,7 +140,7 @@ pub(crate) fn from_global_id(id: &[u8]) -> Option<(Tid, Participants)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commit::word::Incarnation;
+    use crate::commit::word::{Incarnation, Protocol};
 
     #[test]
     fn an_identifier_names_all_participants() {
