@@ -96,6 +96,8 @@ pub enum Workload {
     Snapshots,
     /// What dumps cost those who commit meanwhile
     Dumps,
+    /// Transactions over data servers on one to three nodes.
+    Camelot,
     /// Nested transactions: children empty, with a range, aborted.
     Nest,
     /// Locks that nobody else wants, beside read-write locks in a hash map.

@@ -8,6 +8,7 @@
 
 mod arguments;
 mod calls;
+mod camelot;
 mod coda;
 pub mod debit_credit;
 mod dumps;
@@ -57,6 +58,7 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Typed => typed::run(arguments),
         Workload::Snapshots => snapshots::run(arguments),
         Workload::Dumps => dumps::run(arguments),
+        Workload::Camelot => camelot::run(arguments),
         Workload::Nest => nest::run(arguments),
         Workload::Locks => locks::run(arguments),
     }

@@ -178,6 +178,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "snapshots",
         "dumps",
         "nest",
+        "camelot",
         "locks",
         "persistent --sizes 8,4096",
         "group-commit --threads 1,8",

@@ -202,6 +202,7 @@ const TREES: [Tree; 11] = [
             "node/outside",
             "node/state",
             "node/core",
+            "node/pool",
             "node/call",
             "node/running",
             "node/serve",

@@ -8,6 +8,7 @@
 //! | `state` | what it is in the middle of |
 //! | `core` | does what its host wants |
 //! | [`call`] | an operation of a data server at work |
+//! | `pool` | threads for calls that must not wait for one |
 //! | `running` | a node that runs, as its servers have it |
 //! | `serve` | the interface for programs and other nodes |
 //! | `open` | a node that is to run |
@@ -17,6 +18,7 @@ pub(crate) mod core;
 mod ledger;
 mod open;
 pub(crate) mod outside;
+mod pool;
 mod running;
 mod serve;
 mod state;

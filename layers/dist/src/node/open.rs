@@ -11,6 +11,7 @@ use crate::node::call::Call;
 use crate::node::core::{Core, Found};
 use crate::node::ledger::{self, Ledger};
 use crate::node::outside::{DECIDING, Decision, Hooks, Outside};
+use crate::node::pool::Pool;
 use crate::node::running::{Inner, Job, Node, alone};
 use caliburn_engine::Store;
 use std::collections::BTreeMap;
@@ -58,7 +59,9 @@ const SWEEP: Duration = Duration::from_secs(60);
 /// What the node's threads take their work from.
 struct Queues {
     calls: Mutex<Receiver<Job>>,
-    further: Receiver<Job>,
+    /// One more thread for calls that must not wait.
+    more: Receiver<()>,
+    further: Arc<Pool<Job>>,
     decisions: Mutex<Receiver<Decision>>,
 }
 
@@ -204,10 +207,12 @@ impl Builder {
             };
             let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper, hooks);
             let (calls, to_call) = sync_channel(level * WAITING_CALLS);
-            let (further, to_call_further) = channel();
+            let (ask, more) = channel();
+            let further = Arc::new(Pool::new(ask));
             let queues = Queues {
                 calls: Mutex::new(to_call),
-                further: to_call_further,
+                more,
+                further: further.clone(),
                 decisions: Mutex::new(decisions),
             };
             let (recovered, is_recovered) = oneshot::channel();
@@ -308,8 +313,8 @@ impl Opening {
 
     /// Until it stops.
     fn work(&self, core: &Core<'_>, queues: Queues) {
-        let Queues { calls, further, decisions } = queues;
-        let (calls, decisions) = (&calls, &decisions);
+        let Queues { calls, more, further, decisions } = queues;
+        let (calls, further, decisions) = (&calls, &further, &decisions);
         fn take<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
             queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv().ok()
         }
@@ -322,8 +327,8 @@ impl Opening {
                 });
             }
             scope.spawn(move || {
-                while let Some(job) = further.recv().ok().filter(|_| !core.outside.is_stopping()) {
-                    scope.spawn(move || job(core));
+                while more.recv().is_ok() && !core.outside.is_stopping() {
+                    scope.spawn(move || further.work(|job| job(core)));
                 }
             });
             for _ in 0..DECIDING {

@@ -6,9 +6,10 @@ use crate::id::{News, Path, Tid};
 use crate::node::call::{Call, Coming, execute};
 use crate::node::core::Core;
 use crate::node::outside::Outside;
+use crate::node::pool::Pool;
 use crate::scope::{Scope, Untold};
 use crate::wire;
-use std::sync::mpsc::{Sender, SyncSender, TrySendError};
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,7 +26,7 @@ pub struct Node(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub outside: Arc<Outside>,
     pub calls: SyncSender<Job>,
-    pub further: Sender<Job>,
+    pub further: Arc<Pool<Job>>,
     pub level: usize,
     pub thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -36,7 +37,7 @@ impl Inner {
     fn call(&self, again: bool, job: Job) -> Result<(), Status> {
         self.outside.goes_on()?;
         if again {
-            return self.further.send(job).map_err(|_| Status::unavailable("the node stops"));
+            return self.further.push(job).map_err(|_| Status::unavailable("the node stops"));
         }
         self.calls.try_send(job).map_err(|error| match error {
             TrySendError::Full(_) => Status::resource_exhausted("too many calls wait here; try again later"),
@@ -48,7 +49,7 @@ impl Inner {
         self.outside.stop();
         // Something for each thread that waits for a call; if there is no room for it, none waits.
         (0..self.level).for_each(|_| _ = self.calls.try_send(Box::new(|_| {})));
-        let _ = self.further.send(Box::new(|_| {}));
+        self.further.stop();
     }
 }
 
