@@ -108,7 +108,11 @@ pub fn soak() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 3000000 --locks")?;
     let mut commit = Command::new("cargo");
     commit.args(["test", "--release", "--quiet", "-p", "caliburn-dist"]);
-    succeed(commit, "commit protocols, more of them")
+    succeed(commit, "commit protocols, more of them")?;
+    let mut clusters = cargo(SIM, "test --quiet -p caliburn-dist --test cluster");
+    clusters.env("CALIBURN_SEEDS", "1000000");
+    succeed(clusters, "a million clusters")?;
+    crate::run("cargo run --release --quiet -- demo --nodes 3 --kills 500")
 }
 
 /// Long random workloads until so many crash images were recovered.

@@ -7,6 +7,7 @@ use crate::node::Node;
 use crate::owner::Owner;
 use crate::ranges::RangeLocks;
 use crate::table::{Locks, Name};
+use caliburn_os::simulated::planted;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,7 +25,9 @@ impl Canceller {
     pub fn cancel(&self) {
         self.node.doom(Doom::Cancelled);
         let all = self.waits.lock();
-        self.waits.wake_below(&all, &self.node);
+        if !planted("cancelled-not-woken") {
+            self.waits.wake_below(&all, &self.node);
+        }
     }
 }
 
