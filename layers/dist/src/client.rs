@@ -77,7 +77,6 @@ pub struct Application(Arc<Attached>);
 #[derive(Debug)]
 struct Attached {
     cluster: Cluster,
-    node: NodeClient<Channel>,
     coordinator: Node,
     place: Mutex<Place>,
 }
@@ -103,9 +102,8 @@ impl Application {
     /// When there is no such node, or it does not answer.
     pub async fn attach(cluster: Cluster, node: u64) -> Result<Application, Error> {
         let coordinator = Node(node);
-        let client = NodeClient::new(cluster.channel(coordinator)?);
-        let place = Mutex::new(attach(client.clone(), &cluster).await?);
-        Ok(Application(Arc::new(Attached { cluster, node: client, coordinator, place })))
+        let place = Mutex::new(attach(&cluster, coordinator).await?);
+        Ok(Application(Arc::new(Attached { cluster, coordinator, place })))
     }
 
     /// The cluster.
@@ -160,9 +158,13 @@ impl Application {
         let Some(request) = open.ending(value.is_ok()) else { return value };
         // From here on its node decides: also if nobody waits to hear.
         open.ended = true;
-        let mut node = self.0.node.clone();
+        let node = self.0.cluster.channel(self.0.coordinator).map(NodeClient::new);
         let left = tx.until.saturating_duration_since(Instant::now()).max(END);
-        let ended = tokio::time::timeout(left, node.end(request)).await;
+        let ending = async {
+            let mut node = node.map_err(|error| Status::unavailable(error.to_string()))?;
+            node.end(request).await
+        };
+        let ended = tokio::time::timeout(left, ending).await;
         let ended = ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("its node does not answer")));
         match (value, ended) {
             (Err(error), _) => Err(error),
@@ -182,7 +184,7 @@ impl Application {
 
     async fn begin(&self, options: Options) -> Result<Tid, Error> {
         if self.place().lost.load(Ordering::Acquire) {
-            let place = attach(self.0.node.clone(), &self.0.cluster).await?;
+            let place = attach(&self.0.cluster, self.0.coordinator).await?;
             *self.place() = place;
         }
         let mut place = self.place();
@@ -236,13 +238,17 @@ impl Drop for Open<'_> {
             && let Some(request) = self.ending(false)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let mut node = self.application.0.node.clone();
-            runtime.spawn(async move { node.end(request).await });
+            let Attached { cluster, coordinator, .. } = &*self.application.0;
+            if let Ok(channel) = cluster.channel(*coordinator) {
+                runtime.spawn(async move { NodeClient::new(channel).end(request).await });
+            }
         }
     }
 }
 
-async fn attach(mut node: NodeClient<Channel>, cluster: &Cluster) -> Result<Place, Error> {
+async fn attach(cluster: &Cluster, coordinator: Node) -> Result<Place, Error> {
+    // Where it is now.
+    let mut node = NodeClient::new(cluster.channel(coordinator)?);
     let request = AttachRequest { cluster: cluster.id().to_owned() };
     let mut stream = node.attach(request).await?.into_inner();
     let attached = stream.message().await?.ok_or_else(|| Status::unavailable("the node stops"))?;

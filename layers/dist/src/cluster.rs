@@ -1,15 +1,23 @@
-//! A cluster as its members know it: which nodes there are, where, and which servers each has.
+//! A cluster as its members know it: which nodes there are, where, and which servers each has. Known beforehand, or
+//! followed in etcd ([`Names`](crate::keep::names::Names)).
 
 use crate::commit::word::Node;
 use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tonic::transport::{Channel, Endpoint};
 
-/// Nodes and servers that are known beforehand.
-#[derive(Debug, Clone, Default)]
+/// Nodes and servers. Clones know the same.
+#[derive(Debug, Clone)]
 pub struct Cluster {
-    id: String,
-    nodes: BTreeMap<Node, Channel>,
-    servers: BTreeMap<String, Vec<Node>>,
+    id: Arc<str>,
+    known: Arc<RwLock<BTreeMap<Node, Known>>>,
+}
+
+/// What is known of a node.
+#[derive(Debug, Default)]
+struct Known {
+    address: Option<(String, Channel)>,
+    servers: Vec<String>,
 }
 
 /// A name that is nobody's, or an address that is none.
@@ -26,28 +34,61 @@ pub enum NameError {
     Node(u64, Vec<u64>),
 }
 
+fn connect(address: &str) -> Result<Channel, NameError> {
+    let endpoint = Endpoint::from_shared(address.to_owned());
+    let endpoint = endpoint.map_err(|_| NameError::Address(address.to_owned()))?;
+    Ok(endpoint.connect_timeout(std::time::Duration::from_secs(2)).connect_lazy())
+}
+
 impl Cluster {
     /// One without nodes. Those of clusters with different names refuse each other's messages.
     pub fn new(id: impl Into<String>) -> Cluster {
-        Cluster { id: id.into(), ..Cluster::default() }
+        Cluster { id: id.into().into(), known: Arc::default() }
     }
 
-    /// Adds a node, which is connected to when it is called first.
+    fn known(&self) -> RwLockReadGuard<'_, BTreeMap<Node, Known>> {
+        self.known.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn known_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Node, Known>> {
+        self.known.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Adds a node, which is connected to when it is called first; or gives it another address.
     ///
     /// # Errors
     /// [`NameError::Address`].
-    pub fn node(mut self, number: u64, address: &str) -> Result<Cluster, NameError> {
-        let endpoint = Endpoint::from_shared(address.to_owned());
-        let endpoint = endpoint.map_err(|_| NameError::Address(address.to_owned()))?;
-        let channel = endpoint.connect_timeout(std::time::Duration::from_secs(2)).connect_lazy();
-        self.nodes.insert(Node(number), channel);
+    pub fn node(self, number: u64, address: &str) -> Result<Cluster, NameError> {
+        let address = (address.to_owned(), connect(address)?);
+        self.known_mut().entry(Node(number)).or_default().address = Some(address);
         Ok(self)
     }
 
     /// Adds a server at a node. There may be one at each.
-    pub fn server(mut self, name: impl Into<String>, node: u64) -> Cluster {
-        self.servers.entry(name.into()).or_default().push(Node(node));
+    pub fn server(self, name: impl Into<String>, node: u64) -> Cluster {
+        self.known_mut().entry(Node(node)).or_default().servers.push(name.into());
         self
+    }
+
+    /// All that is known of a node from now on.
+    ///
+    /// # Errors
+    /// [`NameError::Address`].
+    pub(crate) fn set(&self, node: Node, address: &str, servers: Vec<String>) -> Result<(), NameError> {
+        let mut known = self.known_mut();
+        let before = known.get(&node).and_then(|known| known.address.clone());
+        // A connection that is there stays.
+        let address = match before.filter(|(before, _)| before == address) {
+            Some(same) => same,
+            None => (address.to_owned(), connect(address)?),
+        };
+        known.insert(node, Known { address: Some(address), servers });
+        Ok(())
+    }
+
+    /// Nothing is known of a node any more.
+    pub(crate) fn remove(&self, node: Node) {
+        self.known_mut().remove(&node);
     }
 
     /// Its name.
@@ -56,8 +97,8 @@ impl Cluster {
     }
 
     /// The nodes.
-    pub fn nodes(&self) -> impl Iterator<Item = Node> {
-        self.nodes.keys().copied()
+    pub fn nodes(&self) -> Vec<Node> {
+        self.known().keys().copied().collect()
     }
 
     /// How to reach a node.
@@ -65,22 +106,38 @@ impl Cluster {
     /// # Errors
     /// [`NameError::Node`].
     pub fn channel(&self, node: Node) -> Result<Channel, NameError> {
-        let known = || self.nodes.keys().map(|node| node.0).collect();
-        self.nodes.get(&node).cloned().ok_or_else(|| NameError::Node(node.0, known()))
+        let known = self.known();
+        let address = known.get(&node).and_then(|known| known.address.as_ref());
+        let all = || known.keys().map(|node| node.0).collect();
+        address.map(|(_, channel)| channel.clone()).ok_or_else(|| NameError::Node(node.0, all()))
     }
 
-    /// Where a server is: `name`, the first of that name, or `name@node` (Camelot's `"testserver@wales"`).
+    /// The nodes that have a server of a name (Camelot's `name@*`).
+    pub fn all(&self, name: &str) -> Vec<Node> {
+        let known = self.known();
+        let has = |known: &Known| known.servers.iter().any(|server| server == name);
+        known.iter().filter(|(_, known)| has(known)).map(|(node, _)| *node).collect()
+    }
+
+    /// Where a server is: `name`, or `name@*`, the first of that name; or `name@node` (Camelot's
+    /// `"testserver@wales"`).
     ///
     /// # Errors
-    /// [`NameError`].
+    /// [`NameError::Server`].
     pub fn find(&self, name: &str) -> Result<Node, NameError> {
-        let unknown = || NameError::Server(name.to_owned(), self.servers.keys().cloned().collect());
-        let (name, at) = match name.split_once('@') {
-            Some((name, node)) => (name, Some(Node(node.parse().map_err(|_| unknown())?))),
-            None => (name, None),
+        let unknown = || {
+            let known = self.known();
+            let mut all: Vec<String> = known.values().flat_map(|known| known.servers.clone()).collect();
+            all.sort();
+            all.dedup();
+            NameError::Server(name.to_owned(), all)
         };
-        let of = self.servers.get(name).ok_or_else(unknown)?;
-        of.iter().find(|node| at.is_none_or(|at| at == **node)).copied().ok_or_else(unknown)
+        let (server, at) = match name.split_once('@') {
+            None | Some((_, "*")) => (name.trim_end_matches("@*"), None),
+            Some((server, node)) => (server, Some(Node(node.parse().map_err(|_| unknown())?))),
+        };
+        let of = self.all(server);
+        of.into_iter().find(|node| at.is_none_or(|at| at == *node)).ok_or_else(unknown)
     }
 }
 
@@ -94,6 +151,7 @@ mod tests {
             Cluster::new("c").node(1, "http://127.0.0.1:1").unwrap().server("bank", 1).server("bank", 2);
         assert_eq!(cluster.find("bank"), Ok(Node(1)));
         assert_eq!(cluster.find("bank@2"), Ok(Node(2)));
+        assert_eq!((cluster.find("bank@*"), cluster.all("bank")), (Ok(Node(1)), vec![Node(1), Node(2)]));
         assert!(matches!(cluster.find("bank@3"), Err(NameError::Server(..))));
         assert!(matches!(cluster.find("shop"), Err(NameError::Server(..))));
         assert!(matches!(cluster.channel(Node(2)), Err(NameError::Node(2, _))));

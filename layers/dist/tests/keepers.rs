@@ -1,23 +1,38 @@
 //! What a keeper of slots promises, of both: the one in memory, and etcd with three members that are killed.
 
-use caliburn_dist::commit::word::*;
+use caliburn_dist::bank;
+use caliburn_dist::client::{Application, Error};
+use caliburn_dist::cluster::Cluster;
+use caliburn_dist::commit::word::{Incarnation, Node as NodeId, Protocol, Slot, Stay};
 use caliburn_dist::host::Role;
 use caliburn_dist::id::Tid;
 use caliburn_dist::keep::etcd::{Etcd, KeepError};
 use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::keep::members::{Members, MembersError};
+use caliburn_dist::keep::names::Names;
 use caliburn_dist::keep::{Claim, Kept};
+use caliburn_dist::node::Node;
+use caliburn_dist::proto::bank::AddRequest;
+use caliburn_dist::proto::bank::bank_client::BankClient;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn tid(serial: u64) -> Tid {
-    let (coordinator, incarnation) = (Node(1), Incarnation(1));
+    let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
     Tid { coordinator, incarnation, client: 1, serial, protocol: Protocol::Slots }
 }
 
 fn claim(serial: u64, by: u64, life: Incarnation, of: u64, slot: Slot) -> Claim {
-    let participants = [(Node(1), Stay(11)), (Node(2), Stay(22))].into();
-    Claim { tid: tid(serial), by: Node(by), life, role: Role::Participant, participants, of: Node(of), slot }
+    let participants = [(NodeId(1), Stay(11)), (NodeId(2), Stay(22))].into();
+    Claim {
+        tid: tid(serial),
+        by: NodeId(by),
+        life,
+        role: Role::Participant,
+        participants,
+        of: NodeId(of),
+        slot,
+    }
 }
 
 /// Asks again until it answers.
@@ -32,8 +47,8 @@ async fn put(keeper: &Keeper, claim: &Claim) -> Kept {
 }
 
 async fn keeps_its_promises(keeper: &Keeper) {
-    let one = keeper.begin_life(Node(1), Incarnation(0)).await.unwrap();
-    let two = keeper.begin_life(Node(2), Incarnation(7)).await.unwrap();
+    let one = keeper.begin_life(NodeId(1), Incarnation(0)).await.unwrap();
+    let two = keeper.begin_life(NodeId(2), Incarnation(7)).await.unwrap();
     assert_eq!((one, two), (Incarnation(1), Incarnation(8)));
     // What is put first stays.
     assert_eq!(put(keeper, &claim(1, 1, one, 1, Slot::Yes)).await, Kept::Slot(Slot::Yes));
@@ -42,21 +57,82 @@ async fn keeps_its_promises(keeper: &Keeper) {
     assert_eq!(put(keeper, &claim(1, 1, one, 2, Slot::Closed)).await, Kept::Slot(Slot::Closed));
     assert_eq!(put(keeper, &claim(1, 2, two, 2, Slot::Yes)).await, Kept::Slot(Slot::Closed));
     // An earlier life puts nothing.
-    let again = keeper.begin_life(Node(2), Incarnation(0)).await.unwrap();
+    let again = keeper.begin_life(NodeId(2), Incarnation(0)).await.unwrap();
     assert_eq!(again, Incarnation(9));
     assert_eq!(put(keeper, &claim(2, 2, two, 2, Slot::Yes)).await, Kept::Fenced);
     assert_eq!(put(keeper, &claim(2, 2, again, 2, Slot::Closed)).await, Kept::Slot(Slot::Closed));
-    let of = keeper.of(Node(1)).await.unwrap();
+    let of = keeper.of(NodeId(1)).await.unwrap();
     let participants = claim(1, 1, one, 1, Slot::Yes).participants;
     assert_eq!(of, [(tid(1), participants.clone()), (tid(2), participants.clone())].into());
     keeper.delete(tid(1), &participants).await.unwrap();
-    assert_eq!(keeper.of(Node(1)).await.unwrap().len(), 1);
-    assert!(keeper.of(Node(2)).await.unwrap().is_empty());
+    assert_eq!(keeper.of(NodeId(1)).await.unwrap().len(), 1);
+    assert!(keeper.of(NodeId(2)).await.unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn one_in_memory_keeps_its_promises() {
     keeps_its_promises(&Keeper::Memory(Arc::default())).await;
+}
+
+/// A node that is registered, stops, and runs again at another address: a program that follows calls it there.
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_follow_a_server_to_another_address() {
+    let dir = tempfile::tempdir().unwrap();
+    let members = match Members::start(1, dir.path().join("etcd")) {
+        Ok(members) => members,
+        Err(error @ MembersError::NotInstalled) => return println!("not run: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let addresses = members.addresses();
+    let etcd = Etcd::new(addresses.iter().map(String::as_str), "test").unwrap();
+    let cluster = Cluster::new("test");
+    let _names = Names::follow(etcd.clone(), cluster.clone()).await.unwrap();
+    assert!(cluster.nodes().is_empty());
+    let mut application = None;
+    for turn in 1..=2 {
+        // The node itself follows as well.
+        let own = Cluster::new("test");
+        let _own = Names::follow(etcd.clone(), own.clone()).await.unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let node = bank::segment(Node::builder(own, 4, dir.path().join("store")));
+        let node = node.keeper(Keeper::Etcd(etcd.clone())).start().await.unwrap();
+        node.announce(&address, ["bank", "another"]);
+        let serving = node.clone();
+        let serving = tokio::spawn(async move {
+            let bank = bank::service(&serving);
+            serving.serve_on(listener, |services| _ = services.add_service(bank)).await.unwrap();
+        });
+        let until = Instant::now() + Duration::from_secs(30);
+        while cluster.find("bank") != Ok(NodeId(4)) {
+            assert!(Instant::now() < until, "it is not found");
+            tokio::task::yield_now().await;
+        }
+        if application.is_none() {
+            application = Some(Application::attach(cluster.clone(), 4).await.unwrap());
+        }
+        let balance = loop {
+            // Until it has noticed that its node lives another life.
+            let done = application.as_ref().unwrap().transact(async |tx| {
+                let mut bank = BankClient::new(tx.to("bank@*")?);
+                Ok::<_, Error>(
+                    bank.add(AddRequest { account: 1, amount: 1, receipt: turn }).await?.into_inner(),
+                )
+            });
+            match done.await {
+                Ok(reply) => break reply.balance,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+        };
+        assert_eq!(balance, bank::FIRST + turn as i64);
+        node.stop().await;
+        serving.await.unwrap();
+        // Nobody's, at once: it has given its lease back.
+        while cluster.find("bank").is_ok() {
+            assert!(Instant::now() < until, "it is still found");
+            tokio::task::yield_now().await;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,7 +147,7 @@ async fn etcd_keeps_its_promises_while_members_are_killed() {
     let etcd = || Etcd::new(addresses.iter().map(String::as_str), "test").unwrap();
     let keeper = Keeper::Etcd(etcd());
     let until = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = keeper.of(Node(1)).await {
+    while let Err(error) = keeper.of(NodeId(1)).await {
         assert!(Instant::now() < until, "{error}");
     }
     keeps_its_promises(&keeper).await;
@@ -94,10 +170,10 @@ async fn etcd_keeps_its_promises_while_members_are_killed() {
         Err(KeepError::NoAnswer(_))
     ));
     (0..3).for_each(|member| members.run(member).unwrap());
-    let mut there = keeper.of(Node(1)).await;
+    let mut there = keeper.of(NodeId(1)).await;
     let until = Instant::now() + Duration::from_secs(60);
     while there.is_err() && Instant::now() < until {
-        there = keeper.of(Node(1)).await;
+        there = keeper.of(NodeId(1)).await;
     }
     let there = there.unwrap();
     let all = (0..3).flat_map(|turn| (0..20).map(move |serial| 100 + turn * 100 + serial));
@@ -106,5 +182,5 @@ async fn etcd_keeps_its_promises_while_members_are_killed() {
     }
     // Another cluster's part of the same etcd is empty.
     let another = Etcd::new(addresses.iter().map(String::as_str), "another").unwrap();
-    assert!(another.of(Node(1)).await.unwrap().is_empty());
+    assert!(another.of(NodeId(1)).await.unwrap().is_empty());
 }

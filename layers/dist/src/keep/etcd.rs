@@ -47,7 +47,7 @@ pub enum KeepError {
 /// A cluster's part of an etcd.
 #[derive(Debug, Clone)]
 pub struct Etcd {
-    kv: KvClient<Channel>,
+    channel: Channel,
     cluster: String,
 }
 
@@ -68,8 +68,8 @@ impl Etcd {
             Ok(endpoint.connect_timeout(Duration::from_secs(2)).timeout(Duration::from_secs(5)))
         };
         let endpoints = members.into_iter().map(endpoint).collect::<Result<Vec<_>, KeepError>>()?;
-        let kv = KvClient::new(Channel::balance_list(endpoints.into_iter()));
-        Ok(Etcd { kv, cluster: cluster.to_owned() })
+        let channel = Channel::balance_list(endpoints.into_iter());
+        Ok(Etcd { channel, cluster: cluster.to_owned() })
     }
 
     /// Asks one member after the other, for some seconds: one may be away, or not know a leader. Whatever is asked
@@ -80,7 +80,7 @@ impl Etcd {
     ) -> Result<T, KeepError> {
         let until = Instant::now() + PATIENCE;
         loop {
-            match request(self.kv.clone()).await {
+            match request(KvClient::new(self.channel())).await {
                 Ok(response) => return Ok(response.into_inner()),
                 Err(status) if is_passing(&status) && Instant::now() < until => {
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -100,6 +100,50 @@ impl Etcd {
         key
     }
 
+    /// To one of the members.
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// What is in a range of keys.
+    pub(crate) async fn range(&self, range: RangeRequest) -> Result<RangeResponse, KeepError> {
+        self.ask(|mut kv| {
+            let range = range.clone();
+            async move { kv.range(range).await }
+        })
+        .await
+    }
+
+    /// Puts a value under a lease, if a node lives this life. Whether it does.
+    pub(crate) async fn put_as(
+        &self,
+        node: Node,
+        life: Incarnation,
+        key: Vec<u8>,
+        value: Vec<u8>,
+        lease: i64,
+    ) -> Result<bool, KeepError> {
+        let put = PutRequest { key, value, lease };
+        let put = RequestOp { request: Some(request_op::Request::RequestPut(put)) };
+        let txn =
+            TxnRequest { compare: vec![self.lives(node, life)], success: vec![put], failure: Vec::new() };
+        let done = self.ask(|mut kv| {
+            let txn = txn.clone();
+            async move { kv.txn(txn).await }
+        });
+        Ok(done.await?.succeeded)
+    }
+
+    /// That a node lives this life.
+    fn lives(&self, node: Node, life: Incarnation) -> Compare {
+        Compare {
+            result: compare::CompareResult::Equal as i32,
+            target: compare::CompareTarget::Value as i32,
+            key: self.epoch_key(node),
+            target_union: Some(compare::TargetUnion::Value(life.0.to_be_bytes().to_vec())),
+        }
+    }
+
     /// A node begins a life: behind all that it had, and behind what it knows itself.
     ///
     /// # Errors
@@ -108,14 +152,7 @@ impl Etcd {
         let key = self.epoch_key(node);
         loop {
             let range = RangeRequest { key: key.clone(), ..RangeRequest::default() };
-            let found = self
-                .ask(|mut kv| {
-                    let range = range.clone();
-                    async move { kv.range(range).await }
-                })
-                .await?
-                .kvs
-                .pop();
+            let found = self.range(range).await?.kvs.pop();
             let (before, revision) = match &found {
                 None => (0, 0),
                 Some(kv) => (epoch_of(&key, &kv.value)?, kv.mod_revision),
@@ -154,12 +191,7 @@ impl Etcd {
             key: slot_key.clone(),
             target_union: Some(compare::TargetUnion::CreateRevision(0)),
         };
-        let lives = Compare {
-            result: compare::CompareResult::Equal as i32,
-            target: compare::CompareTarget::Value as i32,
-            key: epoch_key.clone(),
-            target_union: Some(compare::TargetUnion::Value(claim.life.0.to_be_bytes().to_vec())),
-        };
+        let lives = self.lives(claim.by, claim.life);
         let txn = TxnRequest {
             compare: if planted("fence-left-out") { vec![absent] } else { vec![lives, absent] },
             success: vec![put(slot_key.clone(), encode(claim.slot, &claim.participants))],
@@ -224,12 +256,7 @@ impl Etcd {
         let (mut key, mut all, mut tries) = (prefix, BTreeMap::new(), 0);
         loop {
             let range = RangeRequest { key: key.clone(), range_end: range_end.clone(), limit: 500 };
-            let found = self
-                .ask(|mut kv| {
-                    let range = range.clone();
-                    async move { kv.range(range).await }
-                })
-                .await?;
+            let found = self.range(range).await?;
             let mut whole = true;
             for kv in found.kvs {
                 let tid = kv.key.get(start..start + TID_BYTES).and_then(Tid::from_bytes);
@@ -275,7 +302,7 @@ fn value(range: RangeResponse) -> Option<Vec<u8>> {
 }
 
 /// The first key behind all that begin so.
-fn behind(prefix: &[u8]) -> Vec<u8> {
+pub(crate) fn behind(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
         if last < 0xFF {

@@ -16,5 +16,6 @@ pub mod etcd;
 pub mod keeper;
 pub mod members;
 pub mod memory;
+pub mod names;
 
 pub use claim::{Claim, Kept};

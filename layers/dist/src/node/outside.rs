@@ -5,6 +5,7 @@ use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol};
 use crate::host::{Letter, Step, Word};
 use crate::id::Tid;
 use crate::keep::keeper::Keeper;
+use crate::keep::names::{Entry, register};
 use crate::keep::{Claim, Kept};
 use crate::proto::caliburn::Letters;
 use crate::proto::caliburn::node_client::NodeClient;
@@ -85,7 +86,7 @@ pub(crate) struct Outside {
     runtime: Handle,
     started: Instant,
     decisions: Sender<Decision>,
-    outbox: HashMap<Node, UnboundedSender<Letter>>,
+    outbox: Mutex<HashMap<Node, UnboundedSender<Letter>>>,
     waiting: Mutex<HashMap<Tid, Vec<oneshot::Sender<Outcome>>>>,
     clients: AtomicU64,
     stopping: AtomicBool,
@@ -108,12 +109,6 @@ impl Outside {
         hooks: Hooks,
     ) -> (Arc<Outside>, Receiver<Decision>) {
         let (decisions, to_decide) = channel();
-        let mut outbox = HashMap::new();
-        for node in cluster.nodes().filter(|node| *node != own) {
-            let (sender, letters) = unbounded_channel();
-            outbox.insert(node, sender);
-            tokio::spawn(deliver(own, node, cluster.clone(), letters));
-        }
         let outside = Outside {
             own,
             incarnation,
@@ -123,7 +118,7 @@ impl Outside {
             runtime: Handle::current(),
             started: Instant::now(),
             decisions,
-            outbox,
+            outbox: Mutex::new(HashMap::new()),
             waiting: Mutex::new(HashMap::new()),
             clients: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
@@ -199,8 +194,8 @@ impl Outside {
 
     /// Sends a word of a transaction to all other nodes.
     pub fn post_to_all(&self, tid: Tid, word: &Word) {
-        for to in self.outbox.keys() {
-            self.post(Letter { from: self.own, to: *to, tid, word: word.clone() });
+        for to in self.cluster.nodes().into_iter().filter(|node| *node != self.own) {
+            self.post(Letter { from: self.own, to, tid, word: word.clone() });
         }
     }
 
@@ -210,10 +205,13 @@ impl Outside {
         if self.failure().is_some() {
             return;
         }
-        match self.outbox.get(&letter.to) {
-            Some(outbox) => _ = outbox.send(letter),
-            None => tracing::warn!("a letter to node {}, which this cluster does not have", letter.to.0),
-        }
+        let mut outbox = self.outbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let to = outbox.entry(letter.to).or_insert_with(|| {
+            let (sender, letters) = unbounded_channel();
+            self.runtime.spawn(deliver(self.own, letter.to, self.cluster.clone(), letters));
+            sender
+        });
+        let _ = to.send(letter);
     }
 
     /// Waits to be told how a transaction ends.
@@ -265,6 +263,14 @@ impl Outside {
         });
     }
 
+    /// Keeps the node registered in etcd, with where it is.
+    pub fn announce(&self, address: String, servers: Vec<String>) {
+        let Some(Keeper::Etcd(etcd)) = &self.keeper else { return };
+        let entry = Entry { node: self.own, life: self.incarnation, address, servers };
+        let cluster = self.cluster.id().to_owned();
+        self.runtime.spawn(register(etcd.clone(), cluster, entry, self.stopped.subscribe()));
+    }
+
     /// Now and then has deadlocks between nodes looked for.
     pub async fn chase(self: Arc<Self>, every: Duration) {
         let mut stopped = self.stopped.subscribe();
@@ -288,15 +294,18 @@ impl Outside {
 
 /// Carries the letters to one node; those that it does not take are lost.
 async fn deliver(own: Node, to: Node, cluster: Cluster, mut letters: UnboundedReceiver<Letter>) {
-    let Ok(channel) = cluster.channel(to) else { return };
-    let mut client = NodeClient::new(channel);
     let mut some = Vec::new();
     while letters.recv_many(&mut some, LETTERS).await > 0 {
         let all = some.drain(..).map(|letter| wire::letter_to(&letter)).collect();
         let all = Letters { cluster: cluster.id().to_owned(), from: own.0, to: to.0, letters: all };
         let mut request = tonic::Request::new(all);
         request.set_timeout(Duration::from_secs(2));
-        if let Err(error) = client.deliver(request).await {
+        // Where it is now, if anywhere.
+        let delivered = match cluster.channel(to) {
+            Ok(channel) => NodeClient::new(channel).deliver(request).await,
+            Err(error) => Err(Status::unavailable(error.to_string())),
+        };
+        if let Err(error) = delivered {
             tracing::debug!("node {} does not take letters: {error}", to.0);
         }
     }

@@ -71,6 +71,12 @@ impl Node {
         self.0.outside.own.0
     }
 
+    /// Registers it in its keeper's etcd with its address and its servers, as long as it runs: for those that
+    /// [follow](crate::keep::names::Names) the names. Nothing happens without an etcd.
+    pub fn announce<'n>(&self, address: &str, servers: impl IntoIterator<Item = &'n str>) {
+        self.0.outside.announce(address.to_owned(), servers.into_iter().map(str::to_owned).collect());
+    }
+
     /// Executes an operation for a call that came, within the transaction that it belongs to; a call outside of any
     /// is a transaction of its own.
     ///
