@@ -10,20 +10,16 @@
 
 use crate::cluster::{Cluster, NameError};
 use crate::commit::word::{Incarnation, Node, Protocol};
-use crate::id::{News, Path, Tid};
+use crate::id::{Path, Tid};
 use crate::proto::caliburn::node_client::NodeClient;
 use crate::proto::caliburn::{AttachRequest, EndRequest};
-use crate::scope::{Report, Scope, Untold};
-use crate::wire::{self, Context, KEY};
+use crate::scope::{Scope, Untold};
+use crate::travelling::{Family, Travelling, lock};
+use crate::wire;
 use std::collections::BTreeSet;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{self, Poll};
 use std::time::{Duration, Instant};
-use tonic::body::Body;
-use tonic::codegen::{Service, http};
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 /// A transaction takes no longer than this, unless told.
@@ -79,6 +75,8 @@ struct Attached {
     cluster: Cluster,
     coordinator: Node,
     place: Mutex<Place>,
+    /// Whoever attaches again.
+    attaching: tokio::sync::Mutex<()>,
 }
 
 /// Its place at the node; another one after the node has crashed.
@@ -103,7 +101,12 @@ impl Application {
     pub async fn attach(cluster: Cluster, node: u64) -> Result<Application, Error> {
         let coordinator = Node(node);
         let place = Mutex::new(attach(&cluster, coordinator).await?);
-        Ok(Application(Arc::new(Attached { cluster, coordinator, place })))
+        Ok(Application(Arc::new(Attached {
+            cluster,
+            coordinator,
+            place,
+            attaching: tokio::sync::Mutex::default(),
+        })))
     }
 
     /// The cluster.
@@ -137,16 +140,18 @@ impl Application {
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<T, E> {
         let tid = self.begin(options).await?;
+        let until = after(options.time_out);
         let family = Family {
             cluster: self.0.cluster.clone(),
             tid,
             untold: Mutex::default(),
-            called: Mutex::default(),
-            is_within: false,
-            options,
+            has_called: AtomicBool::new(false),
+            under_way: AtomicUsize::new(0),
+            telling: Mutex::default(),
+            until,
         };
         let scope = Arc::new(Mutex::new(Scope::new(Path::default())));
-        let tx = Tx { family: Arc::new(family), scope, until: after(options.time_out) };
+        let tx = Tx { family: Arc::new(family), scope, until };
         let mut open = Open { application: self, tx: &tx, ended: false };
         let done = tokio::time::timeout_at(tx.until.into(), body(&tx)).await;
         let done = done.unwrap_or_else(|_| Err(Error::TimeOut(options.time_out).into()));
@@ -182,10 +187,18 @@ impl Application {
         }
     }
 
+    fn is_lost(&self) -> bool {
+        self.place().lost.load(Ordering::Acquire)
+    }
+
     async fn begin(&self, options: Options) -> Result<Tid, Error> {
-        if self.place().lost.load(Ordering::Acquire) {
-            let place = attach(&self.0.cluster, self.0.coordinator).await?;
-            *self.place() = place;
+        if self.is_lost() {
+            let _one = self.0.attaching.lock().await;
+            // Another may have been first.
+            if self.is_lost() {
+                let place = attach(&self.0.cluster, self.0.coordinator).await?;
+                *self.place() = place;
+            }
         }
         let mut place = self.place();
         place.serial += 1;
@@ -267,25 +280,9 @@ async fn attach(cluster: &Cluster, coordinator: Node) -> Result<Place, Error> {
     Ok(Place { incarnation, client, serial: 0, open, lost, _stream: Some(program) })
 }
 
-#[derive(Debug)]
-struct Family {
-    cluster: Cluster,
-    tid: Tid,
-    untold: Mutex<Untold>,
-    /// The nodes that it has called.
-    called: Mutex<BTreeSet<Node>>,
-    /// It is a part, of a call that holds something.
-    is_within: bool,
-    options: Options,
-}
-
 /// A moment that there is.
 fn after(time: Duration) -> Instant {
     Instant::now() + time.min(Duration::from_secs(1 << 30))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// A transaction, top-level or nested, as its program has it.
@@ -298,11 +295,24 @@ pub struct Tx {
 
 impl Tx {
     /// A call that calls others: of its transaction, at its place.
-    pub(crate) fn of_call(cluster: Cluster, tid: Tid, scope: Scope, until: Instant) -> Tx {
-        let (untold, options) = (Mutex::new(Untold::default()), Options::default());
-        let family =
-            Arc::new(Family { cluster, tid, untold, called: Mutex::default(), is_within: true, options });
-        Tx { family, scope: Arc::new(Mutex::new(scope)), until }
+    /// `until`: it is waited for, and its family has ended.
+    pub(crate) fn of_call(
+        cluster: Cluster,
+        tid: Tid,
+        scope: Scope,
+        untold: Untold,
+        [until, family_until]: [Instant; 2],
+    ) -> Tx {
+        let family = Family {
+            cluster,
+            tid,
+            untold: Mutex::new(untold),
+            has_called: AtomicBool::new(true),
+            under_way: AtomicUsize::new(0),
+            telling: Mutex::default(),
+            until: family_until,
+        };
+        Tx { family: Arc::new(family), scope: Arc::new(Mutex::new(scope)), until }
     }
 
     /// What it has used, when nobody uses it any more.
@@ -397,143 +407,13 @@ impl Nested<'_> {
 impl Drop for Nested<'_> {
     fn drop(&mut self) {
         let child = lock(&self.child.scope).clone();
-        let (mut scope, mut untold) = (lock(&self.parent.scope), lock(&self.parent.family.untold));
-        match self.committed {
-            true => scope.committed(&mut untold, &child),
-            false => scope.aborted(&mut untold, &child),
-        }
-    }
-}
-
-/// A connection whose calls are part of a transaction.
-#[derive(Debug, Clone)]
-pub struct Travelling {
-    channel: Channel,
-    node: Node,
-    family: Arc<Family>,
-    scope: Arc<Mutex<Scope>>,
-    until: Instant,
-}
-
-/// A call under way. Unless it is answered, it was given up.
-struct Under {
-    scope: Arc<Mutex<Scope>>,
-    family: Arc<Family>,
-    node: Node,
-    path: Path,
-    ended: bool,
-}
-
-impl Under {
-    fn ends(&mut self, report: Option<Report>, well: bool) {
-        self.ended = true;
-        let (mut scope, mut untold) = (lock(&self.scope), lock(&self.family.untold));
-        match (report, well) {
-            (Some(report), true) => scope.answered(&mut untold, &self.path, report),
-            (report, _) => scope.failed(&mut untold, &self.path, self.node, report),
-        }
-    }
-}
-
-impl Drop for Under {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.ends(None, false);
-        }
-    }
-}
-
-/// The body of an answer: the call went well if it comes to its end, and says so there.
-struct Watched {
-    body: Body,
-    under: Under,
-    report: Option<Report>,
-    news: News,
-}
-
-impl http_body::Body for Watched {
-    type Data = <Body as http_body::Body>::Data;
-    type Error = <Body as http_body::Body>::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut task::Context<'_>,
-    ) -> Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
-        let frame = task::ready!(Pin::new(&mut self.body).poll_frame(context));
-        if let Some(Ok(frame)) = &frame
-            && let Some(trailers) = frame.trailers_ref()
         {
-            let well = Status::from_header_map(trailers).is_some_and(|status| status.code() == Code::Ok);
-            let report = self.report.take();
-            if well {
-                lock(&self.under.family.untold).heard(self.under.node, &self.news);
+            let (mut scope, mut untold) = (lock(&self.parent.scope), lock(&self.parent.family.untold));
+            match self.committed {
+                true => scope.committed(&mut untold, &child),
+                false => scope.aborted(&mut untold, &child),
             }
-            self.under.ends(report, well);
         }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        self.body.size_hint()
-    }
-}
-
-type Answer = Result<http::Response<Body>, tonic::codegen::StdError>;
-
-impl Service<http::Request<Body>> for Travelling {
-    type Response = http::Response<Body>;
-    type Error = tonic::codegen::StdError;
-    type Future = Pin<Box<dyn Future<Output = Answer> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut task::Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.channel.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let (family, scope, node) = (self.family.clone(), self.scope.clone(), self.node);
-        let (path, news) = (lock(&scope).next_child(), lock(&family.untold).of(node));
-        let left = self.until.saturating_duration_since(Instant::now());
-        let context = Context {
-            cluster: family.cluster.id().to_owned(),
-            tid: family.tid,
-            path: path.clone(),
-            news: news.clone(),
-            remaining: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
-            again: !lock(&family.called).insert(node) || family.is_within,
-        };
-        let mut metadata = tonic::metadata::MetadataMap::new();
-        metadata.insert_bin(KEY, wire::context_to(&context));
-        request.headers_mut().extend(metadata.into_headers());
-        // Made now: a call that is never polled was given up too.
-        let mut under = Under { scope, family, node, path, ended: false };
-        let time_out = under.family.options.time_out;
-        let calling = self.channel.call(request);
-        Box::pin(async move {
-            let answer = tokio::time::timeout(left, calling).await;
-            let answer =
-                answer.map_err(|_| Status::deadline_exceeded(Error::TimeOut(time_out).to_string()))?;
-            let response = answer?;
-            // Only one that has failed says so before its body.
-            let well = Status::from_header_map(response.headers()).is_none();
-            let report = wire::take_report(response.headers());
-            if well && report.is_none() {
-                under.ends(None, false);
-                return Err(Status::internal(
-                    "the answer does not say what the call has used, so it is undone: a server must return the metadata of \
-                     what Node::run has returned",
-                )
-                .into());
-            }
-            if !well {
-                under.ends(report, false);
-                return Ok(response);
-            }
-            // Whether it went well is said behind its body.
-            Ok(response.map(|body| Body::new(Watched { body, under, report, news })))
-        })
+        self.parent.family.tell_those_that_wait();
     }
 }

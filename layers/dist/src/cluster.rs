@@ -34,10 +34,14 @@ pub enum NameError {
     Node(u64, Vec<u64>),
 }
 
+/// Bytes of the headers of calls and answers, in which the news are.
+pub(crate) const HEADERS: u32 = 1 << 20;
+
 fn connect(address: &str) -> Result<Channel, NameError> {
     let endpoint = Endpoint::from_shared(address.to_owned());
     let endpoint = endpoint.map_err(|_| NameError::Address(address.to_owned()))?;
-    Ok(endpoint.connect_timeout(std::time::Duration::from_secs(2)).connect_lazy())
+    let endpoint = endpoint.connect_timeout(std::time::Duration::from_secs(2));
+    Ok(endpoint.http2_max_header_list_size(HEADERS).connect_lazy())
 }
 
 impl Cluster {

@@ -124,6 +124,13 @@ impl<L: Level> Part<L> {
         }
     }
 
+    /// Whether something on the way down a path has aborted.
+    fn is_doomed(&self, path: &[u32]) -> bool {
+        let below =
+            || path.split_first().and_then(|(first, rest)| Some(self.children.get(first)?.is_doomed(rest)));
+        self.verdict == Some(Outcome::Aborted) || below().unwrap_or(false)
+    }
+
     /// What a planted bug does.
     fn commit_all(&mut self) {
         self.verdict = self.verdict.or(Some(Outcome::Committed));
@@ -229,8 +236,12 @@ impl<L: Level> Family<L> {
 
     /// Whether a call that runs, or comes, works for nothing.
     pub fn is_doomed(&self, path: &Path) -> bool {
-        self.aborted.iter().any(|aborted| path.is_within(aborted))
-            || self.top.verdict == Some(Outcome::Aborted)
+        self.aborted.iter().any(|aborted| path.is_within(aborted)) || self.top.is_doomed(&path.0)
+    }
+
+    /// Whether it has aborted, and only waits for what runs.
+    pub fn has_aborted(&self) -> bool {
+        self.top.verdict == Some(Outcome::Aborted)
     }
 
     /// Whether a call runs.

@@ -22,4 +22,5 @@ pub mod keep;
 pub mod node;
 pub mod proto;
 pub mod scope;
+pub mod travelling;
 pub mod wire;

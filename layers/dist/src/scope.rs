@@ -30,9 +30,28 @@ impl Untold {
 
     /// What another program of the family has not told either.
     pub fn append(&mut self, other: Untold) {
-        for (node, mut news) in other.0 {
-            self.0.entry(node).or_default().append(&mut news);
+        self.append_all(other.0);
+    }
+
+    fn append_all(&mut self, all: BTreeMap<Node, News>) {
+        for (node, news) in all {
+            let own = self.0.entry(node).or_default();
+            for one in news {
+                if !own.contains(&one) {
+                    own.push(one);
+                }
+            }
         }
+    }
+
+    /// What all have not heard.
+    pub fn all(&self) -> &BTreeMap<Node, News> {
+        &self.0
+    }
+
+    /// What was told of others.
+    pub fn from_all(all: BTreeMap<Node, News>) -> Untold {
+        Untold(all)
     }
 
     /// All that is untold.
@@ -108,9 +127,7 @@ impl Scope {
 
     /// A call has returned well.
     pub fn answered(&mut self, untold: &mut Untold, call: &Path, report: Report) {
-        for (node, mut news) in report.untold {
-            untold.0.entry(node).or_default().append(&mut news);
-        }
+        untold.append_all(report.untold);
         untold.tell(&report.touched, call, Outcome::Committed);
         self.use_all(&report.used);
         self.touched.extend(report.touched);

@@ -8,6 +8,7 @@ use crate::proto::caliburn as proto;
 use crate::proto::caliburn::letter::Word as ProtoWord;
 use crate::scope::Report;
 use prost::Message as _;
+use std::collections::BTreeMap;
 use tonic::Status;
 use tonic::codegen::http::HeaderMap;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -28,8 +29,12 @@ pub struct Context {
     pub news: News,
     /// Milliseconds until nobody waits for it any more.
     pub remaining: u64,
-    /// The family has called the node before.
+    /// The family has called before, this node or another.
     pub again: bool,
+    /// What other nodes have not heard.
+    pub untold: BTreeMap<Node, News>,
+    /// Milliseconds until the family has ended, if nothing is heard of it.
+    pub family: u64,
 }
 
 fn wrong(what: &str) -> Status {
@@ -66,7 +71,7 @@ fn path_from(path: Vec<u32>) -> Result<Path, Status> {
     }
 }
 
-fn news_to(news: &News) -> Vec<proto::News> {
+pub(crate) fn news_to(news: &News) -> Vec<proto::News> {
     let one = |(path, outcome): &(Path, Outcome)| proto::News {
         path: path.0.clone(),
         outcome: outcome_to(*outcome),
@@ -74,8 +79,16 @@ fn news_to(news: &News) -> Vec<proto::News> {
     news.iter().map(one).collect()
 }
 
-fn news_from(news: Vec<proto::News>) -> Result<News, Status> {
+pub(crate) fn news_from(news: Vec<proto::News>) -> Result<News, Status> {
     news.into_iter().map(|one| Ok((path_from(one.path)?, outcome_from(one.outcome)?))).collect()
+}
+
+fn untold_to(untold: &BTreeMap<Node, News>) -> Vec<proto::Untold> {
+    untold.iter().map(|(node, news)| proto::Untold { node: node.0, news: news_to(news) }).collect()
+}
+
+fn untold_from(untold: Vec<proto::Untold>) -> Result<BTreeMap<Node, News>, Status> {
+    untold.into_iter().map(|one| Ok((Node(one.node), news_from(one.news)?))).collect()
 }
 
 fn participants_to(participants: &Participants) -> Vec<proto::Participant> {
@@ -149,21 +162,19 @@ pub(crate) fn letter_from(letter: proto::Letter, from: Node, to: Node) -> Result
 
 /// A report, as it goes with an answer.
 pub(crate) fn report_to(report: &Report) -> proto::Report {
-    let untold = report.untold.iter();
     proto::Report {
         used: participants_to(&report.used),
         touched: report.touched.iter().map(|node| node.0).collect(),
-        untold: untold.map(|(node, news)| proto::Untold { node: node.0, news: news_to(news) }).collect(),
+        untold: untold_to(&report.untold),
     }
 }
 
 /// A report that came.
 pub(crate) fn report_from(report: proto::Report) -> Result<Report, Status> {
-    let untold = report.untold.into_iter().map(|one| Ok((Node(one.node), news_from(one.news)?)));
     Ok(Report {
         used: participants_from(report.used),
         touched: report.touched.into_iter().map(Node).collect(),
-        untold: untold.collect::<Result<_, Status>>()?,
+        untold: untold_from(report.untold)?,
     })
 }
 
@@ -176,6 +187,8 @@ pub(crate) fn context_to(context: &Context) -> MetadataValue<tonic::metadata::Bi
         news: news_to(&context.news),
         remaining: context.remaining,
         again: context.again,
+        untold: untold_to(&context.untold),
+        family: context.family,
     };
     MetadataValue::from_bytes(&context.encode_to_vec())
 }
@@ -192,6 +205,8 @@ pub(crate) fn context_from(metadata: &MetadataMap) -> Result<Option<Context>, St
         news: news_from(context.news)?,
         remaining: context.remaining,
         again: context.again,
+        untold: untold_from(context.untold)?,
+        family: context.family,
     }))
 }
 

@@ -10,6 +10,7 @@ use crate::scope::{Report, Scope, Untold};
 use caliburn_engine::zerocopy::{FromBytes, Immutable, IntoBytes};
 use caliburn_engine::{RangeError, Region};
 use caliburn_lock::{Canceller, LockError, Standard};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
@@ -30,8 +31,9 @@ pub struct Call<'c, 't> {
     tid: Tid,
     scope: Scope,
     untold: Untold,
-    /// By the clock of its node.
+    /// Until when it is waited for, and when its family has ended, by the clock of its node.
     expires: Duration,
+    family: Duration,
 }
 
 impl<'c, 't> Call<'c, 't> {
@@ -148,8 +150,8 @@ impl<'c, 't> Call<'c, 't> {
             Err(status) => Ok(Err(status)),
             Ok(work) => {
                 let (scope, untold) = (Scope::new(path.clone()), std::mem::take(&mut self.untold));
-                let Call { core, expires, .. } = *self;
-                let mut child = Call { core, work: Some(work), tid, scope, untold, expires };
+                let Call { core, expires, family, .. } = *self;
+                let mut child = Call { core, work: Some(work), tid, scope, untold, expires, family };
                 let answer = catch_unwind(AssertUnwindSafe(|| body(&mut child)));
                 let Call { work, scope, untold, .. } = child;
                 self.untold = untold;
@@ -176,10 +178,12 @@ impl<'c, 't> Call<'c, 't> {
     /// What the closure returns.
     pub fn outward<T>(&mut self, body: impl AsyncFnOnce(&Tx) -> Result<T, Status>) -> Result<T, Status> {
         let outside = self.core.outside.clone();
-        let left = self.expires.saturating_sub(outside.now());
+        let now = outside.now();
+        let until = [self.expires, self.family].map(|at| Instant::now() + at.saturating_sub(now));
+        let untold = std::mem::take(&mut self.untold);
         let scope = std::mem::replace(&mut self.scope, Scope::new(Path::default()));
         let path = scope.path().clone();
-        let tx = Tx::of_call(outside.cluster.clone(), self.tid, scope, Instant::now() + left);
+        let tx = Tx::of_call(outside.cluster.clone(), self.tid, scope, untold, until);
         self.scope = Scope::new(path);
         self.lend();
         let answer = catch_unwind(AssertUnwindSafe(|| {
@@ -193,7 +197,7 @@ impl<'c, 't> Call<'c, 't> {
         }));
         let (scope, untold) = tx.into_parts();
         self.scope = scope;
-        self.untold.append(untold);
+        self.untold = untold;
         self.take(outside.own);
         answer.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -224,6 +228,7 @@ impl<'c, 't> Call<'c, 't> {
             family.hear(&news);
             family.take(self.scope.path())
         });
+        self.core.state().cancel(self.tid);
         self.untold.heard(own, &news);
         self.work = Some(work);
     }
@@ -270,8 +275,12 @@ pub(crate) struct Coming {
     pub tid: Tid,
     pub path: Path,
     pub news: News,
-    /// By the clock of the node.
+    /// What other nodes have not heard.
+    pub untold: BTreeMap<Node, News>,
+    /// Until when it is waited for, by the clock of the node.
     pub expires: Duration,
+    /// When its family has ended, if nothing is heard of that.
+    pub family: Duration,
 }
 
 fn begin_call<'t>(
@@ -279,15 +288,18 @@ fn begin_call<'t>(
     tid: Tid,
     path: &Path,
     news: &News,
-    expires: Duration,
+    [expires, family_expires]: [Duration; 2],
 ) -> Result<(Work<'t>, Stay), Status> {
     if core.outside.now() >= expires {
         return Err(Status::deadline_exceeded("the call came when nobody waited for it any more"));
     }
     let mut state = core.state();
     let now = core.outside.now();
-    let stay = state.host.called(tid, expires, now);
-    let stay = stay.ok_or_else(|| Status::aborted("the transaction has ended, or commits"))?;
+    let over = || Status::aborted("the transaction has ended, or commits");
+    if state.is_leaving(&tid) {
+        return Err(over());
+    }
+    let stay = state.host.called(tid, family_expires, now).ok_or_else(over)?;
     let family = core.begin(&mut state, tid).map_err(|error| Status::unavailable(error.to_string()))?;
     family.hear(news);
     let work = family.begin(path).map_err(refused)?;
@@ -305,13 +317,13 @@ pub(crate) fn execute<T>(
     coming: Coming,
     operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<T, Status>,
 ) -> (Result<T, Status>, Report) {
-    let Coming { tid, path, news, expires } = coming;
-    let (work, stay) = match begin_call(core, tid, &path, &news, expires) {
+    let Coming { tid, path, news, untold, expires, family } = coming;
+    let (work, stay) = match begin_call(core, tid, &path, &news, [expires, family]) {
         Ok(begun) => begun,
         Err(status) => return (Err(status), Report::default()),
     };
-    let (scope, untold) = (Scope::new(path.clone()), Untold::default());
-    let mut call = Call { core, work: Some(work), tid, scope, untold, expires };
+    let (scope, untold) = (Scope::new(path.clone()), Untold::from_all(untold));
+    let mut call = Call { core, work: Some(work), tid, scope, untold, expires, family };
     let answer = catch_unwind(AssertUnwindSafe(|| operation(&mut call)));
     let mut answer = answer.unwrap_or_else(|_| Err(Status::internal("the operation panicked; it is undone")));
     let Call { work, scope, untold, .. } = call;

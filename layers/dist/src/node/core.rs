@@ -7,7 +7,6 @@
 //!
 //! Invariant: nothing waits, for a disk or a lock of a transaction, while it holds the state.
 
-use crate::chase::{self, Chased};
 use crate::commit::word::{Node, Outcome, Participants, Protocol, Record, Slot, Stay, Vote};
 use crate::family::{Family, NotReady};
 use crate::host::{Host, Letter, Role, Step, Word};
@@ -15,7 +14,7 @@ use crate::id::{News, Path, Tid};
 use crate::keep::{Claim, Kept};
 use crate::node::ledger::Ledger;
 use crate::node::outside::{Decision, Outside};
-use crate::node::state::{Doing, State, from_global_id, global_id};
+use crate::node::state::{Doing, Ending, State, from_global_id, global_id};
 use crate::node::work::Work;
 use crate::scope::Report;
 use caliburn_engine::{BeginError, Class, Mode, Region, Store};
@@ -24,6 +23,22 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
+
+/// When a program is told that a transaction has ended here.
+enum Hook {
+    Now,
+    /// Whoever ends it must not wait.
+    Later,
+}
+
+/// What became of what was to be prepared.
+enum Made {
+    Durable,
+    /// It is not, and never will be.
+    Refused,
+    /// Somebody else says so; or it has ended; or the node has failed.
+    Elsewhere,
+}
 
 /// Who tells the program how its transaction ends.
 enum Told {
@@ -151,55 +166,6 @@ impl<'t> Core<'t> {
         }
     }
 
-    /// Whether a transaction is the victim of a deadlock between nodes.
-    pub fn is_victim(&self, tid: &Tid) -> bool {
-        self.state().victims.contains(tid)
-    }
-
-    /// Who has waited here for a while, and for whom.
-    fn edges(&self) -> Vec<(Tid, Tid)> {
-        if self.detector.waiting() == 0 {
-            return Vec::new();
-        }
-        let held_up = self.detector.held_up();
-        let state = self.state();
-        let patience = state.host.patience().chase;
-        let mut edges = Vec::new();
-        for held in held_up.iter().filter(|held| held.waited >= patience) {
-            let from = state.owners.get(&held.owner.family);
-            let to = held.by.iter().filter_map(|(by, _)| state.owners.get(&by.family));
-            edges.extend(from.into_iter().flat_map(|from| to.clone().map(move |to| (*from, *to))));
-        }
-        edges.retain(|(from, to)| from != to);
-        edges
-    }
-
-    /// Asks the others whether what waits here waits in a circle.
-    pub fn chase(&self) {
-        let edges = self.edges();
-        self.chased(chase::begin(&edges));
-    }
-
-    fn chased(&self, chased: Chased) {
-        for chase in chased.further {
-            let tid = *chase.last().expect("somebody is chased");
-            self.outside.post_to_all(tid, &Word::Chase(chase));
-        }
-        for victim in chased.victims {
-            self.outside.post_to_all(victim, &Word::Victim);
-            self.is_to_abort(victim);
-        }
-    }
-
-    /// If it waits here, it learns it where it waits.
-    fn is_to_abort(&self, victim: Tid) {
-        let mut state = self.state();
-        if state.families.contains_key(&victim) && state.host.takes_part(&victim) {
-            state.victims.insert(victim);
-            state.cancel(victim);
-        }
-    }
-
     /// A panic in the middle of what the node decides leaves it in nobody knows what state: it stops, and recovers
     /// when it runs again.
     pub fn or_fail(&self, act: impl FnOnce()) {
@@ -223,7 +189,9 @@ impl<'t> Core<'t> {
                         // It may wait for a disk.
                         Doing::Step(step) => self.outside.decide(Decision::Steps(vec![step])),
                         // What nobody has prepared is undone in memory.
-                        ended => _ = self.do_one(ended),
+                        Doing::Ended(tid, outcome, family) => {
+                            self.end_family(tid, outcome, family, Hook::Later);
+                        }
                     }
                 }
                 state = self.state();
@@ -252,7 +220,9 @@ impl<'t> Core<'t> {
     /// What is to be done then; nothing if the node has failed.
     fn do_one(&self, doing: Doing<'t>) -> Option<Vec<Doing<'t>>> {
         match doing {
-            Doing::Ended(tid, outcome, family) => self.end_family(tid, outcome, family).then(Vec::new),
+            Doing::Ended(tid, outcome, family) => {
+                self.end_family(tid, outcome, family, Hook::Now).then(Vec::new)
+            }
             Doing::Step(step) => Some(self.step(step)),
         }
     }
@@ -278,11 +248,11 @@ impl<'t> Core<'t> {
                 self.vote(tid)
             }
             Step::Force(tid, Role::Participant, Record::Prepared(all)) => match self.prepare(tid, &all) {
-                Some(true) => {
+                Made::Durable => {
                     self.host_steps(|host, _| host.durable(tid, Role::Participant, &Record::Prepared(all)))
                 }
-                Some(false) => self.host_steps(|host, _| host.refused(tid, Role::Participant)),
-                None => Vec::new(),
+                Made::Refused => self.host_steps(|host, _| host.refused(tid, Role::Participant)),
+                Made::Elsewhere => Vec::new(),
             },
             Step::Force(tid, role, record) => {
                 let Record::Commit(told) = &record else { return Vec::new() };
@@ -318,7 +288,10 @@ impl<'t> Core<'t> {
             return Vec::new();
         }
         let vote = match state.families.get_mut(&tid).map(Family::finish) {
-            Some(Err(NotReady::Running)) => return Vec::new(),
+            Some(Err(NotReady::Running)) => {
+                state.cancel(tid);
+                return Vec::new();
+            }
             None | Some(Err(NotReady::Spoiled)) => Vote::No,
             // The victim of a deadlock, or one that was in others' way for too long.
             Some(Ok(top)) if top.owner.goes_on().is_err() => Vote::No,
@@ -331,11 +304,22 @@ impl<'t> Core<'t> {
         self.host_steps(|host, now| host.voted(tid, vote, now))
     }
 
-    /// Makes what was done here durable and undecided. Whether it is; nothing if it has ended meanwhile.
-    fn prepare(&self, tid: Tid, participants: &Participants) -> Option<bool> {
+    /// Makes what was done here durable and undecided, if it is not and nobody is at it.
+    fn prepare(&self, tid: Tid, participants: &Participants) -> Made {
         let mut state = self.state();
-        let top = state.families.get_mut(&tid).and_then(|family| family.finish().ok());
-        let Some(transaction) = top.and_then(Work::take) else { return Some(false) };
+        if state.preparing.contains_key(&tid) {
+            return Made::Elsewhere;
+        }
+        let transaction = match state.families.get_mut(&tid).map(Family::finish) {
+            None => return Made::Elsewhere,
+            Some(Err(_)) => return Made::Refused,
+            Some(Ok(top)) if !top.wrote || top.global_id().is_some() => return Made::Durable,
+            // If it is away, the store has refused it.
+            Some(Ok(top)) => match top.take() {
+                Some(transaction) => transaction,
+                None => return Made::Refused,
+            },
+        };
         state.preparing.insert(tid, None);
         drop(state);
         let id = global_id(tid, participants);
@@ -350,12 +334,18 @@ impl<'t> Core<'t> {
             family.top_mut().prepared(id);
         }
         drop(state);
-        if let Some((outcome, family)) = ended {
-            _ = self.unless_failed(done);
-            self.end_family(tid, outcome, family);
-            return None;
+        let made = match self.unless_failed(done) {
+            Some(true) => Made::Durable,
+            Some(false) => Made::Refused,
+            None => Made::Elsewhere,
+        };
+        match ended {
+            Some((outcome, family)) => {
+                self.end_family(tid, outcome, family, Hook::Now);
+                Made::Elsewhere
+            }
+            None => made,
         }
-        self.unless_failed(done)
     }
 
     /// Commits what has been done here, with the decision. Whether it has; nothing if nobody knows.
@@ -403,20 +393,10 @@ impl<'t> Core<'t> {
     fn put(&self, tid: Tid, role: Role, participants: Participants, of: Node, slot: Slot) -> Vec<Doing<'t>> {
         let own = self.outside.own;
         if of == own && slot == Slot::Yes {
-            let mut state = self.state();
-            if state.preparing.contains_key(&tid) {
-                return Vec::new();
-            }
-            let family = state.families.get_mut(&tid).map(Family::finish);
-            let Some(Ok(top)) = family else { return Vec::new() };
-            let to_prepare = top.wrote && top.global_id().is_none();
-            drop(state);
-            if to_prepare {
-                match self.prepare(tid, &participants) {
-                    Some(true) => {}
-                    Some(false) => return self.host_steps(|host, _| host.refused(tid, role)),
-                    None => return Vec::new(),
-                }
+            match self.prepare(tid, &participants) {
+                Made::Durable => {}
+                Made::Refused => return self.host_steps(|host, _| host.refused(tid, role)),
+                Made::Elsewhere => return Vec::new(),
             }
         }
         let life = self.outside.incarnation;
@@ -435,7 +415,7 @@ impl<'t> Core<'t> {
     }
 
     /// What was done here stays, or is undone, and its locks are free. Whether it could be.
-    fn end_family(&self, tid: Tid, outcome: Outcome, family: Family<Work<'t>>) -> bool {
+    fn end_family(&self, tid: Tid, outcome: Outcome, family: Family<Work<'t>>, hook: Hook) -> bool {
         let top = family.into_top();
         if let Some(id) = top.global_id() {
             let done = match outcome {
@@ -450,7 +430,10 @@ impl<'t> Core<'t> {
             }
         }
         drop(top);
-        self.outside.hooks.ended(tid, outcome);
+        match hook {
+            Hook::Now => self.outside.hooks.ended(tid, outcome),
+            Hook::Later => self.outside.decide(Decision::Ended(tid, outcome)),
+        }
         true
     }
 
@@ -466,17 +449,14 @@ impl<'t> Core<'t> {
         if let Some(family) = &family {
             state.owners.remove(&family.top().owner.id().family);
         }
+        let runs = state.families.get(&tid).is_some_and(Family::runs);
+        let ending = if runs { None } else { state.ending.remove(&tid) };
         drop(state);
         if let Some(family) = family {
-            self.end_family(tid, Outcome::Aborted, family);
+            self.end_family(tid, Outcome::Aborted, family, Hook::Now);
         }
-        let ending = {
-            let mut state = self.state();
-            let runs = state.families.get(&tid).is_some_and(Family::runs);
-            if runs { None } else { state.ending.remove(&tid).map(|ending| (state.host.stay(&tid), ending)) }
-        };
-        if let Some((stay, (participants, touched, news))) = ending {
-            self.end_now(tid, Some(Some(stay.unwrap_or(Stay(0)))), participants, touched, news);
+        if let Some(Ending { stay, participants, touched, news }) = ending {
+            self.end_now(tid, Some(Some(stay)), participants, touched, news);
         }
         let doing = self.vote(tid);
         self.perform(doing);
@@ -494,11 +474,12 @@ impl<'t> Core<'t> {
             if let Some(family) = state.families.get_mut(&tid).filter(|_| is_it) {
                 family.hear(&news.remove(&own).unwrap_or_else(News::new));
                 family.close();
+                // What nobody has heard of runs for nothing.
+                _ = family.finish();
                 if family.runs() {
                     // What was given up and runs is waited for, as at other nodes.
                     state.cancel(tid);
-                    let ending = (participants, touched, news);
-                    state.ending.insert(tid, ending);
+                    state.ending.insert(tid, Ending { stay, participants, touched, news });
                     return;
                 }
             }
@@ -525,6 +506,9 @@ impl<'t> Core<'t> {
             if !state.host.is_open(&tid) {
                 told = Told::Nothing;
                 return Vec::new();
+            }
+            if tid.client == 0 {
+                state.own.remove(&tid.serial);
             }
             let vote = commits.flatten().map(|stay| state.own_vote(tid, stay).filter(|_| allowed));
             let Some(vote) = commits.and(Some(vote.flatten())).filter(|got| vote.is_none() || got.is_some())
@@ -555,7 +539,7 @@ impl<'t> Core<'t> {
     pub fn decide(&self, decision: Decision) {
         match decision {
             Decision::Letter(Letter { word: Word::Chase(chase), .. }) => {
-                self.chased(chase::follow(&self.edges(), &chase));
+                self.follow(&chase);
             }
             Decision::Letter(Letter { tid, word: Word::Victim, .. }) => self.is_to_abort(tid),
             Decision::Letter(letter) => self.with_host(|host, now| host.receive(letter, now)),
@@ -577,6 +561,14 @@ impl<'t> Core<'t> {
                 let _ = can_begin.send(());
             }
             Decision::Goes(client) => self.state().host.client_goes(client),
+            Decision::Hear(tid, news) => {
+                let mut state = self.state();
+                if let Some(family) = state.families.get_mut(&tid) {
+                    family.hear(&news);
+                    state.cancel(tid);
+                }
+            }
+            Decision::Ended(tid, outcome) => self.outside.hooks.ended(tid, outcome),
             Decision::Stop => {}
         }
     }

@@ -8,6 +8,7 @@
 //! | `state` | what it is in the middle of |
 //! | `core` | does what its host wants |
 //! | [`call`] | an operation of a data server at work |
+//! | `deadlocks` | what it knows of those between nodes |
 //! | `pool` | threads for calls that must not wait for one |
 //! | `running` | a node that runs, as its servers have it |
 //! | `serve` | the interface for programs and other nodes |
@@ -15,6 +16,7 @@
 
 pub mod call;
 pub(crate) mod core;
+mod deadlocks;
 mod ledger;
 mod open;
 pub(crate) mod outside;

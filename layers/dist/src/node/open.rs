@@ -322,13 +322,17 @@ impl Opening {
             for _ in 0..self.level {
                 scope.spawn(|| {
                     while let Some(job) = take(calls).filter(|_| !core.outside.is_stopping()) {
-                        job(core);
+                        core.or_fail(|| job(core));
                     }
                 });
             }
             scope.spawn(move || {
                 while more.recv().is_ok() && !core.outside.is_stopping() {
-                    scope.spawn(move || further.work(|job| job(core)));
+                    let work = move || further.work(|job| core.or_fail(|| job(core)));
+                    if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, work) {
+                        // What waits is done by those that there are.
+                        tracing::warn!("no thread for a call: {error}");
+                    }
                 }
             });
             for _ in 0..DECIDING {

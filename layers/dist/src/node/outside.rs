@@ -3,7 +3,7 @@
 use crate::cluster::Cluster;
 use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol};
 use crate::host::{Letter, Step, Word};
-use crate::id::Tid;
+use crate::id::{News, Tid};
 use crate::keep::keeper::Keeper;
 use crate::keep::names::{Entry, register};
 use crate::keep::{Claim, Kept};
@@ -12,6 +12,7 @@ use crate::proto::caliburn::node_client::NodeClient;
 use crate::scope::Report;
 use crate::wire;
 use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -34,15 +35,19 @@ pub(crate) struct Hooks {
 impl Hooks {
     /// Whether a transaction may commit, as far as the program knows.
     pub fn allow(&self, tid: Tid) -> bool {
-        let Some(Err(why)) = self.prepare.as_ref().map(|prepare| prepare(tid)) else { return true };
+        let Some(prepare) = &self.prepare else { return true };
+        let said = catch_unwind(AssertUnwindSafe(|| prepare(tid)));
+        let Err(why) = said.unwrap_or_else(|_| Err("its procedure has panicked".into())) else { return true };
         tracing::info!("transaction {tid} is refused by its server: {why}");
         false
     }
 
     pub fn ended(&self, tid: Tid, outcome: Outcome) {
         let hook = if outcome == Outcome::Committed { &self.commit } else { &self.abort };
-        if let Some(hook) = hook {
-            hook(tid);
+        if let Some(hook) = hook
+            && catch_unwind(AssertUnwindSafe(|| hook(tid))).is_err()
+        {
+            tracing::error!("what is called when a transaction has ended has panicked, of {tid}");
         }
     }
 }
@@ -66,6 +71,10 @@ pub(crate) enum Decision {
     Sweep(BTreeMap<Tid, Participants>),
     /// A program ends a transaction: whether it commits, what it has used, and below what number all have ended.
     End(Tid, bool, Report, u64),
+    /// A node must hear how calls of a family have ended, while others run.
+    Hear(Tid, News),
+    /// A transaction has ended here: a program wants to know.
+    Ended(Tid, Outcome),
     /// A program comes; it is told when it can begin.
     Comes(u64, oneshot::Sender<()>),
     /// It goes.

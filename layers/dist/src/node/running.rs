@@ -8,13 +8,17 @@ use crate::node::core::Core;
 use crate::node::outside::Outside;
 use crate::node::pool::Pool;
 use crate::scope::{Scope, Untold};
-use crate::wire;
+use crate::wire::{self, Context};
+use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
+
+/// Milliseconds beyond which nobody counts.
+const FOR_EVER: u64 = 1 << 40;
 
 /// A call that waits for a thread.
 pub(crate) type Job = Box<dyn for<'c, 't> FnOnce(&'c Core<'t>) + Send>;
@@ -97,8 +101,11 @@ impl Node {
         self.same_cluster(&context.cluster)?;
         self.0.outside.can(context.tid.protocol)?;
         let again = context.again;
-        let expires = self.0.outside.now() + Duration::from_millis(context.remaining);
-        let coming = Coming { tid: context.tid, path: context.path, news: context.news, expires };
+        let now = self.0.outside.now();
+        let [expires, family] =
+            [context.remaining, context.family].map(|ms| now + Duration::from_millis(ms.min(FOR_EVER)));
+        let Context { tid, path, news, untold, .. } = context;
+        let coming = Coming { tid, path, news, untold, expires, family };
         let (answer, answered) = oneshot::channel();
         self.0.call(
             again,
@@ -183,7 +190,8 @@ pub(crate) fn alone<T>(
     let tid = Tid { coordinator, incarnation, client: 0, serial, protocol: Protocol::Blocking };
     let (mut scope, mut untold) = (Scope::new(Path::default()), Untold::default());
     let path = scope.next_child();
-    let coming = Coming { tid, path: path.clone(), news: News::new(), expires };
+    let (news, untold_to_others) = (News::new(), BTreeMap::new());
+    let coming = Coming { tid, path: path.clone(), news, untold: untold_to_others, expires, family: expires };
     let (value, report) = execute(core, coming, operation);
     match &value {
         Ok(_) => scope.answered(&mut untold, &path, report),
@@ -191,8 +199,8 @@ pub(crate) fn alone<T>(
     }
     let told = core.outside.wait_for(tid);
     core.end(tid, value.is_ok(), scope.into_report(untold));
+    // It goes from the open ones when it ends, which may be later.
     let mut state = core.state();
-    state.own.remove(&serial);
     let below = state.own.first().copied().unwrap_or(state.next_own);
     state.host.client_has_ended(0, below);
     (value, told)

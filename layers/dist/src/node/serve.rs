@@ -1,19 +1,19 @@
 //! The interface that a node has for programs and other nodes, served together with those of its data servers.
 
+use crate::cluster::HEADERS;
 use crate::commit::word::{Node as NodeId, Outcome};
 use crate::node::outside::Decision;
 use crate::node::running::Node;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
-use crate::proto::caliburn::{AttachRequest, Attached, Delivered, EndReply, EndRequest, Letters};
+use crate::proto::caliburn::{
+    AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard, Letters,
+};
 use crate::wire;
 use std::net::SocketAddr;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
-
-/// Bytes of a call's headers, in which the news are.
-const HEADERS: u32 = 1 << 20;
 
 /// See `proto/caliburn.proto`.
 struct Service(Node);
@@ -59,6 +59,14 @@ impl NodeService for Service {
         outside.decide(Decision::End(tid, commit, report, below));
         let outcome = told.await.map_err(|_| Status::unavailable("how it ends is not known here"))?;
         Ok(Response::new(EndReply { committed: outcome == Outcome::Committed }))
+    }
+
+    async fn hear(&self, request: Request<HearRequest>) -> Result<Response<Heard>, Status> {
+        let HearRequest { cluster, tid, news } = request.into_inner();
+        self.0.same_cluster(&cluster)?;
+        let (tid, news) = (wire::tid(&tid)?, wire::news_from(news)?);
+        self.0.0.outside.decide(Decision::Hear(tid, news));
+        Ok(Response::new(Heard {}))
     }
 
     async fn deliver(&self, request: Request<Letters>) -> Result<Response<Delivered>, Status> {

@@ -30,11 +30,18 @@ pub(crate) struct State<'t> {
     pub running: BTreeMap<(Tid, Path), Canceller>,
     /// Victims of deadlocks between nodes, until they have ended here.
     pub victims: HashSet<Tid>,
-    /// To be committed when what runs here has ended: with whom, where it has called, what those must hear.
+    /// To be committed when what runs here has ended.
     pub ending: HashMap<Tid, Ending>,
 }
 
-pub(crate) type Ending = (Participants, BTreeSet<Node>, BTreeMap<Node, News>);
+/// What is to commit when what runs here has ended.
+pub(crate) struct Ending {
+    /// The stay here that its program knows.
+    pub stay: Stay,
+    pub participants: Participants,
+    pub touched: BTreeSet<Node>,
+    pub news: BTreeMap<Node, News>,
+}
 
 /// What is to be done.
 pub(crate) enum Doing<'t> {
@@ -79,6 +86,8 @@ impl<'t> State<'t> {
         self.victims.remove(&tid);
         let mut family = self.families.remove(&tid)?;
         if let Some(ended) = self.preparing.get_mut(&tid) {
+            debug_assert!(ended.is_none(), "nothing began in between");
+            self.owners.remove(&family.top().owner.id().family);
             *ended = Some((outcome, family));
             return None;
         }
@@ -93,6 +102,13 @@ impl<'t> State<'t> {
         }
         self.owners.remove(&family.top().owner.id().family);
         Some(family)
+    }
+
+    /// Whether something of a stay that has ended, or is about to, is left here: nothing begins until it is gone.
+    pub fn is_leaving(&self, tid: &Tid) -> bool {
+        self.preparing.contains_key(tid)
+            || self.ending.contains_key(tid)
+            || self.families.get(tid).is_some_and(Family::has_aborted)
     }
 
     /// Tells calls of a transaction that run for nothing.
