@@ -64,6 +64,30 @@ async fn calls_of_a_family_share_what_they_lock() {
     world.stop().await;
 }
 
+/// News that travel by themselves, while others are under way: who says that it has heard them has.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_done_side_by_side_is_all_there() {
+    let world = World::new(2).await;
+    let application = world.application(1).await;
+    for receipt in 1..=60u64 {
+        let account = (receipt % 50) as u32;
+        let done = application.transact_with(SOON, async |tx| {
+            let quick = tx.nest(async |child| add(child, 2, account, 1, receipt).await);
+            let slow = tx.nest(async |child| {
+                add(child, 2, 60 + account, 1, receipt).await?;
+                add(child, 1, account, 1, receipt).await?;
+                add(child, 1, 60 + account, 1, receipt).await
+            });
+            let (quick, slow) = tokio::join!(quick, slow);
+            quick.and(slow)
+        });
+        done.await.unwrap();
+    }
+    let there: Vec<usize> = world.totals().await.iter().map(|total| total.receipts.len()).collect();
+    assert_eq!(there, [120, 120]);
+    world.stop().await;
+}
+
 /// The time of a nested transaction is its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_nested_transaction_does_not_shorten_its_parent() {

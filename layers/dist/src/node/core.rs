@@ -19,6 +19,7 @@ use crate::node::work::Work;
 use crate::scope::Report;
 use caliburn_engine::{BeginError, Class, Mode, Region, Store};
 use caliburn_lock::{Canceller, Detector, RangeLocks, Standard};
+use caliburn_os::simulated::planted;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -561,12 +562,17 @@ impl<'t> Core<'t> {
                 let _ = can_begin.send(());
             }
             Decision::Goes(client) => self.state().host.client_goes(client),
-            Decision::Hear(tid, news) => {
+            Decision::Hear(tid, news, heard) => {
+                if planted("heard-too-early") {
+                    let _ = heard.send(());
+                    return std::thread::sleep(Duration::from_millis(20));
+                }
                 let mut state = self.state();
                 if let Some(family) = state.families.get_mut(&tid) {
                     family.hear(&news);
                     state.cancel(tid);
                 }
+                let _ = heard.send(());
             }
             Decision::Ended(tid, outcome) => self.outside.hooks.ended(tid, outcome),
             Decision::Stop => {}

@@ -71,8 +71,9 @@ pub(crate) enum Decision {
     Sweep(BTreeMap<Tid, Participants>),
     /// A program ends a transaction: whether it commits, what it has used, and below what number all have ended.
     End(Tid, bool, Report, u64),
-    /// A node must hear how calls of a family have ended, while others run.
-    Hear(Tid, News),
+    /// A node must hear how calls of a family have ended, while others run; and says when it has, since nobody else
+    /// brings those news.
+    Hear(Tid, News, oneshot::Sender<()>),
     /// A transaction has ended here: a program wants to know.
     Ended(Tid, Outcome),
     /// A program comes; it is told when it can begin.

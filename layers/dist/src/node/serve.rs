@@ -65,7 +65,9 @@ impl NodeService for Service {
         let HearRequest { cluster, tid, news } = request.into_inner();
         self.0.same_cluster(&cluster)?;
         let (tid, news) = (wire::tid(&tid)?, wire::news_from(news)?);
-        self.0.0.outside.decide(Decision::Hear(tid, news));
+        let (hear, heard) = oneshot::channel();
+        self.0.0.outside.decide(Decision::Hear(tid, news, hear));
+        heard.await.map_err(|_| Status::unavailable("the node stops"))?;
         Ok(Response::new(Heard {}))
     }
 
