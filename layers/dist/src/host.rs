@@ -241,11 +241,6 @@ impl Host {
         self.taking_part.contains_key(tid)
     }
 
-    /// Transactions that are prepared here, and of which nobody here knows how they end.
-    pub fn undecided(&self) -> impl Iterator<Item = Tid> {
-        self.taking_part.iter().filter(|(_, part)| part.machine.is_undecided()).map(|(tid, _)| *tid)
-    }
-
     /// A call of a transaction comes, the first one or another: the stay, if it may begin. Not when the transaction
     /// has ended, or was asked to commit, as far as is known here.
     pub fn called(&mut self, tid: Tid, expires: Duration, now: Duration) -> Option<Stay> {

@@ -28,11 +28,6 @@ impl Untold {
         }
     }
 
-    /// What another program of the family has not told either.
-    pub fn append(&mut self, other: Untold) {
-        self.append_all(other.0);
-    }
-
     fn append_all(&mut self, all: BTreeMap<Node, News>) {
         for (node, news) in all {
             let own = self.0.entry(node).or_default();

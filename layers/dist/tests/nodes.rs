@@ -123,7 +123,7 @@ async fn transfers_side_by_side_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_prepared_waits_for_its_coordinator_across_restarts() {
+async fn what_was_acknowledged_is_there_when_nodes_run_again() {
     let World { cluster, mut nodes, dir } = World::new(2).await;
     let keeper = Keeper::Memory(Arc::default());
     let application = Application::attach(cluster.clone(), 1).await.unwrap();

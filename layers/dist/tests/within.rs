@@ -5,16 +5,14 @@ mod support;
 
 use caliburn_dist::bank;
 use caliburn_dist::client::{Error, Options};
-use caliburn_dist::cluster::Cluster;
 use caliburn_dist::commit::word::Node as NodeId;
-use caliburn_dist::node::{Builder, Node};
+use caliburn_dist::node::Builder;
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::bank::{AddRequest, MoveRequest};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::{World, add, patience, serve};
+use support::{World, add, serve};
 use tokio::net::TcpListener;
 
 /// Less than anything that would wait for a time-out takes.
@@ -102,28 +100,9 @@ async fn a_short_nested_transaction_does_not_shorten_its_parent() {
     world.stop().await;
 }
 
-async fn run(cluster: &Cluster, number: u64, dir: &Path, build: impl FnOnce(Builder) -> Builder) -> Node {
-    let node = Node::builder(cluster.clone(), number, dir.join(number.to_string()));
-    build(bank::segment(node).patience(patience())).start().await.unwrap()
-}
-
 /// Nodes with one thread for calls each.
 async fn narrow(count: u64, build: impl Fn(Builder) -> Builder) -> World {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut cluster, mut listeners) = (Cluster::new("test"), Vec::new());
-    for number in 1..=count {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        cluster = cluster.node(number, &address).unwrap().server("bank", number);
-        listeners.push(listener);
-    }
-    let mut nodes = Vec::new();
-    for (number, listener) in (1..).zip(listeners) {
-        let node = run(&cluster, number, dir.path(), |node| build(node.level(1))).await;
-        let serving = serve(&node, listener);
-        nodes.push((node, serving));
-    }
-    World { cluster, nodes, dir }
+    World::built(count, |node| build(node.level(1))).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,7 +159,7 @@ async fn threads_do_not_wait_in_a_circle() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_attach_again_once() {
-    let mut world = narrow(1, |node| node.level(16)).await;
+    let mut world = World::built(1, |node| node).await;
     let application = world.application(1).await;
     application.transact(async |tx| add(tx, 1, 1, 1, 1).await).await.unwrap();
     let (node, serving) = world.nodes.pop().unwrap();
@@ -190,7 +169,7 @@ async fn programs_attach_again_once() {
     let address = format!("http://{}", listener.local_addr().unwrap());
     // Whoever has the cluster knows the new address.
     world.cluster = world.cluster.node(1, &address).unwrap();
-    let node = run(&world.cluster, 1, world.dir.path(), |node| node).await;
+    let node = support::node(&world.cluster, 1, world.dir.path()).start().await.unwrap();
     let serving = serve(&node, listener);
     world.nodes.push((node, serving));
     // Until it has noticed.

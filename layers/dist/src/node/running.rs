@@ -106,14 +106,7 @@ impl Node {
             [context.remaining, context.family].map(|ms| now + Duration::from_millis(ms.min(FOR_EVER)));
         let Context { tid, path, news, untold, .. } = context;
         let coming = Coming { tid, path, news, untold, expires, family };
-        let (answer, answered) = oneshot::channel();
-        self.0.call(
-            again,
-            Box::new(move |core| {
-                let _ = answer.send(execute(core, coming, operation));
-            }),
-        )?;
-        let (answer, report) = answered.await.map_err(|_| self.stops())?;
+        let (answer, report) = self.on_thread(again, |core| execute(core, coming, operation)).await?;
         match answer {
             Ok(value) => {
                 let mut response = Response::new(value);
@@ -134,19 +127,22 @@ impl Node {
         operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let expires = self.0.outside.now() + TIME_OUT;
-        let (answer, answered) = oneshot::channel();
-        self.0.call(
-            false,
-            Box::new(move |core| {
-                let _ = answer.send(alone(core, expires, operation));
-            }),
-        )?;
-        let (value, told) = answered.await.map_err(|_| self.stops())?;
+        let (value, told) = self.on_thread(false, move |core| alone(core, expires, operation)).await?;
         let value = value?;
         match told.await.map_err(|_| self.stops())? {
             Outcome::Committed => Ok(Response::new(value)),
             Outcome::Aborted => Err(Status::aborted("its transaction did not commit")),
         }
+    }
+
+    async fn on_thread<R: Send + 'static>(
+        &self,
+        again: bool,
+        act: impl for<'c, 't> FnOnce(&'c Core<'t>) -> R + Send + 'static,
+    ) -> Result<R, Status> {
+        let (answer, answered) = oneshot::channel();
+        self.0.call(again, Box::new(move |core| _ = answer.send(act(core))))?;
+        answered.await.map_err(|_| self.stops())
     }
 
     fn stops(&self) -> Status {

@@ -6,7 +6,7 @@ use caliburn_dist::client::{Application, Error, Options};
 use caliburn_dist::cluster::Cluster;
 use caliburn_dist::host::Patience;
 use caliburn_dist::keep::keeper::Keeper;
-use caliburn_dist::node::Node;
+use caliburn_dist::node::{Builder, Node};
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::bank::{AddRequest, TotalReply, TotalRequest};
 use std::path::Path;
@@ -26,9 +26,12 @@ pub fn patience() -> Patience {
     Patience { answer: ms(200), probe: ms(200), silence: ms(1_000), chase: ms(200) }
 }
 
+pub fn node(cluster: &Cluster, number: u64, dir: &Path) -> Builder {
+    bank::segment(Node::builder(cluster.clone(), number, dir.join(number.to_string()))).patience(patience())
+}
+
 pub async fn start(cluster: &Cluster, number: u64, dir: &Path, keeper: &Keeper) -> Node {
-    let node = Node::builder(cluster.clone(), number, dir.join(number.to_string()));
-    bank::segment(node).keeper(keeper.clone()).patience(patience()).start().await.unwrap()
+    node(cluster, number, dir).keeper(keeper.clone()).start().await.unwrap()
 }
 
 pub fn serve(node: &Node, listener: TcpListener) -> JoinHandle<()> {
@@ -41,6 +44,11 @@ pub fn serve(node: &Node, listener: TcpListener) -> JoinHandle<()> {
 
 impl World {
     pub async fn new(count: u64) -> World {
+        let keeper = Keeper::Memory(Arc::default());
+        World::built(count, |node| node.keeper(keeper.clone())).await
+    }
+
+    pub async fn built(count: u64, build: impl Fn(Builder) -> Builder) -> World {
         let dir = tempfile::tempdir().unwrap();
         let (mut cluster, mut listeners) = (Cluster::new("test"), Vec::new());
         for number in 1..=count {
@@ -49,10 +57,9 @@ impl World {
             cluster = cluster.node(number, &address).unwrap().server("bank", number);
             listeners.push((number, listener));
         }
-        let keeper = Keeper::Memory(Arc::default());
         let mut nodes = Vec::new();
         for (number, listener) in listeners {
-            let node = start(&cluster, number, dir.path(), &keeper).await;
+            let node = build(node(&cluster, number, dir.path())).start().await.unwrap();
             let serving = serve(&node, listener);
             nodes.push((node, serving));
         }

@@ -1,0 +1,122 @@
+//! A participant that has voted yes, and stops: it has its locks again when it runs again, asks, and does what it
+//! is told. The test is the coordinator.
+
+mod support;
+
+use caliburn_dist::cluster::Cluster;
+use caliburn_dist::commit::word::{Incarnation, Node as NodeId, Protocol};
+use caliburn_dist::id::Tid;
+use caliburn_dist::proto::bank::bank_client::BankClient;
+use caliburn_dist::proto::bank::{AddRequest, TotalRequest};
+use caliburn_dist::proto::caliburn::letter::Word as Said;
+use caliburn_dist::proto::caliburn::node_client::NodeClient;
+use caliburn_dist::proto::caliburn::node_server::{Node, NodeServer};
+use caliburn_dist::proto::caliburn::{
+    AttachRequest, Attached, Context, Delivered, EndReply, EndRequest, HearRequest, Heard, Letter, Letters,
+    News, Outcome, Prepare, Report, Vote, Word,
+};
+use prost::Message;
+use std::time::Duration;
+use support::{node, serve};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tonic::metadata::MetadataValue;
+use tonic::{Request, Response, Status};
+
+struct Coordinator(UnboundedSender<Letter>);
+
+#[tonic::async_trait]
+impl Node for Coordinator {
+    type AttachStream = tokio_stream::Empty<Result<Attached, Status>>;
+
+    async fn attach(&self, _: Request<AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn end(&self, _: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn hear(&self, _: Request<HearRequest>) -> Result<Response<Heard>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn deliver(&self, request: Request<Letters>) -> Result<Response<Delivered>, Status> {
+        request.into_inner().letters.into_iter().for_each(|letter| _ = self.0.send(letter));
+        Ok(Response::new(Delivered {}))
+    }
+}
+
+async fn says(letters: &mut UnboundedReceiver<Letter>, said: &Said) {
+    let come = async { while letters.recv().await.expect("it serves").word.as_ref() != Some(said) {} };
+    tokio::time::timeout(Duration::from_secs(20), come).await.expect("the participant says it");
+}
+
+async fn tell(cluster: &Cluster, tid: Tid, word: Said) {
+    let letter = Letter { tid: tid.to_bytes().to_vec(), word: Some(word) };
+    let letters = Letters { cluster: "test".into(), from: 1, to: 2, letters: vec![letter] };
+    NodeClient::new(cluster.channel(NodeId(2)).unwrap()).deliver(letters).await.unwrap();
+}
+
+async fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    (listener, address)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_participant_that_has_voted_does_what_it_is_told_when_it_runs_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, address) = listen().await;
+    let cluster = Cluster::new("test").node(1, &address).unwrap();
+    let (sender, mut letters) = unbounded_channel();
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let server = tonic::transport::Server::builder().add_service(NodeServer::new(Coordinator(sender)));
+    tokio::spawn(server.serve_with_incoming(incoming));
+    let (mut expected, mut cluster) = (Vec::new(), cluster);
+    for (serial, outcome) in [(1, Outcome::Committed), (2, Outcome::Aborted), (3, Outcome::Committed)] {
+        let (listener, address) = listen().await;
+        cluster = cluster.node(2, &address).unwrap().server("bank", 2);
+        let participant = node(&cluster, 2, dir.path()).start().await.unwrap();
+        let serving = serve(&participant, listener);
+        let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
+        let tid = Tid { coordinator, incarnation, client: 1, serial, protocol: Protocol::Blocking };
+        let context = Context {
+            cluster: "test".into(),
+            tid: tid.to_bytes().to_vec(),
+            path: vec![1],
+            remaining: 60_000,
+            family: 60_000,
+            ..Context::default()
+        };
+        let mut request = Request::new(AddRequest { account: 1, amount: 1, receipt: serial });
+        let context = MetadataValue::from_bytes(&context.encode_to_vec());
+        request.metadata_mut().insert_bin("caliburn-bin", context);
+        let answer = BankClient::new(cluster.channel(NodeId(2)).unwrap()).add(request).await.unwrap();
+        let report = answer.metadata().get_bin("caliburn-bin").unwrap().to_bytes().unwrap();
+        let participants = Report::decode(report).unwrap().used;
+        let news = vec![News { path: vec![1], outcome: Outcome::Committed as i32 }];
+        tell(&cluster, tid, Said::Prepare(Prepare { participants, news })).await;
+        says(&mut letters, &Said::Vote(Vote::Yes as i32)).await;
+        participant.stop().await;
+        serving.await.unwrap();
+
+        let (listener, address) = listen().await;
+        cluster = cluster.node(2, &address).unwrap();
+        let participant = node(&cluster, 2, dir.path()).start().await.unwrap();
+        let serving = serve(&participant, listener);
+        says(&mut letters, &Said::Plain(Word::Inquiry as i32)).await;
+        let mut bank = BankClient::new(cluster.channel(NodeId(2)).unwrap());
+        let locked = bank.add(AddRequest { account: 1, amount: 0, receipt: 0 });
+        assert!(tokio::time::timeout(Duration::from_millis(300), locked).await.is_err(), "{serial}: no lock");
+        tell(&cluster, tid, Said::Outcome(outcome as i32)).await;
+        if outcome == Outcome::Committed {
+            expected.push(serial);
+            says(&mut letters, &Said::Plain(Word::Ack as i32)).await;
+        }
+        // Waits for the lock.
+        assert_eq!(bank.total(TotalRequest {}).await.unwrap().into_inner().receipts, expected);
+        participant.stop().await;
+        serving.await.unwrap();
+    }
+}
