@@ -7,6 +7,7 @@ mod fuzz;
 mod install;
 mod instructions;
 mod manual;
+mod room;
 mod rvm;
 mod setup;
 mod sim;
@@ -93,7 +94,7 @@ fn run(line: &str) -> Result<(), String> {
 
 /// Runs a command, says how long it took; its failure is ours.
 fn succeed(mut command: Command, what: &str) -> Result<(), String> {
-    println!("--- {what}");
+    println!("--- {what}{}", room::said());
     let start = Instant::now();
     let status = command.status().map_err(|e| format!("{what}: {e}"))?;
     println!("--- {:.0} s", start.elapsed().as_secs_f64());
@@ -157,13 +158,17 @@ fn test() -> Result<(), String> {
     }
     run("cargo doc --workspace --no-deps --quiet")?;
     miri()?;
+    room::make(&["target/debug", "target/c", "target/doc", "target/miri"]);
     kills("260")?;
     sim::test()?;
+    room::make(&["target/sim", "target/shuttle"]);
     fuzz::run("60")?;
     other_architecture()?;
+    room::make(&["target/fuzz", "target/fuzz-stores", "target/other"]);
     if missing.allows(Part::Machines) {
         vm::run("3")?;
     }
+    room::make(&["target/guest", "target/vm"]);
     run("cargo build --release --workspace --quiet")?;
     for class in ["process", "power"] {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;
