@@ -132,6 +132,9 @@ enum Kind {
         /// Families that lock a few names, in place of those.
         #[arg(long, conflicts_with_all = ["heap", "group", "images", "dumps"])]
         locks: bool,
+        /// Committers who wait for a replica of the log, in place of those.
+        #[arg(long, conflicts_with_all = ["heap", "group", "images", "dumps", "locks"])]
+        replicas: bool,
         /// Where the random numbers begin.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -169,8 +172,8 @@ pub fn main() -> ExitCode {
             }
         };
     }
-    if let Kind::Threads { schedules, seed, heap, group, images, dumps, locks } = command.kind {
-        return threads(schedules, seed, [heap, group, images, dumps, locks], command.flavour());
+    if let Kind::Threads { schedules, seed, heap, group, images, dumps, locks, replicas } = command.kind {
+        return threads(schedules, seed, [heap, group, images, dumps, locks, replicas], command.flavour());
     }
     if let Kind::Names { walks, steps, seed } = command.kind {
         return names(walks, steps, seed);
@@ -229,7 +232,7 @@ fn names(walks: u64, steps: u64, seed: u64) -> ExitCode {
 fn threads(
     schedules: u64,
     seed: u64,
-    [heap, group, images, dumps, locks]: [bool; 5],
+    [heap, group, images, dumps, locks, replicas]: [bool; 6],
     flavour: Flavour,
 ) -> ExitCode {
     use caliburn_sim::threads;
@@ -256,6 +259,10 @@ fn threads(
             caliburn_sim::locks::schedules(schedules, seed);
             "of locks".to_owned()
         }
+        () if replicas => {
+            caliburn_sim::replicas::schedules(schedules, seed);
+            "with a replica".to_owned()
+        }
         () => format!("{} crash images recovered", threads::schedules(schedules, seed)),
     };
     println!("{schedules} schedules, {what}, {:.0} s", start.elapsed().as_secs_f64());
@@ -263,7 +270,7 @@ fn threads(
 }
 
 #[cfg(not(caliburn_shuttle))]
-fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 5], _flavour: Flavour) -> ExitCode {
+fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 6], _flavour: Flavour) -> ExitCode {
     eprintln!("built without --cfg caliburn_shuttle");
     ExitCode::from(2)
 }

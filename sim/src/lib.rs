@@ -14,6 +14,7 @@
 //! | `threads` | several threads under a deterministic scheduler |
 //! | `images`, `dumps` | images of a region, and dumps, under that scheduler |
 //! | `locks` | locks of families, under that scheduler |
+//! | `replicas` | a log that another machine has too, under that scheduler |
 //! | `explore` | every crash of a life, and of the lives after it |
 #![cfg(caliburn_sim)]
 
@@ -36,6 +37,8 @@ pub mod media;
 pub mod model;
 pub mod names;
 pub mod random;
+#[cfg(caliburn_shuttle)]
+pub mod replicas;
 pub mod script;
 #[cfg(caliburn_shuttle)]
 pub mod threads;

@@ -196,7 +196,7 @@ fn walk(default_start: &Disk, journal: &[Entry<Said>]) -> Moment {
 pub(crate) fn default_start(flavour: Flavour) -> Disk {
     let made = Arc::new(Mutex::new(Disk::default()));
     let result = made.clone();
-    run(RandomScheduler::new_from_seed(0, 1), move || {
+    once(move || {
         let machine: Arc<LifeMachine> =
             Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);
         machine.run(|| {
@@ -207,6 +207,11 @@ pub(crate) fn default_start(flavour: Flavour) -> Disk {
         *made.lock().expect("one thread") = machine.disk().after_power_cut(Loss::Nothing);
     });
     result.lock().expect("one thread").clone()
+}
+
+/// Something in one thread, under the scheduler's locks.
+pub(crate) fn once(work: impl Fn() + Send + Sync + 'static) {
+    run(RandomScheduler::new_from_seed(0, 1), work);
 }
 
 fn run(scheduler: impl Scheduler + 'static, work: impl Fn() + Send + Sync + 'static) {
@@ -404,7 +409,7 @@ fn fill(heap: &Heap) -> BTreeMap<u64, (u64, bool)> {
 pub fn heap_schedules(count: u64, seed: u64) {
     let made = Arc::new(Mutex::new((Disk::default(), BTreeMap::new())));
     let result = made.clone();
-    run(RandomScheduler::new_from_seed(0, 1), move || {
+    once(move || {
         let flavour = Flavour::Undo;
         let machine: Arc<LifeMachine> =
             Machine::new(Disk::default(), [1; 16], 1 << 40, flavour.hardware(), None);

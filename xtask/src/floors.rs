@@ -133,8 +133,8 @@ const TREES: [Tree; 11] = [
         root: "sim/src",
         floors: &[
             "random", "content", "script", "model", "names", "disk", "media", "life", "making", "explore",
-            "damage", "heap", "adoption", "creation", "threads", "images", "dumps", "locks", "lib",
-            "campaign", "command", "main", "bin",
+            "damage", "heap", "adoption", "creation", "threads", "images", "dumps", "locks", "replicas",
+            "lib", "campaign", "command", "main", "bin",
         ],
         apart: &[],
     },

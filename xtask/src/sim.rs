@@ -70,6 +70,7 @@ pub fn test() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 2000 --dumps --undo")?;
     simulate(SHUTTLE, "threads --schedules 500 --dumps --persistent")?;
     simulate(SHUTTLE, "threads --schedules 100000 --locks")?;
+    simulate(SHUTTLE, "threads --schedules 2000 --replicas")?;
     mutants(None)
 }
 
@@ -106,6 +107,7 @@ pub fn soak() -> Result<(), String> {
     simulate(SHUTTLE, "threads --schedules 100000 --dumps --undo")?;
     simulate(SHUTTLE, "threads --schedules 20000 --dumps --persistent")?;
     simulate(SHUTTLE, "threads --schedules 3000000 --locks")?;
+    simulate(SHUTTLE, "threads --schedules 100000 --replicas")?;
     let mut commit = Command::new("cargo");
     commit.args(["test", "--release", "--quiet", "-p", "caliburn-dist"]);
     succeed(commit, "commit protocols, more of them")?;

@@ -190,7 +190,7 @@ impl Code for OpenError {
             OpenError::Interrupted { .. } => CALIBURN_INTERRUPTED,
             OpenError::Policy { .. } | OpenError::OtherPolicy { .. } => CALIBURN_POLICY,
             OpenError::Failed { .. } => CALIBURN_FAILED,
-            OpenError::Class { .. } => CALIBURN_CLASS,
+            OpenError::Class { .. } | OpenError::Replica { .. } => CALIBURN_CLASS,
             OpenError::NotAStore { .. } => CALIBURN_NOT_A_STORE,
             OpenError::Exists { .. } => CALIBURN_EXISTS,
             OpenError::Option { .. } => CALIBURN_INVALID,

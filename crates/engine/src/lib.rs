@@ -63,6 +63,7 @@ pub use storage::error::{
     SegmentError,
 };
 pub use storage::progress::{Phase, Progress};
+pub use storage::replica::{Replica, ReplicaError, ReplicaPart};
 pub use storage::report::{Problem, Report};
 pub use storage::tuning::Tuning;
 pub use tracking::guard::Guard;

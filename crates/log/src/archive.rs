@@ -9,6 +9,14 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 /// Bytes of the header.
 pub const HEADER: usize = size_of::<ArchiveHeader>();
 
+/// Ends the name of a part's file.
+pub const SUFFIX: &str = "log";
+
+/// The name of a part's file, which tells what is in it.
+pub fn name(from: Lsn, to: Lsn) -> String {
+    format!("{:020}-{:020}.{SUFFIX}", from.0, to.0)
+}
+
 /// Records that follow each other.
 #[derive(Debug, Default)]
 pub struct Part {

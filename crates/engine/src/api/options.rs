@@ -7,6 +7,7 @@ use crate::policy::redo::history::History;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
 use crate::storage::progress::{Progress, Watch};
+use crate::storage::replica::Replica;
 use crate::storage::report::Report;
 use crate::storage::settings::{LOG_BYTES, Settings};
 use crate::storage::tuning::Tuning;
@@ -202,6 +203,16 @@ impl Options {
     /// What can also be changed later.
     pub fn tuning(&mut self, tuning: Tuning) -> &mut Options {
         self.settings.tuning = tuning;
+        self
+    }
+
+    /// Keeps the log on other machines too, as long as it is needed there: what commits in [`Class::Quorum`]
+    /// survives the loss of this one. Every opening of the store for writing must name it. What is forced is sent
+    /// soon, whatever its class; while the replica can't be reached the log keeps what it lacks, until that fills
+    /// it, and those who commit in class `Quorum`, prepare, or decide, wait. A replica begins with the opening
+    /// that first names it: a dump that is made later can be brought further by it.
+    pub fn replica(&mut self, replica: Arc<dyn Replica>) -> &mut Options {
+        self.settings.replica = Some(replica);
         self
     }
 

@@ -69,13 +69,16 @@ impl Shared {
         }
     }
 
+    /// The most that a commit can survive.
+    pub fn reach(&self) -> Class {
+        if self.storage.replicated { Class::Quorum } else { self.storage.reach }
+    }
+
     /// Whether a commit can survive what it is to survive.
     #[inline]
     pub fn reaches(&self, wanted: Class) -> Result<(), CommitError> {
-        match wanted > self.storage.reach {
-            true => Err(CommitError::Class { wanted, reach: self.storage.reach }),
-            false => Ok(()),
-        }
+        let reach = self.reach();
+        if wanted > reach { Err(CommitError::Class { wanted, reach }) } else { Ok(()) }
     }
 
     pub fn grow_segment(&self, state: &SegmentState, len: u64) -> Result<(), SegmentError> {

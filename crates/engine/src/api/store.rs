@@ -283,9 +283,23 @@ impl Store {
     /// # Errors
     /// When the store has failed, or its memory cannot survive that: see [`Policy::Undo`].
     pub fn flush(&self) -> Result<(), CommitError> {
+        self.flush_as(Class::Power)
+    }
+
+    /// Waits until every commit so far survives what the class names.
+    ///
+    /// # Errors
+    /// As [`Store::flush`].
+    pub fn flush_as(&self, class: Class) -> Result<(), CommitError> {
         self.shared.takes_changes()?;
-        self.shared.reaches(Class::Power)?;
-        Ok(self.shared.policy.flush()?)
+        self.shared.reaches(class)?;
+        if class > Class::Process {
+            self.shared.policy.flush()?;
+        }
+        match class {
+            Class::Quorum => Ok(self.shared.policy.replicate()?),
+            _ => Ok(()),
+        }
     }
 
     /// Does once what the flusher does again and again, in a store opened without it
@@ -354,9 +368,9 @@ impl Store {
 
     /// The most that a commit can survive on the media that the store is on. With the undo policy that is what
     /// the memory survives, and more is refused; with the redo policy a power cut, but on a file system in
-    /// memory, where forces succeed and mean nothing.
+    /// memory, where forces succeed and mean nothing; the loss of the machine with a [`Replica`](crate::Replica).
     pub fn reach(&self) -> Class {
-        self.shared.storage.reach
+        self.shared.reach()
     }
 
     /// The directory.

@@ -1,6 +1,7 @@
 //! Tickets: commits that were made and are not waited for yet.
 
 use crate::api::shared::Shared;
+use crate::storage::class::Class;
 use crate::storage::error::Failure;
 use std::future::Future;
 use std::pin::Pin;
@@ -17,6 +18,7 @@ pub struct Ticket {
     pub(crate) store: Arc<Shared>,
     /// None if there was nothing to commit, or it is durable already.
     pub(crate) stamp: Option<u64>,
+    pub(crate) class: Class,
 }
 
 impl std::fmt::Debug for Ticket {
@@ -37,7 +39,7 @@ impl Wake for Unpark {
 impl Ticket {
     /// Whether the commit survives now what its class names: a power cut, if nothing else was said.
     pub fn is_durable(&self) -> bool {
-        self.stamp.is_none_or(|stamp| self.store.policy.is_durable(stamp))
+        self.stamp.is_none_or(|stamp| self.store.policy.is_durable(stamp, self.class))
     }
 
     /// Waits until it does.
@@ -45,7 +47,7 @@ impl Ticket {
     /// # Errors
     /// When the store fails before that.
     pub fn wait(self) -> Result<(), Failure> {
-        self.stamp.map_or(Ok(()), |stamp| self.store.policy.wait_durable(stamp))
+        self.stamp.map_or(Ok(()), |stamp| self.store.policy.wait_durable(stamp, self.class))
     }
 
     /// Waits until it does, or the time is over: whether it does. In a store without background threads
@@ -70,7 +72,7 @@ impl Ticket {
 
     fn look(&self, waker: &Waker) -> Poll<Result<(), Failure>> {
         match self.stamp {
-            Some(stamp) => self.store.policy.poll_durable(stamp, waker),
+            Some(stamp) => self.store.policy.poll_durable(stamp, self.class, waker),
             None => Poll::Ready(Ok(())),
         }
     }

@@ -247,7 +247,7 @@ impl<'t> Transaction<'t> {
             store.storage.meter.lasting.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
         match self.make_lasting(class)? {
-            Some(stamp) if class > Class::Process => Ok(store.policy.wait_durable(stamp)?),
+            Some(stamp) if class > Class::Process => Ok(store.policy.wait_durable(stamp, class)?),
             _ => Ok(()),
         }
     }
@@ -256,7 +256,7 @@ impl<'t> Transaction<'t> {
     fn make_lasting(self, class: Class) -> Result<Option<u64>, CommitError> {
         let store = self.store;
         self.set.check_branches();
-        if !store.terms.forces {
+        if !store.terms.forces || class == Class::Quorum {
             store.reaches(class)?;
         }
         if !planted("verified-too-late") {
@@ -289,7 +289,7 @@ impl<'t> Transaction<'t> {
         if stamp.is_some() {
             store.policy.want_force();
         }
-        Ok(Ticket { store: store.handle(), stamp })
+        Ok(Ticket { store: store.handle(), stamp, class })
     }
 
     /// Commits and hands back the old values that were replaced (RVM, section 8): what a layer needs to

@@ -92,21 +92,25 @@ pub(crate) trait Recovery: Any + Send + Sync {
     /// a force makes it survive more.
     fn commit(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError>;
     /// Whether a commit stamped so survives a power cut.
-    fn is_durable(&self, _stamp: u64) -> bool {
+    fn is_durable(&self, _stamp: u64, _class: Class) -> bool {
         true
     }
     /// Waits until it does.
-    fn wait_durable(&self, _stamp: u64) -> Result<(), Failure> {
+    fn wait_durable(&self, _stamp: u64, _class: Class) -> Result<(), Failure> {
         Ok(())
     }
     /// Whether it does, or the store has failed; if neither, the waker is called when that may have changed.
-    fn poll_durable(&self, _stamp: u64, _waker: &Waker) -> Poll<Result<(), Failure>> {
+    fn poll_durable(&self, _stamp: u64, _class: Class, _waker: &Waker) -> Poll<Result<(), Failure>> {
         Poll::Ready(Ok(()))
     }
     /// Somebody was given a stamp and will wait for it later.
     fn want_force(&self) {}
     /// Waits until every commit so far survives what the store does.
     fn flush(&self) -> Result<(), Failure>;
+    /// Waits until the log's replica has all that is forced.
+    fn replicate(&self) -> Result<(), Failure> {
+        Ok(())
+    }
     /// Brings every committed change to its segment. Where it is there already, only a failure is to be told.
     fn truncate(&self) -> Result<(), Failure> {
         self.flush()

@@ -20,6 +20,8 @@ pub struct Query {
     pub log_kept: u64,
     /// Bytes that are not forced yet.
     pub log_unforced: u64,
+    /// Bytes that are forced and that the log's replica has not got.
+    pub log_unreplicated: u64,
     /// Pages with committed changes that their segment lacks.
     pub dirty_pages: u64,
     /// Pages of which the process has a private copy.
@@ -63,6 +65,10 @@ pub struct Statistics {
     pub flushes: u64,
     /// Forces of the log for commits.
     pub forces: u64,
+    /// Parts of the log that its replica has got.
+    pub replicated_parts: u64,
+    /// Bytes of log in them.
+    pub replicated_bytes: u64,
     /// Incremental truncations that wrote something.
     pub truncations: u64,
     /// Epoch truncations.

@@ -13,6 +13,8 @@ pub enum Class {
     Os,
     /// The power may fail: the commit waits until the log is forced, together with the others that wait.
     Power,
+    /// The machine may be lost: the commit also waits until the log's [`Replica`](crate::Replica) has it.
+    Quorum,
 }
 
 impl From<Survives> for Class {
@@ -30,7 +32,7 @@ impl From<Class> for Survives {
         match class {
             Class::Process => Survives::Process,
             Class::Os => Survives::Os,
-            Class::Power => Survives::Power,
+            Class::Power | Class::Quorum => Survives::Power,
         }
     }
 }

@@ -61,6 +61,14 @@ pub enum OpenError {
         /// The store.
         path: PathBuf,
     },
+    /// Its log cannot go on in the replica that the options name.
+    #[error("store {}: {why}", path.display())]
+    Replica {
+        /// The store.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
+    },
     /// It has another recovery policy than the one that was asked for.
     #[error("store {} has the recovery policy {found}, and {wanted} was asked for: a store keeps the one that it was made with", path.display())]
     OtherPolicy {

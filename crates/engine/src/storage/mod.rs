@@ -10,6 +10,7 @@ pub(crate) mod progress;
 pub(crate) mod redo_ranges;
 pub(crate) mod region;
 pub(crate) mod region_table;
+pub(crate) mod replica;
 pub(crate) mod report;
 pub(crate) mod segment;
 pub(crate) mod segment_file;
@@ -63,8 +64,10 @@ pub(crate) struct Storage {
     pub page_size: usize,
     pub page_shift: u32,
     pub reserve_bytes: u64,
-    /// The most that a commit can survive.
+    /// The most that a commit can survive on this machine.
     pub reach: Class,
+    /// Another machine has the log.
+    pub replicated: bool,
     /// Regions have a protection key: the engine's own stores need a permit.
     pub keys: bool,
     pub gate: AtomicU32,
@@ -114,6 +117,7 @@ impl Storage {
             page_shift: page_size.trailing_zeros(),
             reserve_bytes: settings.reserve_bytes.min(1 << 46),
             reach,
+            replicated: settings.replica().is_some(),
             keys: found.keys,
             gate: AtomicU32::new(if settings.read_only { gate::READ_ONLY } else { 0 }),
             meter: Meter::default(),

@@ -3,6 +3,7 @@
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
 use crate::storage::progress::Watch;
+use crate::storage::replica::Replica;
 use crate::storage::tuning::Tuning;
 use caliburn_os::files::Files;
 use caliburn_os::medium::{Media, Memory, Rules};
@@ -31,6 +32,7 @@ pub(crate) struct Settings {
     pub copied: bool,
     pub watch: Watch,
     pub tuning: Tuning,
+    pub replica: Option<Arc<dyn Replica>>,
 }
 
 impl Default for Settings {
@@ -51,6 +53,7 @@ impl Default for Settings {
             copied: false,
             watch: Watch::default(),
             tuning: Tuning::default(),
+            replica: None,
         }
     }
 }
@@ -61,8 +64,15 @@ impl Settings {
         self.memory_survives.map_or(known, |class| known.surviving(class.into()))
     }
 
+    /// The log's replica, in a store that is opened for writing.
+    pub fn replica(&self) -> Option<&Arc<dyn Replica>> {
+        self.replica.as_ref().filter(|_| !self.read_only)
+    }
+
     /// Refuses a store of which the weakest file survives less than is required.
     pub fn require(&self, dir: &Path, (weakest, reach): (PathBuf, Class)) -> Result<(), OpenError> {
+        let replicated = reach >= Class::Power && self.replica().is_some();
+        let reach = if replicated { Class::Quorum } else { reach };
         match self.require > reach {
             true => Err(OpenError::Class { path: dir.to_owned(), weakest, wanted: self.require, reach }),
             false => Ok(()),

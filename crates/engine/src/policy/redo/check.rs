@@ -72,7 +72,8 @@ pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenEr
         head: status.head.get(),
         forced: status.forced.get(),
         incarnation: status.incarnation.get(),
-        archived: hold::read(&**store.media, store.dir, &store.catalog.store)?.map(Into::into),
+        archived: hold::read(&**store.media, store.dir, &store.catalog.store, hold::ARCHIVED)?
+            .map(Into::into),
     };
     Ok((Some(log), status.clean.get() == 1))
 }

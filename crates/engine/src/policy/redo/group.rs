@@ -5,6 +5,8 @@
 
 use super::Redo;
 use super::flusher::FlushBuffers;
+use crate::policy::Recovery;
+use crate::storage::class::Class;
 use crate::storage::error::Failure;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::{even_if, planted, unless};
@@ -27,27 +29,39 @@ pub(super) struct Rounds {
     /// Counts the threads that came to wait for a force.
     arrivals: AtomicU64,
     /// Whom to tell that a commit is durable, beside threads that sleep here: futures.
-    wakers: Mutex<Vec<(u64, Waker)>>,
+    wakers: Wakers,
+}
+
+/// Futures that wait for the commits with their stamps.
+#[derive(Default)]
+pub(super) struct Wakers(Mutex<Vec<(u64, Waker)>>);
+
+impl Wakers {
+    /// Has one told, unless it will be.
+    fn add(&self, stamp: u64, waker: &Waker) {
+        let mut wakers = self.lock();
+        if !wakers.iter().any(|(of, known)| *of == stamp && known.will_wake(waker)) {
+            wakers.push((stamp, waker.clone()));
+        }
+    }
+
+    /// Tells those whose commit was stamped before the horizon.
+    pub fn wake(&self, horizon: u64) {
+        let told: Vec<_> = self.lock().extract_if(.., |(stamp, _)| *stamp < horizon).collect();
+        told.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(u64, Waker)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Rounds {
     /// Wakes everybody.
     pub fn wake_all(&self) {
         self.moved.iter().for_each(Event::signal);
-        self.wake_futures(u64::MAX);
+        self.wakers.wake(u64::MAX);
     }
-
-    /// Tells those whose commit was stamped before the horizon.
-    fn wake_futures(&self, horizon: u64) {
-        let mut wakers = lock(&self.wakers);
-        let told: Vec<_> = wakers.extract_if(.., |(stamp, _)| *stamp < horizon).collect();
-        drop(wakers);
-        told.into_iter().for_each(|(_, waker)| waker.wake());
-    }
-}
-
-fn lock(wakers: &Mutex<Vec<(u64, Waker)>>) -> MutexGuard<'_, Vec<(u64, Waker)>> {
-    wakers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Wakes everybody if its holder panics: the others must not sleep for its sake.
@@ -66,8 +80,8 @@ impl Redo {
         self.rounds.durable.load(Ordering::Acquire) > stamp
     }
 
-    pub(super) fn poll_forced(&self, stamp: u64, waker: &Waker) -> Poll<Result<(), Failure>> {
-        let now = || match self.is_forced(stamp) {
+    pub(super) fn poll(&self, class: Class, stamp: u64, waker: &Waker) -> Poll<Result<(), Failure>> {
+        let now = || match self.is_durable(stamp, class) {
             true => Poll::Ready(Ok(())),
             false => {
                 self.storage.failure().map_or_else(|failure| Poll::Ready(Err(failure)), |()| Poll::Pending)
@@ -76,11 +90,9 @@ impl Redo {
         if let Poll::Ready(done) = now() {
             return Poll::Ready(done);
         }
-        {
-            let mut wakers = lock(&self.rounds.wakers);
-            if !wakers.iter().any(|(of, known)| *of == stamp && known.will_wake(waker)) {
-                wakers.push((stamp, waker.clone()));
-            }
+        match self.replication.as_ref().filter(|_| class == Class::Quorum) {
+            Some(replication) => replication.wakers.add(stamp, waker),
+            None => self.rounds.wakers.add(stamp, waker),
         }
         // Again: a force that ended before the waker was there told nobody.
         now()
@@ -96,9 +108,13 @@ impl Redo {
         }
         self.storage.failure()?;
         self.flush.forces.fetch_add(1, Ordering::Relaxed);
+        if let Some(replication) = &self.replication {
+            // Before anybody who waited for the force waits for the replica.
+            replication.note_force(horizon, self.log.forced());
+        }
         self.rounds.durable.fetch_max(horizon, Ordering::SeqCst);
         if !planted("futures-not-woken") {
-            self.rounds.wake_futures(horizon);
+            self.rounds.wakers.wake(horizon);
         }
         Ok(())
     }

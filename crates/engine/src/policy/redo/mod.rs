@@ -28,6 +28,7 @@ mod pages;
 mod prepared;
 mod recovery;
 mod relocate;
+mod replication;
 mod stage;
 mod truncation;
 
@@ -59,6 +60,7 @@ use flusher::Flush;
 use group::Rounds;
 use pages::Pages;
 use prepared::PreparedTable;
+use replication::Replication;
 use stage::Stage;
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -129,6 +131,8 @@ pub(crate) struct Redo {
     sets: Arc<Sets>,
     stage: Stage,
     log: Log,
+    /// Another machine has the log.
+    replication: Option<Replication>,
     /// Of the present log: see [`relocate::body_max`].
     body_max: AtomicU64,
     /// Pages of memory never go to segments.
@@ -190,6 +194,7 @@ impl Redo {
     fn wake_all(&self) {
         self.wake_flush_waiters();
         self.truncation.wake_all();
+        self.replication.iter().for_each(Replication::wake_all);
     }
 
     fn is_unapplied(&self) -> bool {
@@ -198,7 +203,7 @@ impl Redo {
 }
 
 /// The background threads.
-const THREADS: [&str; 2] = ["caliburn-flush", "caliburn-trunc"];
+const THREADS: [&str; 3] = ["caliburn-flush", "caliburn-trunc", "caliburn-send"];
 
 impl Recovery for Redo {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
@@ -277,16 +282,20 @@ impl Recovery for Redo {
         self.stage_or_append(set)
     }
 
-    fn is_durable(&self, stamp: u64) -> bool {
-        self.is_forced(stamp)
+    fn is_durable(&self, stamp: u64, class: Class) -> bool {
+        match &self.replication {
+            Some(replication) if class == Class::Quorum => replication.has(stamp),
+            _ => self.is_forced(stamp),
+        }
     }
 
-    fn wait_durable(&self, stamp: u64) -> Result<(), Failure> {
-        self.wait_forced(stamp, false)
+    fn wait_durable(&self, stamp: u64, class: Class) -> Result<(), Failure> {
+        self.wait_forced(stamp, false)?;
+        if class == Class::Quorum { self.wait_replica_stamp(stamp) } else { Ok(()) }
     }
 
-    fn poll_durable(&self, stamp: u64, waker: &Waker) -> Poll<Result<(), Failure>> {
-        self.poll_forced(stamp, waker)
+    fn poll_durable(&self, stamp: u64, class: Class, waker: &Waker) -> Poll<Result<(), Failure>> {
+        self.poll(class, stamp, waker)
     }
 
     fn want_force(&self) {
@@ -295,6 +304,10 @@ impl Recovery for Redo {
 
     fn flush(&self) -> Result<(), Failure> {
         self.flush_all()
+    }
+
+    fn replicate(&self) -> Result<(), Failure> {
+        self.wait_replica_end(self.log.forced())
     }
 
     fn truncate(&self) -> Result<(), Failure> {
@@ -306,13 +319,14 @@ impl Recovery for Redo {
     }
 
     fn threads(&self) -> &'static [&'static str] {
-        &THREADS
+        &THREADS[..if self.replication.is_some() { 3 } else { 2 }]
     }
 
     fn run(&self, thread: usize) {
         let life = || match thread {
             0 => self.run_flusher(),
-            _ => self.run_truncation(),
+            1 => self.run_truncation(),
+            _ => self.run_replication(),
         };
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(life)).is_err() {
             // Nobody must wait for a thread that is gone.
@@ -359,6 +373,7 @@ impl Recovery for Redo {
     }
 
     fn close(&self) -> Result<(), Failure> {
+        self.leave_replica()?;
         if self.log.head() == self.log.tail() && self.stage.is_empty() {
             self.log.mark_clean().map_err(|e| self.fail(e))?;
         }
@@ -374,6 +389,8 @@ impl Recovery for Redo {
         (query.log_bytes, query.log_used) = (log.capacity(), log.used());
         query.log_kept = log.head().0.saturating_sub(log.kept().0);
         query.log_unforced = log.tail().0.saturating_sub(log.forced().0);
+        let reached = self.replication.as_ref().map(Replication::reached);
+        query.log_unreplicated = reached.map_or(0, |reached| log.forced().0.saturating_sub(reached.0));
     }
 
     fn count(&self, s: &mut Statistics) {
@@ -385,6 +402,9 @@ impl Recovery for Redo {
         s.log_bytes = get(&flush.log_bytes);
         s.flushes = get(&flush.flushes);
         s.forces = get(&flush.forces);
+        if let Some(replication) = &self.replication {
+            (s.replicated_parts, s.replicated_bytes) = (get(&replication.parts), get(&replication.bytes));
+        }
         s.truncations = get(&truncation.incremental);
         s.epochs = get(&truncation.epochs);
         s.pages_written = get(&truncation.pages_written);

@@ -166,11 +166,13 @@ impl Undecided for Redo {
         let body = body_of(&parts(&self.storage.table, &set.disjoint()));
         let mut work = self.lock_flush();
         let appended = self.append_prepare(&mut work, &body, global_id);
+        let end = self.log.tail();
         self.unlock_flush(work);
         appended?;
         // A round that takes its horizon behind this stamp forces behind the record.
         let stamp = self.stage.lanes().now();
         let done = if planted("prepare-not-forced") { Ok(()) } else { self.wait_forced(stamp, false) };
+        let done = done.and_then(|()| self.wait_replica_end(end));
         let mut table = self.lock_prepared();
         if let Err(failure) = done {
             table.remove(global_id);
@@ -209,12 +211,15 @@ impl Undecided for Redo {
             Ok(_) => drop(self.lock_prepared().remove(global_id)),
             Err(_) => self.unclaim(global_id),
         }
+        let end = self.log.tail();
         self.unlock_flush(work);
         if found.is_some() {
             self.wake_truncation();
         }
-        done.map(drop)
+        done?;
+        self.wait_replica_end(end)
     }
+
     /// Their records are in the log.
     fn leave(&self) -> Result<Vec<usize>, Failure> {
         Ok(self.lock_prepared().values_mut().filter_map(|entry| entry.slot.take()).collect())

@@ -28,6 +28,7 @@ use super::group::Rounds;
 use super::pages::Pages;
 use super::prepared::{self, PreparedTable};
 use super::relocate;
+use super::replication::Replication;
 use super::stage::Stage;
 use super::truncation::Truncation;
 use crate::policy::kind::{Opened, Opening};
@@ -269,8 +270,9 @@ impl<'o> Recovery<'o> {
         let log = Log::open(self.log.clone(), self.store(), self.status, scanned, place)?;
         let there = Lsn(log.tail().0.saturating_sub(log.capacity()));
         // Of an archive that has not begun, nothing before the head is wanted.
-        if let Some(held) = self.held()?.filter(Held::has_begun) {
-            log.keep_from(held.keeps(there));
+        let begun = self.held()?.into_iter().filter(Held::has_begun);
+        if let Some(held) = begun.map(|held| held.keeps(there)).min() {
+            log.keep_from(held);
         }
         Ok((log, self.noted(scanned)?))
     }
@@ -349,14 +351,16 @@ impl<'o> Recovery<'o> {
     /// Lets go what no undecided transaction and no archive needs.
     fn advance_head(&self, log: &Log) -> Result<(), MediaError> {
         log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
-        log.let_go(self.held()?.map_or(log.tail(), |held| held.keeps(log.kept())));
+        log.let_go(self.held()?.iter().map(|held| held.keeps(log.kept())).min().unwrap_or(log.tail()));
         Ok(())
     }
 
-    /// Up to where the log is archived, if it is to be.
-    fn held(&self) -> Result<Option<Held>, MediaError> {
-        let opening = &self.opening;
-        hold::read(opening.media(), opening.dir(), &self.store())
+    /// Up to where the log is archived, and in its replica, if it is to be.
+    fn held(&self) -> Result<Vec<Held>, MediaError> {
+        let (opening, store) = (&self.opening, self.store());
+        let read = |name| hold::read(opening.media(), opening.dir(), &store, name);
+        let replicated = read(hold::REPLICATED)?.filter(|_| !planted("replica-forgotten-without"));
+        Ok(read(hold::ARCHIVED)?.into_iter().chain(replicated).collect())
     }
 
     /// Refuses to go on if so many bytes cannot be appended.
@@ -366,7 +370,7 @@ impl<'o> Recovery<'o> {
         }
         let text = match log.kept() < log.head() {
             true => {
-                "what its archive has not got fills the log: archive it (`caliburn archive --now`), then open the store"
+                "what its archive or replica has not got fills the log: archive it (`caliburn archive --now`), or open the store with its replica, in a log that is longer"
             }
             false => "undecided transactions fill the log, which the reserve for them should have prevented",
         };
@@ -412,6 +416,9 @@ impl<'o> Recovery<'o> {
         let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
         let (last, tail) = (staged_tail.last, log.tail());
         marks::forget_beyond(&*storage.media, &storage.dir, &storage.id, tail)?;
+        let of = (&*storage.media, &*storage.dir, storage.id);
+        let replication =
+            settings.replica().map(|replica| Replication::begin(replica, of, &log)).transpose()?;
         let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
         // What the segments show is not forced, and their sums may lack it: the head must not pass it without
         // an epoch.
@@ -436,6 +443,7 @@ impl<'o> Recovery<'o> {
             sets: sets.clone(),
             stage,
             log,
+            replication,
         };
         Ok(Opened { storage, sets, policy: Box::new(policy), damage: self.damage })
     }

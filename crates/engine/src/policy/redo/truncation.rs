@@ -18,6 +18,7 @@ use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
 use caliburn_log::format::Lsn;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::scan;
 use caliburn_os::event::Event;
 use caliburn_os::map::Buffer;
@@ -208,13 +209,22 @@ impl Redo {
         Ok(())
     }
 
-    /// From where on the log is kept until it is archived. If that cannot be told now, nothing is let go.
+    /// From where on the log is kept until it is archived, and its replica has it. If that cannot be told now,
+    /// nothing is let go.
     fn held(&self) -> Lsn {
-        let storage = &self.storage;
-        match hold::read(&*storage.media, &storage.dir, &storage.id) {
-            Ok(held) => held.map_or(Lsn(u64::MAX), |held| held.keeps(self.log.kept())),
+        let (storage, kept) = (&self.storage, self.log.kept());
+        let held = |name| {
+            let held = hold::read(&*storage.media, &storage.dir, &storage.id, name)?;
+            Ok::<Lsn, MediaError>(held.map_or(Lsn(u64::MAX), |held| held.keeps(kept)))
+        };
+        let replica = match &self.replication {
+            Some(replication) => Ok(instead("replica-not-kept-for", replication.reached(), Lsn(u64::MAX))),
+            None => held(hold::REPLICATED),
+        };
+        match replica.and_then(|replica| Ok(replica.min(held(hold::ARCHIVED)?))) {
+            Ok(held) => held,
             Err(error) => {
-                tracing::warn!(%error, "how far the log is archived cannot be told: all of it is kept");
+                tracing::warn!(%error, "how far the log is archived or replicated cannot be told: all of it is kept");
                 Lsn(0)
             }
         }

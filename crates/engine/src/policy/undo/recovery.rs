@@ -68,6 +68,10 @@ fn create_logs(new: &New<'_>) -> Result<(), OpenError> {
 
 /// Opens a store; its catalog was read.
 pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
+    if opening.settings.replica().is_some() {
+        let why = "a store with the undo policy has no log that a replica could keep";
+        return Err(OpenError::Policy { path: opening.dir().to_owned(), why });
+    }
     let (path, write) = (opening.dir().join(UNDO), opening.write());
     let medium = opening.media().open(&path, write).map_err(OpenError::io("open undo logs", &path))?;
     opening.found.locks.extend(directory::claim(&*medium, write)?);

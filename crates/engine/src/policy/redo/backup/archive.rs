@@ -34,8 +34,6 @@ use std::time::{Duration, Instant};
 
 /// In the store's directory: locked by who archives.
 const LOCK: &str = "archiving";
-/// Ends the name of a part.
-const SUFFIX: &str = "log";
 
 /// Where an archive is, and how it is made: [`Archiver`].
 #[derive(Debug, Clone)]
@@ -125,9 +123,9 @@ impl Archiver {
             make_directory(&*settings.media, path)?;
             refuse_foreign(&*settings.media, path, &live)?;
         }
-        let held = hold::read(&*live.media, dir, &live.store)?;
+        let held = hold::read(&*live.media, dir, &live.store, hold::ARCHIVED)?;
         if !held.is_some_and(|held| held.has_begun()) {
-            let begin = |lsn, since| hold::write(&*live.media, dir, live.store, lsn, since);
+            let begin = |lsn, since| hold::write(&*live.media, dir, live.store, lsn, since, hold::ARCHIVED);
             begin(Lsn(0), hold::NOT_BEGUN)?;
             begin(live.end()?, wall_ns())?;
         }
@@ -161,7 +159,7 @@ impl Archiver {
     /// Archives a part, if one is due, or there is something before `wanted`.
     fn archive(&mut self, wanted: Option<Lsn>) -> Result<Option<ArchivePart>, BackupError> {
         let live = Live::open(&self.settings, &self.dir, Staged::Later)?;
-        let held = hold::read(&*live.media, &self.dir, &live.store)?;
+        let held = hold::read(&*live.media, &self.dir, &live.store, hold::ARCHIVED)?;
         let Some(held) = held else {
             let text = "nobody keeps the log for it any more: begin another archive with another dump";
             let error = io::Error::new(io::ErrorKind::NotFound, text);
@@ -186,9 +184,17 @@ impl Archiver {
         // 2
         let part = part(&live, from, end, most)?;
         let to = part.to();
-        let name = format!("{:020}-{:020}.{SUFFIX}", from.0, to.0);
-        let move_hold =
-            || Ok::<(), BackupError>(hold::write(&*live.media, &self.dir, live.store, to, held.since)?);
+        let name = archive::name(from, to);
+        let move_hold = || {
+            Ok::<(), BackupError>(hold::write(
+                &*live.media,
+                &self.dir,
+                live.store,
+                to,
+                held.since,
+                hold::ARCHIVED,
+            )?)
+        };
         if planted("hold-before-handover") {
             move_hold()?;
         }
@@ -317,7 +323,7 @@ impl Drop for Removed<'_> {
 pub(super) fn parts(media: &dyn Media, path: &Path) -> Result<Vec<(Lsn, Lsn, PathBuf)>, BackupError> {
     let names = media.list(path).map_err(BackupError::io("list", path))?;
     let positions = |name: &str| {
-        let (from, to) = name.strip_suffix(SUFFIX)?.strip_suffix('.')?.split_once('-')?;
+        let (from, to) = name.strip_suffix(archive::SUFFIX)?.strip_suffix('.')?.split_once('-')?;
         Some((Lsn(from.parse().ok()?), Lsn(to.parse().ok()?)))
     };
     let mut found: Vec<(Lsn, Lsn, PathBuf)> = names

@@ -1,4 +1,5 @@
-//! What keeps the log until it is archived: a small file in the store's directory, which says how far it is.
+//! What keeps the log until it is archived, or its replica has it: a small file for either in the store's directory,
+//! which says how far it is.
 //!
 //! Invariant: nothing behind the position in the file is overwritten. Truncation knows how far the head may go, then
 //! looks at the file, and lets the log go up to the earlier of both; the archiver moves the position only when the
@@ -15,8 +16,10 @@ use std::io;
 use std::path::Path;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Its name.
-const HOLD: &str = "archived";
+/// Its name, for the archive.
+pub(in crate::policy::redo) const ARCHIVED: &str = "archived";
+/// For the replica.
+pub(in crate::policy::redo) const REPLICATED: &str = "replicated";
 
 /// Says of an archive that it has not begun: all is kept, until it is known where it begins.
 pub(super) const NOT_BEGUN: u64 = 0;
@@ -59,13 +62,14 @@ impl From<Held> for Archived {
     }
 }
 
-/// How far the log of a store is archived, if it is to be.
+/// How far the log of a store is in its archive, or replica, if it is to be.
 pub(in crate::policy::redo) fn read(
     media: &dyn Media,
     dir: &Path,
     store: &Id,
+    name: &str,
 ) -> Result<Option<Held>, MediaError> {
-    let path = dir.join(HOLD);
+    let path = dir.join(name);
     if !media.exists(&path) {
         return Ok(None);
     }
@@ -89,15 +93,16 @@ pub(in crate::policy::redo) fn read(
     Ok(Some(Held { lsn: Lsn(hold.lsn.get()), since: hold.since.get(), moved: hold.moved.get() }))
 }
 
-/// Says durably that what stands before `lsn` is in the archive.
-pub(super) fn write(
+/// Says durably that what stands before `lsn` is there.
+pub(in crate::policy::redo) fn write(
     media: &dyn Media,
     dir: &Path,
     store: Id,
     lsn: Lsn,
     since: u64,
+    name: &str,
 ) -> Result<(), MediaError> {
-    let (path, moved) = (dir.join(HOLD), wall_ns());
+    let (path, moved) = (dir.join(name), wall_ns());
     let hold = Hold { lsn: lsn.0.into(), since: since.into(), moved: moved.into(), ..Hold::new_zeroed() };
     let mut bytes = hold.as_bytes().to_vec();
     format::seal(&mut bytes, HOLD_MAGIC, store);
@@ -110,7 +115,7 @@ pub(super) fn write(
 
 /// The log is not kept any longer.
 pub(super) fn remove(media: &dyn Media, dir: &Path) -> Result<(), MediaError> {
-    let path = dir.join(HOLD);
+    let path = dir.join(ARCHIVED);
     let fail = |e| MediaError::of_name("remove", path.clone(), e);
     if media.exists(&path) {
         media.remove(&path).map_err(fail)?;
