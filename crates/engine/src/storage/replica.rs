@@ -26,7 +26,6 @@ pub trait Replica: std::fmt::Debug + Send + Sync {
 
 /// A part of a store's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct ReplicaPart {
     /// LSN of the first record.
     pub from: u64,

@@ -14,8 +14,8 @@ use crate::id::{TID_BYTES, Tid};
 use crate::keep::claim::{Claim, Kept};
 use crate::proto::etcd::kv_client::KvClient;
 use crate::proto::etcd::{
-    Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, compare,
-    request_op, response_op,
+    Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
+    compare, request_op, response_op,
 };
 use caliburn_os::simulated::planted;
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ pub struct Etcd {
 }
 
 /// So often is something that is damaged read again; the next member that is asked is another one.
-const READS: usize = 6;
+pub(crate) const READS: usize = 6;
 /// So long members are asked that are away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -90,12 +90,17 @@ impl Etcd {
         }
     }
 
-    fn epoch_key(&self, node: Node) -> Vec<u8> {
-        format!("{}/epoch/{:016x}", self.cluster, node.0).into_bytes()
+    /// A key of the cluster.
+    pub(crate) fn key(&self, rest: &str) -> Vec<u8> {
+        format!("{}/{rest}", self.cluster).into_bytes()
+    }
+
+    pub(crate) fn epoch_key(&self, node: Node) -> Vec<u8> {
+        self.key(&format!("epoch/{:016x}", node.0))
     }
 
     fn slot_prefix(&self, rest: &[u8]) -> Vec<u8> {
-        let mut key = format!("{}/slot/", self.cluster).into_bytes();
+        let mut key = self.key("slot/");
         key.extend(rest);
         key
     }
@@ -114,6 +119,15 @@ impl Etcd {
         .await
     }
 
+    /// Does what is asked for, if what it compares is so.
+    pub(crate) async fn txn(&self, txn: &TxnRequest) -> Result<TxnResponse, KeepError> {
+        self.ask(|mut kv| {
+            let txn = txn.clone();
+            async move { kv.txn(txn).await }
+        })
+        .await
+    }
+
     /// Puts a value under a lease, if a node lives this life. Whether it does.
     pub(crate) async fn put_as(
         &self,
@@ -127,15 +141,11 @@ impl Etcd {
         let put = RequestOp { request: Some(request_op::Request::RequestPut(put)) };
         let txn =
             TxnRequest { compare: vec![self.lives(node, life)], success: vec![put], failure: Vec::new() };
-        let done = self.ask(|mut kv| {
-            let txn = txn.clone();
-            async move { kv.txn(txn).await }
-        });
-        Ok(done.await?.succeeded)
+        Ok(self.txn(&txn).await?.succeeded)
     }
 
     /// That a node lives this life.
-    fn lives(&self, node: Node, life: Incarnation) -> Compare {
+    pub(crate) fn lives(&self, node: Node, life: Incarnation) -> Compare {
         Compare {
             result: compare::CompareResult::Equal as i32,
             target: compare::CompareTarget::Value as i32,
@@ -166,14 +176,7 @@ impl Etcd {
             };
             let put = put(key.clone(), next.to_be_bytes().to_vec());
             let txn = TxnRequest { compare: vec![unchanged], success: vec![put], failure: Vec::new() };
-            if self
-                .ask(|mut kv| {
-                    let txn = txn.clone();
-                    async move { kv.txn(txn).await }
-                })
-                .await?
-                .succeeded
-            {
+            if self.txn(&txn).await?.succeeded {
                 return Ok(Incarnation(next));
             }
         }
@@ -198,12 +201,7 @@ impl Etcd {
             failure: vec![get(epoch_key.clone()), get(slot_key.clone())],
         };
         for _ in 0..READS {
-            let answer = self
-                .ask(|mut kv| {
-                    let txn = txn.clone();
-                    async move { kv.txn(txn).await }
-                })
-                .await?;
+            let answer = self.txn(&txn).await?;
             if answer.succeeded {
                 return Ok(Kept::Slot(claim.slot));
             }
@@ -255,7 +253,12 @@ impl Etcd {
         let (start, range_end) = (self.slot_prefix(&[]).len(), behind(&prefix));
         let (mut key, mut all, mut tries) = (prefix, BTreeMap::new(), 0);
         loop {
-            let range = RangeRequest { key: key.clone(), range_end: range_end.clone(), limit: 500 };
+            let range = RangeRequest {
+                key: key.clone(),
+                range_end: range_end.clone(),
+                limit: 500,
+                ..Default::default()
+            };
             let found = self.range(range).await?;
             let mut whole = true;
             for kv in found.kvs {
@@ -287,17 +290,17 @@ fn is_passing(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
 }
 
-fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
+pub(crate) fn put(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
     let put = PutRequest { key, value, lease: 0 };
     RequestOp { request: Some(request_op::Request::RequestPut(put)) }
 }
 
-fn get(key: Vec<u8>) -> RequestOp {
+pub(crate) fn get(key: Vec<u8>) -> RequestOp {
     let range = RangeRequest { key, ..RangeRequest::default() };
     RequestOp { request: Some(request_op::Request::RequestRange(range)) }
 }
 
-fn value(range: RangeResponse) -> Option<Vec<u8>> {
+pub(crate) fn value(range: RangeResponse) -> Option<Vec<u8>> {
     range.kvs.into_iter().next().map(|kv| kv.value)
 }
 
@@ -313,7 +316,7 @@ pub(crate) fn behind(prefix: &[u8]) -> Vec<u8> {
     end
 }
 
-fn damaged(key: &[u8], what: &'static str, bytes: Vec<u8>) -> KeepError {
+pub(crate) fn damaged(key: &[u8], what: &'static str, bytes: Vec<u8>) -> KeepError {
     KeepError::Damaged { key: key.escape_ascii().to_string(), what, bytes }
 }
 

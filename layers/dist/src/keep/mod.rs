@@ -14,6 +14,7 @@
 pub mod claim;
 pub mod etcd;
 pub mod keeper;
+pub(crate) mod log;
 pub mod members;
 pub mod memory;
 pub mod names;

@@ -70,7 +70,7 @@ fn prefix(cluster: &str) -> Vec<u8> {
 /// All that are there, and as of which revision.
 async fn list(etcd: &Etcd, cluster: &Cluster) -> Result<i64, KeepError> {
     let key = prefix(cluster.id());
-    let range = RangeRequest { range_end: behind(&key), key: key.clone(), limit: 0 };
+    let range = RangeRequest { range_end: behind(&key), key: key.clone(), ..RangeRequest::default() };
     let found = etcd.range(range).await?;
     let there: Vec<Node> = found.kvs.iter().filter_map(|kv| set(cluster, kv)).collect();
     for gone in cluster.nodes().into_iter().filter(|node| !there.contains(node)) {

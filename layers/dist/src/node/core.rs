@@ -12,12 +12,12 @@ use crate::family::{Family, NotReady};
 use crate::host::{Host, Letter, Role, Step, Word};
 use crate::id::{News, Path, Tid};
 use crate::keep::{Claim, Kept};
-use crate::node::ledger::Ledger;
+use crate::node::ledger::{Ledger, lasting};
 use crate::node::outside::{Decision, Outside};
 use crate::node::state::{Doing, Ending, State, from_global_id, global_id};
 use crate::node::work::Work;
 use crate::scope::Report;
-use caliburn_engine::{BeginError, Class, Mode, Region, Store};
+use caliburn_engine::{BeginError, Mode, Region, Store};
 use caliburn_lock::{Canceller, Detector, RangeLocks, Standard};
 use caliburn_os::simulated::planted;
 use std::collections::hash_map::Entry;
@@ -369,7 +369,7 @@ impl<'t> Core<'t> {
             self.ledger.forget(tid);
             return Some(false);
         }
-        let done = transaction.commit(Class::Power);
+        let done = transaction.commit(lasting(self.store));
         if done.is_err() {
             self.ledger.forget(tid);
         }

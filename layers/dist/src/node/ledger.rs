@@ -23,6 +23,11 @@ const BLOCK: usize = 256;
 const HEAD: usize = 48;
 const IN_BLOCK: usize = (BLOCK - HEAD) / 16;
 
+/// What the node's own commits survive: the loss of the machine, if its log is replicated.
+pub(crate) fn lasting(store: &Store) -> Class {
+    store.reach().max(Class::Power)
+}
+
 /// The decisions.
 pub(crate) struct Ledger<'t> {
     store: &'t Store,
@@ -78,7 +83,7 @@ impl<'t> Ledger<'t> {
     pub fn set_life(&self, life: Incarnation) -> Result<(), CommitError> {
         let mut tx = self.store.begin(Mode::Restore).map_err(|_| CommitError::ReadOnly)?;
         tx.store(self.region, 0, &life.0)?;
-        tx.commit(Class::Power)
+        tx.commit(lasting(self.store))
     }
 
     /// Adds a decision, as a part of a transaction. If that does not commit: [`Ledger::forget`].

@@ -12,20 +12,25 @@
 //! | `pool` | threads for calls that must not wait for one |
 //! | `running` | a node that runs, as its servers have it |
 //! | `serve` | the interface for programs and other nodes |
+//! | `error` | why a node does not run |
+//! | `replicated` | a node whose log other machines have too |
 //! | `open` | a node that is to run |
 
 pub mod call;
 pub(crate) mod core;
 mod deadlocks;
+mod error;
 mod ledger;
 mod open;
 pub(crate) mod outside;
 mod pool;
+mod replicated;
 mod running;
 mod serve;
 mod state;
 pub(crate) mod work;
 
-pub use open::{Builder, NodeError};
+pub use error::NodeError;
+pub use open::Builder;
 pub use running::Node;
 pub use serve::ServeError;

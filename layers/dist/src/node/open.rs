@@ -5,19 +5,20 @@ use crate::cluster::Cluster;
 use crate::commit::word::{Incarnation, Node as NodeId, Outcome, Participants};
 use crate::host::{Host, Patience};
 use crate::id::Tid;
-use crate::keep::etcd::KeepError;
 use crate::keep::keeper::Keeper;
 use crate::node::call::Call;
 use crate::node::core::{Core, Found};
+use crate::node::error::NodeError;
 use crate::node::ledger::{self, Ledger};
 use crate::node::outside::{DECIDING, Decision, Hooks, Outside};
 use crate::node::pool::Pool;
+use crate::node::replicated::{Copies, Replicated};
 use crate::node::running::{Inner, Job, Node, alone};
 use caliburn_engine::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -53,6 +54,10 @@ fn begin(core: &Core<'_>, first: First) -> Result<(), NodeError> {
     }
 }
 
+/// Bytes of log that etcd keeps of a node, unless it is told otherwise.
+const DUMP_EVERY: u64 = 64 << 20;
+/// So often it is looked whether a dump is due.
+const DUMP_LOOK: Duration = Duration::from_secs(1);
 /// So often slots are looked for that nobody deletes.
 const SWEEP: Duration = Duration::from_secs(60);
 
@@ -77,31 +82,8 @@ pub struct Builder {
     patience: Patience,
     keeper: Option<Keeper>,
     first: Option<First>,
+    replicated: Option<Replicated>,
     hooks: Hooks,
-}
-
-/// Why a node does not run.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NodeError {
-    /// Its store could not be opened.
-    #[error("{0}: {1}")]
-    Open(PathBuf, caliburn_engine::OpenError),
-    /// A segment.
-    #[error("segment {0:?}: {1}")]
-    Segment(String, Box<dyn std::error::Error + Send + Sync>),
-    /// Its life could not be remembered.
-    #[error(transparent)]
-    Commit(#[from] caliburn_engine::CommitError),
-    /// What is to be done the first time was not.
-    #[error("the first transaction: {0}")]
-    First(String),
-    /// Its epoch could not be had.
-    #[error(transparent)]
-    Keep(#[from] KeepError),
-    /// It ended while it began.
-    #[error("{0}")]
-    Stopped(&'static str),
 }
 
 impl Node {
@@ -117,6 +99,7 @@ impl Node {
             patience: Patience::default(),
             keeper: None,
             first: None,
+            replicated: None,
             hooks: Hooks::default(),
         }
     }
@@ -182,6 +165,35 @@ impl Builder {
         self
     }
 
+    /// Keeps the log of its store in its keeper's etcd as well, as long as it is needed there, and dumps of the
+    /// store in a directory that other machines can read. What it has said survives the loss of its machine then:
+    /// on another one it is [taken over](Builder::take_over). Each force waits for a majority of etcd's members.
+    pub fn replicated(mut self, dumps: impl Into<PathBuf>) -> Builder {
+        let replicated = Replicated { dumps: dumps.into(), take_over: false, every: DUMP_EVERY };
+        self.replicated = Some(replicated);
+        self
+    }
+
+    /// Makes the node again, of its newest dump and its log, if its store is not here, or is not the one that ran
+    /// last: the machine that ran it is gone, or else its next force fails. A store that is here is put aside.
+    ///
+    /// # Panics
+    /// Before [`Builder::replicated`].
+    pub fn take_over(mut self, yes: bool) -> Builder {
+        self.replicated.as_mut().expect("the node is replicated").take_over = yes;
+        self
+    }
+
+    /// A dump is made, and the log before it let go, when so many bytes of log have come since the last one. Default
+    /// 64 MiB.
+    ///
+    /// # Panics
+    /// Before [`Builder::replicated`].
+    pub fn dump_every(mut self, bytes: u64) -> Builder {
+        self.replicated.as_mut().expect("the node is replicated").every = bytes;
+        self
+    }
+
     /// Opens the store, recovers, and runs, with threads of its own.
     ///
     /// # Errors
@@ -192,18 +204,36 @@ impl Builder {
     pub async fn start(self) -> Result<Node, NodeError> {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
-        let Builder { number, cluster, path, options, segments, level, patience, keeper, first, hooks } =
-            self;
-        let opening = Opening { number, path, options, segments, level, patience, first };
+        let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
+        let (keeper, first, hooks) = (self.keeper, self.first, self.hooks);
+        let replicated = match (&self.replicated, &keeper) {
+            (None, _) => None,
+            (Some(how), Some(Keeper::Etcd(etcd))) => {
+                let (copies, life) = Copies::begin((etcd, NodeId(number)), how, (&path, &options)).await?;
+                options.replica(copies.log.clone());
+                Some((copies, life))
+            }
+            (Some(_), _) => {
+                return Err(NodeError::Log("a log is replicated in etcd: name one as the keeper".into()));
+            }
+        };
+        let (copies, begun_life) = replicated.unzip();
+        let opening =
+            Opening { number, path, options, segments, level, patience, first, copies: copies.clone() };
         let thread = std::thread::Builder::new().name(format!("caliburn-node-{number}"));
         let thread = thread.spawn(move || opening.run(ready, may_begin)).expect("a thread can be had");
         let begun = async {
             // The life that the store remembers.
             let life = is_ready.await.map_err(|_| NodeError::Stopped("the node could not open"))??;
             let own = NodeId(number);
-            let (incarnation, slots) = match &keeper {
-                Some(keeper) => (keeper.begin_life(own, life).await?, keeper.of(own).await?),
-                None => (Incarnation(life.0 + 1), BTreeMap::new()),
+            let (incarnation, slots) = match (&keeper, begun_life) {
+                (Some(keeper), Some(begun)) if begun > life => (begun, keeper.of(own).await?),
+                (Some(keeper), Some(_)) => {
+                    keeper.begin_life(own, life).await?;
+                    return Err(NodeError::Stopped("etcd had lost the node's epoch: start it again"));
+                }
+                (Some(keeper), None) => (keeper.begin_life(own, life).await?, keeper.of(own).await?),
+                (None, _) => (Incarnation(life.0 + 1), BTreeMap::new()),
             };
             let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper, hooks);
             let (calls, to_call) = sync_channel(level * WAITING_CALLS);
@@ -225,8 +255,11 @@ impl Builder {
             Ok((outside, calls, further)) => {
                 tokio::spawn(outside.clone().sweep(SWEEP));
                 tokio::spawn(outside.clone().chase(patience.chase));
-                let inner = Inner { outside, calls, further, level, thread: Mutex::new(Some(thread)) };
-                Ok(Node(Arc::new(inner)))
+                let inner =
+                    Inner { outside, calls, further, level, thread: Mutex::new(Some(thread)), copies };
+                let node = Node(Arc::new(inner));
+                tokio::spawn(keep_dumping(Arc::downgrade(&node.0)));
+                Ok(node)
             }
             Err(error) => {
                 // It has closed the store when this returns.
@@ -245,6 +278,22 @@ struct Opening {
     level: usize,
     patience: Patience,
     first: Option<First>,
+    copies: Option<Copies>,
+}
+
+/// Makes a dump when it is time for one, as long as the node runs.
+async fn keep_dumping(node: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(DUMP_LOOK).await;
+        let Some(node) = node.upgrade().map(Node) else { return };
+        if node.0.outside.is_stopping() || node.0.copies.is_none() {
+            return;
+        }
+        let due = node.0.copies.as_ref().is_some_and(Copies::is_due);
+        if due && let Err(error) = node.dump().await {
+            tracing::warn!("node {}: no dump was made: {error}", node.number());
+        }
+    }
 }
 
 struct Beginning {
@@ -282,6 +331,7 @@ impl Opening {
         let own = map(ledger::SEGMENT, ledger::SEGMENT_BYTES)?;
         let mapped = self.segments.iter().map(|(name, bytes)| Ok((name.clone(), map(name, *bytes)?)));
         let mapped = mapped.collect::<Result<Vec<_>, NodeError>>()?;
+        self.copies.as_ref().map_or(Ok(()), |copies| copies.settle(&store))?;
         {
             let (ledger, life, commits) = Ledger::open(&store, &own);
             let ready = ready.take().expect("it was not sent");

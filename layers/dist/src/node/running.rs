@@ -5,8 +5,10 @@ use crate::commit::word::{Outcome, Protocol};
 use crate::id::{News, Path, Tid};
 use crate::node::call::{Call, Coming, execute};
 use crate::node::core::Core;
+use crate::node::error::NodeError;
 use crate::node::outside::Outside;
 use crate::node::pool::Pool;
+use crate::node::replicated::Copies;
 use crate::scope::{Scope, Untold};
 use crate::wire::{self, Context};
 use std::collections::BTreeMap;
@@ -33,6 +35,7 @@ pub(crate) struct Inner {
     pub further: Arc<Pool<Job>>,
     pub level: usize,
     pub thread: Mutex<Option<JoinHandle<()>>>,
+    pub copies: Option<Copies>,
 }
 
 impl Inner {
@@ -157,6 +160,18 @@ impl Node {
         Err(Status::failed_precondition(format!(
             "this node is of cluster {own:?}, and the peer of {cluster:?}"
         )))
+    }
+
+    /// Makes a dump of its store now, and lets go what it has of the log: of a node that is
+    /// [replicated](crate::node::Builder::replicated).
+    ///
+    /// # Errors
+    /// When it is not, or the dump could not be made; the one before is there then.
+    pub async fn dump(&self) -> Result<(), NodeError> {
+        let none = || NodeError::Log("the node's log is not replicated".into());
+        let copies = self.0.copies.clone().ok_or_else(none)?;
+        let done = self.on_thread(true, move |core| copies.dump(core.store)).await;
+        done.map_err(|_| NodeError::Stopped("the node stops"))?
     }
 
     /// Stops it, and closes its store. What is undecided waits until it runs again.

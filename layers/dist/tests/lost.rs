@@ -1,0 +1,243 @@
+//! Machines that are lost: nodes whose logs are in etcd, made again of a dump and that log in another directory.
+
+mod support;
+
+use caliburn_dist::bank::FIRST;
+use caliburn_dist::client::{Application, Error};
+use caliburn_dist::cluster::Cluster;
+use caliburn_dist::keep::etcd::Etcd;
+use caliburn_dist::keep::keeper::Keeper;
+use caliburn_dist::keep::members::{Members, MembersError};
+use caliburn_dist::node::{Builder, Node, NodeError};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use support::{BOTH, add, serve};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// One node's place, members of etcd, and where dumps go.
+struct Place {
+    dir: tempfile::TempDir,
+    members: Members,
+    etcd: Etcd,
+}
+
+impl Place {
+    fn new(members: usize) -> Option<Place> {
+        let dir = tempfile::tempdir().unwrap();
+        let members = match Members::start(members, dir.path().join("etcd")) {
+            Ok(members) => members,
+            Err(error @ MembersError::NotInstalled) => {
+                println!("not run: {error}");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let addresses = members.addresses();
+        let etcd = Etcd::new(addresses.iter().map(String::as_str), "test").unwrap();
+        Some(Place { dir, members, etcd })
+    }
+
+    fn dumps(&self) -> PathBuf {
+        self.dir.path().join("dumps")
+    }
+
+    fn build(&self, cluster: &Cluster, number: u64, machine: &str) -> Builder {
+        let node = support::node(cluster, number, &self.dir.path().join(machine));
+        node.keeper(Keeper::Etcd(self.etcd.clone())).replicated(self.dumps())
+    }
+}
+
+/// Runs it at an address that it may have had before, and serves. (It may take a moment until that is free.)
+async fn run(builder: Builder, address: &str) -> (Node, JoinHandle<()>) {
+    let node = builder.start().await.unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
+    let serving = serve(&node, listener);
+    (node, serving)
+}
+
+fn addresses(count: usize) -> Vec<String> {
+    caliburn_dist::keep::members::free_addresses(count).unwrap().iter().map(ToString::to_string).collect()
+}
+
+fn cluster(addresses: &[String]) -> Cluster {
+    let mut cluster = Cluster::new("test");
+    for (number, address) in (1..).zip(addresses) {
+        cluster = cluster.node(number, &format!("http://{address}")).unwrap().server("bank", number);
+    }
+    cluster
+}
+
+/// What a machine leaves behind that is lost: nothing. That of one that comes back: a copy of what it had.
+fn lose(path: &Path) -> PathBuf {
+    let aside = path.with_extension("old");
+    fs::rename(path, &aside).unwrap();
+    aside
+}
+
+/// What was acknowledged is there on another machine, however often that happens; and the old one is fenced.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_machine_is_lost_goes_on_elsewhere() {
+    let Some(place) = Place::new(3) else { return };
+    let addresses = addresses(2);
+    let cluster = cluster(&addresses);
+    let two = run(place.build(&cluster, 2, "b"), &addresses[1]).await;
+    let mut one = run(place.build(&cluster, 1, "a0"), &addresses[0]).await;
+    let mut sum = 0;
+    for turn in 0..4 {
+        let application = Application::attach(cluster.clone(), 2).await.unwrap();
+        for number in 0..12 {
+            let options = BOTH[number as usize % 2];
+            let receipt = turn * 100 + number + 1;
+            let done = application.transact_with(options, async |tx| {
+                add(tx, 1, 7, 5, receipt).await?;
+                add(tx, 2, 7, -5, receipt).await?;
+                Ok::<_, Error>(())
+            });
+            // It has lost the connection to the node that was replaced.
+            match done.await {
+                Ok(()) => sum += 5,
+                Err(error) => assert!(number == 0 && turn > 0, "turn {turn}, {number}: {error}"),
+            }
+        }
+        if turn == 1 {
+            one.0.dump().await.unwrap();
+        }
+        // The machine is gone, as far as anybody can tell; and yet it goes on.
+        let machine = format!("a{}", turn + 1);
+        let refused = place.build(&cluster, 1, &machine).start().await.unwrap_err();
+        assert!(matches!(refused, NodeError::Replaced { node: 1, .. }), "{refused}");
+        one.1.abort();
+        let next = place.build(&cluster, 1, &machine).take_over(true);
+        let next = next.start().await.unwrap();
+        // It is fenced at its first force, and stops.
+        let alone = one.0.dump().await;
+        assert!(alone.is_err(), "it goes on");
+        one.0.stop().await;
+        next.stop().await;
+        // The old one comes back.
+        let old = place.build(&cluster, 1, &format!("a{turn}")).start().await.unwrap_err();
+        assert!(matches!(old, NodeError::Replaced { .. }), "{old}");
+        one = run(place.build(&cluster, 1, &machine), &addresses[0]).await;
+        let application = Application::attach(cluster.clone(), 2).await.unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let balances = application.transact(async |tx| {
+                Ok::<_, Error>((add(tx, 1, 7, 0, 0).await?, add(tx, 2, 7, 0, 0).await?))
+            });
+            match balances.await {
+                Ok(balances) => break assert_eq!(balances, (FIRST + sum, FIRST - sum), "turn {turn}"),
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+        }
+    }
+    // One dump of each node is left.
+    one.0.dump().await.unwrap();
+    assert_eq!(fs::read_dir(place.dumps()).unwrap().count(), 2);
+    for (node, serving) in [one, two] {
+        node.stop().await;
+        serving.await.unwrap();
+    }
+}
+
+/// A node prepares, and its machine is lost: what it has prepared is decided elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_prepared_is_decided_elsewhere() {
+    let Some(place) = Place::new(1) else { return };
+    let addresses = addresses(2);
+    let cluster = cluster(&addresses);
+    let two = run(place.build(&cluster, 2, "b"), &addresses[1]).await;
+    // It dies when it has voted, before it hears the outcome: its commit hook never comes.
+    let (voted, mut has_voted) = tokio::sync::mpsc::unbounded_channel();
+    let dying =
+        place.build(&cluster, 1, "a").on_prepare(move |_| voted.send(()).map_err(|error| error.to_string()));
+    let one = run(dying, &addresses[0]).await;
+    let application = Application::attach(cluster.clone(), 2).await.unwrap();
+    let transfer = application.transact(async |tx| {
+        add(tx, 1, 3, 9, 1).await?;
+        add(tx, 2, 3, -9, 1).await?;
+        Ok::<_, Error>(())
+    });
+    let (done, _) = tokio::join!(transfer, async {
+        has_voted.recv().await.unwrap();
+        one.1.abort();
+        one.0.stop().await;
+    });
+    lose(&place.dir.path().join("a/1"));
+    let again = run(place.build(&cluster, 1, "c").take_over(true), &addresses[0]).await;
+    let until = Instant::now() + Duration::from_secs(60);
+    let balances = loop {
+        let balances = application
+            .transact(async |tx| Ok::<_, Error>((add(tx, 1, 3, 0, 0).await?, add(tx, 2, 3, 0, 0).await?)));
+        match balances.await {
+            Ok(balances) => break balances,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    };
+    assert!(
+        balances == (FIRST + 9, FIRST - 9) || done.is_err() && balances == (FIRST, FIRST),
+        "{done:?}: {balances:?}"
+    );
+    for (node, serving) in [again, two] {
+        node.stop().await;
+        serving.await.unwrap();
+    }
+}
+
+/// Etcd keeps what came since the last dump, and not much more.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_in_etcd_stays_small() {
+    let Some(place) = Place::new(1) else { return };
+    let addresses = addresses(1);
+    let cluster = cluster(&addresses);
+    let one = run(place.build(&cluster, 1, "a").dump_every(20_000), &addresses[0]).await;
+    let first = dump_of(&place.dumps());
+    let application = Application::attach(cluster.clone(), 1).await.unwrap();
+    let (mut added, until) = (0, Instant::now() + Duration::from_secs(60));
+    while dump_of(&place.dumps()) == first {
+        assert!(Instant::now() < until, "no dump is made");
+        added += 1;
+        application.transact(async |tx| add(tx, 1, 5, 1, 0).await).await.unwrap();
+    }
+    one.1.abort();
+    one.0.stop().await;
+    let again = run(place.build(&cluster, 1, "b").take_over(true), &addresses[0]).await;
+    let application = Application::attach(cluster.clone(), 1).await.unwrap();
+    let balance = application.transact(async |tx| add(tx, 1, 5, 0, 0).await).await.unwrap();
+    assert_eq!(balance, FIRST + added);
+    again.0.stop().await;
+    again.1.await.unwrap();
+    // Without its dumps it can't be had.
+    for dump in fs::read_dir(place.dumps()).unwrap() {
+        fs::remove_file(dump.unwrap().path()).unwrap();
+    }
+    let none = place.build(&cluster, 1, "c").take_over(true).start().await.unwrap_err();
+    assert!(matches!(none, NodeError::NoDump { node: 1, .. }), "{none}");
+    let _running = &place.members;
+}
+
+fn dump_of(dumps: &Path) -> Vec<PathBuf> {
+    let of = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().path();
+    fs::read_dir(dumps)
+        .unwrap()
+        .map(of)
+        .filter(|path| path.extension().is_some_and(|e| e == "dump"))
+        .collect()
+}
+
+/// A log is replicated where there is an etcd.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_etcd_nothing_is_replicated() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = support::node(&Cluster::new("test"), 1, dir.path()).replicated(dir.path().join("dumps"));
+    let error = node.start().await.unwrap_err();
+    assert!(error.to_string().contains("etcd"), "{error}");
+}
