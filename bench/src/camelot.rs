@@ -5,7 +5,7 @@
 //! time.
 //!
 //! Without blocking, slots are kept by three members of etcd where that is installed, all on this machine; else
-//! that is left out, and said.
+//! that is left out, and said. The same of nodes whose logs are in that etcd as well: class `quorum`.
 
 use crate::Arguments;
 use crate::report::{self, Life, Line, Sample};
@@ -105,16 +105,21 @@ async fn run_one(application: &Application, kind: Kind, account: u32) -> Result<
 }
 
 struct World {
-    cluster: Cluster,
+    application: Application,
     nodes: Vec<Node>,
-    /// Killed when this is dropped.
-    _members: Option<Members>,
+    /// What its commits survive.
+    class: &'static str,
+    kinds: Vec<Kind>,
 }
 
-async fn start(arguments: &Arguments, dir: &std::path::Path) -> Result<World, Failure> {
-    let members =
-        Members::start(3, dir.join("etcd")).map_err(|error| eprintln!("without etcd: {error}")).ok();
-    let (mut cluster, mut listeners) = (Cluster::new("camelot"), Vec::new());
+async fn start(
+    arguments: &Arguments,
+    dir: &std::path::Path,
+    members: Option<&Members>,
+    class: &'static str,
+) -> Result<World, Failure> {
+    let (mut cluster, mut listeners) = (Cluster::new(class), Vec::new());
+    let dir = dir.join(class);
     for number in 1..=NODES {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         cluster = cluster.node(number, &format!("http://{}", listener.local_addr()?))?.server("bank", number);
@@ -124,9 +129,12 @@ async fn start(arguments: &Arguments, dir: &std::path::Path) -> Result<World, Fa
     for (number, listener) in (1..).zip(listeners) {
         let options = crate::target::options(arguments.log_mb, arguments.stage_mb);
         let mut node = Node::builder(cluster.clone(), number, dir.join(number.to_string())).options(options);
-        if let Some(members) = &members {
+        if let Some(members) = members {
             let addresses = members.addresses();
-            node = node.keeper(Keeper::Etcd(Etcd::new(addresses.iter().map(String::as_str), "camelot")?));
+            node = node.keeper(Keeper::Etcd(Etcd::new(addresses.iter().map(String::as_str), class)?));
+        }
+        if class == "quorum" {
+            node = node.replicated(dir.join("dumps"));
         }
         let node = bank::segment(node).start().await?;
         nodes.push(node.clone());
@@ -135,7 +143,9 @@ async fn start(arguments: &Arguments, dir: &std::path::Path) -> Result<World, Fa
             node.serve_on(listener, |services| _ = services.add_service(bank)).await
         });
     }
-    Ok(World { cluster, nodes, _members: members })
+    let application = Application::attach(cluster, 1).await?;
+    let kinds = KINDS.into_iter().filter(|kind| kind.blocking || members.is_some());
+    Ok(World { application, nodes, class, kinds: kinds.collect() })
 }
 
 /// One program after the other turn, for a time.
@@ -181,9 +191,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let world = start(arguments, dir.path()).await?;
-        let application = Application::attach(world.cluster.clone(), 1).await?;
-        let has_etcd = world._members.is_some();
+        let members = Members::start(3, dir.path().join("etcd"));
+        let members = members.map_err(|error| eprintln!("without etcd: {error}")).ok();
+        let mut worlds = vec![start(arguments, dir.path(), members.as_ref(), "power").await?];
+        if members.is_some() {
+            worlds.push(start(arguments, dir.path(), members.as_ref(), "quorum").await?);
+        }
         let bare = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let bare_address = format!("http://{}", bare.local_addr()?);
         let incoming = tonic::transport::server::TcpIncoming::from(bare).with_nodelay(Some(true));
@@ -191,12 +204,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         tokio::spawn(server.serve_with_incoming(incoming));
         let bare = BankClient::connect(bare_address).await?;
 
-        let kinds: Vec<Kind> = KINDS.into_iter().filter(|kind| kind.blocking || has_etcd).collect();
-        let line = |system, what, threads| Line::new(system, "redo", "power", threads, json!({"what": what}));
-        let mut lines = vec![line("tonic", "a bare call", 1)];
-        lines.extend(kinds.iter().map(|kind| line("caliburn", kind.what, 1)));
-        let many: Vec<Kind> = kinds.iter().copied().filter(|kind| kind.calls == 1).collect();
-        lines.extend(many.iter().map(|kind| line("caliburn", kind.what, PROGRAMS)));
+        let line =
+            |system, class, what, threads| Line::new(system, "redo", class, threads, json!({"what": what}));
+        let mut lines = vec![line("tonic", "power", "a bare call", 1)];
+        let many = |world: &World| world.kinds.clone().into_iter().filter(|kind| kind.calls == 1);
+        for world in &worlds {
+            lines.extend(world.kinds.iter().map(|kind| line("caliburn", world.class, kind.what, 1)));
+            lines.extend(many(world).map(|kind| line("caliburn", world.class, kind.what, PROGRAMS)));
+        }
         let account = AtomicU32::new(0);
         let mut rounds: Vec<Vec<Sample>> = Vec::new();
         for _ in 0..=arguments.rounds {
@@ -206,22 +221,24 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 Ok(bare.clone().add(request).await.map(drop)?)
             };
             samples.push(measure(arguments.seconds / 2.0, call).await?);
-            for kind in &kinds {
-                let turn = async || {
-                    let account = account.fetch_add(11, Ordering::Relaxed) % bank::ACCOUNTS;
-                    run_one(&application, *kind, account).await
-                };
-                samples.push(measure(arguments.seconds / 2.0, turn).await?);
-            }
-            for kind in &many {
-                samples.push(together(&application, arguments.seconds / 2.0, *kind).await?);
+            for world in &worlds {
+                for kind in &world.kinds {
+                    let turn = async || {
+                        let account = account.fetch_add(11, Ordering::Relaxed) % bank::ACCOUNTS;
+                        run_one(&world.application, *kind, account).await
+                    };
+                    samples.push(measure(arguments.seconds / 2.0, turn).await?);
+                }
+                for kind in many(world) {
+                    samples.push(together(&world.application, arguments.seconds / 2.0, kind).await?);
+                }
             }
             rounds.push(samples);
         }
         let mut rounds = rounds.into_iter();
         report::interleave(arguments.rounds, &mut lines, || rounds.next().expect("one for each"));
         report::print("camelot", arguments.json, &lines, 0);
-        for node in &world.nodes {
+        for node in worlds.iter().flat_map(|world| &world.nodes) {
             node.stop().await;
         }
         Ok(())

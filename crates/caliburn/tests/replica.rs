@@ -102,6 +102,36 @@ fn what_nobody_waits_for_is_sent_as_well() {
     assert_eq!(elsewhere(dir.path(), &dump, &replica)[0], 1);
 }
 
+/// What is in the log when a store is closed is sent, if that can be; and nobody waits for ever.
+#[test]
+fn closing_sends_what_there_is_and_lets_nobody_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let replica = Arc::new(Elsewhere::default());
+    for (number, away) in [(1u64, false), (2, true), (3, false)] {
+        let path = dir.path().join("s");
+        let store = replicated(&path, &replica).unwrap();
+        let region = store.segment_or_create("data", LEN).unwrap().map_all().unwrap();
+        replica.kept().away = away;
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&region, 0, &number).unwrap();
+        let ticket = tx.commit_ticket(Class::Quorum).unwrap();
+        let waiting = std::thread::spawn({
+            let ticket = ticket.clone();
+            move || ticket.wait()
+        });
+        drop(region);
+        store.close().unwrap();
+        let (told, polled) = (waiting.join().unwrap(), ticket.wait_timeout(std::time::Duration::MAX));
+        assert_eq!((told.is_ok(), polled.is_ok()), (!away, !away), "{told:?} {polled:?}");
+        if away {
+            assert!(told.unwrap_err().to_string().contains("was closed before"));
+        }
+        replica.kept().away = false;
+    }
+    let last = replica.kept().parts.values().next_back().unwrap().clone();
+    assert!(last.to == replica.kept().reached);
+}
+
 /// Many threads, some of them in a hurry: each commit is there when it has returned.
 #[test]
 fn of_many_who_commit_side_by_side_nobody_is_forgotten() {

@@ -224,6 +224,32 @@ async fn the_log_in_etcd_stays_small() {
     let _running = &place.members;
 }
 
+/// Etcd forgets everything: the nodes have their stores, and begin a new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_is_lost_is_begun_again() {
+    let Some(mut place) = Place::new(1) else { return };
+    let addresses = addresses(1);
+    let cluster = cluster(&addresses);
+    for turn in 1..=2 {
+        // It remembers lives that this etcd knows nothing of.
+        let node = if turn == 1 {
+            run(place.build(&cluster, 1, "a"), &addresses[0]).await
+        } else {
+            let refused = place.build(&cluster, 1, "a").start().await.unwrap_err();
+            assert!(refused.to_string().contains("start it again"), "{refused}");
+            run(place.build(&cluster, 1, "a"), &addresses[0]).await
+        };
+        let application = Application::attach(cluster.clone(), 1).await.unwrap();
+        let balance = application.transact(async |tx| add(tx, 1, 5, 1, 0).await).await.unwrap();
+        assert_eq!(balance, FIRST + turn);
+        node.0.stop().await;
+        node.1.await.unwrap();
+        place.members = Members::start(1, place.dir.path().join(format!("etcd{turn}"))).unwrap();
+        let members = place.members.addresses();
+        place.etcd = Etcd::new(members.iter().map(String::as_str), "test").unwrap();
+    }
+}
+
 fn dump_of(dumps: &Path) -> Vec<PathBuf> {
     let of = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().path();
     fs::read_dir(dumps)

@@ -5,8 +5,10 @@
 //! ```text
 //!   supervisor --starts--> etcd x 3, a process for each node (a bank with a store and a log of its own)
 //!       |--- programs, each attached to a node: transfers, with receipts
-//!       '--- SIGKILL and SIGSTOP, of nodes and of members, also while they recover
+//!       '--- SIGKILL and SIGSTOP, of nodes and of members, also while they recover; machines that are lost
 //! ```
+//!
+//! Every other node keeps its log in etcd too, and loses its directory with its machine.
 
 use crate::Failure;
 use caliburn_dist::bank::{self, ACCOUNTS, FIRST};
@@ -49,6 +51,14 @@ pub struct NodeProcess {
     /// Members of etcd.
     #[arg(long, value_delimiter = ',')]
     members: Vec<String>,
+    /// Where dumps go: its log is replicated.
+    #[arg(long)]
+    dumps: Option<PathBuf>,
+}
+
+/// Whether a node's log is in etcd too.
+fn is_replicated(node: usize) -> bool {
+    node.is_multiple_of(2)
 }
 
 fn cluster(nodes: &[String]) -> Result<Cluster, Failure> {
@@ -76,7 +86,12 @@ pub fn work(arguments: &NodeProcess) -> Result<ExitCode, Failure> {
         let cluster = cluster(&arguments.nodes)?;
         let keeper = Keeper::Etcd(Etcd::new(arguments.members.iter().map(String::as_str), "demo")?);
         let node = Node::builder(cluster, arguments.number, &arguments.store);
-        let node = bank::segment(node).keeper(keeper).patience(patience()).start().await?;
+        let mut node = bank::segment(node).keeper(keeper).patience(patience());
+        if let Some(dumps) = &arguments.dumps {
+            // Whoever ran it before is dead: the supervisor knows. Often dumped, so that there is something to lose.
+            node = node.replicated(dumps).take_over(true).dump_every(1 << 20);
+        }
+        let node = node.start().await?;
         let own = format!("{}=", arguments.number);
         let own = arguments.nodes.iter().find_map(|node| node.strip_prefix(&own));
         let address: SocketAddr = own.ok_or("it is not among the nodes")?.parse()?;
@@ -128,6 +143,9 @@ impl World {
             "--members",
             &self.members.addresses().join(","),
         ]);
+        if is_replicated(node) {
+            command.arg("--dumps").arg(self.dir.join("dumps"));
+        }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn()?;
         let output = child.stdout.take().ok_or("the node has no output")?;
         let (send, ready) = std::sync::mpsc::channel();
@@ -137,6 +155,25 @@ impl World {
         });
         self.nodes[node] = Some(child);
         Ok(ready)
+    }
+
+    /// Kills a node, and runs it again; some are killed again while they recover.
+    fn replace(&mut self, node: usize, random: &mut Random, lost: bool) -> Result<(), Failure> {
+        self.kill(node);
+        if lost {
+            std::fs::remove_dir_all(self.dir.join(format!("node-{}", node + 1)))?;
+        }
+        std::thread::sleep(some(random, 600));
+        let mut ready = self.run(node)?;
+        while random.below(3) == 0 {
+            std::thread::sleep(some(random, 60));
+            self.kill(node);
+            ready = self.run(node)?;
+        }
+        if ready.recv_timeout(Duration::from_secs(60)).unwrap_or(false) {
+            return Ok(());
+        }
+        Err(format!("node {} did not start again; see {}", node + 1, self.dir.display()).into())
     }
 
     fn kill(&mut self, node: usize) {
@@ -270,28 +307,23 @@ async fn program(shared: Arc<Shared>, cluster: Cluster, home: u64, nodes: u64, s
     }
 }
 
+/// Some time.
+fn some(random: &mut Random, ms: u64) -> Duration {
+    Duration::from_millis(random.below(ms))
+}
+
 /// What the supervisor does at random.
 fn disturb(world: &mut World, random: &mut Random) -> Result<&'static str, Failure> {
     let node = random.below(world.nodes.len() as u64) as usize;
     let member = random.below(world.members.count() as u64) as usize;
-    let some = |random: &mut Random, ms: u64| Duration::from_millis(random.below(ms));
-    Ok(match random.below(6) {
-        0..3 => {
-            world.kill(node);
-            std::thread::sleep(some(random, 600));
-            // Some are killed again while they recover.
-            let mut ready = world.run(node)?;
-            if random.below(3) == 0 {
-                std::thread::sleep(some(random, 60));
-                world.kill(node);
-                ready = world.run(node)?;
-            }
-            if !ready.recv_timeout(Duration::from_secs(60)).unwrap_or(false) {
-                return Err(
-                    format!("node {} did not start again; see {}", node + 1, world.dir.display()).into()
-                );
-            }
+    Ok(match random.below(7) {
+        0..=2 => {
+            world.replace(node, random, false)?;
             "a node was killed"
+        }
+        5..7 if is_replicated(node) => {
+            world.replace(node, random, true)?;
+            "a machine was lost"
         }
         3 => {
             pause(world.nodes[node].as_ref(), true);

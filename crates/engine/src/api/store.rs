@@ -413,6 +413,8 @@ impl Life {
             let _catalog = shared.storage.catalog.lock().expect("no panic under this lock");
             shared.storage.gate.fetch_or(gate::CLOSED | gate::DONE, Ordering::SeqCst);
         }
+        // Whoever waits for what does not come any more.
+        shared.policy.wake();
         shared.storage.unlock_if_done();
         done
     }

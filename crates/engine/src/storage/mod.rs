@@ -190,6 +190,11 @@ impl Storage {
         self.gate.load(Ordering::SeqCst) & gate::CLOSED != 0
     }
 
+    /// Whether closing has written the last it had to write.
+    pub fn is_done(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & gate::DONE != 0
+    }
+
     pub fn writable(&self) -> Result<(), SegmentError> {
         match self.gate.load(Ordering::SeqCst) {
             g if g & (gate::READ_ONLY | gate::CLOSED) != 0 => Err(SegmentError::ReadOnly),

@@ -83,9 +83,7 @@ impl Redo {
     pub(super) fn poll(&self, class: Class, stamp: u64, waker: &Waker) -> Poll<Result<(), Failure>> {
         let now = || match self.is_durable(stamp, class) {
             true => Poll::Ready(Ok(())),
-            false => {
-                self.storage.failure().map_or_else(|failure| Poll::Ready(Err(failure)), |()| Poll::Pending)
-            }
+            false => self.not_over().map_or_else(|failure| Poll::Ready(Err(failure)), |()| Poll::Pending),
         };
         if let Poll::Ready(done) = now() {
             return Poll::Ready(done);

@@ -177,14 +177,14 @@ impl Redo {
         }
     }
 
-    /// Sends until it is there, or lets another one send. Only a failure, or that the store is closed, ends it.
+    /// Sends until it is there, or lets another one send. Only a failure, or that the store was closed, ends it.
     fn wait_replica(&self, replication: &Replication, there: &dyn Fn() -> bool) -> Result<(), Failure> {
         loop {
             let seen = replication.moved.count();
             if planted("replica-not-waited-for") || there() {
                 return Ok(());
             }
-            self.storage.failure()?;
+            self.not_over()?;
             match replication.sending.try_lock() {
                 Ok(mut sending) => {
                     let done = self.send(replication, &mut sending);
@@ -203,9 +203,20 @@ impl Redo {
         }
     }
 
+    /// That it may still come there: nobody sends for a store that is closed, since others may use its log.
+    pub(super) fn not_over(&self) -> Result<(), Failure> {
+        self.storage.failure()?;
+        if !self.storage.is_done() {
+            return Ok(());
+        }
+        let text = "the store was closed before the log's replica could be reached";
+        let error = MediaError::new("replicate", &*self.log.medium(), 0, io::Error::other(text));
+        Err(Failure { cause: Arc::new(error) })
+    }
+
     /// Before it is tried again.
     fn pause(&self, replication: &Replication, sent: Sent) {
-        if sent == Sent::NotNow && !self.storage.is_over() {
+        if sent == Sent::NotNow && !self.storage.is_done() {
             let seen = replication.forced.count();
             replication.forced.wait(seen, Some(PAUSE));
         }
@@ -216,12 +227,12 @@ impl Redo {
         let Some(replication) = &self.replication else { return };
         loop {
             let seen = replication.forced.count();
-            if self.storage.is_over() {
-                return;
-            }
+            // What there is when the store is closed is sent, if the replica answers.
+            let over = self.storage.is_over();
             let done = self.send(replication, &mut lock(&replication.sending));
             replication.moved.signal();
             match done {
+                _ if over => return replication.wake_all(),
                 Ok(Sent::All) | Err(_) => replication.forced.wait(seen, None),
                 Ok(sent) => self.pause(replication, sent),
             }
