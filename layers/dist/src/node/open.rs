@@ -258,7 +258,9 @@ impl Builder {
                 let inner =
                     Inner { outside, calls, further, level, thread: Mutex::new(Some(thread)), copies };
                 let node = Node(Arc::new(inner));
-                tokio::spawn(keep_dumping(Arc::downgrade(&node.0)));
+                if node.0.copies.is_some() {
+                    tokio::spawn(keep_dumping(Arc::downgrade(&node.0)));
+                }
                 Ok(node)
             }
             Err(error) => {
@@ -286,7 +288,7 @@ async fn keep_dumping(node: Weak<Inner>) {
     loop {
         tokio::time::sleep(DUMP_LOOK).await;
         let Some(node) = node.upgrade().map(Node) else { return };
-        if node.0.outside.is_stopping() || node.0.copies.is_none() {
+        if node.0.outside.is_stopping() {
             return;
         }
         let due = node.0.copies.as_ref().is_some_and(Copies::is_due);
