@@ -16,7 +16,7 @@ use elsewhere::Elsewhere;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use support::{LEN, LOG, Model, assert_is, options, restore, transact, words};
 
 fn replicated(path: &Path, replica: &Arc<Elsewhere>) -> Result<Store, OpenError> {
@@ -100,6 +100,90 @@ fn what_nobody_waits_for_is_sent_as_well() {
         std::thread::yield_now();
     }
     assert_eq!(elsewhere(dir.path(), &dump, &replica)[0], 1);
+}
+
+/// A crash when the log is full of what the replica lacks: it is all there, for an opening with it or without.
+#[test]
+fn a_full_log_is_there_after_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, replica) = (dir.path().join("s"), Arc::new(Elsewhere::default()));
+    let (store, region, dump) = begun(&path, &replica);
+    let change = |number: u64, class: Class| {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 64, &[number as u8; 900]).unwrap();
+        tx.store(&region, 0, &number).unwrap();
+        tx.commit(class)
+    };
+    // So much that a file which is moved now and then lags behind.
+    let mut number = 0;
+    while replica.kept().reached < LOG / 16 - 8_000 {
+        number += 1;
+        change(number, Class::Quorum).unwrap();
+    }
+    let asked = replica.kept().leave();
+    let crashed = [dir.path().join("with"), dir.path().join("without")];
+    std::thread::scope(|scope| {
+        let filling = scope.spawn(|| {
+            for number in number + 1.. {
+                if change(number, Class::Power).is_err() {
+                    return;
+                }
+            }
+        });
+        replica.wait_asked(asked + 2);
+        let room = || store.query().log_bytes - store.query().log_kept - store.query().log_used;
+        while room() > 8_000 {
+            assert!(!filling.is_finished());
+            std::thread::yield_now();
+        }
+        for copy in &crashed {
+            fs::create_dir(copy).unwrap();
+            for entry in fs::read_dir(&path).unwrap() {
+                let entry = entry.unwrap();
+                fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+            }
+        }
+        replica.kept().taken = true;
+        replica.kept().away = false;
+        filling.join().unwrap();
+    });
+    let mut copied = options();
+    copied.copied(true);
+    // A log that is full takes nothing; a longer one does.
+    copied.log_bytes(4 * LOG);
+    copied.open(&crashed[1]).unwrap().close().unwrap();
+    replica.kept().taken = false;
+    for path in &crashed {
+        let store = copied.clone().replica(replica.clone()).open(path).unwrap();
+        store.flush_as(Class::Quorum).unwrap();
+        let region = store.segment("data").unwrap().map_all().unwrap();
+        let newest = region.load::<u64>(0);
+        drop(region);
+        store.close().unwrap();
+        assert!(newest > number && elsewhere(dir.path(), &dump, &replica)[0] == newest);
+    }
+}
+
+/// Whoever sends for all does so until what he waits for is there, and not for ever.
+#[test]
+fn a_commit_does_not_send_for_others_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let replica = Arc::new(Elsewhere::default());
+    let mut alone = options();
+    let store = alone.replica(replica.clone()).background(false).open(dir.path().join("s")).unwrap();
+    let region = Arc::new(store.create_segment("data", LEN).unwrap().map_all().unwrap());
+    // With each part that is sent, another one is forced.
+    let (forcing, of, left) = (store.clone(), region.clone(), AtomicU64::new(1000));
+    *replica.dead.lock().unwrap() = Some(Box::new(move || {
+        if left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
+            set(&forcing, &of, 2, Class::Power).unwrap();
+        }
+        false
+    }));
+    set(&store, &region, 1, Class::Quorum).unwrap();
+    let asked = replica.kept().asked;
+    assert!(asked < 10, "it has sent {asked} parts");
+    *replica.dead.lock().unwrap() = None;
 }
 
 /// What is in the log when a store is closed is sent, if that can be; and nobody waits for ever.

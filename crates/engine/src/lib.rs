@@ -53,9 +53,7 @@ pub use policy::backup::restore::{RestoreOptions, Restored, Until};
 pub use policy::backup::{BackupError, Mended};
 pub use policy::kind::Policy;
 pub use policy::query::{Archived, LogInfo, Prepared, Query, Statistics};
-pub use policy::redo::backup::archive::{
-    ArchiveOptions, ArchivePart, Archiver, archive_part_len, archive_parts,
-};
+pub use policy::redo::backup::archive::{ArchiveOptions, ArchivePart, Archiver, archive_parts};
 pub use policy::redo::backup::past::{Changed, Past};
 pub use policy::redo::history::{Change, Event, Filter, History};
 

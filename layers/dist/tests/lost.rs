@@ -139,9 +139,9 @@ async fn a_node_whose_machine_is_lost_goes_on_elsewhere() {
             }
         }
     }
-    // One dump of each node is left.
+    // Of what came to nothing nothing is left.
     one.0.dump().await.unwrap();
-    assert_eq!(fs::read_dir(place.dumps()).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(place.dumps()).unwrap().count(), dump_of(&place.dumps()).len());
     for (node, serving) in [one, two] {
         node.stop().await;
         serving.await.unwrap();
@@ -222,6 +222,88 @@ async fn the_log_in_etcd_stays_small() {
     let none = place.build(&cluster, 1, "c").take_over(true).start().await.unwrap_err();
     assert!(matches!(none, NodeError::NoDump { node: 1, .. }), "{none}");
     let _running = &place.members;
+}
+
+/// Others who use the same directory for dumps, who take over in vain, and who restart often.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_well_stays_so() {
+    let Some(place) = Place::new(1) else { return };
+    let addresses = addresses(2);
+    let cluster = cluster(&addresses[..1]);
+    // Of another cluster, with the same number.
+    let members = place.members.addresses();
+    let etcd = Etcd::new(members.iter().map(String::as_str), "other").unwrap();
+    let other = Cluster::new("other");
+    let other = other.node(1, &format!("http://{}", addresses[1])).unwrap().server("bank", 1);
+    let mut added = 0;
+    let mut first = Vec::new();
+    let own = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("test-1-");
+    for turn in 0..5 {
+        let one = run(place.build(&cluster, 1, "a").dump_every(20_000), &addresses[0]).await;
+        let builder = support::node(&other, 1, &place.dir.path().join(format!("other{turn}")));
+        let builder = builder.keeper(Keeper::Etcd(etcd.clone())).replicated(place.dumps()).take_over(true);
+        let another = run(builder, &addresses[1]).await;
+        let wrong = place.build(&cluster, 1, "b").replicated(place.dir.path().join("wrong")).take_over(true);
+        let wrong = wrong.start().await.unwrap_err();
+        assert!(matches!(wrong, NodeError::File("list", ..)), "{wrong}");
+        let application = Application::attach(cluster.clone(), 1).await.unwrap();
+        for _ in 0..12 {
+            added += 1;
+            application.transact(async |tx| add(tx, 1, 5, 1, 0).await).await.unwrap();
+        }
+        let until = Instant::now() + Duration::from_secs(60);
+        // 60 commits in all make a dump due, though no life has so many.
+        let mut dumps = dump_of(&place.dumps());
+        dumps.retain(own);
+        if turn == 0 {
+            first = dumps;
+        }
+        while turn == 4 && dump_of(&place.dumps()).contains(&first[0]) {
+            assert!(Instant::now() < until, "no dump is made");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let dumps = dump_of(&place.dumps());
+        assert!(dumps.len() == 2 && dumps.iter().filter(|path| own(path)).count() == 1, "{dumps:?}");
+        for (node, serving) in [one, another] {
+            node.stop().await;
+            serving.await.unwrap();
+        }
+    }
+    let one = run(place.build(&cluster, 1, "c").take_over(true), &addresses[0]).await;
+    let application = Application::attach(cluster.clone(), 1).await.unwrap();
+    let balance = application.transact(async |tx| add(tx, 1, 5, 0, 0).await).await.unwrap();
+    assert_eq!(balance, FIRST + added);
+    one.0.stop().await;
+    one.1.await.unwrap();
+}
+
+/// A node stops though etcd is away and a commit waits for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_stops_without_etcd() {
+    let Some(mut place) = Place::new(1) else { return };
+    let addresses = addresses(1);
+    let cluster = cluster(&addresses);
+    let one = run(place.build(&cluster, 1, "a"), &addresses[0]).await;
+    let application = Application::attach(cluster.clone(), 1).await.unwrap();
+    let add_one = async || application.transact(async |tx| add(tx, 1, 5, 1, 0).await).await;
+    add_one().await.unwrap();
+    place.members.kill(0);
+    let (done, ()) = tokio::join!(add_one(), async {
+        // When it has prepared, or a little earlier: what comes then is refused.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        one.0.stop().await;
+        one.1.abort();
+    });
+    assert!(done.is_err(), "{done:?}");
+    place.members.run(0).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let one = loop {
+        match place.build(&cluster, 1, "a").start().await {
+            Ok(node) => break node,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    };
+    one.stop().await;
 }
 
 /// Etcd forgets everything: the nodes have their stores, and begin a new one.

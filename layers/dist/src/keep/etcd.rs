@@ -90,6 +90,11 @@ impl Etcd {
         }
     }
 
+    /// The cluster.
+    pub(crate) fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
     /// A key of the cluster.
     pub(crate) fn key(&self, rest: &str) -> Vec<u8> {
         format!("{}/{rest}", self.cluster).into_bytes()

@@ -3,7 +3,7 @@
 //! ```text
 //!   <cluster>/log-of/<node>                        the store whose log it is
 //!   <cluster>/log/<node>/<store>/head              where the log goes on
-//!   <cluster>/log/<node>/<store>/part/<from>-<to>/<number>   pieces of parts
+//!   <cluster>/log/<node>/<store>/part/<from>-<to>-<count>/<number>   one of so many pieces of a part
 //! ```
 //!
 //! Every `Txn` compares the epoch of the node's life, so that who was replaced writes nothing, and where the log
@@ -18,16 +18,18 @@ use crate::proto::etcd::{
 };
 use caliburn_engine::{Replica, ReplicaError, ReplicaPart};
 use caliburn_os::simulated::planted;
-use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use tokio::runtime::Handle;
 
 /// Bytes of a piece: etcd takes one and a half mebibytes at a time.
 const PIECE: usize = 512 << 10;
-/// Pieces that are read at a time.
+/// Pieces that are read at a time, and keys.
 const AT_A_TIME: i64 = 4;
+const KEYS_AT_A_TIME: i64 = 1000;
+/// What a part takes beside its bytes: its key, and what etcd adds.
+const BESIDE: u64 = 300;
 
 /// A store's identity.
 type Id = [u8; 16];
@@ -44,8 +46,10 @@ pub(crate) struct NodeLog {
     life: Incarnation,
     runtime: Handle,
     store: OnceLock<Id>,
-    /// Bytes that are kept.
+    /// Bytes that etcd holds of it, nearly.
     bytes: AtomicU64,
+    /// Nobody waits for etcd any more.
+    ends: AtomicBool,
 }
 
 /// Bytes with their checksum.
@@ -99,13 +103,33 @@ fn delete(key: Vec<u8>, range_end: Vec<u8>) -> RequestOp {
     }
 }
 
-/// From where to where a part is, and the number of the piece, by its key.
-fn place(key: &[u8]) -> Option<(u64, u64, u32)> {
-    let key = std::str::from_utf8(key).ok()?;
-    let (rest, number) = key.rsplit_once('/')?;
-    let (from, to) = rest.rsplit_once('/')?.1.split_once('-')?;
-    let lsn = |text| u64::from_str_radix(text, 16).ok();
-    Some((lsn(from)?, lsn(to)?, number.parse().ok()?))
+/// One of so many pieces of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    from: u64,
+    to: u64,
+    count: u32,
+    number: u32,
+}
+
+impl Place {
+    fn of(key: &[u8]) -> Option<Place> {
+        let key = std::str::from_utf8(key).ok()?;
+        let (rest, number) = key.rsplit_once('/')?;
+        let mut words = rest.rsplit_once('/')?.1.split('-');
+        let mut lsn = || u64::from_str_radix(words.next()?, 16).ok();
+        let (from, to) = (lsn()?, lsn()?);
+        Some(Place { from, to, count: words.next()?.parse().ok()?, number: number.parse().ok()? })
+    }
+
+    fn key(&self) -> String {
+        format!("part/{:016x}-{:016x}-{}/{:08}", self.from, self.to, self.count, self.number)
+    }
+
+    /// What pieces of one part have in common.
+    fn key_of_part(&self) -> (u64, u64, u32) {
+        (self.from, self.to, self.count)
+    }
 }
 
 /// The store whose log a node's is, in hexadecimal: the one that it is made again of.
@@ -121,7 +145,20 @@ pub(crate) async fn store_of(etcd: &Etcd, node: Node) -> Result<Option<String>, 
     Err(damaged(&key, "name of a store", Vec::new()))
 }
 
-/// Calls `each` with the parts of a store's log that are kept, as files of an archive: names, and bytes.
+/// Where the log of a store goes on.
+pub(crate) async fn head_of_store(etcd: &Etcd, node: Node, store: &str) -> Result<u64, KeepError> {
+    let key = of_store(etcd, node, store, "head");
+    for _ in 0..READS {
+        let range = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+        if let Some(lsn) = value(etcd.range(range).await?).as_deref().and_then(head_of) {
+            return Ok(lsn);
+        }
+    }
+    Err(damaged(&key, "end of a log", Vec::new()))
+}
+
+/// Calls `each` with the parts of a store's log that are kept, as files of an archive: names, and bytes. Of an
+/// attempt that came to nothing there may be pieces, which are none.
 pub(crate) async fn each_part(
     etcd: &Etcd,
     node: Node,
@@ -130,55 +167,49 @@ pub(crate) async fn each_part(
 ) -> Result<std::io::Result<()>, KeepError> {
     let prefix = of_store(etcd, node, store, "part/");
     let (mut key, range_end, mut tries) = (prefix.clone(), behind(&prefix), 0);
-    // Whole ones only are handed on: pieces of one that came to nothing may lie there.
-    let mut part: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
-    let mut at = (0, 0);
-    let mut hand_on = |at: (u64, u64), part: &mut BTreeMap<u32, Vec<u8>>| {
-        let bytes: Vec<u8> = std::mem::take(part).into_values().flatten().collect();
-        if is_whole(&bytes) { each(format!("{:020}-{:020}.log", at.0, at.1), bytes) } else { Ok(()) }
-    };
+    let mut pieces: Vec<(Place, Vec<u8>)> = Vec::new();
     loop {
-        let range = RangeRequest {
-            key: key.clone(),
-            range_end: range_end.clone(),
-            limit: AT_A_TIME,
-            ..Default::default()
-        };
-        let found = etcd.range(range).await?;
+        let (from, range_end) = (key.clone(), range_end.clone());
+        let found =
+            etcd.range(RangeRequest { key: from, range_end, limit: AT_A_TIME, ..Default::default() }).await?;
         let mut again = false;
         for KeyValue { key: of, value, .. } in found.kvs {
-            let Some(((from, to, number), bytes)) = place(&of).zip(unsealed(&value)) else {
+            let Some((place, bytes)) = Place::of(&of).zip(unsealed(&value)) else {
                 (again, tries) = (true, tries + 1);
                 if tries >= READS {
                     return Err(damaged(&of, "piece of a log", value));
                 }
                 break;
             };
-            if at != (from, to)
-                && let Err(error) = hand_on(std::mem::replace(&mut at, (from, to)), &mut part)
+            if place.number as usize != pieces.len()
+                || pieces.iter().any(|(of, _)| of.key_of_part() != place.key_of_part())
             {
-                return Ok(Err(error));
+                pieces.clear();
             }
-            part.insert(number, bytes.to_vec());
+            if place.number as usize == pieces.len() {
+                pieces.push((place, bytes.to_vec()));
+            }
+            if pieces.len() == place.count as usize {
+                let bytes = pieces.drain(..).flat_map(|(_, bytes)| bytes).collect();
+                if let Err(error) = each(format!("{:020}-{:020}.log", place.from, place.to), bytes) {
+                    return Ok(Err(error));
+                }
+            }
             key = of.into_iter().chain([0]).collect();
             tries = 0;
         }
         if !again && !found.more {
-            return Ok(hand_on(at, &mut part));
+            return Ok(Ok(()));
         }
     }
-}
-
-/// Whether a part has as many bytes as its header says. What they are, whoever reads the archive verifies.
-fn is_whole(bytes: &[u8]) -> bool {
-    caliburn_engine::archive_part_len(bytes).is_some_and(|len| len == bytes.len() as u64)
 }
 
 impl NodeLog {
     /// Of a node in this life.
     pub fn new(etcd: Etcd, node: Node, life: Incarnation) -> NodeLog {
         let runtime = Handle::current();
-        NodeLog { etcd, node, life, runtime, store: OnceLock::new(), bytes: AtomicU64::new(0) }
+        let (bytes, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+        NodeLog { etcd, node, life, runtime, store: OnceLock::new(), bytes, ends }
     }
 
     /// The store's identity, when it was opened.
@@ -186,7 +217,12 @@ impl NodeLog {
         self.store.get().map(hex).unwrap_or_default()
     }
 
-    /// Bytes of log that are kept.
+    /// From now on what can't be written is refused: the node ends, and nobody is to wait until etcd is back.
+    pub fn end(&self) {
+        self.ends.store(true, Ordering::Release);
+    }
+
+    /// Bytes that etcd holds of it, nearly.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -207,7 +243,34 @@ impl NodeLog {
     ) -> Result<T, ReplicaError> {
         let (done, is_done) = mpsc::channel();
         self.runtime.spawn(async move { _ = done.send(work.await) });
-        is_done.recv().unwrap_or_else(|_| Err(ReplicaError::Unavailable("the program ends".into())))
+        match is_done.recv().unwrap_or_else(|_| Err(ReplicaError::Refused("the program ends".into()))) {
+            Err(ReplicaError::Unavailable(why)) if self.ends.load(Ordering::Acquire) => {
+                Err(ReplicaError::Refused(format!("the node ends, and {why}")))
+            }
+            done => done,
+        }
+    }
+
+    /// Bytes of the parts that are there from a position on, and the key of the first one that goes beyond it.
+    async fn count(etcd: &Etcd, parts: &[u8], lsn: u64) -> Result<(u64, Option<Vec<u8>>), KeepError> {
+        let (mut key, range_end, mut bytes, mut first) = (parts.to_vec(), behind(parts), 0, None);
+        loop {
+            let (from, range_end) = (key.clone(), range_end.clone());
+            let keys = RangeRequest { key: from, range_end, limit: KEYS_AT_A_TIME, keys_only: true };
+            let found = etcd.range(keys).await?;
+            for kv in found.kvs {
+                let place = Place::of(&kv.key).filter(|place| place.to > lsn);
+                if let Some(Place { from, to, count, .. }) = place {
+                    bytes += (to - from) / u64::from(count.max(1)) + BESIDE;
+                    first = first.or_else(|| Some(kv.key.clone()));
+                }
+                key = kv.key.into_iter().chain([0]).collect();
+            }
+            if !found.more {
+                // What is not there yet is not deleted.
+                return Ok((bytes, first.or((key != parts).then_some(key))));
+            }
+        }
     }
 
     /// Does what is asked for if nobody has taken over and the head has a value, or is missing. Else, where it is.
@@ -245,31 +308,22 @@ impl NodeLog {
         let bytes = self.wait(async move {
             let unavailable = |error: KeepError| ReplicaError::Unavailable(error.to_string());
             let parts = of_store(&etcd, node, &store, "part/");
-            let end = behind(&parts);
-            let range = RangeRequest {
-                key: parts.clone(),
-                range_end: end.clone(),
-                keys_only: true,
-                ..Default::default()
-            };
-            let found = etcd.range(range).await.map_err(unavailable)?;
-            let kept = |kv: &&KeyValue| place(&kv.key).is_some_and(|(_, to, _)| to > lsn);
-            let first = found.kvs.iter().find(kept).map_or_else(|| end.clone(), |kv| kv.key.clone());
-            let places = found.kvs.iter().filter(kept).filter_map(|kv| place(&kv.key));
-            let bytes = places.map(|(from, to, _)| to - from).sum();
+            let (bytes, first) = NodeLog::count(&etcd, &parts, lsn).await.map_err(unavailable)?;
+            let first = if planted("settled-too-much") { Some(behind(&parts)) } else { first };
             let (all, own) = (of_node(&etcd, node), of_store(&etcd, node, &store, ""));
-            let success = vec![
+            let success = [
                 put(named(&etcd, node), sealed(store.as_bytes())),
                 delete(all.clone(), own.clone()),
                 delete(behind(&own), behind(&all)),
-                delete(parts, first),
             ];
+            let success = success.into_iter().chain(first.map(|first| delete(parts, first))).collect();
             let txn = TxnRequest { compare: lives, success, failure: Vec::new() };
             match etcd.txn(&txn).await.map_err(unavailable)?.succeeded {
                 true => Ok(bytes),
                 false => Err(ReplicaError::Refused("the node lives another life".into())),
             }
         });
+        // What has come meanwhile is counted when the next dump is made.
         self.bytes.store(bytes?, Ordering::Relaxed);
         Ok(())
     }
@@ -290,21 +344,22 @@ impl Replica for NodeLog {
             success: vec![put(head_key.clone(), head(end))],
             failure: vec![get(self.etcd.epoch_key(self.node)), get(head_key.clone())],
         };
-        let (etcd, of) = (self.etcd.clone(), (self.node, self.life));
-        let there = self.wait(async move { NodeLog::if_head(&etcd, of, txn, &head_key).await })?;
+        let (etcd, of, parts) = (self.etcd.clone(), (self.node, self.life), self.key("part/"));
+        let (there, bytes) = self.wait(async move {
+            let there = NodeLog::if_head(&etcd, of, txn, &head_key).await?;
+            let counted = NodeLog::count(&etcd, &parts, 0).await;
+            Ok((there, counted.map_err(|error| ReplicaError::Unavailable(error.to_string()))?.0))
+        })?;
+        self.bytes.store(bytes, Ordering::Relaxed);
         Ok(there.unwrap_or(end))
     }
 
     fn append(&self, part: &ReplicaPart) -> Result<u64, ReplicaError> {
         let (from, to, head_key) = (part.from, part.to, self.key("head"));
-        let pieces: Vec<(Vec<u8>, Vec<u8>)> = part
-            .bytes
-            .chunks(PIECE)
-            .enumerate()
-            .map(|(number, piece)| {
-                (self.key(&format!("part/{from:016x}-{to:016x}/{number:08}")), sealed(piece))
-            })
-            .collect();
+        let count = part.bytes.len().div_ceil(PIECE) as u32;
+        let key = |number| self.key(&Place { from, to, count, number }.key());
+        let pieces = (0..).zip(part.bytes.chunks(PIECE)).map(|(number, piece)| (key(number), sealed(piece)));
+        let pieces: Vec<(Vec<u8>, Vec<u8>)> = pieces.collect();
         let lives = self.lives();
         let (etcd, of) = (self.etcd.clone(), (self.node, self.life));
         let there = self.wait(async move {
@@ -331,7 +386,7 @@ impl Replica for NodeLog {
             }
             Ok(to)
         })?;
-        self.bytes.fetch_add(there.saturating_sub(from), Ordering::Relaxed);
+        self.bytes.fetch_add(part.bytes.len() as u64 + BESIDE, Ordering::Relaxed);
         Ok(there)
     }
 }
@@ -343,10 +398,10 @@ mod tests {
     use caliburn_engine::{Class, DumpOptions, Mode, Options, RestoreOptions, Store};
     use std::path::Path;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
 
     const NODE: Node = Node(7);
 
+    /// One member of etcd, where it is installed.
     fn started(dir: &Path) -> Option<(Members, Etcd)> {
         match Members::start(1, dir.join("etcd")) {
             Ok(members) => {
@@ -360,6 +415,16 @@ mod tests {
             }
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// The last piece of a store's log is gone.
+    async fn lose_last(etcd: &Etcd, node: Node, store: &str) {
+        let parts = of_store(etcd, node, store, "part/");
+        let range = RangeRequest { range_end: behind(&parts), key: parts, keys_only: true, limit: 0 };
+        let last = etcd.range(range).await.unwrap().kvs.pop().unwrap().key;
+        let next = last.iter().copied().chain([0]).collect();
+        let txn = TxnRequest { success: vec![delete(last, next)], ..TxnRequest::default() };
+        assert!(etcd.txn(&txn).await.unwrap().succeeded);
     }
 
     async fn living(etcd: &Etcd) -> NodeLog {
@@ -391,7 +456,7 @@ mod tests {
             // One that was on its way for long.
             assert_eq!(log.append(&part(100, 200)), Ok(300));
             log.settle(200).unwrap();
-            assert_eq!(log.bytes(), 100);
+            assert!((100..1000).contains(&log.bytes()), "{}", log.bytes());
         })
         .await;
         assert_eq!(store_of(&etcd, NODE).await.unwrap().unwrap(), "01".repeat(16));
@@ -403,7 +468,21 @@ mod tests {
                 assert!(matches!(old.settle(300), Err(ReplicaError::Refused(_))));
             }
             assert_eq!(other.begin([1; 16], 999), Ok(300));
+            // What it has found is counted.
+            assert!(other.bytes() > 100);
             assert_eq!(other.append(&part(300, 400)), Ok(400));
+            // What comes while all is let go stays.
+            for at in (400..8_400).step_by(100) {
+                std::thread::scope(|scope| {
+                    let settling = scope.spawn(|| other.settle(at).unwrap());
+                    assert_eq!(other.append(&part(at, at + 100)), Ok(at + 100));
+                    settling.join().unwrap();
+                });
+                let key = other.key(&Place { from: at, to: at + 100, count: 1, number: 0 }.key());
+                let (etcd, range) = (other.etcd.clone(), RangeRequest { key, ..RangeRequest::default() });
+                let found = other.wait(async move { Ok(etcd.range(range).await.unwrap().kvs.len()) });
+                assert_eq!(found, Ok(1), "the part from {at} on is gone");
+            }
         })
         .await;
     }
@@ -469,10 +548,32 @@ mod tests {
         })
         .await;
         // A piece that is damaged in all members.
-        let key = of_store(&etcd, NODE, &name, "part/0000000000000000-0000000000000001/00000000");
+        let key = of_store(&etcd, NODE, &name, "part/0000000000000000-0000000000000001-1/00000000");
         let txn = TxnRequest { success: vec![put(key, vec![0; 8])], ..TxnRequest::default() };
         assert!(etcd.txn(&txn).await.unwrap().succeeded);
         let error = each_part(&etcd, NODE, &name, |_, _| Ok(())).await.unwrap_err().to_string();
         assert!(error.contains("piece of a log") && error.contains("0000000000000001"), "{error}");
+    }
+
+    /// The end of a log that is missing is no end.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_log_without_its_end_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some((_members, etcd)) = started(dir.path()) else { return };
+        let build = |machine: &str| {
+            let node =
+                crate::node::Node::builder(crate::cluster::Cluster::new("test"), 1, dir.path().join(machine));
+            node.keeper(crate::keep::keeper::Keeper::Etcd(etcd.clone())).replicated(dir.path().join("dumps"))
+        };
+        for _ in 0..2 {
+            // What it remembers of its life is the last that is in the log.
+            build("a").start().await.unwrap().stop().await;
+        }
+        let named = store_of(&etcd, Node(1)).await.unwrap().unwrap();
+        let end = head_of_store(&etcd, Node(1), &named).await.unwrap();
+        lose_last(&etcd, Node(1), &named).await;
+        let error = build("b").take_over(true).start().await.unwrap_err().to_string();
+        assert!(error.contains("commits are missing") && error.contains(&end.to_string()), "{error}");
+        assert_eq!(store_of(&etcd, Node(1)).await.unwrap(), Some(named));
     }
 }

@@ -56,6 +56,8 @@ fn begin(core: &Core<'_>, first: First) -> Result<(), NodeError> {
 
 /// Bytes of log that etcd keeps of a node, unless it is told otherwise.
 const DUMP_EVERY: u64 = 64 << 20;
+/// Another one is tried so long after one that failed.
+const DUMP_AGAIN: Duration = Duration::from_secs(60);
 /// So often it is looked whether a dump is due.
 const DUMP_LOOK: Duration = Duration::from_secs(1);
 /// So often slots are looked for that nobody deletes.
@@ -184,8 +186,7 @@ impl Builder {
         self
     }
 
-    /// A dump is made, and the log before it let go, when so many bytes of log have come since the last one. Default
-    /// 64 MiB.
+    /// A dump is made, and the log before it let go, when etcd holds so many bytes of it. Default 64 MiB.
     ///
     /// # Panics
     /// Before [`Builder::replicated`].
@@ -294,6 +295,8 @@ async fn keep_dumping(node: Weak<Inner>) {
         let due = node.0.copies.as_ref().is_some_and(Copies::is_due);
         if due && let Err(error) = node.dump().await {
             tracing::warn!("node {}: no dump was made: {error}", node.number());
+            drop(node);
+            tokio::time::sleep(DUMP_AGAIN).await;
         }
     }
 }

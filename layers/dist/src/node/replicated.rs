@@ -12,9 +12,9 @@
 
 use crate::commit::word::{Incarnation, Node as NodeId};
 use crate::keep::etcd::Etcd;
-use crate::keep::log::{NodeLog, each_part, store_of};
+use crate::keep::log::{NodeLog, each_part, head_of_store, store_of};
 use crate::node::error::NodeError;
-use caliburn_engine::{DumpOptions, OpenError, Options, RestoreOptions, Store};
+use caliburn_engine::{DumpOptions, Info, OpenError, Options, RestoreOptions, Store};
 use caliburn_os::simulated::planted;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -36,6 +36,47 @@ pub(crate) struct Replicated {
     pub every: u64,
 }
 
+/// A directory, and how the names of a node's dumps there begin: others may use it.
+#[derive(Debug, Clone)]
+struct Dumps {
+    dir: PathBuf,
+    prefix: String,
+}
+
+impl Dumps {
+    /// Files of dumps of a store that were made, or begun, in the order of where they end.
+    fn of(&self, store: &str) -> Result<Vec<PathBuf>, NodeError> {
+        let (prefix, fail) = (format!("{}{store}", self.prefix), || NodeError::io("list", &self.dir));
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(fail())? {
+            let path = entry.map_err(fail())?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(&prefix) && (name.ends_with(DUMP) || name.ends_with(MAKING)) {
+                found.push(path);
+            }
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// The newest dump of a store.
+    fn newest(&self, node: NodeId, store: &str) -> Result<PathBuf, NodeError> {
+        let whole = |path: &PathBuf| path.to_string_lossy().ends_with(DUMP);
+        self.of(store)?.into_iter().rfind(whole).ok_or_else(|| NodeError::NoDump {
+            node: node.0,
+            store: store.to_owned(),
+            dumps: self.dir.clone(),
+        })
+    }
+}
+
+/// A path beside another one.
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(ending);
+    path.with_file_name(name)
+}
+
 /// A node's log, and where its dumps are.
 #[derive(Debug, Clone)]
 pub(crate) struct Copies {
@@ -43,16 +84,16 @@ pub(crate) struct Copies {
     node: NodeId,
     /// Whose log it was in the beginning.
     named: Option<String>,
-    dumps: PathBuf,
+    dumps: Dumps,
     every: u64,
     /// Held by who makes a dump.
     making: Arc<Mutex<()>>,
 }
 
-/// The identity of the store that is here, if there is one.
-fn store_here(path: &Path) -> Result<Option<String>, NodeError> {
-    match caliburn_engine::info(path) {
-        Ok(info) => Ok(Some(info.id)),
+/// The store that is here, if there is one.
+fn store_here(path: &Path, options: &Options) -> Result<Option<Info>, NodeError> {
+    match options.info(path) {
+        Ok(info) => Ok(Some(info)),
         Err(OpenError::NotAStore { .. }) => Ok(None),
         Err(error) => Err(NodeError::Open(path.to_owned(), error)),
     }
@@ -66,10 +107,23 @@ impl Copies {
         (path, options): (&Path, &Options),
     ) -> Result<(Copies, Incarnation), NodeError> {
         // 1
-        let (named, here) = (store_of(etcd, node).await?, store_here(path)?);
-        let goes_on = named.is_none() || named == here;
-        if let Some(named) = named.as_ref().filter(|_| !goes_on && !how.take_over) {
-            return Err(NodeError::Replaced { node: node.0, path: path.to_owned(), named: named.clone() });
+        let (named, here) = (store_of(etcd, node).await?, store_here(path, options)?);
+        let goes_on = named.is_none() || named == here.as_ref().map(|here| here.id.clone());
+        let dumps = Dumps { dir: how.dumps.clone(), prefix: format!("{}-{}-", etcd.cluster(), node.0) };
+        if let Some(named) = named.as_ref().filter(|_| !goes_on) {
+            if !how.take_over {
+                return Err(NodeError::Replaced {
+                    node: node.0,
+                    path: path.to_owned(),
+                    named: named.clone(),
+                });
+            }
+            // Before the one that may run well is fenced.
+            dumps.newest(node, named)?;
+            if let Some(holder) = here.and_then(|here| here.in_use_by) {
+                let in_use = OpenError::InUse { path: path.to_owned(), holder };
+                return Err(NodeError::Open(path.to_owned(), in_use));
+            }
         }
         // 2
         let life = etcd.begin_life(node, Incarnation(0)).await?;
@@ -77,34 +131,13 @@ impl Copies {
             return Err(NodeError::Stopped("another one has taken over the node at this moment"));
         }
         let log = Arc::new(NodeLog::new(etcd.clone(), node, life));
-        let (dumps, every, making) = (how.dumps.clone(), how.every, Arc::default());
+        let (every, making) = (how.every, Arc::default());
         let copies = Copies { log, node, named, dumps, every, making };
         // 3
         if let Some(named) = copies.named.as_ref().filter(|_| !goes_on) {
             copies.take_over(etcd, named, path, options).await?;
         }
         Ok((copies, life))
-    }
-
-    /// Files of the node's dumps whose names end so.
-    fn files(&self, ending: &str) -> Result<Vec<(String, PathBuf)>, NodeError> {
-        let (prefix, fail) = (format!("{}-", self.node.0), || NodeError::io("list", &self.dumps));
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.dumps).map_err(fail())? {
-            let path = entry.map_err(fail())?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let rest = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(ending));
-            found.extend(rest.map(|rest| (rest.to_owned(), path)));
-        }
-        found.sort_unstable();
-        Ok(found)
-    }
-
-    /// The newest dump of a store: the names tell where they end.
-    fn newest(&self, store: &str) -> Result<Option<PathBuf>, NodeError> {
-        let mut dumps = self.files(DUMP)?;
-        dumps.retain(|(name, _)| name.starts_with(store));
-        Ok(dumps.pop().map(|(_, path)| path))
     }
 
     /// Whether so much of the log has come since the last dump that it is time for another one.
@@ -120,15 +153,17 @@ impl Copies {
         path: &Path,
         options: &Options,
     ) -> Result<(), NodeError> {
-        let no_dump =
-            || NodeError::NoDump { node: self.node.0, store: named.to_owned(), dumps: self.dumps.clone() };
-        let dump = self.newest(named)?.ok_or_else(no_dump)?;
-        if let Some(here) = store_here(path)? {
-            let aside = path.with_extension(format!("{here}.replaced"));
-            fs::rename(path, &aside).map_err(NodeError::io("put aside", path))?;
-            tracing::warn!(aside = %aside.display(), "node {}: the store that was replaced is put aside", self.node.0);
+        let dump = self.dumps.newest(self.node, named)?;
+        if let Some(here) = store_here(path, options)? {
+            let ending = format!(".{}.replaced", here.id);
+            let log = here.log.map(|log| log.path).filter(|log| log.is_absolute() && !log.starts_with(path));
+            for was in log.as_deref().into_iter().chain([path]) {
+                let aside = beside(was, &ending);
+                fs::rename(was, &aside).map_err(NodeError::io("put aside", was))?;
+                tracing::warn!(aside = %aside.display(), "node {}: what was replaced is put aside", self.node.0);
+            }
         }
-        let parts = path.with_extension("parts");
+        let parts = beside(path, &format!(".{named}.parts"));
         _ = fs::remove_dir_all(&parts);
         fs::create_dir_all(&parts).map_err(NodeError::io("make", &parts))?;
         let fetched =
@@ -143,6 +178,15 @@ impl Copies {
         });
         let restored = restoring.await.map_err(|_| NodeError::Stopped("the store could not be made"))??;
         _ = fs::remove_dir_all(&parts);
+        let end = head_of_store(etcd, self.node, named).await?;
+        if !planted("end-of-log-not-compared") && restored.lsn < end {
+            return Err(NodeError::Log(format!(
+                "node {}: etcd has its log up to LSN {end}, and of that only what stands before {} can be read: commits are missing. What could be read is at {}; nothing was deleted",
+                self.node.0,
+                restored.lsn,
+                path.display()
+            )));
+        }
         tracing::info!(
             lsn = restored.lsn,
             undecided = restored.undecided,
@@ -155,31 +199,46 @@ impl Copies {
     /// Steps 4 and 5, or the same later: makes a dump, durably, and lets go what it has of the log.
     pub fn dump(&self, store: &Store) -> Result<(), NodeError> {
         let _one = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        fs::create_dir_all(&self.dumps).map_err(NodeError::io("make", &self.dumps))?;
-        let id = self.log.store();
-        let making = self.dumps.join(format!("{}-{id}{MAKING}", self.node.0));
+        let making = self.dumps.dir.join(format!("{}{}{MAKING}", self.dumps.prefix, self.log.store()));
+        let done = self.dump_to(store, &making);
+        if done.is_err() {
+            _ = fs::remove_file(&making);
+        }
+        done
+    }
+
+    fn dump_to(&self, store: &Store, making: &Path) -> Result<(), NodeError> {
+        let (dir, prefix, id) = (&self.dumps.dir, &self.dumps.prefix, self.log.store());
         let fail = NodeError::io;
-        let mut file = BufWriter::new(File::create(&making).map_err(fail("make", &making))?);
+        fs::create_dir_all(dir).map_err(fail("make", dir))?;
+        let mut file = BufWriter::new(File::create(making).map_err(fail("make", making))?);
         let dumped = store.dump(&DumpOptions::new(), &mut file);
-        let dumped = dumped.map_err(|error| NodeError::Backup(making.clone(), Box::new(error)))?;
-        file.flush().map_err(fail("write", &making))?;
-        file.get_ref().sync_all().map_err(fail("force", &making))?;
-        let made = self.dumps.join(format!("{}-{id}-{:020}{DUMP}", self.node.0, dumped.lsn));
-        fs::rename(&making, &made).map_err(fail("name", &made))?;
-        File::open(&self.dumps).and_then(|dir| dir.sync_all()).map_err(fail("force", &self.dumps))?;
+        let dumped = dumped.map_err(|error| NodeError::Backup(making.to_owned(), Box::new(error)))?;
+        file.flush().map_err(fail("write", making))?;
+        file.get_ref().sync_all().map_err(fail("force", making))?;
+        let made = dir.join(format!("{prefix}{id}-{:020}{DUMP}", dumped.lsn));
+        fs::rename(making, &made).map_err(fail("name", &made))?;
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail("force", dir))?;
         self.log.settle(dumped.lsn).map_err(|error| NodeError::Log(error.to_string()))?;
-        let others = self.files(DUMP)?.into_iter().chain(self.files(MAKING)?);
-        for (_, other) in others.filter(|(_, path)| *path != made) {
-            fs::remove_file(&other).map_err(fail("remove", &other))?;
+        // Of this store, and the one that it has succeeded. Whoever has taken over meanwhile has another one.
+        let former = self.named.iter().filter(|named| **named != id);
+        for store in former.chain([&id]) {
+            for older in self.dumps.of(store)?.into_iter().filter(|path| *path != made) {
+                match fs::remove_file(&older) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(fail("remove", &older)(error));
+                    }
+                    _ => {}
+                }
+            }
         }
         Ok(())
     }
 
-    /// Steps 4 and 5, if the log is not this store's yet.
+    /// Steps 4 and 5, if the log is not this store's yet, or its dumps are gone.
     pub fn settle(&self, store: &Store) -> Result<(), NodeError> {
-        match self.named.as_ref() == Some(&self.log.store()) || planted("log-not-settled") {
-            true => Ok(()),
-            false => self.dump(store),
-        }
+        let own = self.log.store();
+        let settled = self.named.as_ref() == Some(&own) && self.dumps.newest(self.node, &own).is_ok();
+        if settled || planted("log-not-settled") { Ok(()) } else { self.dump(store) }
     }
 }

@@ -174,9 +174,11 @@ impl Node {
         done.map_err(|_| NodeError::Stopped("the node stops"))?
     }
 
-    /// Stops it, and closes its store. What is undecided waits until it runs again.
+    /// Stops it, and closes its store. What is undecided waits until it runs again. If its log is replicated, and
+    /// etcd is away, whoever waits for that is told that nobody knows how it ends.
     pub async fn stop(&self) {
         self.0.stop();
+        self.0.copies.iter().for_each(|copies| copies.log.end());
         let thread = self.0.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         if let Some(thread) = thread {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Whoever waits sends, if nobody does, for all who came before; a thread sends what nobody waits for. Invariants:
-//! the replica has a part of what is forced, and the log keeps what the replica has not: a file says from where on,
-//! for openings that know of no replica, and is moved when much was sent since.
+//! the replica has a part of what is forced, and the log keeps what a file says that the replica has not. Openings
+//! go by that file, also those that know of no replica, so nothing behind its position is let go; it is moved when
+//! truncation wants the room.
 
 use super::Redo;
 use super::backup::hold;
@@ -32,7 +33,7 @@ use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// A part is no longer than this and a record.
@@ -44,6 +45,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Replication {
     replica: Arc<dyn Replica>,
     sending: Mutex<Sending>,
+    noted: Mutex<Noted>,
     /// All before this LSN is there.
     reached: AtomicU64,
     /// Every commit stamped before it is there.
@@ -60,12 +62,16 @@ pub(super) struct Replication {
 }
 
 /// What is the sender's.
+#[derive(Default)]
 struct Sending {
-    /// What the file says.
-    noted: Lsn,
-    since: u64,
     /// It did not answer when it was asked last.
     away: bool,
+}
+
+/// What the file says.
+struct Noted {
+    lsn: Lsn,
+    since: u64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,7 +103,8 @@ impl Replication {
         hold::write(media, dir, store, reached, since, hold::REPLICATED)?;
         Ok(Replication {
             replica: replica.clone(),
-            sending: Mutex::new(Sending { noted: reached, since, away: false }),
+            sending: Mutex::default(),
+            noted: Mutex::new(Noted { lsn: reached, since }),
             reached: AtomicU64::new(reached.0),
             stamped: AtomicU64::new(0),
             forces: Mutex::default(),
@@ -160,6 +167,17 @@ impl Replication {
     }
 }
 
+/// Signals that somebody else may send, also if its holder panics: the others must not sleep for its sake.
+struct CallsToSend<'r>(&'r Replication);
+
+impl Drop for CallsToSend<'_> {
+    fn drop(&mut self) {
+        if !planted("nobody-called-to-send") {
+            self.0.moved.signal();
+        }
+    }
+}
+
 impl Redo {
     /// Waits until the replica has all of the log up to an end, which is forced.
     pub(super) fn wait_replica_end(&self, end: Lsn) -> Result<(), Failure> {
@@ -185,21 +203,24 @@ impl Redo {
                 return Ok(());
             }
             self.not_over()?;
-            match replication.sending.try_lock() {
-                Ok(mut sending) => {
-                    let done = self.send(replication, &mut sending);
-                    drop(sending);
-                    // Who waits, and did not get the lock, may have to send what was forced meanwhile.
-                    if !planted("nobody-called-to-send") {
-                        replication.moved.signal();
-                    }
-                    self.pause(replication, done?);
-                }
-                Err(_) => {
-                    let _waiting = self.storage.meter.durable.begin("the log's replica");
-                    replication.moved.wait(seen, None);
-                }
-            }
+            let sending = match replication.sending.try_lock() {
+                Ok(sending) => Some(sending),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            let Some(sending) = sending else {
+                let _waiting = self.storage.meter.durable.begin("the log's replica");
+                replication.moved.wait(seen, None);
+                continue;
+            };
+            let done = {
+                // Who waits, and did not get the lock, may have to send what was forced meanwhile: told when it is
+                // free.
+                let _calls = CallsToSend(replication);
+                let mut sending = sending;
+                self.send(replication, &mut sending, there)
+            };
+            self.pause(replication, done?);
         }
     }
 
@@ -229,8 +250,10 @@ impl Redo {
             let seen = replication.forced.count();
             // What there is when the store is closed is sent, if the replica answers.
             let over = self.storage.is_over();
-            let done = self.send(replication, &mut lock(&replication.sending));
-            replication.moved.signal();
+            let done = {
+                let _calls = CallsToSend(replication);
+                self.send(replication, &mut lock(&replication.sending), &|| false)
+            };
             match done {
                 _ if over => return replication.wake_all(),
                 Ok(Sent::All) | Err(_) => replication.forced.wait(seen, None),
@@ -239,9 +262,14 @@ impl Redo {
         }
     }
 
-    /// Sends all that is forced, in parts.
-    fn send(&self, replication: &Replication, sending: &mut Sending) -> Result<Sent, Failure> {
-        loop {
+    /// Sends what is forced, in parts, until there is no more, or enough.
+    fn send(
+        &self,
+        replication: &Replication,
+        sending: &mut Sending,
+        enough: &dyn Fn() -> bool,
+    ) -> Result<Sent, Failure> {
+        while !enough() {
             self.storage.failure()?;
             // 1
             let (from, end) = (replication.reached(), self.log.forced());
@@ -279,14 +307,12 @@ impl Redo {
             replication.bytes.fetch_add(to.0 - from.0, Ordering::Relaxed);
             // 4
             replication.reach(to);
-            if to.0 - sending.noted.0 > self.log.capacity() / 8 {
-                self.note_replica(sending, to)?;
-            }
-            if self.log.kept() < self.log.head() {
+            if self.log.kept() < self.log.head() && self.note_is_due(lock(&replication.noted).lsn, to) {
                 // Room was held for it.
                 self.wake_truncation();
             }
         }
+        Ok(Sent::All)
     }
 
     /// The replica does not go on with what this store writes: it fails.
@@ -295,22 +321,37 @@ impl Redo {
         self.fail(MediaError::new("replicate", &*self.log.medium(), from.0, error))
     }
 
+    /// Whether the file is so far behind that it should be moved.
+    fn note_is_due(&self, noted: Lsn, reached: Lsn) -> bool {
+        let behind = reached.0 - noted.0;
+        behind > self.log.capacity() / 16 || behind > 0 && self.is_starved()
+    }
+
+    /// From where on the log is kept for its replica, which truncation asks.
+    pub(super) fn kept_for_replica(&self, replication: &Replication) -> Result<Lsn, MediaError> {
+        let mut noted = lock(&replication.noted);
+        let reached = replication.reached();
+        if self.note_is_due(noted.lsn, reached) {
+            self.note_replica(&mut noted, reached)?;
+        }
+        Ok(instead("noted-not-respected", noted.lsn, reached))
+    }
+
     /// Says durably how far the replica is.
-    fn note_replica(&self, sending: &mut Sending, to: Lsn) -> Result<(), Failure> {
+    fn note_replica(&self, noted: &mut Noted, to: Lsn) -> Result<(), MediaError> {
         let storage = &self.storage;
-        hold::write(&*storage.media, &storage.dir, storage.id, to, sending.since, hold::REPLICATED)
-            .map_err(|e| self.fail(e))?;
-        sending.noted = to;
+        hold::write(&*storage.media, &storage.dir, storage.id, to, noted.since, hold::REPLICATED)?;
+        noted.lsn = to;
         Ok(())
     }
 
     /// The store is being closed, and nobody sends any more.
     pub(super) fn leave_replica(&self) -> Result<(), Failure> {
         let Some(replication) = &self.replication else { return Ok(()) };
-        let mut sending = lock(&replication.sending);
+        let mut noted = lock(&replication.noted);
         let reached = replication.reached();
-        if reached > sending.noted {
-            self.note_replica(&mut sending, reached)?;
+        if reached > noted.lsn {
+            self.note_replica(&mut noted, reached).map_err(|e| self.fail(e))?;
         }
         Ok(())
     }

@@ -218,7 +218,8 @@ impl Redo {
             Ok::<Lsn, MediaError>(held.map_or(Lsn(u64::MAX), |held| held.keeps(kept)))
         };
         let replica = match &self.replication {
-            Some(replication) => Ok(instead("replica-not-kept-for", replication.reached(), Lsn(u64::MAX))),
+            Some(_) if planted("replica-not-kept-for") => Ok(Lsn(u64::MAX)),
+            Some(replication) => self.kept_for_replica(replication),
             None => held(hold::REPLICATED),
         };
         match replica.and_then(|replica| Ok(replica.min(held(hold::ARCHIVED)?))) {

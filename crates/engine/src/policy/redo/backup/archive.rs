@@ -415,12 +415,6 @@ pub fn archive_parts(path: impl AsRef<Path>) -> Result<Vec<ArchivePart>, BackupE
     parts(&Files, path.as_ref())?.iter().map(described).collect()
 }
 
-/// How many bytes a part of an archive must have, by its header: none if they do not begin with one.
-pub fn archive_part_len(bytes: &[u8]) -> Option<u64> {
-    let header = archive::header(bytes).ok()?;
-    Some(archive::HEADER as u64 + u64::from(header.catalog.get()) + (header.to.get() - header.from.get()))
-}
-
 /// The bytes of a part.
 fn load(media: &dyn Media, path: &Path) -> Result<Vec<u8>, BackupError> {
     let medium = media.open(path, false).map_err(BackupError::io("open", path))?;
