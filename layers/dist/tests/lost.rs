@@ -277,6 +277,34 @@ async fn a_node_that_is_well_stays_so() {
     one.1.await.unwrap();
 }
 
+/// A log elsewhere, and a machine that had the node before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_comes_back_to_a_machine_that_had_it() {
+    let Some(place) = Place::new(1) else { return };
+    let cluster = cluster(&addresses(1));
+    let build = |machine: &str| {
+        let mut options = caliburn_engine::Store::options();
+        options.log_path(place.dir.path().join(format!("log-{machine}"))).log_bytes(4 << 20);
+        place.build(&cluster, 1, machine).options(options)
+    };
+    build("a").start().await.unwrap().stop().await;
+    for machine in ["b", "a", "b"] {
+        build(machine).take_over(true).start().await.unwrap().stop().await;
+        build(machine).start().await.unwrap().stop().await;
+    }
+    // Stores and logs that were put aside, and are there.
+    let aside = |path: PathBuf| {
+        let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().ends_with(".replaced")).count()
+    };
+    assert_eq!(
+        aside(place.dir.path().into())
+            + aside(place.dir.path().join("a"))
+            + aside(place.dir.path().join("b")),
+        4
+    );
+}
+
 /// A node stops though etcd is away and a commit waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_stops_without_etcd() {
