@@ -154,6 +154,52 @@ fn a_full_log_is_there_after_a_crash() {
     }
 }
 
+/// What a killed process has left staged, and a log that is full: recovery sends what the replica lacks, for room.
+#[test]
+fn recovery_that_has_no_room_sends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("s"), dir.path().join("copy"));
+    let replica = Arc::new(Elsewhere::default());
+    let mut small = options();
+    small.log_bytes(64 << 10).background(false).copied(true).replica(replica.clone());
+    let store = small.open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    let mut dump = Vec::new();
+    store.dump(&DumpOptions::new(), &mut dump).unwrap();
+    let put = |bytes: usize, value: u8| {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 0, &vec![value; bytes]).unwrap();
+        tx.commit(Class::Process).unwrap();
+    };
+    replica.kept().leave();
+    for value in 1..=2 {
+        put(28_000, value);
+        store.truncate().unwrap();
+    }
+    // Staged, and not in the log.
+    put(28_000, 3);
+    fs::create_dir(&copy).unwrap();
+    for entry in fs::read_dir(&path).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    let away = small.open(&copy).map(drop).map_err(|error| error.to_string());
+    let mut without = options();
+    let without = without.copied(true).open(&copy).map(drop).map_err(|error| error.to_string());
+    replica.kept().away = false;
+    let again = small.open(&copy).unwrap();
+    let value: u8 = again.segment("data").unwrap().map_all().unwrap().load(1000);
+    again.flush_as(Class::Quorum).unwrap();
+    let there = elsewhere(dir.path(), &dump, &replica)[0];
+    // What it has now the first one has not sent: it is not to wait for it.
+    replica.kept().taken = true;
+    drop(region);
+    assert!(store.close().is_err());
+    assert_eq!((value, there), (3, u64::from_le_bytes([3; 8])));
+    assert!(away.unwrap_err().contains("it is away"));
+    assert!(without.unwrap_err().contains("what its replica lacks"));
+}
+
 /// Whoever sends for all does so until what he waits for is there, and not for ever.
 #[test]
 fn a_commit_does_not_send_for_others_without_end() {

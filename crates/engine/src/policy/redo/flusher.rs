@@ -257,7 +257,8 @@ impl Redo {
                 // It never waits for the flush lock, which we hold.
                 self.truncate_as_needed()?;
                 if self.log.kept() < self.log.head() {
-                    // Another thread, or process, archives it; nothing else stands in the way.
+                    // Another thread, or process, archives it; to the replica nobody else sends.
+                    self.send_for_room()?;
                     caliburn_os::sync::sleep(Duration::from_millis(10));
                     continue;
                 }

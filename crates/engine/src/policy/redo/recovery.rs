@@ -53,12 +53,13 @@ use caliburn_log::staged_tail::{self, StageError, StagedTail};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
-use caliburn_os::medium::Medium;
+use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::{even_if, instead, planted, unless};
 use caliburn_os::sync::atomic::AtomicU64;
 use caliburn_os::sync::{Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -75,6 +76,7 @@ pub(super) fn open(opening: Opening<'_>) -> Result<Opened, OpenError> {
         timed("verify_copy", || check::verify(recovery.segments(), &recovery.noted(&scanned)?, watch))?;
     }
     let (log, mut unapplied) = timed("begin_incarnation", || recovery.begin_incarnation(&scanned))?;
+    timed("begin_replica", || recovery.begin_replica(&log))?;
     timed("append_staged", || recovery.append_staged(&log, &mut unapplied, &staged_tail))?;
     recovery.hold_named(&log, &mut unapplied, &staged_tail)?;
     tracing::info!(
@@ -105,6 +107,8 @@ struct Recovery<'o> {
     stage: Arc<dyn Medium>,
     boot: Id,
     prepared: PreparedTable,
+    /// Another machine has the log.
+    replication: Option<Replication>,
     /// What salvage goes on without.
     damage: Option<OpenError>,
 }
@@ -131,7 +135,7 @@ impl<'o> Recovery<'o> {
         let stage = stage.map_err(OpenError::io("open stage", &stage_path))?;
         opening.found.log_lock = claim;
         let prepared = PreparedTable::new();
-        Ok(Recovery { opening, log, status, copied, stage, boot, prepared, damage: None })
+        Ok(Recovery { opening, log, status, copied, stage, boot, prepared, replication: None, damage: None })
     }
 
     fn store(&self) -> Id {
@@ -277,6 +281,18 @@ impl<'o> Recovery<'o> {
         Ok((log, self.noted(scanned)?))
     }
 
+    fn begin_replica(&mut self, log: &Log) -> Result<(), OpenError> {
+        let replica = self.opening.settings.replica();
+        let begin = |replica| Replication::begin(replica, self.of_store(), log);
+        self.replication = replica.map(begin).transpose()?;
+        Ok(())
+    }
+
+    /// Where the store's small files are.
+    fn of_store(&self) -> (&dyn Media, &Path, Id) {
+        (self.opening.media(), self.opening.dir(), self.store())
+    }
+
     /// What the segments may lack of the log.
     fn noted(&self, scanned: &Scanned) -> Result<RedoRanges, MediaError> {
         let capacity = self.status.capacity.get();
@@ -337,6 +353,9 @@ impl<'o> Recovery<'o> {
         }
         drop(all);
         *unapplied = RedoRanges::none(log.tail());
+        if let Some(replication) = &self.replication {
+            replication.catch_up(log, self.of_store())?;
+        }
         self.advance_head(log)?;
         Self::refuse_full(log, prepared::bytes(&self.prepared))?;
         // So that the head can pass where they stand.
@@ -370,7 +389,7 @@ impl<'o> Recovery<'o> {
         }
         let text = match log.kept() < log.head() {
             true => {
-                "what its archive or replica has not got fills the log: archive it (`caliburn archive --now`), or open the store with its replica, in a log that is longer"
+                "what its archive has not got fills the log: archive it (`caliburn archive --now`), then open the store; or what its replica lacks (Options::replica), with which it is to be opened"
             }
             false => "undecided transactions fill the log, which the reserve for them should have prevented",
         };
@@ -416,9 +435,7 @@ impl<'o> Recovery<'o> {
         let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
         let (last, tail) = (staged_tail.last, log.tail());
         marks::forget_beyond(&*storage.media, &storage.dir, &storage.id, tail)?;
-        let of = (&*storage.media, &*storage.dir, storage.id);
-        let replication =
-            settings.replica().map(|replica| Replication::begin(replica, of, &log)).transpose()?;
+
         let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
         // What the segments show is not forced, and their sums may lack it: the head must not pass it without
         // an epoch.
@@ -443,7 +460,7 @@ impl<'o> Recovery<'o> {
             sets: sets.clone(),
             stage,
             log,
-            replication,
+            replication: self.replication,
         };
         Ok(Opened { storage, sets, policy: Box::new(policy), damage: self.damage })
     }

@@ -116,6 +116,31 @@ impl Replication {
         })
     }
 
+    /// Sends all that is forced, before the store is opened: recovery needs the room.
+    pub fn catch_up(&self, log: &Log, of: (&dyn Media, &Path, Id)) -> Result<(), OpenError> {
+        let refused = |why: String| OpenError::Replica {
+            path: of.1.to_owned(),
+            why: format!("what its replica has not got fills the log, and {why}"),
+        };
+        let mut noted = lock(&self.noted);
+        while self.reached() < log.forced() {
+            let from = self.reached();
+            let Some(part) = part(log, of, (from, log.forced()))? else { continue };
+            let at = self.replica.append(&part).map_err(|error| refused(error.to_string()))?;
+            if !(part.from + 1..=part.to).contains(&at) {
+                return Err(refused(format!(
+                    "it goes on at LSN {at}, behind a part from {from} to {}",
+                    part.to
+                )));
+            }
+            self.reach(Lsn(at));
+        }
+        let (media, dir, store) = of;
+        hold::write(media, dir, store, self.reached(), noted.since, hold::REPLICATED)?;
+        noted.lsn = self.reached();
+        Ok(())
+    }
+
     /// All before it is there.
     pub fn reached(&self) -> Lsn {
         Lsn(self.reached.load(Ordering::Acquire))
@@ -243,6 +268,13 @@ impl Redo {
         }
     }
 
+    /// Sends what there is, in a store without the thread that does: the log is full.
+    pub(super) fn send_for_room(&self) -> Result<(), Failure> {
+        let Some(replication) = &self.replication else { return Ok(()) };
+        let _calls = CallsToSend(replication);
+        self.send(replication, &mut lock(&replication.sending), &|| false).map(drop)
+    }
+
     /// The life of the thread that sends.
     pub(super) fn run_replication(&self) {
         let Some(replication) = &self.replication else { return };
@@ -278,7 +310,9 @@ impl Redo {
                 return Ok(Sent::All);
             }
             // 2
-            let Some(part) = self.part(from, end)? else { continue };
+            let of = (&*self.storage.media, &*self.storage.dir, self.storage.id);
+            let part = part(&self.log, of, (from, end)).map_err(|e| self.fail(e))?;
+            let Some(part) = part else { continue };
             let to = Lsn(part.to);
             debug_assert!(to <= self.log.forced(), "the replica has a part of what is forced");
             if planted("replica-reached-early") {
@@ -355,33 +389,34 @@ impl Redo {
         }
         Ok(())
     }
+}
 
-    /// Whole records from one position on. None: the log was moved while it was read.
-    fn part(&self, from: Lsn, end: Lsn) -> Result<Option<ReplicaPart>, Failure> {
-        let (capacity, medium) = (self.log.capacity(), self.log.medium());
-        let mut part = Part::new(from);
-        let read = scan::follow(&*medium, capacity, from..end, |record| {
-            part.push(record);
-            part.len() < PART_BYTES
-        });
-        let moved = || !Arc::ptr_eq(&medium, &self.log.medium()) || capacity != self.log.capacity();
-        match read {
-            _ if moved() => return Ok(None),
-            Err(error) => return Err(self.fail(error)),
-            Ok(position) if part.len() < PART_BYTES && position < end => {
-                let text = format!("no valid record stands at LSN {position}, which was forced");
-                let error = io::Error::new(io::ErrorKind::InvalidData, text);
-                return Err(self.fail(MediaError::new("read the log", &*medium, position.0, error)));
-            }
-            Ok(_) => {}
-        }
-        // Whatever a record names is in the catalog by now.
-        let (media, path) = (&*self.storage.media, self.storage.dir.join(CATALOG));
-        let catalog = media.read(&path).map_err(|e| self.fail(MediaError::of_name("read", path, e)))?;
-        let name = archive::name(from, part.to());
-        let bytes = part.encode(self.storage.id, &catalog);
-        Ok(Some(ReplicaPart { from: from.0, to: part.to().0, name, bytes }))
+/// Whole records of a store's log, from one position on. None: the log was moved while it was read.
+fn part(
+    log: &Log,
+    (media, dir, store): (&dyn Media, &Path, Id),
+    (from, end): (Lsn, Lsn),
+) -> Result<Option<ReplicaPart>, MediaError> {
+    let (capacity, medium) = (log.capacity(), log.medium());
+    let mut part = Part::new(from);
+    let read = scan::follow(&*medium, capacity, from..end, |record| {
+        part.push(record);
+        part.len() < PART_BYTES
+    });
+    if !Arc::ptr_eq(&medium, &log.medium()) || capacity != log.capacity() {
+        return Ok(None);
     }
+    let position = read?;
+    if part.len() < PART_BYTES && position < end {
+        let text = format!("no valid record stands at LSN {position}, which was forced");
+        let error = io::Error::new(io::ErrorKind::InvalidData, text);
+        return Err(MediaError::new("read the log", &*medium, position.0, error));
+    }
+    // Whatever a record names is in the catalog by now.
+    let path = dir.join(CATALOG);
+    let catalog = media.read(&path).map_err(|e| MediaError::of_name("read", path, e))?;
+    let (name, bytes) = (archive::name(from, part.to()), part.encode(store, &catalog));
+    Ok(Some(ReplicaPart { from: from.0, to: part.to().0, name, bytes }))
 }
 
 /// How sending ended.
