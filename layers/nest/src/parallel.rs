@@ -144,6 +144,8 @@ impl<'a, 't, C: Follow<'t>> Parent<'a, 't, C> {
         let Part::Branch(branch) = part else { unreachable!("it began as a branch") };
         if planted("passed-before-adopted") {
             following.take().commit(lock(&self.halves).1);
+            // So that others come in between.
+            std::thread::sleep(std::time::Duration::from_micros(200));
             lock(&self.halves).0.adopt(branch).map_err(Error::from)?;
             return Ok(value);
         }
