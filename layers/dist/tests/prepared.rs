@@ -6,6 +6,10 @@ mod support;
 use caliburn_dist::cluster::Cluster;
 use caliburn_dist::commit::word::{Incarnation, Node as NodeId, Protocol};
 use caliburn_dist::id::Tid;
+use caliburn_dist::keep::etcd::Etcd;
+use caliburn_dist::keep::keeper::Keeper;
+use caliburn_dist::keep::members::{Members, MembersError};
+use caliburn_dist::node::Builder;
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::bank::{AddRequest, TotalRequest};
 use caliburn_dist::proto::caliburn::letter::Word as Said;
@@ -16,6 +20,7 @@ use caliburn_dist::proto::caliburn::{
     News, Outcome, Prepare, Report, Vote, Word,
 };
 use prost::Message;
+use std::path::Path;
 use std::time::Duration;
 use support::{node, serve};
 use tokio::net::TcpListener;
@@ -67,6 +72,26 @@ async fn listen() -> (TcpListener, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_participant_that_has_voted_does_what_it_is_told_when_it_runs_again() {
     let dir = tempfile::tempdir().unwrap();
+    votes_and_is_told(dir.path(), &|node| node, &|| {}).await;
+}
+
+/// Its machine is lost when it has voted, with all that was there: it runs again on another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_participant_whose_machine_is_lost_does_what_it_is_told_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let members = match Members::start(1, dir.path().join("etcd")) {
+        Ok(members) => members,
+        Err(error @ MembersError::NotInstalled) => return println!("not run: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let addresses = members.addresses();
+    let etcd = Etcd::new(addresses.iter().map(String::as_str), "test").unwrap();
+    let (machine, dumps) = (dir.path().join("machine"), dir.path().join("dumps"));
+    let build = |node: Builder| node.keeper(Keeper::Etcd(etcd.clone())).replicated(&dumps).take_over(true);
+    votes_and_is_told(&machine, &build, &|| std::fs::remove_dir_all(&machine).unwrap()).await;
+}
+
+async fn votes_and_is_told(dir: &Path, build: &dyn Fn(Builder) -> Builder, happens: &dyn Fn()) {
     let (listener, address) = listen().await;
     let cluster = Cluster::new("test").node(1, &address).unwrap();
     let (sender, mut letters) = unbounded_channel();
@@ -77,7 +102,7 @@ async fn a_participant_that_has_voted_does_what_it_is_told_when_it_runs_again() 
     for (serial, outcome) in [(1, Outcome::Committed), (2, Outcome::Aborted), (3, Outcome::Committed)] {
         let (listener, address) = listen().await;
         cluster = cluster.node(2, &address).unwrap().server("bank", 2);
-        let participant = node(&cluster, 2, dir.path()).start().await.unwrap();
+        let participant = build(node(&cluster, 2, dir)).start().await.unwrap();
         let serving = serve(&participant, listener);
         let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
         let tid = Tid { coordinator, incarnation, client: 1, serial, protocol: Protocol::Blocking };
@@ -100,10 +125,11 @@ async fn a_participant_that_has_voted_does_what_it_is_told_when_it_runs_again() 
         says(&mut letters, &Said::Vote(Vote::Yes as i32)).await;
         participant.stop().await;
         serving.await.unwrap();
+        happens();
 
         let (listener, address) = listen().await;
         cluster = cluster.node(2, &address).unwrap();
-        let participant = node(&cluster, 2, dir.path()).start().await.unwrap();
+        let participant = build(node(&cluster, 2, dir)).start().await.unwrap();
         let serving = serve(&participant, listener);
         says(&mut letters, &Said::Plain(Word::Inquiry as i32)).await;
         let mut bank = BankClient::new(cluster.channel(NodeId(2)).unwrap());

@@ -91,7 +91,7 @@ pub(crate) trait Recovery: Any + Send + Sync {
     /// Commits what is declared, in class `Process` at least; the set is cleared afterwards. Returns a stamp if
     /// a force makes it survive more.
     fn commit(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError>;
-    /// Whether a commit stamped so survives a power cut.
+    /// Whether a commit stamped so survives what the class names: a power cut, or the loss of the machine.
     fn is_durable(&self, _stamp: u64, _class: Class) -> bool {
         true
     }

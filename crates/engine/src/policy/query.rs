@@ -16,7 +16,7 @@ pub struct Query {
     pub log_bytes: u64,
     /// Bytes in use.
     pub log_used: u64,
-    /// Bytes before those, which are kept until they are archived.
+    /// Bytes before those, which are kept until they are archived, or the log's replica has them.
     pub log_kept: u64,
     /// Bytes that are not forced yet.
     pub log_unforced: u64,

@@ -32,7 +32,7 @@ pub(crate) struct Replicated {
     pub dumps: PathBuf,
     /// Whether a node whose store is not here, or was replaced, is made again.
     pub take_over: bool,
-    /// A dump is made when so many bytes of log have come since the last one.
+    /// A dump is made when etcd holds so many bytes of the log.
     pub every: u64,
 }
 
@@ -157,7 +157,8 @@ impl Copies {
         if let Some(here) = store_here(path, options)? {
             let ending = format!(".{}.replaced", here.id);
             let log = here.log.map(|log| log.path).filter(|log| log.is_absolute() && !log.starts_with(path));
-            for was in log.as_deref().into_iter().chain([path]) {
+            // The log last: a store without its log would be taken for a damaged one by who tries again.
+            for was in [path].into_iter().chain(log.as_deref()) {
                 let aside = beside(was, &ending);
                 fs::rename(was, &aside).map_err(NodeError::io("put aside", was))?;
                 tracing::warn!(aside = %aside.display(), "node {}: what was replaced is put aside", self.node.0);

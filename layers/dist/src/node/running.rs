@@ -54,6 +54,7 @@ impl Inner {
 
     fn stop(&self) {
         self.outside.stop();
+        self.copies.iter().for_each(|copies| copies.log.end());
         // Something for each thread that waits for a call; if there is no room for it, none waits.
         (0..self.level).for_each(|_| _ = self.calls.try_send(Box::new(|_| {})));
         self.further.stop();
@@ -178,7 +179,6 @@ impl Node {
     /// etcd is away, whoever waits for that is told that nobody knows how it ends.
     pub async fn stop(&self) {
         self.0.stop();
-        self.0.copies.iter().for_each(|copies| copies.log.end());
         let thread = self.0.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         if let Some(thread) = thread {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;

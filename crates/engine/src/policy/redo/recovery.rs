@@ -281,6 +281,7 @@ impl<'o> Recovery<'o> {
         Ok((log, self.noted(scanned)?))
     }
 
+    /// Of step 4: the replica goes on where the log does.
     fn begin_replica(&mut self, log: &Log) -> Result<(), OpenError> {
         let replica = self.opening.settings.replica();
         let begin = |replica| Replication::begin(replica, self.of_store(), log);
@@ -435,7 +436,6 @@ impl<'o> Recovery<'o> {
         let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
         let (last, tail) = (staged_tail.last, log.tail());
         marks::forget_beyond(&*storage.media, &storage.dir, &storage.id, tail)?;
-
         let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
         // What the segments show is not forced, and their sums may lack it: the head must not pass it without
         // an epoch.

@@ -81,7 +81,7 @@ pub(in crate::policy::redo) fn read(
     };
     let bad = |defect: String| {
         let text = format!(
-            "{defect}; what is archived is not known. Move the file away, and begin another archive with another dump"
+            "{defect}; how far the log is {name} is not known. Move the file away, and begin another archive, or replica, with another dump"
         );
         fail(io::Error::new(io::ErrorKind::InvalidData, text))
     };
