@@ -207,16 +207,24 @@ pub fn mutants(only: Option<&str>) -> Result<(), String> {
     println!("--- {} planted bugs", chosen.len());
     for planted in &chosen {
         let start = Instant::now();
-        let mut command = match planted.caught_by.split_once(' ') {
-            Some(("test", target)) => cargo(SIM, &format!("test --quiet {target}")),
-            _ if planted.caught_by.starts_with("threads") => Command::new(&shuttle),
-            _ => Command::new(&sim),
-        };
-        if !planted.caught_by.starts_with("test ") {
-            command.args(planted.caught_by.split(' '));
+        let mut outcome = "ESCAPED";
+        // Some tests need two threads to meet, which on a busy machine they may miss. A bug that is caught late is
+        // shown as such: its test wants mending.
+        for late in ["caught", "caught late", "caught late"] {
+            let mut command = match planted.caught_by.split_once(' ') {
+                Some(("test", target)) => cargo(SIM, &format!("test --quiet {target}")),
+                _ if planted.caught_by.starts_with("threads") => Command::new(&shuttle),
+                _ => Command::new(&sim),
+            };
+            if !planted.caught_by.starts_with("test ") {
+                command.args(planted.caught_by.split(' '));
+            }
+            command.env("CALIBURN_PLANTED", &planted.name);
+            outcome = run_planted(command, late)?;
+            if outcome != "ESCAPED" {
+                break;
+            }
         }
-        command.env("CALIBURN_PLANTED", &planted.name);
-        let outcome = outcome(command)?;
         println!(
             "{:34} {:60} {outcome}, {:.0} s",
             planted.name,
@@ -231,7 +239,7 @@ pub fn mutants(only: Option<&str>) -> Result<(), String> {
     if escaped.is_empty() { Ok(()) } else { Err(format!("not caught: {}", escaped.join(", "))) }
 }
 
-fn outcome(mut command: Command) -> Result<&'static str, String> {
+fn run_planted(mut command: Command, caught: &'static str) -> Result<&'static str, String> {
     // What it starts is of its group, and ends with it.
     command.process_group(0);
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).spawn();
@@ -240,7 +248,7 @@ fn outcome(mut command: Command) -> Result<&'static str, String> {
     while Instant::now() < deadline {
         if child.try_wait().map_err(|e| e.to_string())?.is_some() {
             let Output { status, .. } = child.wait_with_output().map_err(|e| e.to_string())?;
-            return Ok(if status.success() { "ESCAPED" } else { "caught" });
+            return Ok(if status.success() { "ESCAPED" } else { caught });
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -475,23 +475,23 @@ fn a_rollback_is_not_taken_for_an_undeclared_store() {
             Store::options().create(true).policy(policy).verify(true).open(dir.path().join("s")).unwrap();
         let region = store.create_segment("data", 65_536).unwrap().map_all().unwrap();
         std::thread::scope(|scope| {
-            let rolls_back = scope.spawn(|| {
-                let mut tx = store.begin(Mode::Restore).unwrap();
-                for number in 0..3000u64 {
-                    let savepoint = tx.savepoint().unwrap();
-                    (0..8).for_each(|page| tx.store(&region, page * 4096, &(number + 1)).unwrap());
-                    tx.rollback_to(&savepoint).unwrap();
-                    tx.release(&savepoint).unwrap();
+            let commits = scope.spawn(|| {
+                for number in 0..5000u64 {
+                    let mut tx = store.begin(Mode::Restore).unwrap();
+                    tx.store(&region, 60_000, &number).unwrap();
+                    tx.commit(Class::Process).unwrap();
                 }
-                tx.commit(Class::Process).unwrap();
             });
+            let mut tx = store.begin(Mode::Restore).unwrap();
             let mut number = 0u64;
-            while !rolls_back.is_finished() {
-                let mut tx = store.begin(Mode::Restore).unwrap();
-                tx.store(&region, 60_000, &number).unwrap();
-                tx.commit(Class::Process).unwrap();
+            while !commits.is_finished() {
+                let savepoint = tx.savepoint().unwrap();
+                (0..8).for_each(|page| tx.store(&region, page * 4096, &(number + 1)).unwrap());
+                tx.rollback_to(&savepoint).unwrap();
+                tx.release(&savepoint).unwrap();
                 number += 1;
             }
+            tx.commit(Class::Process).unwrap();
         });
     }
 }
