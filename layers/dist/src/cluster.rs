@@ -2,6 +2,7 @@
 //! followed in etcd ([`Names`](crate::keep::names::Names)).
 
 use crate::commit::word::Node;
+use crate::credentials::{Credentials, CredentialsError, is_label, node_name};
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tonic::transport::{Channel, Endpoint};
@@ -10,6 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 #[derive(Debug, Clone)]
 pub struct Cluster {
     id: Arc<str>,
+    credentials: Option<Credentials>,
     known: Arc<RwLock<BTreeMap<Node, Known>>>,
 }
 
@@ -24,8 +26,11 @@ struct Known {
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum NameError {
     /// An address.
-    #[error("{0:?} is not an address such as http://10.0.0.1:4100")]
-    Address(String),
+    #[error("{0:?} is not an address such as {1}://10.0.0.1:4100")]
+    Address(String, &'static str),
+    /// Credentials that can't be used.
+    #[error("the cluster's credentials: {0}")]
+    Credentials(String),
     /// A server.
     #[error("no server is called {0:?}; there are {1:?}")]
     Server(String, Vec<String>),
@@ -37,17 +42,48 @@ pub enum NameError {
 /// Bytes of the headers of calls and answers, in which the news are.
 pub(crate) const HEADERS: u32 = 1 << 20;
 
-fn connect(address: &str) -> Result<Channel, NameError> {
-    let endpoint = Endpoint::from_shared(address.to_owned());
-    let endpoint = endpoint.map_err(|_| NameError::Address(address.to_owned()))?;
-    let endpoint = endpoint.connect_timeout(std::time::Duration::from_secs(2));
-    Ok(endpoint.http2_max_header_list_size(HEADERS).connect_lazy())
+/// The last of an error's causes, which says most.
+pub(crate) fn root(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), root)
 }
 
 impl Cluster {
     /// One without nodes. Those of clusters with different names refuse each other's messages.
     pub fn new(id: impl Into<String>) -> Cluster {
-        Cluster { id: id.into().into(), known: Arc::default() }
+        Cluster { id: id.into().into(), credentials: None, known: Arc::default() }
+    }
+
+    /// One whose nodes and programs know each other by certificates, and talk in secret. Addresses are
+    /// `https://...`; a node must show the certificate of its number, wherever it is.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Cluster`].
+    pub fn secured(id: impl Into<String>, credentials: Credentials) -> Result<Cluster, CredentialsError> {
+        let cluster = Cluster { credentials: Some(credentials), ..Cluster::new(id) };
+        match is_label(&cluster.id) {
+            true => Ok(cluster),
+            false => Err(CredentialsError::Cluster(cluster.id.to_string())),
+        }
+    }
+
+    /// What its members show each other, if they do.
+    pub(crate) fn credentials(&self) -> Option<&Credentials> {
+        self.credentials.as_ref()
+    }
+
+    fn connect(&self, node: Node, address: &str) -> Result<Channel, NameError> {
+        let scheme = if self.credentials.is_some() { "https" } else { "http" };
+        let no_address = || NameError::Address(address.to_owned(), scheme);
+        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| no_address())?;
+        if endpoint.uri().scheme_str() != Some(scheme) {
+            return Err(no_address());
+        }
+        let mut endpoint = endpoint.connect_timeout(std::time::Duration::from_secs(2));
+        if let Some(credentials) = &self.credentials {
+            let tls = credentials.client(Some(node_name(&self.id, node.0)));
+            endpoint = endpoint.tls_config(tls).map_err(|error| NameError::Credentials(root(&error)))?;
+        }
+        Ok(endpoint.http2_max_header_list_size(HEADERS).connect_lazy())
     }
 
     fn known(&self) -> RwLockReadGuard<'_, BTreeMap<Node, Known>> {
@@ -63,7 +99,7 @@ impl Cluster {
     /// # Errors
     /// [`NameError::Address`].
     pub fn node(self, number: u64, address: &str) -> Result<Cluster, NameError> {
-        let address = (address.to_owned(), connect(address)?);
+        let address = (address.to_owned(), self.connect(Node(number), address)?);
         self.known_mut().entry(Node(number)).or_default().address = Some(address);
         Ok(self)
     }
@@ -84,7 +120,7 @@ impl Cluster {
         // A connection that is there stays.
         let address = match before.filter(|(before, _)| before == address) {
             Some(same) => same,
-            None => (address.to_owned(), connect(address)?),
+            None => (address.to_owned(), self.connect(node, address)?),
         };
         known.insert(node, Known { address: Some(address), servers });
         Ok(())
@@ -159,6 +195,6 @@ mod tests {
         assert!(matches!(cluster.find("bank@3"), Err(NameError::Server(..))));
         assert!(matches!(cluster.find("shop"), Err(NameError::Server(..))));
         assert!(matches!(cluster.channel(Node(2)), Err(NameError::Node(2, _))));
-        assert!(matches!(Cluster::new("c").node(1, "no address"), Err(NameError::Address(_))));
+        assert!(matches!(Cluster::new("c").node(1, "no address"), Err(NameError::Address(..))));
     }
 }

@@ -10,6 +10,7 @@
 //! members keeps what it has forced, and agrees. Not trusted: what one of them serves; values have a checksum.
 
 use crate::commit::word::{Incarnation, Node, Participants, Slot, Stay};
+use crate::credentials::Credentials;
 use crate::id::{TID_BYTES, Tid};
 use crate::keep::claim::{Claim, Kept};
 use crate::proto::etcd::kv_client::KvClient;
@@ -62,9 +63,33 @@ impl Etcd {
     /// # Errors
     /// [`KeepError::Address`].
     pub fn new<'m>(members: impl IntoIterator<Item = &'m str>, cluster: &str) -> Result<Etcd, KeepError> {
+        Etcd::connect(members, cluster, None)
+    }
+
+    /// The same, at `https://...`: they show certificates of the credentials' authority for the hosts of their
+    /// addresses, and are shown one.
+    ///
+    /// # Errors
+    /// [`KeepError::Address`].
+    pub fn secured<'m>(
+        members: impl IntoIterator<Item = &'m str>,
+        cluster: &str,
+        credentials: &Credentials,
+    ) -> Result<Etcd, KeepError> {
+        Etcd::connect(members, cluster, Some(credentials))
+    }
+
+    fn connect<'m>(
+        members: impl IntoIterator<Item = &'m str>,
+        cluster: &str,
+        credentials: Option<&Credentials>,
+    ) -> Result<Etcd, KeepError> {
         let endpoint = |member: &str| {
-            let endpoint = Endpoint::from_shared(member.to_owned());
-            let endpoint = endpoint.map_err(|error| KeepError::Address(member.to_owned(), error))?;
+            let no_address = |error| KeepError::Address(member.to_owned(), error);
+            let mut endpoint = Endpoint::from_shared(member.to_owned()).map_err(no_address)?;
+            if let Some(credentials) = credentials {
+                endpoint = endpoint.tls_config(credentials.client(None)).map_err(no_address)?;
+            }
             Ok(endpoint.connect_timeout(Duration::from_secs(2)).timeout(Duration::from_secs(5)))
         };
         let endpoints = members.into_iter().map(endpoint).collect::<Result<Vec<_>, KeepError>>()?;

@@ -12,6 +12,7 @@
 //! | `pool` | threads for calls that must not wait for one |
 //! | `running` | a node that runs, as its servers have it |
 //! | `serve` | the interface for programs and other nodes |
+//! | `guard` | who may call what |
 //! | `error` | why a node does not run |
 //! | `replicated` | a node whose log other machines have too |
 //! | `open` | a node that is to run |
@@ -20,6 +21,7 @@ pub mod call;
 pub(crate) mod core;
 mod deadlocks;
 mod error;
+mod guard;
 mod ledger;
 mod open;
 pub(crate) mod outside;

@@ -14,6 +14,7 @@ use crate::node::outside::{DECIDING, Decision, Hooks, Outside};
 use crate::node::pool::Pool;
 use crate::node::replicated::{Copies, Replicated};
 use crate::node::running::{Inner, Job, Node, alone};
+use crate::rights::Rights;
 use caliburn_engine::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -85,6 +86,7 @@ pub struct Builder {
     keeper: Option<Keeper>,
     first: Option<First>,
     replicated: Option<Replicated>,
+    rights: Option<Rights>,
     hooks: Hooks,
 }
 
@@ -102,6 +104,7 @@ impl Node {
             keeper: None,
             first: None,
             replicated: None,
+            rights: None,
             hooks: Hooks::default(),
         }
     }
@@ -151,6 +154,12 @@ impl Builder {
     /// How many calls are executed at one time; further ones wait, then are refused. 16 unless told.
     pub fn level(mut self, level: usize) -> Builder {
         self.level = level.max(1);
+        self
+    }
+
+    /// What users may call of its data servers. Without, whoever has a certificate of the cluster's may call all.
+    pub fn rights(mut self, rights: Rights) -> Builder {
+        self.rights = Some(rights);
         self
     }
 
@@ -206,7 +215,7 @@ impl Builder {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
         let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
-        let (keeper, first, hooks) = (self.keeper, self.first, self.hooks);
+        let (keeper, first, hooks, rights) = (self.keeper, self.first, self.hooks, self.rights);
         let replicated = match (&self.replicated, &keeper) {
             (None, _) => None,
             (Some(how), Some(Keeper::Etcd(etcd))) => {
@@ -256,8 +265,15 @@ impl Builder {
             Ok((outside, calls, further)) => {
                 tokio::spawn(outside.clone().sweep(SWEEP));
                 tokio::spawn(outside.clone().chase(patience.chase));
-                let inner =
-                    Inner { outside, calls, further, level, thread: Mutex::new(Some(thread)), copies };
+                let inner = Inner {
+                    outside,
+                    calls,
+                    further,
+                    level,
+                    thread: Mutex::new(Some(thread)),
+                    copies,
+                    rights,
+                };
                 let node = Node(Arc::new(inner));
                 if node.0.copies.is_some() {
                     tokio::spawn(keep_dumping(Arc::downgrade(&node.0)));

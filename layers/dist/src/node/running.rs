@@ -9,6 +9,7 @@ use crate::node::error::NodeError;
 use crate::node::outside::Outside;
 use crate::node::pool::Pool;
 use crate::node::replicated::Copies;
+use crate::rights::Rights;
 use crate::scope::{Scope, Untold};
 use crate::wire::{self, Context};
 use std::collections::BTreeMap;
@@ -36,6 +37,7 @@ pub(crate) struct Inner {
     pub level: usize,
     pub thread: Mutex<Option<JoinHandle<()>>>,
     pub copies: Option<Copies>,
+    pub rights: Option<Rights>,
 }
 
 impl Inner {

@@ -1,7 +1,9 @@
 //! The interface that a node has for programs and other nodes, served together with those of its data servers.
 
-use crate::cluster::HEADERS;
+use crate::cluster::{HEADERS, root};
 use crate::commit::word::{Node as NodeId, Outcome};
+use crate::credentials::Peer;
+use crate::node::guard::{Guard, is_from};
 use crate::node::outside::Decision;
 use crate::node::running::Node;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
@@ -9,14 +11,27 @@ use crate::proto::caliburn::{
     AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard, Letters,
 };
 use crate::wire;
+use caliburn_os::simulated::unless;
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
 
 /// See `proto/caliburn.proto`.
-struct Service(Node);
+struct Service(Node, Arc<Clients>);
+
+/// Whose the programs are that are attached, where that is known.
+#[derive(Default)]
+struct Clients(Mutex<HashMap<u64, Peer>>);
+
+impl Clients {
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Peer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 #[tonic::async_trait]
 impl NodeService for Service {
@@ -28,6 +43,9 @@ impl NodeService for Service {
         let outside = node.0.outside.clone();
         outside.goes_on()?;
         let client = outside.next_client();
+        let clients = self.1.clone();
+        let peer = request.extensions().get::<Peer>().cloned();
+        peer.into_iter().for_each(|peer| _ = clients.all().insert(client, peer));
         let (sender, stream) = mpsc::channel(1);
         let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client };
         let (come, has_come) = oneshot::channel();
@@ -41,6 +59,7 @@ impl NodeService for Service {
                 () = sender.closed() => {}
                 _ = stopped.wait_for(|stopped| *stopped) => {}
             }
+            clients.all().remove(&client);
             outside.decide(Decision::Goes(client));
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -49,10 +68,14 @@ impl NodeService for Service {
     async fn end(&self, request: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
         let outside = self.0.0.outside.clone();
         outside.goes_on()?;
+        let peer = request.extensions().get::<Peer>().cloned();
         let EndRequest { tid, commit, report, below } = request.into_inner();
         let (tid, report) = (wire::tid(&tid)?, wire::report_from(report.unwrap_or_default())?);
         if (tid.coordinator, tid.incarnation) != (outside.own, outside.incarnation) {
             return Err(Status::aborted("it was begun in another life of this node, or at another one"));
+        }
+        if unless("ended-by-anybody", self.1.all().get(&tid.client) != peer.as_ref()) {
+            return Err(Status::permission_denied("the transaction was begun by another program"));
         }
         outside.can(tid.protocol)?;
         let told = outside.wait_for(tid);
@@ -73,6 +96,7 @@ impl NodeService for Service {
 
     async fn deliver(&self, request: Request<Letters>) -> Result<Response<Delivered>, Status> {
         let node = &self.0;
+        is_from(&request, NodeId(request.get_ref().from))?;
         let Letters { cluster, from, to, letters } = request.into_inner();
         node.same_cluster(&cluster)?;
         let (from, own) = (NodeId(from), node.0.outside.own);
@@ -94,8 +118,13 @@ pub enum ServeError {
     /// The address could not be had.
     #[error("{0}: {1}")]
     Address(SocketAddr, std::io::Error),
-    /// Connections could not be.
-    #[error(transparent)]
+    /// It has no certificate, and others than programs on this machine could reach it.
+    #[error(
+        "{0}: without certificates only loopback is served; give the cluster credentials (Cluster::secured)"
+    )]
+    Exposed(SocketAddr),
+    /// Connections could not be, or credentials not be used.
+    #[error("{}", root(.0))]
     Transport(#[from] tonic::transport::Error),
     /// The node has failed: its store, or another process lives its life.
     #[error("{0}")]
@@ -103,18 +132,20 @@ pub enum ServeError {
 }
 
 impl Node {
-    /// The services of this node and of its data servers, for a server that the program has.
+    /// The services of this node and of its data servers, for a server that the program has. It is the program then
+    /// that keeps others out: certificates and rights are looked at by [`Node::serve`] only.
     pub fn routes(&self, add: impl FnOnce(&mut RoutesBuilder)) -> Routes {
         let mut routes = Routes::builder();
-        routes.add_service(NodeServer::new(Service(self.clone())));
+        routes.add_service(NodeServer::new(Service(self.clone(), Arc::default())));
         add(&mut routes);
         routes.routes()
     }
 
-    /// Serves its data servers at an address, until it is stopped.
+    /// Serves its data servers at an address, until it is stopped: those that show a certificate of the cluster's,
+    /// if it has [credentials](crate::cluster::Cluster::secured); else programs on this machine, and no others.
     ///
     /// # Errors
-    /// When the address can't be had; when the node has failed.
+    /// When the address can't be had, or is not loopback and there are no credentials; when the node has failed.
     pub async fn serve(
         &self,
         address: SocketAddr,
@@ -133,14 +164,27 @@ impl Node {
         listener: tokio::net::TcpListener,
         add: impl FnOnce(&mut RoutesBuilder),
     ) -> Result<(), ServeError> {
+        let cluster = &self.0.outside.cluster;
+        let mut server = tonic::transport::Server::builder().http2_max_header_list_size(HEADERS);
+        let guarded = match (cluster.credentials(), listener.local_addr()) {
+            (Some(credentials), _) => {
+                server = server.tls_config(credentials.server())?;
+                Some(cluster.id().into())
+            }
+            (None, Ok(address)) if !address.ip().is_loopback() => return Err(ServeError::Exposed(address)),
+            (None, _) => {
+                tracing::info!("node {} serves loopback only, having no certificate", self.number());
+                None
+            }
+        };
+        let guard = Guard { cluster: guarded, rights: self.0.rights.clone() };
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         let mut stopped = self.0.outside.stopped.subscribe();
         let until = async move {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         };
         let routes = self.routes(add);
-        let server =
-            tonic::transport::Server::builder().http2_max_header_list_size(HEADERS).add_routes(routes);
+        let server = server.layer(guard).add_routes(routes);
         server.serve_with_incoming_shutdown(incoming, until).await?;
         match self.0.outside.failure() {
             Some(why) => Err(ServeError::Failed(why.to_owned())),

@@ -1,0 +1,114 @@
+//! Who may call what: before a call reaches a service.
+
+use crate::commit::word::Node as NodeId;
+use crate::credentials::Peer;
+use crate::rights::Rights;
+use caliburn_os::simulated::unless;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tower_layer::Layer;
+
+/// What programs may ask of a node itself.
+const PROGRAMS: &str = "/caliburn.v1.Node/";
+const NODES_ONLY: &str = "/caliburn.v1.Node/Deliver";
+
+/// Lets through whom the cluster knows, to what they have rights to.
+#[derive(Debug, Clone)]
+pub(crate) struct Guard {
+    /// If peers have certificates.
+    pub cluster: Option<Arc<str>>,
+    pub rights: Option<Rights>,
+}
+
+impl Guard {
+    /// Who calls.
+    ///
+    /// # Errors
+    /// When that is nobody of the cluster, or has no right to it.
+    fn admit(&self, request: &http::Request<Body>) -> Result<Option<Peer>, Status> {
+        let Some(cluster) = &self.cluster else { return Ok(None) };
+        let connection = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>();
+        let certificates = connection.and_then(|connection| connection.peer_certs());
+        let certificate = certificates.as_ref().and_then(|all| all.first());
+        let certificate =
+            certificate.ok_or_else(|| Status::unauthenticated("the peer has shown no certificate"))?;
+        let peer = Peer::of(cluster, certificate).ok_or_else(|| {
+            Status::unauthenticated(format!(
+                "the peer's certificate names no node and no user of cluster {cluster:?}"
+            ))
+        })?;
+        let path = request.uri().path();
+        match &peer {
+            Peer::Node(_) => {}
+            Peer::User(_) if path == NODES_ONLY => {
+                return Err(Status::permission_denied(format!("{peer}: only nodes may do this")));
+            }
+            Peer::User(_) if path.starts_with(PROGRAMS) => {}
+            Peer::User(user) => {
+                let operation = path.trim_start_matches('/');
+                let may = self.rights.as_ref().is_none_or(|rights| rights.permits(user, operation));
+                if unless("rights-unchecked", !may) {
+                    return Err(Status::permission_denied(format!("{peer} has no right to {operation}")));
+                }
+            }
+        }
+        Ok(Some(peer))
+    }
+}
+
+/// That a message comes from the node that it names.
+///
+/// # Errors
+/// When its certificate is another's.
+pub(crate) fn is_from<M>(request: &tonic::Request<M>, node: NodeId) -> Result<(), Status> {
+    match request.extensions().get::<Peer>() {
+        Some(peer) if unless("senders-believed", *peer != Peer::Node(node)) => {
+            Err(Status::permission_denied(format!("{peer} speaks for node {}", node.0)))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl<S> Layer<S> for Guard {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { guard: self.clone(), inner }
+    }
+}
+
+/// Services behind a guard.
+#[derive(Debug, Clone)]
+pub(crate) struct Guarded<S> {
+    guard: Guard,
+    inner: S,
+}
+
+impl<S> Service<http::Request<Body>> for Guarded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>> + Send,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        match self.guard.admit(&request) {
+            Ok(peer) => {
+                peer.into_iter().for_each(|peer| _ = request.extensions_mut().insert(peer));
+                Box::pin(self.inner.call(request))
+            }
+            Err(status) => Box::pin(async move { Ok(status.into_http()) }),
+        }
+    }
+}
