@@ -28,6 +28,12 @@ pub enum NameError {
     /// An address.
     #[error("{0:?} is not an address such as {1}://10.0.0.1:4100")]
     Address(String, &'static str),
+    /// A file of nodes that can't be read.
+    #[error("{0}: {1}")]
+    File(String, String),
+    /// A line of it.
+    #[error("{0}, line {1}: {2}; a line is: number address server ...")]
+    Line(String, usize, String),
     /// Credentials that can't be used.
     #[error("the cluster's credentials: {0}")]
     Credentials(String),
@@ -98,9 +104,35 @@ impl Cluster {
     ///
     /// # Errors
     /// [`NameError::Address`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
     pub fn node(self, number: u64, address: &str) -> Result<Cluster, NameError> {
         let address = (address.to_owned(), self.connect(Node(number), address)?);
         self.known_mut().entry(Node(number)).or_default().address = Some(address);
+        Ok(self)
+    }
+
+    /// Adds the nodes and servers of a file: for one or two nodes that need no etcd. A line each: number, address,
+    /// names of servers, with blanks between; `#` begins a comment.
+    ///
+    /// # Errors
+    /// [`NameError::File`], [`NameError::Line`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn read_nodes(mut self, path: &std::path::Path) -> Result<Cluster, NameError> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| NameError::File(path.display().to_string(), error.to_string()))?;
+        for (number, line) in (1..).zip(text.lines()) {
+            let wrong = |what: String| NameError::Line(path.display().to_string(), number, what);
+            let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+            let Some(first) = words.next() else { continue };
+            let node = first.parse().map_err(|_| wrong(format!("{first:?} is no node's number")))?;
+            let address = words.next().ok_or_else(|| wrong(format!("node {node} has no address")))?;
+            self = self.node(node, address).map_err(|error| wrong(error.to_string()))?;
+            self = words.fold(self, |cluster, server| cluster.server(server, node));
+        }
         Ok(self)
     }
 
@@ -184,6 +216,24 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn nodes_are_read_from_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nodes");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Cluster::new("c").read_nodes(&path)
+        };
+        let cluster = read("# ours\n\n1 http://a:1 bank shop  # the first\n 2\thttp://b:2 bank\n").unwrap();
+        assert_eq!((cluster.all("bank"), cluster.find("shop")), (vec![Node(1), Node(2)], Ok(Node(1))));
+        let line = |text: &str| read(text).map(|_| ()).unwrap_err().to_string();
+        assert!(line("1 http://a:1\none http://b:1\n").contains("line 2: \"one\" is no node's number"));
+        assert!(line("1\n").contains("line 1: node 1 has no address"));
+        assert!(line("1 a b\n").contains("line 1: \"a\" is not an address"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(Cluster::new("c").read_nodes(&path), Err(NameError::File(..))));
+    }
 
     #[tokio::test]
     async fn servers_are_found_by_name_and_node() {

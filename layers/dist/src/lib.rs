@@ -16,6 +16,8 @@ pub mod client;
 pub mod cluster;
 pub mod commit;
 pub mod credentials;
+pub mod daemon;
+pub mod data_server;
 pub mod family;
 pub mod host;
 pub mod id;

@@ -3,6 +3,7 @@
 mod archive;
 mod check;
 mod compact;
+mod configuration;
 mod create;
 mod demo;
 mod dump;
@@ -14,6 +15,7 @@ mod log;
 mod mend;
 mod metrics;
 mod moving;
+mod node;
 mod nodes;
 mod progress;
 mod rdsinit;
@@ -118,6 +120,8 @@ enum Command {
     Show(show::Arguments),
     /// Write typed objects down as lines of JSON, or CBOR, without the program that made them.
     Export(export::Arguments),
+    /// Run a machine's node, with data servers that it supervises; administer one.
+    Node(node::Arguments),
     /// List typed objects that no root reaches, or free them: exit 0 none, 1 some, 2 could not look.
     Leaks(leaks::Arguments),
     /// Search and print the history of modifications that the log holds.
@@ -130,6 +134,9 @@ enum Command {
     DemoWorker(demo::Worker),
     #[command(hide = true)]
     DemoNode(nodes::NodeProcess),
+    /// A data server to try `node` with: told by its environment.
+    #[command(hide = true)]
+    BankServer,
 }
 
 /// The command of the line. Called by the name of one of RVM's tools, this is that tool.
@@ -148,6 +155,8 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::DemoWorker(arguments) => demo::work(&arguments),
         Command::DemoNode(arguments) => nodes::work(&arguments),
+        Command::Node(arguments) => node::run(&arguments),
+        Command::BankServer => node::bank_server(),
         Command::Create(arguments) => create::store(&arguments),
         Command::AddSegment(arguments) => create::segment(&arguments),
         Command::Info(arguments) => info::run(&arguments),

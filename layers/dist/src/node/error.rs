@@ -14,6 +14,16 @@ pub enum NodeError {
     /// A segment.
     #[error("segment {0:?}: {1}")]
     Segment(String, Box<dyn std::error::Error + Send + Sync>),
+    /// Its segments and its log are more than it may have.
+    #[error("node {node} has a quota of {quota} bytes, and its segments and its log take {needed}")]
+    Quota {
+        /// The node.
+        node: u64,
+        /// What it may have.
+        quota: u64,
+        /// What it would.
+        needed: u64,
+    },
     /// Its life could not be remembered.
     #[error(transparent)]
     Commit(#[from] caliburn_engine::CommitError),

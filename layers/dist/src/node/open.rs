@@ -87,6 +87,7 @@ pub struct Builder {
     first: Option<First>,
     replicated: Option<Replicated>,
     rights: Option<Rights>,
+    quota: Option<u64>,
     hooks: Hooks,
 }
 
@@ -105,6 +106,7 @@ impl Node {
             first: None,
             replicated: None,
             rights: None,
+            quota: None,
             hooks: Hooks::default(),
         }
     }
@@ -154,6 +156,12 @@ impl Builder {
     /// How many calls are executed at one time; further ones wait, then are refused. 16 unless told.
     pub fn level(mut self, level: usize) -> Builder {
         self.level = level.max(1);
+        self
+    }
+
+    /// Bytes that its segments and its log may have together; it does not start with more.
+    pub fn quota(mut self, bytes: u64) -> Builder {
+        self.quota = Some(bytes);
         self
     }
 
@@ -215,7 +223,8 @@ impl Builder {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
         let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
-        let (keeper, first, hooks, rights) = (self.keeper, self.first, self.hooks, self.rights);
+        let (keeper, first, hooks, rights, quota) =
+            (self.keeper, self.first, self.hooks, self.rights, self.quota);
         let replicated = match (&self.replicated, &keeper) {
             (None, _) => None,
             (Some(how), Some(Keeper::Etcd(etcd))) => {
@@ -228,8 +237,17 @@ impl Builder {
             }
         };
         let (copies, begun_life) = replicated.unzip();
-        let opening =
-            Opening { number, path, options, segments, level, patience, first, copies: copies.clone() };
+        let opening = Opening {
+            number,
+            path,
+            options,
+            segments,
+            level,
+            patience,
+            first,
+            quota,
+            copies: copies.clone(),
+        };
         let thread = std::thread::Builder::new().name(format!("caliburn-node-{number}"));
         let thread = thread.spawn(move || opening.run(ready, may_begin)).expect("a thread can be had");
         let begun = async {
@@ -297,6 +315,7 @@ struct Opening {
     level: usize,
     patience: Patience,
     first: Option<First>,
+    quota: Option<u64>,
     copies: Option<Copies>,
 }
 
@@ -344,6 +363,7 @@ impl Opening {
     ) -> Result<(), NodeError> {
         let store = self.options.clone().create(true).open(&self.path);
         let store = store.map_err(|error| NodeError::Open(self.path.clone(), error))?;
+        self.is_within(&store)?;
         let map = |name: &str, bytes: u64| {
             let segment = store.segment_or_create(name, bytes);
             let segment = segment.map_err(|error| NodeError::Segment(name.to_owned(), Box::new(error)))?;
@@ -380,6 +400,14 @@ impl Opening {
             tracing::warn!("node {}: its store was not closed in good order: {error}", self.number);
         }
         Ok(())
+    }
+
+    /// Before anything is made that would be too much.
+    fn is_within(&self, store: &Store) -> Result<(), NodeError> {
+        let Some(quota) = self.quota else { return Ok(()) };
+        let segments = self.segments.iter().map(|(_, bytes)| *bytes).sum::<u64>() + ledger::SEGMENT_BYTES;
+        let needed = segments.saturating_add(store.query().log_bytes);
+        if needed <= quota { Ok(()) } else { Err(NodeError::Quota { node: self.number, quota, needed }) }
     }
 
     /// Until it stops.

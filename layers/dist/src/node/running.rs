@@ -81,6 +81,11 @@ impl Node {
         self.0.outside.own.0
     }
 
+    /// Its life: how often it was begun.
+    pub fn incarnation(&self) -> u64 {
+        self.0.outside.incarnation.0
+    }
+
     /// Registers it in its keeper's etcd with its address and its servers, as long as it runs: for those that
     /// [follow](crate::keep::names::Names) the names. Nothing happens without an etcd.
     pub fn announce<'n>(&self, address: &str, servers: impl IntoIterator<Item = &'n str>) {

@@ -1,0 +1,225 @@
+//! A machine's node: coordinates transactions, supervises data servers, and is administered (Camelot, section 3.2).
+//!
+//! ```text
+//!   daemon (a process): node server, in recoverable memory: data servers, users
+//!      |  starts, watches, restarts
+//!      |---- data server (a process): store, log, a number of its own in the cluster
+//!      '---- data server
+//! ```
+//!
+//! | module | noun |
+//! |---|---|
+//! | `keeping` | what is done to keep a server running |
+//! | `table` | what the node server remembers |
+//! | `events` | what has happened |
+//! | `process` | a server's process |
+//! | `service` | the interface for administrators |
+
+mod events;
+mod keeping;
+mod process;
+mod service;
+mod table;
+
+use crate::cluster::Cluster;
+use crate::data_server::{DataServer, Environment, EnvironmentError, meet};
+use crate::node::{Node, NodeError};
+use crate::proto::admin::admin_server::AdminServer;
+use crate::proto::admin::{Neighbour, Server, Surroundings, User};
+use events::Events;
+use process::{Around, Kept};
+use service::{Changes, Service};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::{Request, Status};
+
+/// Why a daemon does not run, or not any longer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaemonError {
+    /// What it was told.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// Its node.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// Its directory.
+    #[error("{0}: {1}")]
+    Directory(PathBuf, std::io::Error),
+    /// What the node server remembers.
+    #[error("the node server: {0}")]
+    Table(Status),
+}
+
+/// Runs a node in this process, until it is told to stop (SIGTERM, SIGINT), or `stop` is over: then its data
+/// servers are stopped, and started again when it is.
+///
+/// `environment`: its store is the daemon's directory. `administrator`: the user who may do everything; without
+/// certificates, programs on this machine may.
+///
+/// # Errors
+/// [`DaemonError`].
+pub async fn run(
+    environment: Environment,
+    administrator: Option<String>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), DaemonError> {
+    let dir = environment.store.clone();
+    for part in ["run", "logs", "servers"] {
+        let path = dir.join(part);
+        std::fs::create_dir_all(&path).map_err(|error| DaemonError::Directory(path, error))?;
+    }
+    let path = dir.join("events.log");
+    let events = Events::open(path.clone()).map_err(|error| DaemonError::Directory(path, error))?;
+    let told = Environment { store: dir.join("store"), daemon: None, ..environment.clone() };
+    let data_server = DataServer::new(told).await?;
+    let changes = Arc::new(Changes::default());
+    let (committed, aborted) = (changes.clone(), changes.clone());
+    let node = data_server.builder().segment(table::SEGMENT, table::SEGMENT_BYTES);
+    let node =
+        node.on_commit(move |tid| committed.ended(tid, true)).on_abort(move |tid| aborted.ended(tid, false));
+    let node = node.start().await?;
+    events.add("", format!("node {} of cluster {:?} begins", environment.number, environment.cluster));
+
+    let kept: Arc<Mutex<BTreeMap<String, Kept>>> = Arc::default();
+    let told = watch::Sender::new(Surroundings::default());
+    let service = Service {
+        node: node.clone(),
+        cluster: environment.cluster.clone(),
+        changes: changes.clone(),
+        administrator,
+        kept: kept.clone(),
+        told: told.clone(),
+        events: events.clone(),
+    };
+    let around = Arc::new(Around { environment, dir, events: events.clone() });
+    let mut supervisor = Supervisor {
+        node: node.clone(),
+        around,
+        kept: kept.clone(),
+        told,
+        cluster: data_server.cluster().clone(),
+        former: BTreeMap::new(),
+        seen: None,
+    };
+    let serving = data_server.serve(&node, |services| _ = services.add_service(AdminServer::new(service)));
+    let served = tokio::select! {
+        served = serving => Ok(served?),
+        () = stop => Ok(()),
+        error = supervisor.run(&changes) => Err(DaemonError::Table(error)),
+    };
+    node.stop().await;
+    let all = std::mem::take(&mut *lock(&kept));
+    let ending: Vec<JoinHandle<()>> = all.into_values().map(Kept::end).collect();
+    for server in ending {
+        let _ = server.await;
+    }
+    events.add("", "node ends");
+    served
+}
+
+fn lock(kept: &Mutex<BTreeMap<String, Kept>>) -> MutexGuard<'_, BTreeMap<String, Kept>> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes of the machine what the node server remembers.
+struct Supervisor {
+    node: Node,
+    around: Arc<Around>,
+    kept: Arc<Mutex<BTreeMap<String, Kept>>>,
+    told: watch::Sender<Surroundings>,
+    cluster: Cluster,
+    /// Of servers that were removed.
+    former: BTreeMap<String, JoinHandle<()>>,
+    seen: Option<(Vec<Server>, Vec<User>)>,
+}
+
+impl Supervisor {
+    /// Until what is remembered can't be read.
+    async fn run(&mut self, changes: &Changes) -> Status {
+        loop {
+            match self.node.run(Request::new(()), |call, ()| table::all(call)).await {
+                Ok(all) => {
+                    self.apply(all.into_inner());
+                    changes.committed.notified().await;
+                }
+                // Somebody changes it, for long.
+                Err(status)
+                    if matches!(status.code(), tonic::Code::Aborted | tonic::Code::DeadlineExceeded) =>
+                {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                // The node ends, and whoever serves says why.
+                Err(status) if status.code() == tonic::Code::Unavailable => std::future::pending().await,
+                Err(status) => return status,
+            }
+        }
+    }
+
+    fn apply(&mut self, (servers, users): (Vec<Server>, Vec<User>)) {
+        let before = self.seen.replace((servers.clone(), users.clone()));
+        self.tell(before, &servers, &users);
+        self.introduce(&servers, users);
+        self.former.retain(|_, task| !task.is_finished());
+        let mut kept = lock(&self.kept);
+        let there = |name: &str| servers.iter().any(|server| server.name == name);
+        let gone: Vec<String> = kept.keys().filter(|name| !there(name)).cloned().collect();
+        for name in gone {
+            let ending = kept.remove(&name).map(Kept::end);
+            ending.into_iter().for_each(|task| _ = self.former.insert(name.clone(), task));
+        }
+        for server in servers {
+            match kept.get(&server.name) {
+                Some(kept) => kept.tell(server),
+                None => {
+                    let former = self.former.remove(&server.name);
+                    kept.insert(server.name.clone(), Kept::begin(self.around.clone(), server, former));
+                }
+            }
+        }
+    }
+
+    /// Tells the servers of each other, and of users.
+    fn introduce(&self, servers: &[Server], users: Vec<User>) {
+        let own = &self.around.environment;
+        let neighbours = servers.iter().filter_map(|server| {
+            let address = own.reached_at(server.listen.parse().ok()?);
+            Some(Neighbour { name: server.name.clone(), number: server.number, address })
+        });
+        let neighbours: Vec<Neighbour> = neighbours.collect();
+        meet(&self.cluster, own, &neighbours);
+        self.told.send_replace(Surroundings { users, neighbours });
+    }
+
+    /// What has changed.
+    fn tell(&self, before: Option<(Vec<Server>, Vec<User>)>, servers: &[Server], users: &[User]) {
+        let Some((old_servers, old_users)) = before else { return };
+        let events = &self.around.events;
+        for server in servers {
+            match old_servers.iter().find(|old| old.name == server.name) {
+                None => events.add(&server.name, format!("is added, as number {}", server.number)),
+                Some(old) if old.wanted != server.wanted => {
+                    events.add(&server.name, if server.wanted { "is to run" } else { "is to stop" });
+                }
+                Some(old) if old.started != server.started => events.add(&server.name, "is to run"),
+                Some(old) if old.restarted != server.restarted => events.add(&server.name, "is to restart"),
+                Some(old) if old.crashed != server.crashed => events.add(&server.name, "is to crash"),
+                Some(old) if old != server => events.add(&server.name, "is changed"),
+                Some(_) => {}
+            }
+        }
+        for old in old_servers.iter().filter(|old| servers.iter().all(|server| server.name != old.name)) {
+            events.add(&old.name, "is removed");
+        }
+        for user in users.iter().filter(|user| !old_users.contains(user)) {
+            events.add("", format!("user {:?} may {}", user.name, user.rights.join(", ")));
+        }
+        for old in old_users.iter().filter(|old| users.iter().all(|user| user.name != old.name)) {
+            events.add("", format!("user {:?} is removed", old.name));
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The interface for administrators and data servers: each change a transaction on the node server.
+
+use super::events::Events;
+use super::process::Kept;
+use super::table;
+use crate::credentials::Peer;
+use crate::id::Tid;
+use crate::node::Node;
+use crate::node::call::Call;
+use crate::proto::admin::admin_server::Admin;
+use crate::proto::admin::record::Of;
+use crate::proto::admin::{
+    Change, Done, Event, EventsRequest, FollowRequest, Name, Order, Server, ShowRequest, Shown, Surroundings,
+    User, What,
+};
+use crate::rights::Rights;
+use caliburn_os::simulated::{planted, unless};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, broadcast, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+const SERVICE: &str = "caliburn.admin.v1.Admin";
+
+/// Transactions that change what the node server remembers.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    open: Mutex<HashSet<Tid>>,
+    pub committed: Notify,
+}
+
+impl Changes {
+    fn open(&self) -> MutexGuard<'_, HashSet<Tid>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn ended(&self, tid: Tid, committed: bool) {
+        if self.open().remove(&tid) && committed {
+            self.committed.notify_one();
+        }
+    }
+}
+
+pub(super) struct Service {
+    pub node: Node,
+    pub cluster: String,
+    pub changes: Arc<Changes>,
+    pub administrator: Option<String>,
+    pub kept: Arc<Mutex<BTreeMap<String, Kept>>>,
+    pub told: watch::Sender<Surroundings>,
+    pub events: Events,
+}
+
+/// Who asks for something, and whether he may.
+struct Asker {
+    peer: Option<Peer>,
+    administrator: Option<String>,
+    operation: &'static str,
+}
+
+impl Asker {
+    fn name(&self) -> String {
+        self.peer.as_ref().map_or_else(|| "a program on this machine".to_owned(), Peer::to_string)
+    }
+
+    /// # Errors
+    /// `PERMISSION_DENIED`.
+    fn may(&self, users: &[User], owner: Option<&str>) -> Result<(), Status> {
+        let may = match &self.peer {
+            None => true,
+            Some(Peer::Node(_)) => false,
+            Some(Peer::User(_)) if planted("anybody-administers") => true,
+            Some(Peer::User(user)) if self.administrator.as_ref() == Some(user) => true,
+            Some(Peer::User(user)) => {
+                let rights = Rights::new();
+                let own = users.iter().filter(|known| known.name == *user).flat_map(|known| &known.rights);
+                own.for_each(|right| rights.allow(user, right));
+                rights.permits(user, &format!("{SERVICE}/{}", self.operation)) || owner == Some(user)
+            }
+        };
+        match may {
+            true => Ok(()),
+            false => {
+                let (name, operation) = (self.name(), self.operation);
+                Err(Status::permission_denied(format!("{name} has no right to {SERVICE}/{operation}")))
+            }
+        }
+    }
+}
+
+impl Service {
+    fn asker<M>(&self, request: &Request<M>, operation: &'static str) -> Asker {
+        let peer = request.extensions().get::<Peer>().cloned();
+        Asker { peer, administrator: self.administrator.clone(), operation }
+    }
+
+    /// Changes what is remembered, within the transaction that the request belongs to.
+    async fn change<M: Send + 'static>(
+        &self,
+        request: Request<M>,
+        operation: &'static str,
+        change: impl FnOnce(&mut Call<'_, '_>, M, &Asker) -> Result<(), Status> + Send + 'static,
+    ) -> Result<Response<Done>, Status> {
+        let (asker, changes) = (self.asker(&request, operation), self.changes.clone());
+        let done = self.node.run(request, move |call, message| {
+            table::lock(call)?;
+            change(call, message, &asker)?;
+            changes.open().insert(call.tid());
+            Ok(Done {})
+        });
+        done.await
+    }
+}
+
+fn server(servers: &[Server], name: &str) -> Result<Server, Status> {
+    let found = servers.iter().find(|server| server.name == name).cloned();
+    found.ok_or_else(|| {
+        let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
+        Status::not_found(format!("no server is called {name:?}; there are {names:?}"))
+    })
+}
+
+/// What can be seen to be wrong before it is started.
+fn check(new: &Server, servers: &[Server], own: u64, secured: bool) -> Result<(), Status> {
+    let invalid = |what: String| Err(Status::invalid_argument(format!("server {:?}: {what}", new.name)));
+    if new.command.is_empty() {
+        return invalid("it needs a command".into());
+    }
+    if new.listen.parse::<std::net::SocketAddr>().is_err() {
+        return invalid(format!("{:?} is not an address such as 127.0.0.1:4101", new.listen));
+    }
+    if secured && (new.certificate.is_empty() || new.key.is_empty()) {
+        return invalid("its cluster has certificates: it needs one of its number, and the key".into());
+    }
+    if new.number == own {
+        return invalid(format!("the node itself is number {own}"));
+    }
+    match servers.iter().find(|there| there.number == new.number && there.name != new.name) {
+        Some(there) => invalid(format!("server {:?} is number {}", there.name, new.number)),
+        None => Ok(()),
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for Service {
+    type EventsStream = ReceiverStream<Result<Event, Status>>;
+    type FollowStream = ReceiverStream<Result<Surroundings, Status>>;
+
+    async fn add_server(&self, request: Request<Server>) -> Result<Response<Done>, Status> {
+        let (own, secured) = (self.node.number(), request.extensions().get::<Peer>().is_some());
+        let changed = self.change(request, "AddServer", move |call, mut new, asker| {
+            let (servers, users) = table::all(call)?;
+            asker.may(&users, None)?;
+            check(&new, &servers, own, secured)?;
+            if servers.iter().any(|there| there.name == new.name) {
+                return Err(Status::already_exists(format!("server {:?} is there already", new.name)));
+            }
+            (new.started, new.restarted, new.crashed) = (0, 0, 0);
+            table::put(call, Of::Server(new))
+        });
+        changed.await
+    }
+
+    async fn change_server(&self, request: Request<Change>) -> Result<Response<Done>, Status> {
+        let changed = self.change(request, "ChangeServer", |call, change, asker| {
+            let (servers, users) = table::all(call)?;
+            asker.may(&users, None)?;
+            let mut there = server(&servers, &change.name)?;
+            let Change { name: _, restarts, quota, owner, command, arguments } = change;
+            there.restarts = restarts.unwrap_or(there.restarts);
+            there.quota = quota.unwrap_or(there.quota);
+            there.owner = owner.unwrap_or(there.owner);
+            if let Some(command) = command {
+                (there.command, there.arguments) = (command, arguments);
+            }
+            table::put(call, Of::Server(there))
+        });
+        changed.await
+    }
+
+    async fn remove_server(&self, request: Request<Name>) -> Result<Response<Done>, Status> {
+        let changed = self.change(request, "RemoveServer", |call, Name { name }, asker| {
+            let (servers, users) = table::all(call)?;
+            asker.may(&users, None)?;
+            if unless("removed-while-it-runs", server(&servers, &name)?.wanted) {
+                return Err(Status::failed_precondition(format!("server {name:?} runs: stop it first")));
+            }
+            table::remove(call, "server", &name).map(|_| ())
+        });
+        changed.await
+    }
+
+    async fn give(&self, request: Request<Order>) -> Result<Response<Done>, Status> {
+        let changed = self.change(request, "Give", |call, order, asker| {
+            let (servers, users) = table::all(call)?;
+            let owner = servers.iter().find(|server| server.name == order.name);
+            asker.may(&users, owner.map(|server| &*server.owner).filter(|owner| !owner.is_empty()))?;
+            let mut there = server(&servers, &order.name)?;
+            match order.what() {
+                What::None => return Err(Status::invalid_argument("an order that is none")),
+                What::Start => (there.wanted, there.started) = (true, there.started + 1),
+                What::Stop => there.wanted = false,
+                What::Restart => (there.wanted, there.restarted) = (true, there.restarted + 1),
+                What::Crash => there.crashed += 1,
+            }
+            table::put(call, Of::Server(there))
+        });
+        changed.await
+    }
+
+    async fn set_user(&self, request: Request<User>) -> Result<Response<Done>, Status> {
+        let changed = self.change(request, "SetUser", |call, user, asker| {
+            asker.may(&table::all(call)?.1, None)?;
+            table::put(call, Of::User(user))
+        });
+        changed.await
+    }
+
+    async fn remove_user(&self, request: Request<Name>) -> Result<Response<Done>, Status> {
+        let changed = self.change(request, "RemoveUser", |call, Name { name }, asker| {
+            asker.may(&table::all(call)?.1, None)?;
+            match table::remove(call, "user", &name)? {
+                true => Ok(()),
+                false => Err(Status::not_found(format!("no user is called {name:?}"))),
+            }
+        });
+        changed.await
+    }
+
+    async fn show(&self, request: Request<ShowRequest>) -> Result<Response<Shown>, Status> {
+        let (asker, kept, cluster) = (self.asker(&request, "Show"), self.kept.clone(), self.cluster.clone());
+        let (number, incarnation) = (self.node.number(), self.node.incarnation());
+        let shown = self.node.run(request, move |call, ShowRequest {}| {
+            let (servers, users) = table::all(call)?;
+            let may = asker.may(&users, None);
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let statuses = servers.into_iter().map(|server| {
+                let status = kept.get_mut(&server.name).map(|kept| kept.status()).unwrap_or_default();
+                crate::proto::admin::Status { server: Some(server), ..status }
+            });
+            let mut servers: Vec<_> = statuses.collect();
+            if may.is_err() {
+                // Whoever owns some sees those.
+                let Some(Peer::User(user)) = &asker.peer else { return may.map(|()| Shown::default()) };
+                servers.retain(|status| status.server.as_ref().is_some_and(|server| server.owner == *user));
+                if servers.is_empty() {
+                    return may.map(|()| Shown::default());
+                }
+            }
+            let users = if may.is_ok() { users } else { Vec::new() };
+            Ok(Shown { cluster, number, incarnation, servers, users })
+        });
+        shown.await
+    }
+
+    async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+        let asker = self.asker(&request, "Events");
+        asker.may(&self.told.borrow().users, None)?;
+        let EventsRequest { last, follow } = request.into_inner();
+        let (last, mut next) = self.events.last(last as usize);
+        let (sender, stream) = mpsc::channel(64);
+        tokio::spawn(async move {
+            for event in last {
+                if sender.send(Ok(event)).await.is_err() {
+                    return;
+                }
+            }
+            if !follow {
+                return;
+            }
+            loop {
+                let event = tokio::select! {
+                    event = next.recv() => event,
+                    () = sender.closed() => return,
+                };
+                match event {
+                    Ok(event) => _ = sender.send(Ok(event)).await,
+                    // Whoever reads too slowly misses some, and is told.
+                    Err(broadcast::error::RecvError::Lagged(missed)) => {
+                        let missed = format!("{missed} events were missed");
+                        let _ = sender.send(Err(Status::data_loss(missed))).await;
+                        return;
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return,
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn follow(&self, request: Request<FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
+        let asker = self.asker(&request, "Follow");
+        if !matches!(asker.peer, None | Some(Peer::Node(_))) {
+            asker.may(&self.told.borrow().users, None)?;
+        }
+        let mut told = self.told.subscribe();
+        let administrator = self.administrator.clone();
+        let (sender, stream) = mpsc::channel(4);
+        tokio::spawn(async move {
+            loop {
+                let mut all = told.borrow_and_update().clone();
+                // Whoever may change the rights has them.
+                all.users
+                    .extend(administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] }));
+                if sender.send(Ok(all)).await.is_err() {
+                    return;
+                }
+                tokio::select! {
+                    changed = told.changed() => if changed.is_err() { return },
+                    () = sender.closed() => return,
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}

@@ -1,0 +1,504 @@
+//! `node`: runs a machine's node, and administers one (Camelot, section 3.2).
+//!
+//! ```text
+//!   caliburn node run /var/lib/caliburn --cluster bank --number 1 --listen 127.0.0.1:4100      the first time
+//!   caliburn node run /var/lib/caliburn                                                        from then on
+//!   caliburn node add-server -n /var/lib/caliburn bank --number 11 --listen 127.0.0.1:4111 -- /usr/bin/bank
+//!   caliburn node start -n /var/lib/caliburn bank
+//! ```
+
+use crate::{Failure, configuration::Configuration, size, text};
+use caliburn_dist::commit::word::Node as NodeNumber;
+use caliburn_dist::daemon;
+use caliburn_dist::data_server::{DataServer, Environment};
+use caliburn_dist::proto::admin::admin_client::AdminClient;
+use caliburn_dist::proto::admin::{
+    Change, EventsRequest, Name, Order, Server, ShowRequest, Shown, State, Status, User, What,
+};
+use caliburn_dist::{bank, proto::admin::Event};
+use clap::{Args, Subcommand};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use tonic::transport::Channel;
+
+/// So often a server is looked at that is waited for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Arguments of `node`.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run a node until it is told to stop; the first time it is told what it is, and remembers.
+    Run(Run),
+    /// Show the node, its data servers and its users.
+    #[command(visible_alias = "status")]
+    Show(Show),
+    /// Add a data server: a program that is told by its environment what it serves.
+    AddServer(AddServer),
+    /// Change a data server, when it is started next.
+    ChangeServer(ChangeServer),
+    /// Remove a data server that is stopped. Its store stays.
+    RemoveServer(Named),
+    /// Start a data server, and wait until it serves; from then on it runs when the node does.
+    Start(Ordered),
+    /// Stop a data server in good order, and wait for it.
+    Stop(Ordered),
+    /// Stop a data server and start it again.
+    Restart(Ordered),
+    /// Kill a data server. It recovers when it is started next: by itself, if it is marked so.
+    Crash(Ordered),
+    /// Give a user rights, in place of those that he had.
+    Authorise(Authorise),
+    /// Remove a user.
+    RemoveUser(Named),
+    /// Show what has happened on the node.
+    Events(Events),
+}
+
+#[derive(Args, Debug)]
+struct Run {
+    /// Directory of the node, made if it is missing.
+    directory: PathBuf,
+    /// What is given differs from what the node was told before, and is to replace it.
+    #[arg(long)]
+    config: bool,
+    #[command(flatten)]
+    told: crate::configuration::Told,
+}
+
+/// Which node, and as who.
+#[derive(Args, Debug)]
+struct Contact {
+    /// Directory of a node of this machine.
+    #[arg(short, long, value_name = "DIRECTORY", env = "CALIBURN_NODE", required_unless_present = "at")]
+    node: Option<PathBuf>,
+    /// Address of a node anywhere, such as https://10.0.0.1:4100, in place of a directory.
+    #[arg(long, requires_all = ["cluster", "is_number"], conflicts_with = "node")]
+    at: Option<String>,
+    /// Its cluster.
+    #[arg(long, requires = "at")]
+    cluster: Option<String>,
+    /// Its number there.
+    #[arg(long = "is-number", id = "is_number", requires = "at")]
+    number: Option<u64>,
+    /// PEM file: the certificate of the authority.
+    #[arg(long, value_name = "FILE")]
+    authority: Option<PathBuf>,
+    /// PEM file: your certificate, if the node wants one.
+    #[arg(
+        long = "as",
+        id = "as",
+        value_name = "FILE",
+        requires = "as_key",
+        env = "CALIBURN_USER_CERTIFICATE"
+    )]
+    certificate: Option<PathBuf>,
+    /// PEM file: its key.
+    #[arg(long, id = "as_key", value_name = "FILE", requires = "as", env = "CALIBURN_USER_KEY")]
+    as_key: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct Show {
+    #[command(flatten)]
+    contact: Contact,
+}
+
+#[derive(Args, Debug)]
+struct AddServer {
+    #[command(flatten)]
+    contact: Contact,
+    /// Its name: a-z, 0-9, '-'.
+    name: String,
+    /// Its number in the cluster.
+    #[arg(long)]
+    number: u64,
+    /// Where it serves, such as 127.0.0.1:4101.
+    #[arg(long)]
+    listen: std::net::SocketAddr,
+    /// Directory of its store; in the node's unless told.
+    #[arg(long)]
+    directory: Option<PathBuf>,
+    /// It is not started again by itself when it ends.
+    #[arg(long)]
+    no_restart: bool,
+    /// What its segments and its log may take: 0 is no quota.
+    #[arg(long, default_value = "0", value_parser = size::parse)]
+    quota: u64,
+    /// The user who may start, stop, restart and crash it too.
+    #[arg(long, default_value = "")]
+    owner: String,
+    /// PEM file: its certificate, where peers have some.
+    #[arg(long)]
+    certificate: Option<PathBuf>,
+    /// PEM file: the key of that.
+    #[arg(long)]
+    key: Option<PathBuf>,
+    /// The program, and its arguments, after `--`.
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+struct ChangeServer {
+    #[command(flatten)]
+    contact: Contact,
+    /// Its name.
+    name: String,
+    /// Whether it is started again by itself when it ends.
+    #[arg(long)]
+    restart: Option<bool>,
+    /// What its segments and its log may take: 0 is no quota.
+    #[arg(long, value_parser = size::parse)]
+    quota: Option<u64>,
+    /// The user who may start, stop, restart and crash it too; '' is nobody.
+    #[arg(long)]
+    owner: Option<String>,
+    /// The program, and its arguments, after `--`.
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+struct Named {
+    #[command(flatten)]
+    contact: Contact,
+    /// Its name.
+    name: String,
+}
+
+#[derive(Args, Debug)]
+struct Ordered {
+    #[command(flatten)]
+    contact: Contact,
+    /// Name of the data server.
+    name: String,
+    /// Don't wait until it is done.
+    #[arg(long)]
+    no_wait: bool,
+    /// Seconds that it is waited for.
+    #[arg(long, default_value_t = 60)]
+    patience: u64,
+}
+
+#[derive(Args, Debug)]
+struct Authorise {
+    #[command(flatten)]
+    contact: Contact,
+    /// The user, as in his certificate.
+    user: String,
+    /// What he may call: `<service>/<operation>`, `<service>/*`, or `*`. The node's own service is
+    /// caliburn.admin.v1.Admin.
+    #[arg(required = true)]
+    rights: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+struct Events {
+    #[command(flatten)]
+    contact: Contact,
+    /// How many of those that have been.
+    #[arg(long, default_value_t = 20)]
+    last: u32,
+    /// Go on with those that come, until interrupted.
+    #[arg(short, long)]
+    follow: bool,
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+/// Runs `node`.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    runtime()?.block_on(async {
+        match &arguments.command {
+            Command::Run(run) => {
+                let configuration = Configuration::of(&run.directory, &run.told, run.config)?;
+                println!("{}", configuration.describe());
+                let (environment, administrator) = configuration.into_environment(&run.directory);
+                daemon::run(environment, administrator, std::future::pending()).await?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Show(show) => show.contact.show().await,
+            Command::AddServer(add) => add.run().await,
+            Command::ChangeServer(change) => change.run().await,
+            Command::RemoveServer(Named { contact, name }) => {
+                contact.admin()?.remove_server(Name { name: name.clone() }).await.map_err(said)?;
+                contact.done(&format!("server {name:?} is removed; its store stays"))
+            }
+            Command::Start(ordered) => ordered.run(What::Start).await,
+            Command::Stop(ordered) => ordered.run(What::Stop).await,
+            Command::Restart(ordered) => ordered.run(What::Restart).await,
+            Command::Crash(ordered) => ordered.run(What::Crash).await,
+            Command::Authorise(Authorise { contact, user, rights }) => {
+                let message = User { name: user.clone(), rights: rights.clone() };
+                contact.admin()?.set_user(message).await.map_err(said)?;
+                contact.done(&format!("user {user:?} may {}", rights.join(", ")))
+            }
+            Command::RemoveUser(Named { contact, name }) => {
+                contact.admin()?.remove_user(Name { name: name.clone() }).await.map_err(said)?;
+                contact.done(&format!("user {name:?} is removed"))
+            }
+            Command::Events(events) => events.run().await,
+        }
+    })
+}
+
+/// What a node has answered, for people.
+fn said(status: tonic::Status) -> Failure {
+    let mut cause: &dyn std::error::Error = &status;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    match status.code() {
+        tonic::Code::Unavailable => format!("the node does not answer: {cause}").into(),
+        _ => status.message().to_owned().into(),
+    }
+}
+
+impl Contact {
+    fn admin(&self) -> Result<AdminClient<Channel>, Failure> {
+        let mut environment = Environment::default();
+        let (mut at, mut number) = (self.at.clone().unwrap_or_default(), self.number.unwrap_or_default());
+        let mut authority = self.authority.clone();
+        if let Some(directory) = &self.node {
+            let configuration = Configuration::read(directory)?;
+            number = configuration.number;
+            at = configuration.address();
+            authority = authority.or_else(|| configuration.authority());
+            environment.cluster = configuration.cluster;
+        } else {
+            environment.cluster = self.cluster.clone().unwrap_or_default();
+        }
+        environment.certificates = match (authority, &self.certificate, &self.as_key) {
+            (Some(authority), Some(certificate), Some(key)) => {
+                Some([authority, certificate.clone(), key.clone()])
+            }
+            (None, None, None) => None,
+            (Some(_), ..) => {
+                return Err("the node wants a certificate: name a user's with --as FILE --as-key FILE".into());
+            }
+            (None, ..) => return Err("name the authority's certificate with --authority FILE".into()),
+        };
+        let cluster = environment.cluster()?.node(number, &at)?;
+        Ok(AdminClient::new(cluster.channel(NodeNumber(number))?))
+    }
+
+    fn done(&self, what: &str) -> Result<ExitCode, Failure> {
+        match self.json {
+            true => println!("{}", json!({"done": what})),
+            false => println!("{}", text::plain(what)),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn shown(&self, admin: &mut AdminClient<Channel>) -> Result<Shown, Failure> {
+        Ok(admin.show(ShowRequest {}).await.map_err(said)?.into_inner())
+    }
+
+    async fn show(&self) -> Result<ExitCode, Failure> {
+        let shown = self.shown(&mut self.admin()?).await?;
+        if self.json {
+            let servers: Vec<_> = shown.servers.iter().map(status_json).collect();
+            let users = shown.users.iter().map(|user| json!({"name": user.name, "rights": user.rights}));
+            let users: Vec<_> = users.collect();
+            println!(
+                "{}",
+                json!({"cluster": shown.cluster, "number": shown.number, "incarnation": shown.incarnation,
+                    "servers": servers, "users": users})
+            );
+            return Ok(ExitCode::SUCCESS);
+        }
+        let Shown { cluster, number, incarnation, servers, users } = shown;
+        println!("node {number} of cluster {}, in its life {incarnation}", text::plain(cluster));
+        let name = |name: &str| text::plain(name).to_string();
+        for status in servers {
+            let server = status.server.clone().unwrap_or_default();
+            let process =
+                if status.process == 0 { String::new() } else { format!(", process {}", status.process) };
+            let starts = match status.starts {
+                0 | 1 => String::new(),
+                starts => format!(", {starts} starts"),
+            };
+            let ended = if status.ended.is_empty() {
+                String::new()
+            } else {
+                format!(", ended last: {}", name(&status.ended))
+            };
+            println!(
+                "server {:<16} {:>4}  {:<22} {}{process}{starts}{ended}",
+                name(&server.name),
+                server.number,
+                name(&server.listen),
+                state_name(status.state()),
+            );
+        }
+        users
+            .iter()
+            .for_each(|user| println!("user   {:<16} {}", name(&user.name), name(&user.rights.join(" "))));
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn state_name(state: State) -> &'static str {
+    match state {
+        State::Stopped => "stopped",
+        State::Starting => "starting",
+        State::Running => "running",
+        State::Stopping => "stopping",
+        State::Waiting => "waiting to be started again",
+        State::Failed => "failed",
+    }
+}
+
+fn status_json(status: &Status) -> serde_json::Value {
+    let server = status.server.clone().unwrap_or_default();
+    json!({"name": server.name, "number": server.number, "command": server.command, "arguments": server.arguments,
+        "listen": server.listen, "directory": server.directory, "restarts": server.restarts, "quota": server.quota,
+        "owner": server.owner, "wanted": server.wanted, "state": state_name(status.state()),
+        "process": status.process, "starts": status.starts, "ended": status.ended})
+}
+
+/// Whatever directory the node is run in.
+fn absolute(path: &Option<PathBuf>) -> Result<String, Failure> {
+    let Some(path) = path else { return Ok(String::new()) };
+    let path = std::path::absolute(path)?;
+    path.into_os_string().into_string().map_err(|path| format!("{path:?} is not UTF-8").into())
+}
+
+impl AddServer {
+    async fn run(&self) -> Result<ExitCode, Failure> {
+        let (command, arguments) = self.command.split_first().expect("clap wants one");
+        let server = Server {
+            name: self.name.clone(),
+            number: self.number,
+            command: command.clone(),
+            arguments: arguments.to_vec(),
+            listen: self.listen.to_string(),
+            directory: absolute(&self.directory)?,
+            restarts: !self.no_restart,
+            quota: self.quota,
+            owner: self.owner.clone(),
+            certificate: absolute(&self.certificate)?,
+            key: absolute(&self.key)?,
+            ..Server::default()
+        };
+        self.contact.admin()?.add_server(server).await.map_err(said)?;
+        self.contact.done(&format!("server {:?} is added; start it with: caliburn node start", self.name))
+    }
+}
+
+impl ChangeServer {
+    async fn run(&self) -> Result<ExitCode, Failure> {
+        let change = Change {
+            name: self.name.clone(),
+            restarts: self.restart,
+            quota: self.quota,
+            owner: self.owner.clone(),
+            command: self.command.first().cloned(),
+            arguments: self.command.iter().skip(1).cloned().collect(),
+        };
+        self.contact.admin()?.change_server(change).await.map_err(said)?;
+        self.contact.done(&format!("server {:?} is changed, when it is started next", self.name))
+    }
+}
+
+impl Ordered {
+    async fn run(&self, what: What) -> Result<ExitCode, Failure> {
+        let mut admin = self.contact.admin()?;
+        let before = self.status(&mut admin).await?;
+        let order = Order { name: self.name.clone(), what: what as i32 };
+        admin.give(order).await.map_err(said)?;
+        if self.no_wait {
+            return self.contact.done(&format!("server {:?} is told", self.name));
+        }
+        let until = Instant::now() + Duration::from_secs(self.patience);
+        let given = self.status(&mut admin).await?.server.unwrap_or_default();
+        let orders = given.started + given.restarted;
+        let ran = matches!(before.state(), State::Starting | State::Running);
+        loop {
+            let status = self.status(&mut admin).await?;
+            // A process that was not there before the order.
+            let another = match what {
+                What::Start if ran => true,
+                What::Start | What::Restart => status.orders >= orders,
+                _ => status.starts > before.starts,
+            };
+            match (what, status.state()) {
+                (What::Stop, State::Stopped) => return self.tell(&status),
+                (What::Crash, _) if !ran => return Err(format!("server {:?} does not run", self.name).into()),
+                (What::Crash, State::Waiting | State::Failed | State::Stopped) => return self.tell(&status),
+                (What::Crash, _) if another => return self.tell(&status),
+                (What::Start | What::Restart, State::Running) if another => return self.tell(&status),
+                (What::Start | What::Restart, State::Waiting | State::Failed) if another => {
+                    let (name, how) = (&self.name, text::plain(&status.ended));
+                    let output = format!("its output is in the node's directory, logs/{name}.log");
+                    return Err(format!("server {name:?} has ended: {how}; {output}").into());
+                }
+                _ => {}
+            }
+            if Instant::now() > until {
+                let state = state_name(status.state());
+                return Err(format!("server {:?} is {state} after {} s", self.name, self.patience).into());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn status(&self, admin: &mut AdminClient<Channel>) -> Result<Status, Failure> {
+        let all = self.contact.shown(admin).await?.servers;
+        let own = all
+            .into_iter()
+            .find(|status| status.server.as_ref().is_some_and(|server| server.name == self.name));
+        own.ok_or_else(|| format!("no server is called {:?}", self.name).into())
+    }
+
+    fn tell(&self, status: &Status) -> Result<ExitCode, Failure> {
+        match self.contact.json {
+            true => println!("{}", status_json(status)),
+            false => println!("server {} is {}", text::plain(&self.name), state_name(status.state())),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Events {
+    async fn run(&self) -> Result<ExitCode, Failure> {
+        let request = EventsRequest { last: self.last, follow: self.follow };
+        let mut events = self.contact.admin()?.events(request).await.map_err(said)?.into_inner();
+        while let Some(Event { time, server, text }) = events.message().await.map_err(said)? {
+            let time = UNIX_EPOCH + Duration::from_millis(time);
+            let time = humantime::format_rfc3339_millis(time).to_string();
+            match self.contact.json {
+                true => println!("{}", json!({"time": time, "server": server, "text": text})),
+                false => {
+                    let server = if server.is_empty() { "-" } else { &*server };
+                    println!("{time}  {}  {}", text::plain(server), text::plain(&text));
+                }
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A data server to try things with: a bank.
+pub fn bank_server() -> Result<ExitCode, Failure> {
+    runtime()?.block_on(async {
+        let server = DataServer::from_environment().await?;
+        let node = bank::segment(server.builder()).start().await?;
+        let service = bank::service(&node);
+        server.serve(&node, |services| _ = services.add_service(service)).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
