@@ -214,6 +214,7 @@ const TREES: [Tree; 11] = [
             "node/replicated",
             "node/running",
             "node/guard",
+            "node/judgement",
             "node/serve",
             "node/open",
             "node",

@@ -102,6 +102,8 @@ pub enum Step {
     Put(Tid, Role, Participants, Node, Slot),
     /// What was done here stays, or is undone, and its locks are free.
     Finish(Tid, Outcome),
+    /// What was judged here has ended so everywhere else, and not as it was judged.
+    Wrong(Tid, Outcome),
     /// Whoever began it learns how it ended.
     Tell(Tid, Outcome),
     /// Deletes slots.
@@ -324,6 +326,29 @@ impl Host {
         self.perform(tid, Role::Participant, actions)
     }
 
+    /// After a crash: a `Judged` record, and no `Settled`.
+    pub fn recover_judged(&mut self, tid: Tid, outcome: Outcome, now: Duration) -> Vec<Step> {
+        let (own, stay) = (self.own, Stay(0));
+        let (machine, actions) = Participant::recovered_judged(own, tid.coordinator, stay, outcome);
+        let due = now + self.patience.answer;
+        self.due.insert((due, tid, Role::Participant));
+        let part = TakingPart { machine, stay, heard: now, expires: now, asked: None, tries: 0, due };
+        self.taking_part.insert(tid, part);
+        self.perform(tid, Role::Participant, actions)
+    }
+
+    /// Transactions that are prepared here, and wait to be told how they end.
+    pub fn undecided(&self) -> impl Iterator<Item = (Tid, &Participants)> {
+        let undecided = self.taking_part.iter().filter(|(_, part)| part.machine.is_undecided());
+        undecided.filter_map(|(tid, part)| Some((*tid, part.machine.participants()?)))
+    }
+
+    /// An administrator decides: nothing unless it is prepared here, waits, and blocks.
+    pub fn judge(&mut self, tid: Tid, outcome: Outcome) -> Option<Vec<Step>> {
+        let actions = self.taking_part.get_mut(&tid)?.machine.judge(outcome)?;
+        Some(self.perform(tid, Role::Participant, actions))
+    }
+
     /// Slots were found of a transaction that was begun here, in whatever life: after a crash, and now and then,
     /// since a put that was under way for long may make one again. Unless it is being committed, nobody else
     /// deletes them.
@@ -526,6 +551,7 @@ impl Host {
                     steps.push(Step::Put(tid, role, participants, of, slot));
                 }
                 Action::Finish(outcome) => steps.push(Step::Finish(tid, outcome)),
+                Action::Wrong(outcome) => steps.push(Step::Wrong(tid, outcome)),
                 Action::Tell(outcome) => steps.push(Step::Tell(tid, outcome)),
                 Action::Delete => {
                     let participants = self.coordinating[&tid].machine.participants().clone();

@@ -46,14 +46,14 @@ pub(crate) fn tid(bytes: &[u8]) -> Result<Tid, Status> {
     Tid::from_bytes(bytes).ok_or_else(|| wrong("no identity of a transaction"))
 }
 
-fn outcome_to(outcome: Outcome) -> i32 {
+pub(crate) fn outcome_to(outcome: Outcome) -> i32 {
     match outcome {
         Outcome::Committed => proto::Outcome::Committed as i32,
         Outcome::Aborted => proto::Outcome::Aborted as i32,
     }
 }
 
-fn outcome_from(outcome: i32) -> Result<Outcome, Status> {
+pub(crate) fn outcome_from(outcome: i32) -> Result<Outcome, Status> {
     match proto::Outcome::try_from(outcome) {
         Ok(proto::Outcome::Committed) => Ok(Outcome::Committed),
         Ok(proto::Outcome::Aborted) => Ok(Outcome::Aborted),

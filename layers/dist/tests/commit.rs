@@ -20,6 +20,8 @@ struct World {
     /// Whether it calls again those that know nothing of it any more, though they have not crashed.
     again: bool,
     crashes: u32,
+    /// Whether an administrator may decide, at each participant.
+    judges: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -43,6 +45,8 @@ struct State {
     /// Called when what the transaction had done there was lost, or had ended.
     orphans: BTreeSet<Node>,
     wrong: Option<&'static str>,
+    /// What an administrator has decided.
+    judged: BTreeMap<Node, Outcome>,
     crashes: u32,
 }
 
@@ -77,6 +81,8 @@ enum Act {
     Crash(Node, bool),
     /// The transaction calls a participant that knows nothing of it any more.
     CallAgain(Node),
+    /// An administrator decides.
+    Judge(Node, Outcome),
 }
 
 impl World {
@@ -120,6 +126,8 @@ impl World {
                         state.wrong = Some("it has ended in both ways");
                     }
                 }
+                // Whoever asks is told by the record.
+                Action::Wrong(_) => {}
                 Action::Tell(outcome) => _ = state.told.insert(outcome),
                 Action::Delete => state.slots_deleted = true,
                 Action::Forget => self.forget(state, own),
@@ -230,8 +238,19 @@ impl World {
             // What has been changed is in its slot.
             Protocol::Slots => state.slots.get(&own) == Some(&Slot::Yes) && !state.slots_deleted,
         };
-        if known.contains(&Record::Committed) || known.contains(&Record::Aborted) {
+        let has_ended =
+            |record: &Record| matches!(record, Record::Committed | Record::Aborted | Record::Settled(_));
+        if known.iter().any(has_ended) {
             return;
+        }
+        let judged = known.iter().find_map(|record| match record {
+            Record::Judged(outcome) => Some(*outcome),
+            _ => None,
+        });
+        if let Some(outcome) = judged {
+            let (participant, actions) = Participant::recovered_judged(own, COORDINATOR, all[&own], outcome);
+            state.participants.insert(own, Some(participant));
+            return self.perform(state, own, actions);
         }
         if !prepared {
             // What was done is lost; who has only read has nothing to lose.
@@ -305,6 +324,7 @@ impl Model for World {
             ends: BTreeMap::new(),
             orphans: BTreeSet::new(),
             wrong: None,
+            judged: BTreeMap::new(),
             crashes: 0,
         };
         self.perform(&mut state, COORDINATOR, actions);
@@ -320,6 +340,9 @@ impl Model for World {
             acts.push(Act::Timeout(node));
             if state.crashes < self.crashes {
                 acts.extend([Act::Crash(node, true), Act::Crash(node, false)]);
+            }
+            if self.judges && node != COORDINATOR && !state.judged.contains_key(&node) {
+                acts.extend([Outcome::Committed, Outcome::Aborted].map(|outcome| Act::Judge(node, outcome)));
             }
             let forgot = node != COORDINATOR && state.participants[&node].is_none() && state.stays[&node] < 2;
             if forgot && (self.again || state.lives[&node].0 > 1) {
@@ -337,6 +360,12 @@ impl Model for World {
             Act::Crash(node, kept) => {
                 state.crashes += 1;
                 self.crash(&mut state, node, kept);
+            }
+            Act::Judge(node, outcome) => {
+                let participant = state.participants.get_mut(&node).expect("it is one").as_mut()?;
+                let actions = participant.judge(outcome)?;
+                state.judged.insert(node, outcome);
+                self.perform(&mut state, node, actions);
             }
             Act::CallAgain(node) => {
                 let stay = state.stays.get_mut(&node).expect("it is one");
@@ -356,6 +385,7 @@ impl Model for World {
                     .ends
                     .iter()
                     .filter(|(node, _)| **node == COORDINATOR || world.changes(**node))
+                    .filter(|(node, _)| !state.judged.contains_key(node))
                     .map(|(_, end)| *end);
                 let all: BTreeSet<Outcome> = ends.chain(state.told.iter().copied()).collect();
                 all.len() <= 1 && state.wrong.is_none()
@@ -368,6 +398,30 @@ impl Model for World {
                     && settled.coordinator.is_none()
             }),
         ];
+        if self.judges {
+            all.push(Property::<World>::always(
+                "who was judged is told the truth when all go on",
+                |world, state| {
+                    let alive = [COORDINATOR].into_iter().chain(world.nodes()).collect();
+                    let settled = world.settled(state, &alive);
+                    let decided = settled.durable.get(&COORDINATOR).into_iter().flatten();
+                    let committed = decided.into_iter().any(|record| matches!(record, Record::Commit(_)));
+                    let truth = if committed { Outcome::Committed } else { Outcome::Aborted };
+                    settled.judged.iter().all(|(node, judged)| {
+                        let records = &settled.durable[node];
+                        // What was judged and lost in a crash was not.
+                        let lost = !records.contains(&Record::Judged(*judged));
+                        let ends = settled.ends.get(node) == Some(if lost { &truth } else { judged });
+                        let right = Record::Settled(*judged == truth);
+                        ends && (lost || records.contains(&right))
+                    })
+                },
+            ));
+            let wrong = |_: &World, state: &State| {
+                state.durable.values().any(|records| records.contains(&Record::Settled(false)))
+            };
+            all.push(Property::<World>::sometimes("a judgement was wrong", wrong));
+        }
         if !self.votes.is_empty() {
             let aborts = |_: &World, state: &State| state.told.contains(&Outcome::Aborted);
             all.push(Property::<World>::sometimes("it aborts", aborts));
@@ -393,7 +447,7 @@ impl Model for World {
 
 fn explore(protocol: Protocol, votes: &[Vote], crashes: u32) {
     let again = votes.len() < 3 && crashes < 2;
-    explore_world(World { protocol, votes: votes.to_vec(), works: false, again, crashes });
+    explore_world(World { protocol, votes: votes.to_vec(), works: false, again, crashes, judges: false });
 }
 
 fn explore_world(world: World) {
@@ -420,7 +474,18 @@ fn a_coordinator_that_works_ends_in_the_same_way() {
     use Vote::*;
     for votes in [&[][..], &[Yes], &[No], &[ReadOnly], &[Yes, Yes], &[Yes, ReadOnly]] {
         let (protocol, votes) = (Protocol::Blocking, votes.to_vec());
-        explore_world(World { protocol, votes, works: true, again: false, crashes: CRASHES });
+        explore_world(World { protocol, votes, works: true, again: false, crashes: CRASHES, judges: false });
+    }
+}
+
+#[test]
+fn a_wrong_judgement_is_told() {
+    use Vote::*;
+    for votes in [&[Yes][..], &[Yes, Yes], &[Yes, No]] {
+        let (protocol, votes) = (Protocol::Blocking, votes.to_vec());
+        // With a crash at each step where that ends within seconds.
+        let crashes = if votes.len() == 1 { 2 } else { CRASHES - 1 };
+        explore_world(World { protocol, votes, works: false, again: false, crashes, judges: true });
     }
 }
 
@@ -455,7 +520,7 @@ fn cost(protocol: Protocol, votes: &[Vote]) -> [usize; 4] {
 }
 
 fn cost_with(protocol: Protocol, votes: &[Vote], works: bool) -> [usize; 4] {
-    let world = World { protocol, votes: votes.to_vec(), works, again: false, crashes: 0 };
+    let world = World { protocol, votes: votes.to_vec(), works, again: false, crashes: 0, judges: false };
     let mut state = world.init_states().pop().expect("there is one");
     let mut delivered = BTreeSet::new();
     loop {

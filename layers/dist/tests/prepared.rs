@@ -16,8 +16,8 @@ use caliburn_dist::proto::caliburn::letter::Word as Said;
 use caliburn_dist::proto::caliburn::node_client::NodeClient;
 use caliburn_dist::proto::caliburn::node_server::{Node, NodeServer};
 use caliburn_dist::proto::caliburn::{
-    AttachRequest, Attached, Context, Delivered, EndReply, EndRequest, HearRequest, Heard, Letter, Letters,
-    News, Outcome, Prepare, Report, Vote, Word,
+    AttachRequest, Attached, Context, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest,
+    Judged, Letter, Letters, News, Outcome, Prepare, Report, UndecidedReply, UndecidedRequest, Vote, Word,
 };
 use prost::Message;
 use std::path::Path;
@@ -43,6 +43,14 @@ impl Node for Coordinator {
     }
 
     async fn hear(&self, _: Request<HearRequest>) -> Result<Response<Heard>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn undecided(&self, _: Request<UndecidedRequest>) -> Result<Response<UndecidedReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn judge(&self, _: Request<JudgeRequest>) -> Result<Response<Judged>, Status> {
         Err(Status::unimplemented("not here"))
     }
 

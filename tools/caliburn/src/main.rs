@@ -27,6 +27,7 @@ mod show;
 mod size;
 mod text;
 mod top;
+mod undecided;
 mod words;
 
 use caliburn::Options;

@@ -7,7 +7,7 @@
 //!   caliburn node start -n /var/lib/caliburn bank
 //! ```
 
-use crate::{Failure, configuration::Configuration, size, text};
+use crate::{Failure, configuration::Configuration, size, text, undecided};
 use caliburn_dist::commit::word::Node as NodeNumber;
 use caliburn_dist::daemon;
 use caliburn_dist::data_server::{DataServer, Environment};
@@ -15,6 +15,7 @@ use caliburn_dist::proto::admin::admin_client::AdminClient;
 use caliburn_dist::proto::admin::{
     Change, EventsRequest, Name, Order, Server, ShowRequest, Shown, State, Status, User, What,
 };
+use caliburn_dist::proto::caliburn::node_client::NodeClient;
 use caliburn_dist::{bank, proto::admin::Event};
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -58,6 +59,13 @@ enum Command {
     Authorise(Authorise),
     /// Remove a user.
     RemoveUser(Named),
+    /// Show transactions that wait for a coordinator, and what was decided in its place.
+    Undecided(undecided::Which),
+    /// End a transaction that is undecided at one node, in place of a coordinator that is gone for ever. It may have
+    /// ended otherwise everywhere else: `undecided` shows that when it is known.
+    Judge(undecided::Judge),
+    /// Forget a judgement that was wrong, when what depended on it is mended.
+    Forget(undecided::Forget),
     /// Show what has happened on the node.
     Events(Events),
 }
@@ -75,7 +83,7 @@ struct Run {
 
 /// Which node, and as who.
 #[derive(Args, Debug)]
-struct Contact {
+pub struct Contact {
     /// Directory of a node of this machine.
     #[arg(short, long, value_name = "DIRECTORY", env = "CALIBURN_NODE", required_unless_present = "at")]
     node: Option<PathBuf>,
@@ -105,7 +113,7 @@ struct Contact {
     as_key: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -250,13 +258,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                 contact.admin()?.remove_user(Name { name: name.clone() }).await.map_err(said)?;
                 contact.done(&format!("user {name:?} is removed"))
             }
+            Command::Undecided(which) => which.run().await,
+            Command::Judge(judge) => judge.run().await,
+            Command::Forget(forget) => forget.run().await,
             Command::Events(events) => events.run().await,
         }
     })
 }
 
 /// What a node has answered, for people.
-fn said(status: tonic::Status) -> Failure {
+pub fn said(status: tonic::Status) -> Failure {
     let mut cause: &dyn std::error::Error = &status;
     while let Some(next) = cause.source() {
         cause = next;
@@ -268,7 +279,8 @@ fn said(status: tonic::Status) -> Failure {
 }
 
 impl Contact {
-    fn admin(&self) -> Result<AdminClient<Channel>, Failure> {
+    /// What is known of it: what to show, its number, its address.
+    fn place(&self) -> Result<(Environment, u64, String), Failure> {
         let mut environment = Environment::default();
         let (mut at, mut number) = (self.at.clone().unwrap_or_default(), self.number.unwrap_or_default());
         let mut authority = self.authority.clone();
@@ -291,11 +303,32 @@ impl Contact {
             }
             (None, ..) => return Err("name the authority's certificate with --authority FILE".into()),
         };
+        Ok((environment, number, at))
+    }
+
+    /// The daemon.
+    fn admin(&self) -> Result<AdminClient<Channel>, Failure> {
+        let (environment, number, at) = self.place()?;
         let cluster = environment.cluster()?.node(number, &at)?;
         Ok(AdminClient::new(cluster.channel(NodeNumber(number))?))
     }
 
-    fn done(&self, what: &str) -> Result<ExitCode, Failure> {
+    /// The node itself, or one of its data servers.
+    pub async fn node_or(&self, server: Option<&str>) -> Result<NodeClient<Channel>, Failure> {
+        let (environment, mut number, mut at) = self.place()?;
+        if let Some(name) = server {
+            let servers = self.shown(&mut self.admin()?).await?.servers;
+            let server =
+                servers.into_iter().filter_map(|status| status.server).find(|server| server.name == name);
+            let server = server.ok_or_else(|| format!("no server is called {name:?}"))?;
+            let scheme = if environment.certificates.is_some() { "https" } else { "http" };
+            (number, at) = (server.number, format!("{scheme}://{}", server.listen));
+        }
+        let cluster = environment.cluster()?.node(number, &at)?;
+        Ok(NodeClient::new(cluster.channel(NodeNumber(number))?))
+    }
+
+    pub fn done(&self, what: &str) -> Result<ExitCode, Failure> {
         match self.json {
             true => println!("{}", json!({"done": what})),
             false => println!("{}", text::plain(what)),

@@ -155,6 +155,12 @@ fn servers_run_whatever_happens() {
     let cluster = cluster.node(11, &format!("http://{}", node.listen)).unwrap().server("bank", 11);
     assert_eq!(runtime.block_on(add(&cluster, 5)).unwrap(), FIRST + 5);
 
+    // Nobody waits for a coordinator.
+    assert_eq!(daemon.says(&["undecided", "--server", "bank"]), "nothing is undecided\n");
+    assert_eq!(daemon.says(&["undecided", "--json"]), "{\"undecided\":[],\"judgements\":[]}\n");
+    let judged = daemon.node(&["judge", "--server", "bank", "1.1.1.1", "aborted"]);
+    assert!(error(&judged).contains("no transaction \"1.1.1.1\" is undecided here"), "{}", error(&judged));
+
     // The server is killed: it is started again by itself.
     let first = process(&daemon.server("bank"));
     kill_process(first, Signal::KILL).unwrap();
@@ -282,6 +288,9 @@ fn users_have_rights() {
     let olga = shows("olga");
     assert!(daemon.node_as(&olga, &["start", "bank"]).status.success());
     assert!(error(&daemon.node_as(&olga, &["authorise", "olga", "*"])).contains("has no right"));
+
+    let judges = daemon.node_as(&shows("alice"), &["judge", "1.1.1.1", "aborted"]);
+    assert!(error(&judges).contains("has no right to caliburn.v1.Node/Judge"), "{}", error(&judges));
 
     // What users may do, the server hears.
     let runtime = runtime();

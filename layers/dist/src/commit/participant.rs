@@ -2,7 +2,7 @@
 
 use crate::commit::slots::Closing;
 use crate::commit::word::{Action, Message, Node, Outcome, Participants, Protocol, Record, Slot, Stay, Vote};
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::{even_if, planted, unless};
 
 /// A participant at work, from the first call of the transaction on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -24,9 +24,21 @@ enum State {
     Prepared(Participants),
     /// Without blocking: it has waited too long.
     Closing(Participants, Closing),
+    /// An administrator has decided. It asks on, to know whether that was right.
+    Judged(Participants, Outcome, Judged),
     /// It has committed, and could forget that in a crash.
     Committed,
     Done,
+}
+
+/// How far a judgement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Judged {
+    /// Not durable yet.
+    Beginning,
+    Durable,
+    /// It has ended so everywhere else; that this is known is not durable yet.
+    Settling(Outcome),
 }
 
 impl Participant {
@@ -47,6 +59,34 @@ impl Participant {
         let mut participant = Participant { protocol, own, coordinator, stay, state };
         let actions = participant.timeout();
         (participant, actions)
+    }
+
+    /// After a crash, with a judgement that is durable.
+    pub fn recovered_judged(
+        own: Node,
+        coordinator: Node,
+        stay: Stay,
+        outcome: Outcome,
+    ) -> (Participant, Vec<Action>) {
+        let (protocol, state) =
+            (Protocol::Blocking, State::Judged(Participants::new(), outcome, Judged::Durable));
+        let mut participant = Participant { protocol, own, coordinator, stay, state };
+        let mut actions = vec![Action::Finish(outcome)];
+        actions.extend(participant.timeout());
+        (participant, actions)
+    }
+
+    /// An administrator decides, since the coordinator is gone for too long, or for ever (a heuristic decision). It
+    /// may be wrong. Nothing unless it is prepared, and blocks.
+    pub fn judge(&mut self, outcome: Outcome) -> Option<Vec<Action>> {
+        let (State::Prepared(participants), Protocol::Blocking) = (&self.state, self.protocol) else {
+            return None;
+        };
+        self.state = State::Judged(participants.clone(), outcome, Judged::Beginning);
+        Some(match planted("judged-unforced") {
+            true => self.durable(&Record::Judged(outcome)),
+            false => vec![Action::Force(Record::Judged(outcome))],
+        })
     }
 
     /// A message for a transaction of which the node knows nothing: it has never made a call here, what it did is
@@ -77,6 +117,12 @@ impl Participant {
                 self.state = State::Done;
                 vec![Action::Finish(Outcome::Aborted), self.say(Message::Ack), Action::Forget]
             }
+            (State::Judged(all, judged, Judged::Durable), Message::Outcome(outcome)) => {
+                let (judged, outcome) = (*judged, *outcome);
+                self.state = State::Judged(all.clone(), judged, Judged::Settling(outcome));
+                let right = even_if("wrong-judgement-forgotten", judged == outcome);
+                vec![Action::Force(Record::Settled(right))]
+            }
             (State::Active | State::Preparing(_), Message::Outcome(Outcome::Aborted)) => {
                 self.decided(Outcome::Aborted)
             }
@@ -91,6 +137,26 @@ impl Participant {
                 self.state = State::Prepared(participants.clone());
                 vec![self.say(Message::Vote(Vote::Yes))]
             }
+            (State::Judged(all, outcome, Judged::Beginning), Record::Judged(_)) => {
+                let outcome = *outcome;
+                self.state = State::Judged(all.clone(), outcome, Judged::Durable);
+                vec![Action::Finish(outcome)]
+            }
+            (State::Judged(_, judged, Judged::Settling(outcome)), Record::Settled(_)) => {
+                let (wrong, outcome) = (judged != outcome, *outcome);
+                self.state = State::Done;
+                let mut actions = Vec::new();
+                // The record says it too, for as long as nobody has seen it.
+                if wrong {
+                    actions.push(Action::Wrong(outcome));
+                }
+                // Of an abort nobody waits to hear.
+                if outcome == Outcome::Committed {
+                    actions.push(self.say(Message::Ack));
+                }
+                actions.push(Action::Forget);
+                actions
+            }
             (State::Committed, Record::Committed) => {
                 self.state = State::Done;
                 vec![self.say(Message::Ack), Action::Forget]
@@ -101,10 +167,17 @@ impl Participant {
 
     /// What it was to make durable cannot be, and never will be.
     pub fn refused(&mut self) -> Vec<Action> {
-        match self.state {
-            State::Preparing(_) => self.leave(Vote::No, Outcome::Aborted),
-            _ => Vec::new(),
+        match &self.state {
+            State::Preparing(_) => return self.leave(Vote::No, Outcome::Aborted),
+            // It waits on, and can be judged again.
+            State::Judged(all, _, Judged::Beginning) => self.state = State::Prepared(all.clone()),
+            // It asks again.
+            State::Judged(all, judged, Judged::Settling(_)) => {
+                self.state = State::Judged(all.clone(), *judged, Judged::Durable);
+            }
+            _ => {}
         }
+        Vec::new()
     }
 
     /// What is in a slot.
@@ -144,6 +217,8 @@ impl Participant {
                 actions
             }
             (State::Closing(_, closing), _) => closing.ask_again(),
+            (State::Judged(_, _, Judged::Durable), _) => vec![self.say(Message::Inquiry)],
+            (State::Judged(..), _) => Vec::new(),
             (State::Preparing(_) | State::Committed | State::Done, _) => Vec::new(),
         }
     }
@@ -159,7 +234,7 @@ impl Participant {
             State::Preparing(participants)
             | State::Prepared(participants)
             | State::Closing(participants, _) => Some(participants),
-            State::Active | State::Committed | State::Done => None,
+            State::Active | State::Judged(..) | State::Committed | State::Done => None,
         }
     }
 

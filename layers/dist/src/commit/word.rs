@@ -76,6 +76,10 @@ pub enum Record {
     Committed,
     /// A participant's: it does not.
     Aborted,
+    /// A participant's: an administrator has decided, in place of a coordinator that did not answer.
+    Judged(Outcome),
+    /// A participant's: how it has ended everywhere else is known, and whether it was judged so.
+    Settled(bool),
 }
 
 /// What a slot holds.
@@ -105,6 +109,8 @@ pub enum Action {
     Tell(Outcome),
     /// All know how it has ended: its slots can be deleted, once nobody can close one any more.
     Delete,
+    /// What was judged has ended otherwise everywhere else: somebody must know.
+    Wrong(Outcome),
     /// The machine is done: what comes for it later is answered by its `of_unknown`.
     Forget,
 }

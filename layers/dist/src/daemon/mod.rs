@@ -26,6 +26,7 @@ use crate::data_server::{DataServer, Environment, EnvironmentError, meet};
 use crate::node::{Node, NodeError};
 use crate::proto::admin::admin_server::AdminServer;
 use crate::proto::admin::{Neighbour, Server, Surroundings, User};
+use crate::rights::Rights;
 use events::Events;
 use process::{Around, Kept};
 use service::{Changes, Service};
@@ -79,7 +80,8 @@ pub async fn run(
     let data_server = DataServer::new(told).await?;
     let changes = Arc::new(Changes::default());
     let (committed, aborted) = (changes.clone(), changes.clone());
-    let node = data_server.builder().segment(table::SEGMENT, table::SEGMENT_BYTES);
+    let rights = Rights::new();
+    let node = data_server.builder().rights(rights.clone()).segment(table::SEGMENT, table::SEGMENT_BYTES);
     let node =
         node.on_commit(move |tid| committed.ended(tid, true)).on_abort(move |tid| aborted.ended(tid, false));
     let node = node.start().await?;
@@ -91,7 +93,7 @@ pub async fn run(
         node: node.clone(),
         cluster: environment.cluster.clone(),
         changes: changes.clone(),
-        administrator,
+        administrator: administrator.clone(),
         kept: kept.clone(),
         told: told.clone(),
         events: events.clone(),
@@ -103,6 +105,8 @@ pub async fn run(
         kept: kept.clone(),
         told,
         cluster: data_server.cluster().clone(),
+        rights,
+        administrator,
         former: BTreeMap::new(),
         seen: None,
     };
@@ -133,6 +137,9 @@ struct Supervisor {
     kept: Arc<Mutex<BTreeMap<String, Kept>>>,
     told: watch::Sender<Surroundings>,
     cluster: Cluster,
+    /// Of the node itself.
+    rights: Rights,
+    administrator: Option<String>,
     /// Of servers that were removed.
     former: BTreeMap<String, JoinHandle<()>>,
     seen: Option<(Vec<Server>, Vec<User>)>,
@@ -192,6 +199,10 @@ impl Supervisor {
         });
         let neighbours: Vec<Neighbour> = neighbours.collect();
         meet(&self.cluster, own, &neighbours);
+        let administrator =
+            self.administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] });
+        let all = users.iter().cloned().chain(administrator);
+        self.rights.set(all.map(|user| (user.name, user.rights.into_iter().collect())).collect());
         self.told.send_replace(Surroundings { users, neighbours });
     }
 

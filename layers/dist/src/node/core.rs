@@ -93,6 +93,7 @@ impl<'t> Core<'t> {
     pub fn recover(&self, found: Found) {
         let now = self.outside.now();
         let mut steps = Vec::new();
+        let judged = self.ledger.judgements();
         let mut state = self.state();
         state.host.client_comes(0);
         for prepared in self.store.prepared() {
@@ -110,7 +111,12 @@ impl<'t> Core<'t> {
             family.close();
             state.owners.insert(family.top().owner.id().family, tid);
             state.families.insert(tid, family);
-            steps.extend(state.host.recover_prepared(tid, participants, now));
+            if judged.iter().all(|judgement| judgement.tid != tid) {
+                steps.extend(state.host.recover_prepared(tid, participants, now));
+            }
+        }
+        for judgement in judged.iter().filter(|judgement| judgement.otherwise.is_none()) {
+            steps.extend(state.host.recover_judged(judgement.tid, judgement.outcome, now));
         }
         for (tid, participants) in found.commits {
             steps.extend(state.host.recover_commit(tid, participants, now));
@@ -135,7 +141,7 @@ impl<'t> Core<'t> {
 
     /// What the host says has ended leaves the state in the same critical section: whatever is called from then on
     /// is another stay, and finds nothing of it.
-    fn host_steps(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) -> Vec<Doing<'t>> {
+    pub fn host_steps(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) -> Vec<Doing<'t>> {
         self.state_steps(|state, now| act(&mut state.host, now))
     }
 
@@ -208,7 +214,7 @@ impl<'t> Core<'t> {
 
     /// Does what the host wants, and what it wants then. When something can't be done, nobody goes on here, and
     /// nothing is said that relies on it.
-    fn perform(&self, doing: Vec<Doing<'t>>) {
+    pub fn perform(&self, doing: Vec<Doing<'t>>) {
         let mut doing = VecDeque::from(doing);
         while let Some(one) = doing.pop_front() {
             match self.do_one(one) {
@@ -256,8 +262,13 @@ impl<'t> Core<'t> {
                 Made::Elsewhere => Vec::new(),
             },
             Step::Force(tid, role, record) => {
-                let Record::Commit(told) = &record else { return Vec::new() };
-                match self.commit(tid, told) {
+                let done = match &record {
+                    Record::Commit(told) => self.commit(tid, told),
+                    Record::Judged(outcome) => self.unless_failed(self.ledger.judge(tid, *outcome)),
+                    Record::Settled(right) => self.unless_failed(self.ledger.settle(tid, *right)),
+                    _ => return Vec::new(),
+                };
+                match done {
                     Some(true) => self.host_steps(|host, _| host.durable(tid, role, &record)),
                     Some(false) => self.host_steps(|host, _| host.refused(tid, role)),
                     None => Vec::new(),
@@ -270,6 +281,12 @@ impl<'t> Core<'t> {
             // What was prepared was decided when it was finished, durably.
             Step::Write(tid, role, record) => self.host_steps(|host, _| host.durable(tid, role, &record)),
             Step::Put(tid, role, participants, of, slot) => self.put(tid, role, participants, of, slot),
+            Step::Wrong(tid, outcome) => {
+                tracing::error!(
+                    "transaction {tid} was judged wrongly here: it is {outcome:?} everywhere else"
+                );
+                Vec::new()
+            }
             Step::Finish(..) => unreachable!("it has left the state when the host said so"),
             Step::Tell(tid, outcome) => {
                 self.outside.tell(tid, outcome);

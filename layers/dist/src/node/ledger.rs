@@ -4,11 +4,12 @@
 //! ```text
 //!   block 0: the life, whether it has begun      block 1 .. : one decision each, or a part of one
 //!   used | count | identity, padded | node, stay | node, stay | ...
+//!   judged | how | and otherwise | identity, padded          in a block of its own
 //! ```
 //!
 //! A decision is written in the transaction that commits what the node has changed itself: one force for both.
 
-use crate::commit::word::{Incarnation, Node, Participants, Stay};
+use crate::commit::word::{Incarnation, Node, Outcome, Participants, Stay};
 use crate::id::{TID_BYTES, Tid};
 use caliburn_engine::{Class, CommitError, Mode, RangeError, Region, Store, Transaction};
 use std::collections::{BTreeMap, HashMap};
@@ -28,11 +29,24 @@ pub(crate) fn lasting(store: &Store) -> Class {
     store.reach().max(Class::Power)
 }
 
+/// What an administrator has decided, in place of a coordinator that did not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Judgement {
+    /// Which transaction.
+    pub tid: Tid,
+    /// How it was made to end here.
+    pub outcome: Outcome,
+    /// How it has ended everywhere else, if that is known and is not the same: somebody must mend what depends on
+    /// it.
+    pub otherwise: Option<Outcome>,
+}
+
 /// The decisions.
 pub(crate) struct Ledger<'t> {
     store: &'t Store,
     region: &'t Region,
     blocks: Mutex<Blocks>,
+    judged: Mutex<BTreeMap<Tid, (usize, Judgement)>>,
 }
 
 #[derive(Default)]
@@ -43,26 +57,44 @@ struct Blocks {
     used: HashMap<Tid, Vec<usize>>,
 }
 
+impl Blocks {
+    fn take(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.fresh += 1;
+            self.fresh - 1
+        })
+    }
+}
+
 impl<'t> Ledger<'t> {
     /// Reads it: the last life, and what was decided.
     pub fn open(
         store: &'t Store,
         region: &'t Region,
     ) -> (Ledger<'t>, Incarnation, BTreeMap<Tid, Participants>) {
+        let mut judged = BTreeMap::new();
         let (mut blocks, mut found) = (Blocks { fresh: 1, ..Blocks::default() }, BTreeMap::new());
         let mut block = [0; BLOCK];
         for number in 1..region.len() / BLOCK {
             region.read(number * BLOCK, &mut block);
             // Any of them may be free: what took it may not have committed, or all know.
-            if let Some((tid, participants)) = decode(&block) {
+            let is_used = if let Some((tid, participants)) = decode(&block) {
                 found.entry(tid).or_insert_with(Participants::new).extend(participants);
                 blocks.used.entry(tid).or_default().push(number);
+                true
+            } else if let Some(judgement) = decode_judgement(&block) {
+                judged.insert(judgement.tid, (number, judgement));
+                true
+            } else {
+                false
+            };
+            if is_used {
                 let before = std::mem::replace(&mut blocks.fresh, number + 1);
                 blocks.free.extend(before..number);
             }
         }
         let life = Incarnation(region.load(0));
-        (Ledger { store, region, blocks: Mutex::new(blocks) }, life, found)
+        (Ledger { store, region, blocks: Mutex::new(blocks), judged: Mutex::new(judged) }, life, found)
     }
 
     fn lock(&self) -> MutexGuard<'_, Blocks> {
@@ -92,10 +124,7 @@ impl<'t> Ledger<'t> {
         for part in told.chunks(IN_BLOCK) {
             let number = {
                 let mut blocks = self.lock();
-                let number = blocks.free.pop().unwrap_or_else(|| {
-                    blocks.fresh += 1;
-                    blocks.fresh - 1
-                });
+                let number = blocks.take();
                 blocks.used.entry(tid).or_default().push(number);
                 number
             };
@@ -122,6 +151,91 @@ impl<'t> Ledger<'t> {
         self.lock().free.extend(its);
         Ok(())
     }
+}
+
+/// What judgements need, apart from the decisions.
+impl Ledger<'_> {
+    fn judged(&self) -> MutexGuard<'_, BTreeMap<Tid, (usize, Judgement)>> {
+        self.judged.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Those that were not settled, or were wrong.
+    pub fn judgements(&self) -> Vec<Judgement> {
+        self.judged().values().map(|(_, judgement)| *judgement).collect()
+    }
+
+    /// Remembers a judgement, durably.
+    pub fn judge(&self, tid: Tid, outcome: Outcome) -> Result<(), CommitError> {
+        let number = self.lock().take();
+        let judgement = Judgement { tid, outcome, otherwise: None };
+        let done = self.put(number, &encode_judgement(&judgement));
+        match done {
+            Ok(()) => _ = self.judged().insert(tid, (number, judgement)),
+            Err(_) => self.lock().free.push(number),
+        }
+        done
+    }
+
+    /// How it has ended everywhere else is known: a judgement that was right is forgotten, another one is kept.
+    pub fn settle(&self, tid: Tid, right: bool) -> Result<(), CommitError> {
+        let Some((number, mut judgement)) = self.judged().get(&tid).copied() else { return Ok(()) };
+        if right {
+            return self.remove_judgement(tid, number);
+        }
+        let otherwise = match judgement.outcome {
+            Outcome::Committed => Outcome::Aborted,
+            Outcome::Aborted => Outcome::Committed,
+        };
+        judgement.otherwise = Some(otherwise);
+        self.put(number, &encode_judgement(&judgement))?;
+        self.judged().insert(tid, (number, judgement));
+        Ok(())
+    }
+
+    /// Forgets one that was wrong. Whether there was one.
+    pub fn forget_judgement(&self, tid: Tid) -> Result<bool, CommitError> {
+        let wrong = self.judged().get(&tid).copied().filter(|(_, judgement)| judgement.otherwise.is_some());
+        wrong.map_or(Ok(false), |(number, _)| self.remove_judgement(tid, number).map(|()| true))
+    }
+
+    fn remove_judgement(&self, tid: Tid, number: usize) -> Result<(), CommitError> {
+        self.put(number, &[0; 4])?;
+        self.judged().remove(&tid);
+        self.lock().free.push(number);
+        Ok(())
+    }
+
+    fn put(&self, number: usize, bytes: &[u8]) -> Result<(), CommitError> {
+        let mut tx = self.store.begin(Mode::Restore).map_err(|_| CommitError::ReadOnly)?;
+        tx.write(self.region, number * BLOCK, bytes)?;
+        tx.commit(lasting(self.store))
+    }
+}
+
+const JUDGED: u8 = 2;
+
+fn encode_judgement(judgement: &Judgement) -> [u8; HEAD] {
+    let code = |outcome: Outcome| match outcome {
+        Outcome::Committed => 1,
+        Outcome::Aborted => 2,
+    };
+    let mut block = [0; HEAD];
+    block[..3].copy_from_slice(&[JUDGED, code(judgement.outcome), judgement.otherwise.map_or(0, code)]);
+    block[8..8 + TID_BYTES].copy_from_slice(&judgement.tid.to_bytes());
+    block
+}
+
+fn decode_judgement(block: &[u8; BLOCK]) -> Option<Judgement> {
+    let outcome = |code: u8| match code {
+        1 => Some(Outcome::Committed),
+        2 => Some(Outcome::Aborted),
+        _ => None,
+    };
+    if block[0] != JUDGED {
+        return None;
+    }
+    let tid = Tid::from_bytes(&block[8..8 + TID_BYTES])?;
+    Some(Judgement { tid, outcome: outcome(block[1])?, otherwise: outcome(block[2]) })
 }
 
 const USED: [u8; 4] = [1, 0, 0, 0];
@@ -157,6 +271,34 @@ mod tests {
     fn tid(serial: u64) -> Tid {
         let (coordinator, incarnation) = (Node(1), Incarnation(2));
         Tid { coordinator, incarnation, client: 3, serial, protocol: Protocol::Blocking }
+    }
+
+    #[test]
+    fn judgements_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::options().create(true).open(dir.path().join("s")).unwrap();
+        let region = store.create_segment(SEGMENT, 1 << 20).unwrap().map_all().unwrap();
+        {
+            let (ledger, ..) = Ledger::open(&store, &region);
+            (0..3).for_each(|serial| ledger.judge(tid(serial), Outcome::Aborted).unwrap());
+            ledger.settle(tid(0), true).unwrap();
+            ledger.settle(tid(1), false).unwrap();
+        }
+        let (ledger, _, found) = Ledger::open(&store, &region);
+        assert!(found.is_empty());
+        let judged = |serial, otherwise| Judgement { tid: tid(serial), outcome: Outcome::Aborted, otherwise };
+        assert_eq!(ledger.judgements(), [judged(1, Some(Outcome::Committed)), judged(2, None)]);
+        assert!(!ledger.forget_judgement(tid(2)).unwrap(), "nobody knows yet");
+        assert!(ledger.forget_judgement(tid(1)).unwrap());
+        let (ledger, ..) = Ledger::open(&store, &region);
+        assert_eq!(ledger.judgements(), [judged(2, None)]);
+        // A decision takes what is free, and nothing else.
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        let told: Participants = (0..40).map(|node| (Node(node), Stay(1))).collect();
+        ledger.add(&mut tx, tid(9), &told).unwrap();
+        tx.commit(Class::Process).unwrap();
+        let (ledger, _, found) = Ledger::open(&store, &region);
+        assert_eq!((ledger.judgements(), found), (vec![judged(2, None)], BTreeMap::from([(tid(9), told)])));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | `running` | a node that runs, as its servers have it |
 //! | `serve` | the interface for programs and other nodes |
 //! | `guard` | who may call what |
+//! | `judgement` | what an administrator decides |
 //! | `error` | why a node does not run |
 //! | `replicated` | a node whose log other machines have too |
 //! | `open` | a node that is to run |
@@ -22,6 +23,7 @@ pub(crate) mod core;
 mod deadlocks;
 mod error;
 mod guard;
+mod judgement;
 mod ledger;
 mod open;
 pub(crate) mod outside;
@@ -33,6 +35,8 @@ mod state;
 pub(crate) mod work;
 
 pub use error::NodeError;
+pub use judgement::Undecided;
+pub use ledger::Judgement;
 pub use open::Builder;
 pub use running::Node;
 pub use serve::ServeError;

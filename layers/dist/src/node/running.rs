@@ -146,7 +146,7 @@ impl Node {
         }
     }
 
-    async fn on_thread<R: Send + 'static>(
+    pub(crate) async fn on_thread<R: Send + 'static>(
         &self,
         again: bool,
         act: impl for<'c, 't> FnOnce(&'c Core<'t>) -> R + Send + 'static,

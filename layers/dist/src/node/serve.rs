@@ -3,12 +3,14 @@
 use crate::cluster::{HEADERS, root};
 use crate::commit::word::{Node as NodeId, Outcome};
 use crate::credentials::Peer;
+use crate::id::Tid;
 use crate::node::guard::{Guard, is_from};
 use crate::node::outside::Decision;
 use crate::node::running::Node;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
 use crate::proto::caliburn::{
-    AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard, Letters,
+    AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest, Judged,
+    Judgement, Letters, UndecidedReply, UndecidedRequest, UndecidedTransaction,
 };
 use crate::wire;
 use caliburn_os::simulated::unless;
@@ -92,6 +94,43 @@ impl NodeService for Service {
         self.0.0.outside.decide(Decision::Hear(tid, news, hear));
         heard.await.map_err(|_| Status::unavailable("the node stops"))?;
         Ok(Response::new(Heard {}))
+    }
+
+    async fn undecided(&self, _: Request<UndecidedRequest>) -> Result<Response<UndecidedReply>, Status> {
+        let undecided = self.0.undecided().await?.into_iter().map(|undecided| UndecidedTransaction {
+            transaction: undecided.tid.to_string(),
+            participants: undecided.participants.into_iter().map(|node| node.0).collect(),
+        });
+        let judgements = self.0.judgements().await?.into_iter().map(|judgement| Judgement {
+            transaction: judgement.tid.to_string(),
+            outcome: wire::outcome_to(judgement.outcome),
+            otherwise: judgement.otherwise.map_or(0, wire::outcome_to),
+        });
+        Ok(Response::new(UndecidedReply { undecided: undecided.collect(), judgements: judgements.collect() }))
+    }
+
+    async fn judge(&self, request: Request<JudgeRequest>) -> Result<Response<Judged>, Status> {
+        let JudgeRequest { transaction, outcome } = request.into_inner();
+        let outcome = match outcome {
+            0 => None,
+            outcome => Some(wire::outcome_from(outcome)?),
+        };
+        let all: Vec<Tid> = match outcome {
+            Some(_) => self.0.undecided().await?.into_iter().map(|undecided| undecided.tid).collect(),
+            None => self.0.judgements().await?.into_iter().map(|judgement| judgement.tid).collect(),
+        };
+        let tid = all.into_iter().find(|tid| tid.to_string() == transaction);
+        let none = || {
+            Status::not_found(format!(
+                "no transaction {transaction:?} is undecided here, or was judged wrongly"
+            ))
+        };
+        let tid = tid.ok_or_else(none)?;
+        match outcome {
+            Some(outcome) => self.0.judge(tid, outcome).await?,
+            None => self.0.forget(tid).await?,
+        }
+        Ok(Response::new(Judged {}))
     }
 
     async fn deliver(&self, request: Request<Letters>) -> Result<Response<Delivered>, Status> {

@@ -239,6 +239,7 @@ impl World {
                 println!("{:?}   {node:?}: {step:?}", self.now);
             }
             match step {
+                Step::Wrong(..) => unreachable!("there is no administrator"),
                 Step::Send(letter) => self.send(node, letter.to, Event::Letter(letter)),
                 Step::Vote(tid, news) => {
                     let server = self.servers.get_mut(&node).expect("it is one");
@@ -301,6 +302,7 @@ impl World {
             Record::Committed => Entry::Decided(tid, true),
             Record::Aborted => Entry::Decided(tid, false),
             Record::End => Entry::End(tid),
+            Record::Judged(_) | Record::Settled(_) => unreachable!("there is no administrator"),
         };
         let server = self.servers.get_mut(&node).expect("it is one");
         server.disk.written.push((entry, Some((tid, role))));

@@ -1,0 +1,113 @@
+//! `node undecided`, `judge`, `forget`: transactions whose coordinator is gone.
+
+use crate::Failure;
+use crate::node::{Contact, said};
+use crate::text::plain;
+use caliburn_dist::proto::caliburn::{JudgeRequest, Outcome, UndecidedRequest};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use std::process::ExitCode;
+
+#[derive(Args, Debug)]
+pub struct Which {
+    #[command(flatten)]
+    contact: Contact,
+    /// A data server of the node, in place of the node itself.
+    #[arg(long, value_name = "NAME")]
+    server: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Judge {
+    #[command(flatten)]
+    which: Which,
+    /// The transaction, as `undecided` shows it.
+    transaction: String,
+    /// How it is to end here.
+    outcome: End,
+}
+
+#[derive(Args, Debug)]
+pub struct Forget {
+    #[command(flatten)]
+    which: Which,
+    /// The transaction, as `undecided` shows it.
+    transaction: String,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+enum End {
+    Committed,
+    Aborted,
+}
+
+fn name(outcome: Outcome) -> Option<&'static str> {
+    match outcome {
+        Outcome::None => None,
+        Outcome::Committed => Some("committed"),
+        Outcome::Aborted => Some("aborted"),
+    }
+}
+
+impl Which {
+    pub async fn run(&self) -> Result<ExitCode, Failure> {
+        let mut node = self.contact.node_or(self.server.as_deref()).await?;
+        let found = node.undecided(UndecidedRequest {}).await.map_err(said)?.into_inner();
+        if self.contact.json {
+            let undecided = found.undecided.iter();
+            let undecided =
+                undecided.map(|it| json!({"transaction": it.transaction, "participants": it.participants}));
+            let judgements = found.judgements.iter().map(|it| {
+                json!({"transaction": it.transaction, "outcome": name(it.outcome()), "otherwise": name(it.otherwise())})
+            });
+            let (undecided, judgements): (Vec<_>, Vec<_>) = (undecided.collect(), judgements.collect());
+            println!("{}", json!({"undecided": undecided, "judgements": judgements}));
+            return Ok(ExitCode::SUCCESS);
+        }
+        for it in &found.undecided {
+            let coordinator = it.transaction.split('.').next().unwrap_or_default();
+            println!(
+                "{}  waits for node {}; participants {:?}",
+                plain(&it.transaction),
+                plain(coordinator),
+                it.participants
+            );
+        }
+        for it in &found.judgements {
+            let outcome = name(it.outcome()).unwrap_or("?");
+            let otherwise = match name(it.otherwise()) {
+                Some(otherwise) => format!(", WRONGLY: it is {otherwise} everywhere else"),
+                None => ", and nobody knows yet whether that was right".to_owned(),
+            };
+            println!("{}  was judged: {outcome}{otherwise}", plain(&it.transaction));
+        }
+        if found.undecided.is_empty() && found.judgements.is_empty() {
+            println!("nothing is undecided");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn say(&self, transaction: &str, outcome: Outcome, done: &str) -> Result<ExitCode, Failure> {
+        let mut node = self.contact.node_or(self.server.as_deref()).await?;
+        let request = JudgeRequest { transaction: transaction.to_owned(), outcome: outcome as i32 };
+        node.judge(request).await.map_err(said)?;
+        self.contact.done(&format!("transaction {transaction} {done}"))
+    }
+}
+
+impl Judge {
+    pub async fn run(&self) -> Result<ExitCode, Failure> {
+        match self.outcome {
+            End::Committed => {
+                self.which.say(&self.transaction, Outcome::Committed, "is committed here").await
+            }
+            End::Aborted => self.which.say(&self.transaction, Outcome::Aborted, "is aborted here").await,
+        }
+    }
+}
+
+impl Forget {
+    pub async fn run(&self) -> Result<ExitCode, Failure> {
+        self.which.say(&self.transaction, Outcome::None, "is forgotten").await
+    }
+}
