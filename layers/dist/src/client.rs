@@ -328,12 +328,15 @@ impl Tx {
     }
 
     /// The connection to a server, for the client that tonic makes of its interface: calls through it are part of
-    /// this transaction. `name`, or `name@node`.
+    /// this transaction. `name`: of those that are called so one, the same for all calls of a family; or
+    /// `name@node`.
     ///
     /// # Errors
     /// When there is no such server.
     pub fn to(&self, name: &str) -> Result<Travelling, Error> {
-        let node = self.family.cluster.find(name)?;
+        // One for all calls of a family; another one for the next.
+        let Tid { client, serial, .. } = self.family.tid;
+        let node = self.family.cluster.choose(name, client.wrapping_add(serial))?;
         let channel = self.family.cluster.channel(node)?;
         Ok(Travelling {
             channel,

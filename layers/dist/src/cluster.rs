@@ -197,6 +197,15 @@ impl Cluster {
     /// # Errors
     /// [`NameError::Server`].
     pub fn find(&self, name: &str) -> Result<Node, NameError> {
+        self.choose(name, 0)
+    }
+
+    /// The same, of those with the name one that a number chooses: the same for the same number, as long as there
+    /// are the same, and about as often each.
+    ///
+    /// # Errors
+    /// [`NameError::Server`].
+    pub fn choose(&self, name: &str, choice: u64) -> Result<Node, NameError> {
         let unknown = || {
             let known = self.known();
             let mut all: Vec<String> = known.values().flat_map(|known| known.servers.clone()).collect();
@@ -208,8 +217,10 @@ impl Cluster {
             None | Some((_, "*")) => (name.trim_end_matches("@*"), None),
             Some((server, node)) => (server, Some(Node(node.parse().map_err(|_| unknown())?))),
         };
-        let of = self.all(server);
-        of.into_iter().find(|node| at.is_none_or(|at| at == *node)).ok_or_else(unknown)
+        let mut of = self.all(server);
+        of.retain(|node| at.is_none_or(|at| at == *node));
+        let choice = choice.checked_rem(of.len() as u64).unwrap_or(0);
+        of.get(choice as usize).copied().ok_or_else(unknown)
     }
 }
 
@@ -242,6 +253,9 @@ mod tests {
         assert_eq!(cluster.find("bank"), Ok(Node(1)));
         assert_eq!(cluster.find("bank@2"), Ok(Node(2)));
         assert_eq!((cluster.find("bank@*"), cluster.all("bank")), (Ok(Node(1)), vec![Node(1), Node(2)]));
+        let chosen: Vec<Node> = (0..4).map(|choice| cluster.choose("bank", choice).unwrap()).collect();
+        assert_eq!(chosen, [Node(1), Node(2), Node(1), Node(2)]);
+        assert_eq!(cluster.choose("bank@2", 7), Ok(Node(2)));
         assert!(matches!(cluster.find("bank@3"), Err(NameError::Server(..))));
         assert!(matches!(cluster.find("shop"), Err(NameError::Server(..))));
         assert!(matches!(cluster.channel(Node(2)), Err(NameError::Node(2, _))));

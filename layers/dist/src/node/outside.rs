@@ -18,8 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 
 type Ask = dyn Fn(Tid) -> Result<(), String> + Send + Sync;
@@ -96,7 +95,7 @@ pub(crate) struct Outside {
     runtime: Handle,
     started: Instant,
     decisions: Sender<Decision>,
-    outbox: Mutex<HashMap<Node, UnboundedSender<Letter>>>,
+    outbox: Mutex<HashMap<Node, mpsc::Sender<Letter>>>,
     waiting: Mutex<HashMap<Tid, Vec<oneshot::Sender<Outcome>>>>,
     clients: AtomicU64,
     stopping: AtomicBool,
@@ -109,6 +108,8 @@ pub(crate) struct Outside {
 pub(crate) const DECIDING: usize = 8;
 /// So many letters travel together at most.
 const LETTERS: usize = 256;
+/// So many wait for one node at most: some megabytes.
+const OUTBOX: usize = 1 << 14;
 
 impl Outside {
     pub fn new(
@@ -217,11 +218,12 @@ impl Outside {
         }
         let mut outbox = self.outbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let to = outbox.entry(letter.to).or_insert_with(|| {
-            let (sender, letters) = unbounded_channel();
+            let (sender, letters) = mpsc::channel(OUTBOX);
             self.runtime.spawn(deliver(self.own, letter.to, self.cluster.clone(), letters));
             sender
         });
-        let _ = to.send(letter);
+        // Full if the other one does not take them: what is lost is said again.
+        let _ = to.try_send(letter);
     }
 
     /// Waits to be told how a transaction ends.
@@ -303,7 +305,7 @@ impl Outside {
 }
 
 /// Carries the letters to one node; those that it does not take are lost.
-async fn deliver(own: Node, to: Node, cluster: Cluster, mut letters: UnboundedReceiver<Letter>) {
+async fn deliver(own: Node, to: Node, cluster: Cluster, mut letters: mpsc::Receiver<Letter>) {
     let mut some = Vec::new();
     while letters.recv_many(&mut some, LETTERS).await > 0 {
         let all = some.drain(..).map(|letter| wire::letter_to(&letter)).collect();
