@@ -55,21 +55,26 @@ async fn add(tx: &Tx, node: u64, account: u32) -> Result<(), Error> {
 }
 
 /// What one transaction is.
-#[derive(Clone, Copy)]
-struct Kind {
-    what: &'static str,
-    /// Servers, and calls of each.
-    servers: u64,
-    calls: u64,
-    side_by_side: bool,
-    blocking: bool,
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    /// In words.
+    pub what: &'static str,
+    /// Servers.
+    pub servers: u64,
+    /// Calls of each.
+    pub calls: u64,
+    /// Whether the servers are called at one time.
+    pub side_by_side: bool,
+    /// Which protocol.
+    pub blocking: bool,
 }
 
 const fn kind(what: &'static str, servers: u64, calls: u64, side_by_side: bool, blocking: bool) -> Kind {
     Kind { what, servers, calls, side_by_side, blocking }
 }
 
-const KINDS: [Kind; 8] = [
+/// What is measured.
+pub const KINDS: [Kind; 8] = [
     kind("nothing", 0, 0, false, true),
     kind("1 server", 1, 1, false, true),
     kind("1 server, 10 calls", 1, 10, false, true),
@@ -80,7 +85,11 @@ const KINDS: [Kind; 8] = [
     kind("3 servers, side by side, without blocking", 3, 1, true, false),
 ];
 
-async fn run_one(application: &Application, kind: Kind, account: u32) -> Result<(), Error> {
+/// Runs one transaction.
+///
+/// # Errors
+/// When it does not commit.
+pub async fn run_one(application: &Application, kind: Kind, account: u32) -> Result<(), Error> {
     let options = Options { blocking: kind.blocking, ..Options::default() };
     let calls = async |tx: &Tx, node: u64| {
         for call in 0..kind.calls {
@@ -104,16 +113,23 @@ async fn run_one(application: &Application, kind: Kind, account: u32) -> Result<
         .await
 }
 
-struct World {
-    application: Application,
+/// Nodes with banks, in this process, and a program.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// The program.
+    pub application: Application,
     nodes: Vec<Node>,
     /// What its commits survive.
     class: &'static str,
     kinds: Vec<Kind>,
 }
 
-async fn start(
-    arguments: &Arguments,
+/// Starts them.
+///
+/// # Errors
+/// When a store or a node can't be made.
+pub async fn start(
+    options: caliburn::Options,
     dir: &std::path::Path,
     members: Option<&Members>,
     class: &'static str,
@@ -127,8 +143,8 @@ async fn start(
     }
     let mut nodes = Vec::new();
     for (number, listener) in (1..).zip(listeners) {
-        let options = crate::target::options(arguments.log_mb, arguments.stage_mb);
-        let mut node = Node::builder(cluster.clone(), number, dir.join(number.to_string())).options(options);
+        let mut node =
+            Node::builder(cluster.clone(), number, dir.join(number.to_string())).options(options.clone());
         if let Some(members) = members {
             let addresses = members.addresses();
             node = node.keeper(Keeper::Etcd(Etcd::new(addresses.iter().map(String::as_str), class)?));
@@ -146,6 +162,15 @@ async fn start(
     let application = Application::attach(cluster, 1).await?;
     let kinds = KINDS.into_iter().filter(|kind| kind.blocking || members.is_some());
     Ok(World { application, nodes, class, kinds: kinds.collect() })
+}
+
+impl World {
+    /// Stops the nodes.
+    pub async fn stop(&self) {
+        for node in &self.nodes {
+            node.stop().await;
+        }
+    }
 }
 
 /// One program after the other turn, for a time.
@@ -187,15 +212,20 @@ async fn together(application: &Application, seconds: f64, kind: Kind) -> Result
     Ok(Sample { ns_per_tx: start.elapsed().as_nanos() as f64 / count.max(1) as f64, latencies })
 }
 
+/// The benchmark.
+///
+/// # Errors
+/// When a node, or a member of etcd, does not do what it should.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let members = Members::start(3, dir.path().join("etcd"));
         let members = members.map_err(|error| eprintln!("without etcd: {error}")).ok();
-        let mut worlds = vec![start(arguments, dir.path(), members.as_ref(), "power").await?];
+        let options = crate::target::options(arguments.log_mb, arguments.stage_mb);
+        let mut worlds = vec![start(options.clone(), dir.path(), members.as_ref(), "power").await?];
         if members.is_some() {
-            worlds.push(start(arguments, dir.path(), members.as_ref(), "quorum").await?);
+            worlds.push(start(options, dir.path(), members.as_ref(), "quorum").await?);
         }
         let bare = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let bare_address = format!("http://{}", bare.local_addr()?);
@@ -238,8 +268,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut rounds = rounds.into_iter();
         report::interleave(arguments.rounds, &mut lines, || rounds.next().expect("one for each"));
         report::print("camelot", arguments.json, &lines, 0);
-        for node in worlds.iter().flat_map(|world| &world.nodes) {
-            node.stop().await;
+        for world in &worlds {
+            world.stop().await;
         }
         Ok(())
     })

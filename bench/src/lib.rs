@@ -8,7 +8,7 @@
 
 mod arguments;
 mod calls;
-mod camelot;
+pub mod camelot;
 mod coda;
 pub mod debit_credit;
 mod dumps;

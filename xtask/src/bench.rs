@@ -205,6 +205,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "restart --data-mb 4 --only LMDB,PMDK",
         "maps --accounts 1000 --sizes 64",
         "nest",
+        "camelot",
     ] {
         run(&format!("{RIVALS} {workload} {small}"))?;
     }

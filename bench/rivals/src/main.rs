@@ -4,6 +4,7 @@
 //! A rival that has records and no memory keeps a record of the work under its offset: it is read, changed and
 //! stored.
 
+mod distributed;
 mod fjall;
 mod foreign;
 mod maps;
@@ -79,6 +80,8 @@ enum Choice {
     Restart,
     /// Records under keys, loaded, inserted, removed, and used as YCSB's workloads A to F do; `Process` class.
     Maps,
+    /// Transactions over several servers, `Power` class.
+    Camelot,
     /// Children of a transaction, savepoints, nested transactions; `Process` class.
     Nest,
 }
@@ -267,6 +270,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Choice::Restart => restart::run(arguments)?,
         Choice::Maps => maps::run(arguments)?,
         Choice::Nest => nested::run(arguments)?,
+        Choice::Camelot => distributed::run(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -105,6 +105,13 @@ impl Credentials {
         Certificate::from_pem(&self.0.authority)
     }
 
+    /// Whom its certificate names.
+    pub(crate) fn peer(&self, cluster: &str) -> Option<Peer> {
+        let blocks = Block::iter_from_buffer(&self.0.certificate).filter_map(Result::ok);
+        let block = blocks.into_iter().find(|block| block.label == "CERTIFICATE")?;
+        Peer::of(cluster, &block.contents)
+    }
+
     /// Of whoever connects; to a peer of this name, if it is not the one of the address.
     pub(crate) fn client(&self, name: Option<String>) -> ClientTlsConfig {
         let config = ClientTlsConfig::new().ca_certificate(self.authority()).identity(self.identity());

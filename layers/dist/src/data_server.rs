@@ -11,30 +11,49 @@
 //! | `CALIBURN_NODES` | a file of nodes ([`Cluster::read_nodes`]), in place of etcd |
 //! | `CALIBURN_AUTHORITY`, `CALIBURN_CERTIFICATE`, `CALIBURN_KEY` | PEM files, if peers have certificates |
 //! | `CALIBURN_QUOTA` | bytes that its segments and its log may have together |
-//! | `CALIBURN_DAEMON` | `number=address` of the daemon, which says what users may do |
+//! | `CALIBURN_DAEMON` | `number=address` of the daemon, which says what users may do; without, whoever has a certificate may do all |
 //! | `CALIBURN_SUPERVISOR` | its process: the server ends with it |
 //! | `NOTIFY_SOCKET` | where it says that it serves, as systemd wants it |
 
 use crate::cluster::{Cluster, NameError};
 use crate::commit::word::Node;
-use crate::credentials::{Credentials, CredentialsError};
+use crate::credentials::{Credentials, CredentialsError, Peer, node_name};
 use crate::keep::etcd::{Etcd, KeepError};
 use crate::keep::keeper::Keeper;
 use crate::keep::names::Names;
 use crate::node::{Builder, Node as Running, ServeError};
+use crate::process_id::ProcessId;
 use crate::proto::admin::admin_client::AdminClient;
 use crate::proto::admin::{FollowRequest, Neighbour, Surroundings};
 use crate::rights::Rights;
 use caliburn_os::simulated::unless;
-use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
+use rustix::event::{PollFd, PollFlags};
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tonic::service::RoutesBuilder;
+
+/// All that a process can be told in.
+pub(crate) const VARIABLES: [&str; 13] = [
+    "CALIBURN_SERVER",
+    "CALIBURN_CLUSTER",
+    "CALIBURN_NUMBER",
+    "CALIBURN_STORE",
+    "CALIBURN_LISTEN",
+    "CALIBURN_ETCD",
+    "CALIBURN_NODES",
+    "CALIBURN_AUTHORITY",
+    "CALIBURN_CERTIFICATE",
+    "CALIBURN_KEY",
+    "CALIBURN_QUOTA",
+    "CALIBURN_DAEMON",
+    "CALIBURN_SUPERVISOR",
+];
 
 /// What a process is told.
 #[derive(Debug, Clone, Default)]
@@ -60,7 +79,7 @@ pub struct Environment {
     /// The daemon's number and address.
     pub daemon: Option<(u64, String)>,
     /// The process that supervises it.
-    pub supervisor: Option<u32>,
+    pub supervisor: Option<ProcessId>,
 }
 
 /// What an environment variable has to do with it.
@@ -78,6 +97,9 @@ pub enum EnvironmentError {
     /// Certificates.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
+    /// A certificate is somebody else's.
+    #[error("{0}: the certificate should name {1}")]
+    Certificate(PathBuf, String),
     /// Nodes.
     #[error(transparent)]
     Names(#[from] NameError),
@@ -121,6 +143,8 @@ impl Environment {
                 value.split_once('=').and_then(|(number, at)| Some((number.parse().ok()?, at.to_owned())));
             parts.ok_or(EnvironmentError::Wrong("CALIBURN_DAEMON", value, "number=address"))
         });
+        let supervisor = get("CALIBURN_SUPERVISOR")
+            .map(|value| parsed("CALIBURN_SUPERVISOR", value, "a process, as the daemon writes it"));
         let number = |name| get(name).map(|value| parsed(name, value, "a number")).transpose();
         Ok(Environment {
             name: need("CALIBURN_SERVER")?,
@@ -134,7 +158,7 @@ impl Environment {
             certificates,
             quota: number("CALIBURN_QUOTA")?,
             daemon: daemon.transpose()?,
-            supervisor: number("CALIBURN_SUPERVISOR")?.map(|pid| pid as u32),
+            supervisor: supervisor.transpose()?,
         })
     }
 
@@ -205,7 +229,16 @@ pub struct DataServer {
     etcd: Option<Etcd>,
     rights: Option<Rights>,
     _names: Option<Names>,
+    /// What it was told of its neighbours last.
+    neighbours: Mutex<Vec<Neighbour>>,
+    gone: Gone,
 }
+
+/// Turns true when whoever supervises the process has ended.
+type Gone = watch::Receiver<bool>;
+
+/// After that, this process may take so long to end.
+const GRACE: Duration = Duration::from_secs(10);
 
 impl DataServer {
     /// One that is told by its environment. The names of the cluster are known when this returns.
@@ -221,7 +254,15 @@ impl DataServer {
     /// # Errors
     /// [`EnvironmentError`].
     pub async fn new(environment: Environment) -> Result<DataServer, EnvironmentError> {
+        // From the first moment on.
+        let gone = watch_supervisor(environment.supervisor);
         let mut cluster = environment.cluster()?;
+        if let (Some(credentials), Some([_, file, _])) = (cluster.credentials(), &environment.certificates) {
+            let (cluster, number) = (&environment.cluster, environment.number);
+            if credentials.peer(cluster) != Some(Peer::Node(Node(number))) {
+                return Err(EnvironmentError::Certificate(file.clone(), node_name(cluster, number)));
+            }
+        }
         if let Some((number, at)) = &environment.daemon {
             cluster = cluster.node(*number, at)?;
         }
@@ -232,7 +273,8 @@ impl DataServer {
         };
         // Nobody may do anything until the daemon has said who.
         let rights = (environment.daemon.is_some() && environment.certificates.is_some()).then(Rights::new);
-        Ok(DataServer { environment, cluster, etcd, rights, _names: names })
+        let neighbours = Mutex::default();
+        Ok(DataServer { environment, cluster, etcd, rights, _names: names, neighbours, gone })
     }
 
     /// The node that it is, to be given segments and started.
@@ -284,7 +326,7 @@ impl DataServer {
         let io = |what| move |error| EnvironmentError::Io(what, error);
         let mut terminate = signal(SignalKind::terminate()).map_err(io("SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(io("SIGINT"))?;
-        let gone = self.supervisor_is_gone()?;
+        let mut gone = self.gone.clone();
         let address = self.environment.listen.ok_or(EnvironmentError::Missing("CALIBURN_LISTEN"))?;
         let listener = tokio::net::TcpListener::bind(address).await;
         let listener = listener.map_err(|error| ServeError::Address(address, error))?;
@@ -312,38 +354,10 @@ impl DataServer {
             served = node.serve_on(listener, add) => Ok(served?),
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
-            _ = gone => Ok(()),
+            _ = gone.wait_for(|gone| *gone) => Ok(()),
             () = follow => Ok(()),
             error = ready => Err(EnvironmentError::Io("NOTIFY_SOCKET", error)),
         }
-    }
-
-    /// Ends when the process that supervises this one has.
-    fn supervisor_is_gone(&self) -> Result<oneshot::Receiver<()>, EnvironmentError> {
-        let (tell, told) = oneshot::channel();
-        let Some(pid) = self.environment.supervisor else {
-            // For as long as the process runs.
-            std::mem::forget(tell);
-            return Ok(told);
-        };
-        let opened = Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-        // It may have ended before it was opened: then another process is the parent now.
-        if let Some(Ok(supervisor)) =
-            opened.filter(|_| getppid().is_some_and(|p| p.as_raw_pid() == pid as i32))
-        {
-            std::thread::spawn(move || {
-                let mut wait = [rustix::event::PollFd::new(&supervisor, rustix::event::PollFlags::IN)];
-                while rustix::event::poll(&mut wait, None) == Err(rustix::io::Errno::INTR) {}
-                if unless("servers-outlive-the-daemon", true) {
-                    let _ = tell.send(());
-                } else {
-                    std::mem::forget(tell);
-                }
-            });
-        } else {
-            let _ = tell.send(());
-        }
-        Ok(told)
     }
 
     /// Hears from the daemon what users may do, and who its neighbours are, for ever; while it can't be asked, what
@@ -374,18 +388,63 @@ impl DataServer {
                 let users = users.into_iter().map(|user| (user.name, user.rights.into_iter().collect()));
                 rights.set(users.collect());
             }
-            meet(&self.cluster, &self.environment, &neighbours);
+            let mut before = self.neighbours.lock().unwrap_or_else(PoisonError::into_inner);
+            meet(&self.cluster, &self.environment, &before, &neighbours);
+            *before = neighbours;
+            drop(before);
             first.take().into_iter().for_each(|first| _ = first.send(()));
         }
         Ok(())
     }
 }
 
+/// Ends this process in some time when the one that supervises it has ended: also while it recovers.
+fn watch_supervisor(supervisor: Option<ProcessId>) -> Gone {
+    let (tell, told) = watch::channel(false);
+    let Some(supervisor) = supervisor else {
+        // For as long as the process runs.
+        std::mem::forget(tell);
+        return told;
+    };
+    std::thread::spawn(move || {
+        if let Some(runs) = supervisor.open() {
+            let mut wait = [PollFd::new(&runs, PollFlags::IN)];
+            while rustix::event::poll(&mut wait, None) == Err(rustix::io::Errno::INTR) {}
+        }
+        if !unless("servers-outlive-the-daemon", true) {
+            std::mem::forget(tell);
+            return;
+        }
+        let _ = tell.send(true);
+        std::thread::sleep(GRACE);
+        eprintln!("the process that supervises this one has ended");
+        std::process::exit(1);
+    });
+    told
+}
+
+/// That others find at an address what serves there.
+pub(crate) fn is_reachable(address: SocketAddr) -> Result<(), &'static str> {
+    match (address.port(), address.ip().is_unspecified()) {
+        (0, _) => Err("a port is needed that others can be told"),
+        (_, true) => Err("an address is needed that others can be told, and not all of this machine"),
+        _ => Ok(()),
+    }
+}
+
 /// Has a cluster know servers, where there is no etcd that knows them all.
-pub(crate) fn meet(cluster: &Cluster, environment: &Environment, neighbours: &[Neighbour]) {
+pub(crate) fn meet(
+    cluster: &Cluster,
+    environment: &Environment,
+    before: &[Neighbour],
+    neighbours: &[Neighbour],
+) {
     if !environment.etcd.is_empty() {
         return;
     }
+    let is_there = |number: u64| neighbours.iter().any(|neighbour| neighbour.number == number);
+    let gone = before.iter().filter(|gone| !is_there(gone.number) && gone.number != environment.number);
+    gone.for_each(|gone| cluster.remove(Node(gone.number)));
     for neighbour in neighbours.iter().filter(|neighbour| neighbour.number != environment.number) {
         let Neighbour { name, number, address } = neighbour;
         if let Err(error) = cluster.set(Node(*number), address, vec![name.clone()]) {
@@ -427,7 +486,7 @@ mod tests {
             certificates: Some(["/a".into(), "/c".into(), "/k".into()]),
             quota: Some(1 << 30),
             daemon: Some((1, "https://127.0.0.1:4100".into())),
-            supervisor: Some(17),
+            supervisor: ProcessId::of(std::process::id()),
         };
         assert_eq!(read(&told.variables()).unwrap().variables(), told.variables());
         let without = |name: &str| {

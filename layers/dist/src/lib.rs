@@ -23,6 +23,7 @@ pub mod host;
 pub mod id;
 pub mod keep;
 pub mod node;
+pub mod process_id;
 pub mod proto;
 pub mod rights;
 pub mod scope;

@@ -33,7 +33,9 @@ impl Daemon {
             ..Environment::default()
         };
         let (stop, stops) = tokio::sync::oneshot::channel();
-        let run = async move { daemon::run(environment, None, async { _ = stops.await }).await };
+        let run = async move {
+            daemon::Daemon::start(environment, None).await?.run(async { _ = stops.await }).await
+        };
         let daemon = Daemon { cluster, task: tokio::spawn(run), stop };
         while daemon.admin().show(ShowRequest {}).await.is_err() {
             assert!(!daemon.task.is_finished(), "{:?}", daemon.task.await);
@@ -163,6 +165,34 @@ async fn what_is_remembered_is_done() {
     daemon.end().await;
 }
 
+/// In one transaction: nobody sees that it was not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_server_of_the_same_name_is_another_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::new(dir.path()).await;
+    let mut admin = daemon.admin();
+    admin.add_server(server("a", 11, "1000")).await.unwrap();
+    daemon.give("a", What::Start).await.unwrap();
+    let first = daemon.until("a", |status| status.process != 0).await;
+    let application = Application::attach(daemon.cluster.clone(), 1).await.unwrap();
+    let replaced = application.transact(async |tx| {
+        let mut admin = AdminClient::new(tx.to("node")?);
+        let order = |what: What| Order { name: "a".into(), what: what as i32 };
+        admin.give(order(What::Stop)).await.map_err(Error::from)?;
+        admin.remove_server(Name { name: "a".into() }).await.map_err(Error::from)?;
+        admin.add_server(server("a", 11, "2000")).await.map_err(Error::from)?;
+        admin.give(order(What::Start)).await.map_err(Error::from)?;
+        Ok::<_, Error>(())
+    });
+    replaced.await.unwrap();
+    let second = daemon.until("a", |status| status.process != 0 && status.process != first.process).await;
+    let command = std::fs::read_to_string(format!("/proc/{}/cmdline", second.process)).unwrap();
+    assert_eq!(command, "sleep\x002000\0");
+    assert!(!Path::new(&format!("/proc/{}", first.process)).exists(), "two at one time");
+    drop(application);
+    daemon.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -175,6 +205,9 @@ async fn nonsense_is_refused() {
         (server("b", 1, "1"), "the node itself is number 1"),
         (server("../b", 12, "1"), "\"../b\" is no name of a server"),
         (server("", 12, "1"), "\"\" is no name of a server"),
+        (Server { listen: "127.0.0.1:0".into(), ..server("b", 12, "1") }, "a port is needed"),
+        (Server { listen: "0.0.0.0:1".into(), ..server("b", 12, "1") }, "an address is needed"),
+        (Server { owner: "a b".into(), ..server("b", 12, "1") }, "is no user's name"),
         (Server { command: String::new(), ..server("b", 12, "1") }, "needs a command"),
         (Server { listen: "here".into(), ..server("b", 12, "1") }, "\"here\" is not an address"),
         (server("b", 12, &"x".repeat(5000)), "bytes, of at most 4092"),
@@ -188,6 +221,10 @@ async fn nonsense_is_refused() {
         (Code::NotFound, "no server is called \"nobody\"; there are [\"a\"]")
     );
     assert_eq!(daemon.give("a", What::None).await.unwrap_err().code(), Code::InvalidArgument);
+    for right in ["nonsense", "", "**", "a/b/c", "/a", "a/"] {
+        let user = User { name: "x".into(), rights: vec![right.into()] };
+        assert!(admin.set_user(user).await.unwrap_err().message().contains("is no right"), "{right}");
+    }
     assert_eq!(admin.remove_user(Name { name: "x".into() }).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(daemon.shown().await.servers.len(), 1);
     daemon.end().await;

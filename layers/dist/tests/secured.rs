@@ -10,6 +10,7 @@ use caliburn_dist::client::{Application, Error, Tx};
 use caliburn_dist::cluster::{Cluster, NameError};
 use caliburn_dist::commit::word::{Incarnation, Node as NodeNumber};
 use caliburn_dist::credentials::{Credentials, CredentialsError, node_name, user_name};
+use caliburn_dist::id::Tid;
 use caliburn_dist::keep::etcd::Etcd;
 use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::keep::members::free_addresses;
@@ -18,7 +19,7 @@ use caliburn_dist::node::{Node, ServeError};
 use caliburn_dist::proto::bank::TotalRequest;
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::caliburn::node_client::NodeClient;
-use caliburn_dist::proto::caliburn::{AttachRequest, EndRequest, Letters};
+use caliburn_dist::proto::caliburn::{AttachRequest, EndRequest, HearRequest, Letters, News, Outcome};
 use caliburn_dist::rights::Rights;
 use std::sync::Arc;
 use support::{BOTH, add, serve, start};
@@ -150,6 +151,43 @@ async fn nobody_speaks_for_others() {
     });
     assert_eq!(done.await.unwrap(), bank::FIRST + 14);
     drop((alice, mallory));
+    secured.stop().await;
+}
+
+/// Somebody without rights tells a node that calls of others have failed, of all transactions that could be guessed.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_undoes_what_others_do() {
+    let secured = Secured::new().await;
+    let channel = |name: String, node| secured.cluster(name).channel(NodeNumber(node)).unwrap();
+    let mallory = |node| channel(user_name("bank", "mallory"), node);
+    let alice = secured.user("alice").await;
+    let news: Vec<News> =
+        (0..4).map(|call| News { path: vec![call], outcome: Outcome::Aborted as i32 }).collect();
+    let done = alice.transact(async |tx| {
+        add(tx, 2, 5, -100, 0).await?;
+        let stream = NodeClient::new(mallory(1)).attach(AttachRequest { cluster: "bank".into() }).await;
+        let own = stream.unwrap().into_inner().message().await.unwrap().unwrap();
+        for client in (0..8).map(|before| own.client.wrapping_sub(before)) {
+            for serial in 0..8 {
+                let tid = Tid { client, serial, ..tx.tid() };
+                let (cluster, tid, news) = ("bank".to_owned(), tid.to_bytes().to_vec(), news.clone());
+                let _ = NodeClient::new(mallory(2)).hear(HearRequest { cluster, tid, news }).await;
+            }
+        }
+        tx.nest(async |_| Ok::<_, Error>(())).await?;
+        tx.nest(async |child| add(child, 2, 6, 100, 0).await).await
+    });
+    done.await.unwrap();
+    let total = alice.transact(async |tx| total(tx, 2).await).await.unwrap();
+    assert_eq!(total, i64::from(bank::ACCOUNTS) * bank::FIRST);
+
+    // What nodes begin by themselves could be guessed.
+    let own =
+        Tid { client: 0, serial: 1, ..alice.transact(async |tx| Ok::<_, Error>(tx.tid())).await.unwrap() };
+    let request = HearRequest { cluster: "bank".into(), tid: own.to_bytes().to_vec(), news };
+    let refused = NodeClient::new(mallory(2)).hear(request).await.unwrap_err();
+    assert!(refused.message().contains("user \"mallory\" has not begun"), "{refused}");
+    drop(alice);
     secured.stop().await;
 }
 

@@ -90,8 +90,12 @@ impl Configuration {
         let value: Value =
             serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         let wrong = |what: &str| format!("{}: {what:?} is missing, or not what it should be", file.display());
-        let string = |name: &str| value[name].as_str().map(str::to_owned);
-        let need = |name: &str| string(name).ok_or_else(|| wrong(name));
+        let string = |name: &str| match &value[name] {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text.clone())),
+            _ => Err(wrong(name)),
+        };
+        let need = |name: &str| string(name)?.ok_or_else(|| wrong(name));
         if value["version"] != 1 {
             return Err(format!("{}: it was made by another version", file.display()).into());
         }
@@ -109,10 +113,12 @@ impl Configuration {
             cluster: need("cluster")?,
             number: value["number"].as_u64().ok_or_else(|| wrong("number"))?,
             listen: need("listen")?.parse().map_err(|_| wrong("listen"))?,
-            etcd: etcd.filter_map(|member| member.as_str().map(str::to_owned)).collect(),
-            nodes: string("nodes").map(PathBuf::from),
+            etcd: etcd
+                .map(|member| member.as_str().map(str::to_owned).ok_or_else(|| wrong("etcd")))
+                .collect::<Result<_, _>>()?,
+            nodes: string("nodes")?.map(PathBuf::from),
             certificates,
-            administrator: string("administrator"),
+            administrator: string("administrator")?,
         })
     }
 
@@ -148,15 +154,12 @@ impl Configuration {
         }
         next.administrator = told.administrator.clone().or(next.administrator);
         if let Some(before) = before {
-            if before == next {
-                return Ok(next);
-            }
             // Who it is can't change: others know it, and its store remembers what it has decided as that.
             if (&before.cluster, before.number) != (&next.cluster, next.number) {
                 let (cluster, number) = (&before.cluster, before.number);
                 return Err(format!("this is node {number} of cluster {cluster:?}, and stays that: make another one in another directory").into());
             }
-            if !replaces {
+            if !replaces && before != next {
                 let file = directory.join(FILE);
                 return Err(format!(
                     "the node was told otherwise before ({}): --config replaces that",
@@ -165,13 +168,26 @@ impl Configuration {
                 .into());
             }
         }
-        next.write(directory)?;
+        next.check()?;
         Ok(next)
     }
 
+    /// What can be seen to be wrong before it is tried.
+    fn check(&self) -> Result<(), Failure> {
+        if self.cluster.is_empty() || self.number == 0 {
+            return Err("a cluster has a name, and its nodes numbers from 1 on".into());
+        }
+        match (&self.certificates, &self.administrator) {
+            (Some(_), None) => Err("name the user who may administer the node: --administrator".into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Whole, or not at all.
-    fn write(&self, directory: &Path) -> Result<(), Failure> {
-        std::fs::create_dir_all(directory)?;
+    pub fn write(&self, directory: &Path) -> Result<(), Failure> {
+        if Configuration::read(directory).is_ok_and(|there| there == *self) {
+            return Ok(());
+        }
         let certificates =
             self.certificates.as_ref().map(|files| files.iter().map(|file| path(file)).collect::<Vec<_>>());
         let value = json!({"version": 1, "cluster": self.cluster, "number": self.number,
@@ -205,18 +221,24 @@ impl Configuration {
         format!("node {number} of cluster {cluster:?} at {}, for {whom}", self.address())
     }
 
-    pub fn into_environment(self, directory: &Path) -> (Environment, Option<String>) {
+    pub fn to_environment(&self, directory: &Path) -> Result<(Environment, Option<String>), Failure> {
+        let store = std::path::absolute(directory)?;
+        if store.to_str().is_none() {
+            return Err(
+                format!("{}: servers are told this path, so it must be UTF-8", store.display()).into()
+            );
+        }
         let environment = Environment {
             name: "node".into(),
-            cluster: self.cluster,
+            cluster: self.cluster.clone(),
             number: self.number,
-            store: std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned()),
+            store,
             listen: Some(self.listen),
-            etcd: self.etcd,
-            nodes: self.nodes,
-            certificates: self.certificates,
+            etcd: self.etcd.clone(),
+            nodes: self.nodes.clone(),
+            certificates: self.certificates.clone(),
             ..Environment::default()
         };
-        (environment, self.administrator)
+        Ok((environment, self.administrator.clone()))
     }
 }

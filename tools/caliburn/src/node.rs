@@ -9,7 +9,7 @@
 
 use crate::{Failure, configuration::Configuration, size, text, undecided};
 use caliburn_dist::commit::word::Node as NodeNumber;
-use caliburn_dist::daemon;
+use caliburn_dist::daemon::Daemon;
 use caliburn_dist::data_server::{DataServer, Environment};
 use caliburn_dist::proto::admin::admin_client::AdminClient;
 use caliburn_dist::proto::admin::{
@@ -229,13 +229,43 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 
 /// Runs `node`.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    warn();
     runtime()?.block_on(async {
-        match &arguments.command {
+        let patience = match &arguments.command {
+            Command::Run(_) | Command::Events(Events { follow: true, .. }) => {
+                return arguments.command.run().await;
+            }
+            Command::Start(it) | Command::Stop(it) | Command::Restart(it) | Command::Crash(it) => {
+                Duration::from_secs(it.patience) + PATIENCE
+            }
+            _ => PATIENCE,
+        };
+        let done = tokio::time::timeout(patience, arguments.command.run()).await;
+        done.unwrap_or_else(|_| Err(format!("the node does not answer within {patience:?}").into()))
+    })
+}
+
+/// A node answers within this.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is worth a warning goes where errors go.
+fn warn() {
+    let subscriber =
+        tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    let _ = subscriber.with_target(false).try_init();
+}
+
+impl Command {
+    async fn run(&self) -> Result<ExitCode, Failure> {
+        match self {
             Command::Run(run) => {
                 let configuration = Configuration::of(&run.directory, &run.told, run.config)?;
+                let (environment, administrator) = configuration.to_environment(&run.directory)?;
+                let daemon = Daemon::start(environment, administrator).await?;
+                // It can be that.
+                configuration.write(&run.directory)?;
                 println!("{}", configuration.describe());
-                let (environment, administrator) = configuration.into_environment(&run.directory);
-                daemon::run(environment, administrator, std::future::pending()).await?;
+                daemon.run(std::future::pending()).await?;
                 Ok(ExitCode::SUCCESS)
             }
             Command::Show(show) => show.contact.show().await,
@@ -263,7 +293,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Command::Forget(forget) => forget.run().await,
             Command::Events(events) => events.run().await,
         }
-    })
+    }
 }
 
 /// What a node has answered, for people.
@@ -274,6 +304,10 @@ pub fn said(status: tonic::Status) -> Failure {
     }
     match status.code() {
         tonic::Code::Unavailable => format!("the node does not answer: {cause}").into(),
+        // Of a connection that has ended meanwhile.
+        tonic::Code::Unknown | tonic::Code::Cancelled | tonic::Code::Internal => {
+            format!("what the node has done is not known; look with: caliburn node show ({cause})").into()
+        }
         _ => status.message().to_owned().into(),
     }
 }
@@ -410,13 +444,18 @@ fn absolute(path: &Option<PathBuf>) -> Result<String, Failure> {
     path.into_os_string().into_string().map_err(|path| format!("{path:?} is not UTF-8").into())
 }
 
+/// A program that is named by a path is that one, whatever directory the node is run in.
+fn program(command: &str) -> Result<String, Failure> {
+    if command.contains('/') { absolute(&Some(PathBuf::from(command))) } else { Ok(command.to_owned()) }
+}
+
 impl AddServer {
     async fn run(&self) -> Result<ExitCode, Failure> {
         let (command, arguments) = self.command.split_first().expect("clap wants one");
         let server = Server {
             name: self.name.clone(),
             number: self.number,
-            command: command.clone(),
+            command: program(command)?,
             arguments: arguments.to_vec(),
             listen: self.listen.to_string(),
             directory: absolute(&self.directory)?,
@@ -434,12 +473,15 @@ impl AddServer {
 
 impl ChangeServer {
     async fn run(&self) -> Result<ExitCode, Failure> {
+        if self.restart.is_none() && self.quota.is_none() && self.owner.is_none() && self.command.is_empty() {
+            return Err("name what is to change: --restart, --quota, --owner, or the command after --".into());
+        }
         let change = Change {
             name: self.name.clone(),
             restarts: self.restart,
             quota: self.quota,
             owner: self.owner.clone(),
-            command: self.command.first().cloned(),
+            command: self.command.first().map(|command| program(command)).transpose()?,
             arguments: self.command.iter().skip(1).cloned().collect(),
         };
         self.contact.admin()?.change_server(change).await.map_err(said)?;
@@ -451,6 +493,10 @@ impl Ordered {
     async fn run(&self, what: What) -> Result<ExitCode, Failure> {
         let mut admin = self.contact.admin()?;
         let before = self.status(&mut admin).await?;
+        let ran = matches!(before.state(), State::Starting | State::Running | State::Stopping);
+        if what == What::Crash && !ran {
+            return Err(format!("server {:?} does not run", self.name).into());
+        }
         let order = Order { name: self.name.clone(), what: what as i32 };
         admin.give(order).await.map_err(said)?;
         if self.no_wait {
@@ -459,18 +505,15 @@ impl Ordered {
         let until = Instant::now() + Duration::from_secs(self.patience);
         let given = self.status(&mut admin).await?.server.unwrap_or_default();
         let orders = given.started + given.restarted;
-        let ran = matches!(before.state(), State::Starting | State::Running);
         loop {
             let status = self.status(&mut admin).await?;
             // A process that was not there before the order.
             let another = match what {
-                What::Start if ran => true,
                 What::Start | What::Restart => status.orders >= orders,
                 _ => status.starts > before.starts,
             };
             match (what, status.state()) {
                 (What::Stop, State::Stopped) => return self.tell(&status),
-                (What::Crash, _) if !ran => return Err(format!("server {:?} does not run", self.name).into()),
                 (What::Crash, State::Waiting | State::Failed | State::Stopped) => return self.tell(&status),
                 (What::Crash, _) if another => return self.tell(&status),
                 (What::Start | What::Restart, State::Running) if another => return self.tell(&status),
@@ -527,6 +570,7 @@ impl Events {
 
 /// A data server to try things with: a bank.
 pub fn bank_server() -> Result<ExitCode, Failure> {
+    warn();
     runtime()?.block_on(async {
         let server = DataServer::from_environment().await?;
         let node = bank::segment(server.builder()).start().await?;

@@ -244,6 +244,76 @@ fn a_node_is_told_what_it_is() {
     let untold =
         Command::new(CALIBURN).args(["node", "run"]).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
     assert!(error(&untold).contains("told --cluster"), "{}", error(&untold));
+    // What can't be is not remembered.
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (busy, free) = (held.local_addr().unwrap().to_string(), "127.0.0.1:0".to_owned());
+    for (listen, why) in [(busy, "in use"), (free, "a port is needed")] {
+        let mut run = Command::new(CALIBURN);
+        run.args(["node", "run"]).arg(dir.path()).args([
+            "--cluster",
+            "wrong",
+            "--number",
+            "2",
+            "--listen",
+            &listen,
+        ]);
+        let refused = error(&run.output().unwrap());
+        assert!(refused.contains(why), "{refused}");
+        assert!(!dir.path().join("node.json").exists());
+    }
+}
+
+/// A process that does not watch the daemon, and one that is not to restart.
+#[test]
+fn what_a_killed_daemon_has_left_is_ended_first() {
+    let (node, mut daemon) = Node::new();
+    daemon.says(&[
+        "add-server",
+        "stays",
+        "--number",
+        "12",
+        "--listen",
+        "127.0.0.1:1",
+        "--",
+        "sleep",
+        "100000",
+    ]);
+    daemon.says(&["start", "stays", "--no-wait"]);
+    daemon.says(&["remove-server", "bank"]);
+    let bank = ["--number", "11", "--listen", &node.listen, "--", CALIBURN, "bank-server"];
+    daemon.says(&[&["add-server", "bank", "--no-restart"], &bank[..]].concat());
+    daemon.says(&["start", "bank"]);
+    let left = process(&daemon.until("stays", |server| server["process"] != 0));
+    for _ in 0..2 {
+        daemon.child.kill().unwrap();
+        daemon.child.wait().unwrap();
+        daemon.child = run(&node.dir(), &[]);
+        daemon.is_there();
+        daemon.until("bank", |server| server["state"] == "running");
+        let next = process(&daemon.until("stays", |server| server["process"] != 0));
+        assert_ne!(left, next);
+        assert!(test_kill_process(left).is_err(), "two at one time");
+    }
+}
+
+#[test]
+fn orders_that_are_obeyed_already_are_done() {
+    let (_node, daemon) = Node::new();
+    let starts = || {
+        let mut line = Command::new(CALIBURN);
+        line.args(["node", "start", "bank", "--patience", "20", "--node"]).arg(&daemon.dir);
+        line.stdout(Stdio::null()).spawn().unwrap()
+    };
+    let all: Vec<Child> = (0..3).map(|_| starts()).collect();
+    for mut one in all {
+        assert!(one.wait().unwrap().success());
+    }
+    daemon.says(&["start", "bank"]);
+    assert_eq!(daemon.server("bank")["starts"], 1);
+    daemon.says(&["stop", "bank"]);
+    daemon.says(&["stop", "bank"]);
+    assert!(error(&daemon.node(&["crash", "bank"])).contains("does not run"));
+    assert!(error(&daemon.node(&["change-server", "bank"])).contains("name what is to change"));
 }
 
 #[test]

@@ -22,20 +22,19 @@ mod service;
 mod table;
 
 use crate::cluster::Cluster;
-use crate::data_server::{DataServer, Environment, EnvironmentError, meet};
+use crate::data_server::{DataServer, Environment, EnvironmentError, is_reachable, meet};
 use crate::node::{Node, NodeError};
 use crate::proto::admin::admin_server::AdminServer;
 use crate::proto::admin::{Neighbour, Server, Surroundings, User};
 use crate::rights::Rights;
 use events::Events;
-use process::{Around, Kept};
+use process::{Around, Kept, Over, is_over};
 use service::{Changes, Service};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tonic::{Request, Status};
 
 /// Why a daemon does not run, or not any longer.
@@ -51,79 +50,104 @@ pub enum DaemonError {
     /// Its directory.
     #[error("{0}: {1}")]
     Directory(PathBuf, std::io::Error),
+    /// Where it should serve.
+    #[error("{0}: {1}")]
+    Listen(std::net::SocketAddr, String),
     /// What the node server remembers.
     #[error("the node server: {0}")]
     Table(Status),
 }
 
-/// Runs a node in this process, until it is told to stop (SIGTERM, SIGINT), or `stop` is over: then its data
-/// servers are stopped, and started again when it is.
-///
-/// `environment`: its store is the daemon's directory. `administrator`: the user who may do everything; without
-/// certificates, programs on this machine may.
-///
-/// # Errors
-/// [`DaemonError`].
-pub async fn run(
-    environment: Environment,
-    administrator: Option<String>,
-    stop: impl Future<Output = ()>,
-) -> Result<(), DaemonError> {
-    let dir = environment.store.clone();
-    for part in ["run", "logs", "servers"] {
-        let path = dir.join(part);
-        std::fs::create_dir_all(&path).map_err(|error| DaemonError::Directory(path, error))?;
-    }
-    let path = dir.join("events.log");
-    let events = Events::open(path.clone()).map_err(|error| DaemonError::Directory(path, error))?;
-    let told = Environment { store: dir.join("store"), daemon: None, ..environment.clone() };
-    let data_server = DataServer::new(told).await?;
-    let changes = Arc::new(Changes::default());
-    let (committed, aborted) = (changes.clone(), changes.clone());
-    let rights = Rights::new();
-    let node = data_server.builder().rights(rights.clone()).segment(table::SEGMENT, table::SEGMENT_BYTES);
-    let node =
-        node.on_commit(move |tid| committed.ended(tid, true)).on_abort(move |tid| aborted.ended(tid, false));
-    let node = node.start().await?;
-    events.add("", format!("node {} of cluster {:?} begins", environment.number, environment.cluster));
+/// A node's daemon, which runs in this process.
+#[derive(Debug)]
+pub struct Daemon {
+    node: Node,
+    data_server: DataServer,
+    supervisor: Supervisor,
+    changes: Arc<Changes>,
+}
 
-    let kept: Arc<Mutex<BTreeMap<String, Kept>>> = Arc::default();
-    let told = watch::Sender::new(Surroundings::default());
-    let service = Service {
-        node: node.clone(),
-        cluster: environment.cluster.clone(),
-        changes: changes.clone(),
-        administrator: administrator.clone(),
-        kept: kept.clone(),
-        told: told.clone(),
-        events: events.clone(),
-    };
-    let around = Arc::new(Around { environment, dir, events: events.clone() });
-    let mut supervisor = Supervisor {
-        node: node.clone(),
-        around,
-        kept: kept.clone(),
-        told,
-        cluster: data_server.cluster().clone(),
-        rights,
-        administrator,
-        former: BTreeMap::new(),
-        seen: None,
-    };
-    let serving = data_server.serve(&node, |services| _ = services.add_service(AdminServer::new(service)));
-    let served = tokio::select! {
-        served = serving => Ok(served?),
-        () = stop => Ok(()),
-        error = supervisor.run(&changes) => Err(DaemonError::Table(error)),
-    };
-    node.stop().await;
-    let all = std::mem::take(&mut *lock(&kept));
-    let ending: Vec<JoinHandle<()>> = all.into_values().map(Kept::end).collect();
-    for server in ending {
-        let _ = server.await;
+impl Daemon {
+    /// Opens, or makes, what the node server remembers. `environment`: its store is the daemon's directory.
+    /// `administrator`: the user who may do everything; without certificates, programs on this machine may.
+    ///
+    /// # Errors
+    /// [`DaemonError`].
+    pub async fn start(
+        environment: Environment,
+        administrator: Option<String>,
+    ) -> Result<Daemon, DaemonError> {
+        let dir = environment.store.clone();
+        let own = environment.listen.ok_or(EnvironmentError::Missing("CALIBURN_LISTEN"))?;
+        is_reachable(own).map_err(|why| DaemonError::Listen(own, why.into()))?;
+        // Before anything is made.
+        let free = tokio::net::TcpListener::bind(own).await;
+        free.map_err(|error| DaemonError::Listen(own, error.to_string()))?;
+        let told = Environment { store: dir.join("store"), daemon: None, ..environment.clone() };
+        let data_server = DataServer::new(told).await?;
+        for part in ["run", "logs", "servers"] {
+            let path = dir.join(part);
+            std::fs::create_dir_all(&path).map_err(|error| DaemonError::Directory(path, error))?;
+        }
+        let path = dir.join("events.log");
+        let events = Events::open(path.clone()).map_err(|error| DaemonError::Directory(path, error))?;
+        let changes = Arc::new(Changes::default());
+        let (committed, aborted) = (changes.clone(), changes.clone());
+        let rights = Rights::new();
+        let node = data_server.builder().rights(rights.clone()).segment(table::SEGMENT, table::SEGMENT_BYTES);
+        let node = node.on_commit(move |tid| committed.ended(tid, true));
+        let node = node.on_abort(move |tid| aborted.ended(tid, false)).start().await?;
+        events.add("", format!("node {} of cluster {:?} begins", environment.number, environment.cluster));
+        let supervisor = Supervisor {
+            node: node.clone(),
+            around: Arc::new(Around { environment, dir, events }),
+            kept: Arc::default(),
+            told: watch::Sender::new(Surroundings::default()),
+            cluster: data_server.cluster().clone(),
+            rights,
+            administrator,
+            former: Vec::new(),
+            neighbours: Vec::new(),
+            seen: None,
+        };
+        Ok(Daemon { node, data_server, supervisor, changes })
     }
-    events.add("", "node ends");
-    served
+
+    /// Serves, and keeps servers running, until it is told to stop (SIGTERM, SIGINT), or `stop` is over: then its
+    /// data servers are stopped, and started again when it is.
+    ///
+    /// # Errors
+    /// [`DaemonError`].
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), DaemonError> {
+        let Daemon { node, data_server, mut supervisor, changes } = self;
+        let Around { environment, events, .. } = &*supervisor.around.clone();
+        let service = Service {
+            node: node.clone(),
+            cluster: environment.cluster.clone(),
+            changes: changes.clone(),
+            administrator: supervisor.administrator.clone(),
+            is_found: !environment.etcd.is_empty(),
+            kept: supervisor.kept.clone(),
+            told: supervisor.told.clone(),
+            events: events.clone(),
+        };
+        let serving =
+            data_server.serve(&node, |services| _ = services.add_service(AdminServer::new(service)));
+        let served = tokio::select! {
+            served = serving => served.map_err(DaemonError::from),
+            () = stop => Ok(()),
+            error = supervisor.run(&changes) => Err(DaemonError::Table(error)),
+        };
+        node.stop().await;
+        let all = std::mem::take(&mut *lock(&supervisor.kept));
+        let ending: Vec<Over> = all.into_values().map(Kept::end).collect();
+        let former = supervisor.former.into_iter().map(|(.., over)| over);
+        for over in ending.into_iter().chain(former) {
+            is_over(over).await;
+        }
+        events.add("", "node ends");
+        served
+    }
 }
 
 fn lock(kept: &Mutex<BTreeMap<String, Kept>>) -> MutexGuard<'_, BTreeMap<String, Kept>> {
@@ -131,6 +155,7 @@ fn lock(kept: &Mutex<BTreeMap<String, Kept>>) -> MutexGuard<'_, BTreeMap<String,
 }
 
 /// Makes of the machine what the node server remembers.
+#[derive(Debug)]
 struct Supervisor {
     node: Node,
     around: Arc<Around>,
@@ -140,8 +165,10 @@ struct Supervisor {
     /// Of the node itself.
     rights: Rights,
     administrator: Option<String>,
-    /// Of servers that were removed.
-    former: BTreeMap<String, JoinHandle<()>>,
+    /// Of servers that were removed: names and numbers.
+    former: Vec<(String, u64, Over)>,
+    /// What others were told of last.
+    neighbours: Vec<Neighbour>,
     seen: Option<(Vec<Server>, Vec<User>)>,
 }
 
@@ -154,15 +181,13 @@ impl Supervisor {
                     self.apply(all.into_inner());
                     changes.committed.notified().await;
                 }
-                // Somebody changes it, for long.
-                Err(status)
-                    if matches!(status.code(), tonic::Code::Aborted | tonic::Code::DeadlineExceeded) =>
-                {
+                // What is there can't be read; nothing that is done here makes it better.
+                Err(status) if status.code() == tonic::Code::DataLoss => return status,
+                // Somebody changes it, for long; or too many ask. If the node ends, whoever serves says why.
+                Err(status) => {
+                    tracing::debug!("the node server is asked again: {status}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                // The node ends, and whoever serves says why.
-                Err(status) if status.code() == tonic::Code::Unavailable => std::future::pending().await,
-                Err(status) => return status,
             }
         }
     }
@@ -171,34 +196,37 @@ impl Supervisor {
         let before = self.seen.replace((servers.clone(), users.clone()));
         self.tell(before, &servers, &users);
         self.introduce(&servers, users);
-        self.former.retain(|_, task| !task.is_finished());
+        self.former.retain(|(.., over)| !*over.borrow());
         let mut kept = lock(&self.kept);
-        let there = |name: &str| servers.iter().any(|server| server.name == name);
-        let gone: Vec<String> = kept.keys().filter(|name| !there(name)).cloned().collect();
-        for name in gone {
-            let ending = kept.remove(&name).map(Kept::end);
-            ending.into_iter().for_each(|task| _ = self.former.insert(name.clone(), task));
+        let is_there =
+            |name: &str, kept: &Kept| servers.iter().any(|server| server.name == name && kept.is(server));
+        let gone = kept.extract_if(.., |name, kept| !is_there(name, kept));
+        for (name, gone) in gone {
+            let number = gone.status().server.map_or(0, |server| server.number);
+            self.former.push((name, number, gone.end()));
         }
         for server in servers {
-            match kept.get(&server.name) {
-                Some(kept) => kept.tell(server),
-                None => {
-                    let former = self.former.remove(&server.name);
-                    kept.insert(server.name.clone(), Kept::begin(self.around.clone(), server, former));
-                }
+            if let Some(kept) = kept.get(&server.name) {
+                kept.tell(server);
+                continue;
             }
+            let same =
+                |(name, number, _): &&(String, u64, Over)| *name == server.name || *number == server.number;
+            let former = self.former.iter().filter(same).map(|(.., over)| over.clone()).collect();
+            kept.insert(server.name.clone(), Kept::begin(self.around.clone(), server, former));
         }
     }
 
     /// Tells the servers of each other, and of users.
-    fn introduce(&self, servers: &[Server], users: Vec<User>) {
+    fn introduce(&mut self, servers: &[Server], users: Vec<User>) {
         let own = &self.around.environment;
         let neighbours = servers.iter().filter_map(|server| {
             let address = own.reached_at(server.listen.parse().ok()?);
             Some(Neighbour { name: server.name.clone(), number: server.number, address })
         });
         let neighbours: Vec<Neighbour> = neighbours.collect();
-        meet(&self.cluster, own, &neighbours);
+        meet(&self.cluster, own, &self.neighbours, &neighbours);
+        self.neighbours.clone_from(&neighbours);
         let administrator =
             self.administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] });
         let all = users.iter().cloned().chain(administrator);

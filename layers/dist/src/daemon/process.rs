@@ -2,11 +2,15 @@
 
 use super::events::Events;
 use super::keeping::{Action, Input, Keeping};
-use crate::data_server::Environment;
+use crate::data_server::{Environment, VARIABLES};
+use crate::process_id::ProcessId;
 use crate::proto::admin::{Server, State, Status};
-use rustix::process::{Pid, Signal, kill_process};
+use caliburn_os::simulated::unless;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::OpenOptions;
 use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -15,8 +19,12 @@ use std::time::Duration;
 use tokio::net::UnixDatagram;
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// How long a process that a killed daemon has left may take to end.
+const GRACE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What a server is told of the node.
 #[derive(Debug)]
@@ -27,31 +35,37 @@ pub(super) struct Around {
     pub events: Events,
 }
 
+/// Turns over when a server's process is gone and none comes any more.
+pub(super) type Over = watch::Receiver<bool>;
+
+/// Waits for that.
+pub(super) async fn is_over(mut over: Over) {
+    let _ = over.wait_for(|over| *over).await;
+}
+
 /// A server that is kept.
 #[derive(Debug)]
 pub(super) struct Kept {
     tell: UnboundedSender<Option<Server>>,
     status: Arc<Mutex<Status>>,
-    task: JoinHandle<()>,
+    over: Over,
 }
 
 impl Kept {
-    /// Begins to keep a server, when a former one of its name has ended.
-    pub fn begin(around: Arc<Around>, server: Server, former: Option<JoinHandle<()>>) -> Kept {
+    /// Begins to keep a server, when former ones of its name or number are over.
+    pub fn begin(around: Arc<Around>, server: Server, former: Vec<Over>) -> Kept {
         let (tell, told) = unbounded_channel();
         let status = Arc::new(Mutex::new(Status { server: Some(server.clone()), ..Status::default() }));
         let shown = status.clone();
-        let task = tokio::spawn(async move {
-            if let Some(former) = former {
-                let _ = former.await;
+        let (ends, over) = watch::channel(false);
+        tokio::spawn(async move {
+            for former in former {
+                is_over(former).await;
             }
-            let name = server.name.clone();
-            let events = around.events.clone();
-            if let Err(error) = Process::keep(around, server, told, shown).await {
-                events.add(&name, format!("can't be kept: {error}"));
-            }
+            Process::new(around, server, shown).keep(told).await;
+            let _ = ends.send(true);
         });
-        Kept { tell, status, task }
+        Kept { tell, status, over }
     }
 
     /// What is to be from now on.
@@ -60,13 +74,18 @@ impl Kept {
     }
 
     /// Ends it.
-    pub fn end(self) -> JoinHandle<()> {
+    pub fn end(self) -> Over {
         let _ = self.tell.send(None);
-        self.task
+        self.over
     }
 
     pub fn status(&self) -> Status {
         lock(&self.status).clone()
+    }
+
+    /// Whether it is that server, and not another one of the same name.
+    pub fn is(&self, server: &Server) -> bool {
+        lock(&self.status).server.as_ref().is_some_and(|kept| kept.id == server.id)
     }
 }
 
@@ -81,8 +100,7 @@ struct Process {
     began: Instant,
     child: Option<Child>,
     /// Where it says that it serves.
-    socket: UnixDatagram,
-    path: PathBuf,
+    socket: Option<UnixDatagram>,
     /// What of the status is nowhere else.
     starts: u64,
     orders: u64,
@@ -91,56 +109,32 @@ struct Process {
 }
 
 impl Process {
-    async fn keep(
-        around: Arc<Around>,
-        server: Server,
-        mut told: UnboundedReceiver<Option<Server>>,
-        status: Arc<Mutex<Status>>,
-    ) -> io::Result<()> {
-        let path = around.dir.join("run").join(format!("{}.socket", server.name));
-        let _ = std::fs::remove_file(&path);
-        let socket = UnixDatagram::bind(&path)?;
+    fn new(around: Arc<Around>, server: Server, status: Arc<Mutex<Status>>) -> Process {
         let (keeping, began) = (Keeping::new(), Instant::now());
-        let mut kept = Process {
-            around,
-            server,
-            keeping,
-            began,
-            child: None,
-            socket,
-            path,
-            starts: 0,
-            orders: 0,
-            ended: String::new(),
-            status,
-        };
+        let (child, socket, starts, orders, ended) = (None, None, 0, 0, String::new());
+        Process { around, server, keeping, began, child, socket, starts, orders, ended, status }
+    }
+
+    async fn keep(mut self, mut told: UnboundedReceiver<Option<Server>>) {
+        self.end_former().await;
         let mut ends = false;
-        kept.step(kept.wanted());
-        while !(ends && kept.keeping.state() == State::Stopped) {
-            let due = kept.keeping.due().map(|due| kept.began + due);
-            let mut message = [0; 256];
+        self.step(self.wanted());
+        while !(ends && self.keeping.state() == State::Stopped) {
+            let due = self.keeping.due().map(|due| self.began + due);
             let input = tokio::select! {
-                next = told.recv(), if !ends => match next {
-                    Some(Some(server)) => { kept.change(server); continue }
-                    Some(None) | None => {
+                next = told.recv(), if !ends => match next.flatten() {
+                    Some(server) => { self.change(server); continue }
+                    None => {
                         ends = true;
                         Input::Want { run: false, restarts: false }
                     }
                 },
-                ended = ended(&mut kept.child) => { kept.has_ended(ended); Input::Ended }
-                received = kept.socket.recv(&mut message) => {
-                    let said = String::from_utf8_lossy(&message[..received?]);
-                    if !said.lines().any(|line| line == "READY=1") {
-                        continue;
-                    }
-                    Input::Ready
-                }
+                ended = ended(&mut self.child) => { self.has_ended(ended); Input::Ended }
+                () = ready(self.socket.as_ref()) => Input::Ready,
                 () = until(due) => Input::Time,
             };
-            kept.step(input);
+            self.step(input);
         }
-        let _ = std::fs::remove_file(&kept.path);
-        Ok(())
     }
 
     fn wanted(&self) -> Input {
@@ -164,6 +158,13 @@ impl Process {
         if self.server.crashed != before.crashed {
             self.step(Input::Crash);
         }
+        if self.server.restarted == before.restarted
+            && matches!(self.keeping.state(), State::Starting | State::Running)
+        {
+            // What was ordered is so already.
+            self.orders = self.server.started + self.server.restarted;
+            self.show();
+        }
     }
 
     fn step(&mut self, input: Input) {
@@ -184,7 +185,11 @@ impl Process {
                 _ => {}
             }
         }
-        // At once: whoever waits for an order puts one beside the other.
+        self.show();
+    }
+
+    /// At once: whoever waits for an order puts one beside the other.
+    fn show(&self) {
         *lock(&self.status) = Status {
             server: Some(self.server.clone()),
             state: self.keeping.state() as i32,
@@ -197,8 +202,6 @@ impl Process {
 
     /// What comes of it if there is no process.
     fn start(&mut self) -> Option<Input> {
-        // What a former process has said.
-        while self.socket.try_recv(&mut [0; 256]).is_ok() {}
         self.starts += 1;
         self.orders = self.server.started + self.server.restarted;
         match self.spawn() {
@@ -206,6 +209,7 @@ impl Process {
                 let process = child.id().unwrap_or_default();
                 self.around.events.add(&self.server.name, format!("is started, process {process}"));
                 self.child = Some(child);
+                self.remember(process);
                 None
             }
             Err(error) => {
@@ -217,7 +221,7 @@ impl Process {
         }
     }
 
-    fn spawn(&self) -> io::Result<Child> {
+    fn spawn(&mut self) -> io::Result<Child> {
         let Server { name, number, command, arguments, listen, directory, quota, .. } = &self.server;
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let own = &self.around.environment;
@@ -238,19 +242,26 @@ impl Process {
             certificates,
             quota: (*quota != 0).then_some(*quota),
             daemon: own.listen.map(|at| (own.number, own.reached_at(at))),
-            supervisor: Some(std::process::id()),
+            supervisor: ProcessId::of(std::process::id()),
             ..own.clone()
         };
         let log = self.around.dir.join("logs").join(format!("{name}.log"));
         let log = OpenOptions::new().create(true).append(true).open(log)?;
-        Command::new(command)
-            .args(arguments)
+        // Another one for each process, so that none hears what a former one has said.
+        let socket = format!("caliburn-{:032x}", u128::from_ne_bytes(caliburn_os::host::random_id()?));
+        let bound = std::os::unix::net::UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&socket)?)?;
+        bound.set_nonblocking(true)?;
+        self.socket = Some(UnixDatagram::from_std(bound)?);
+        let mut line = Command::new(command);
+        // What the daemon was told is not for them.
+        VARIABLES.iter().for_each(|variable| _ = line.env_remove(variable));
+        line.args(arguments)
             .envs(environment.variables())
-            .env("NOTIFY_SOCKET", &self.path)
+            .env("NOTIFY_SOCKET", format!("@{socket}"))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // What is typed at the daemon is not for it.
+            // What is typed at the daemon is not for it; and what it starts is told with it.
             .process_group(0)
             .spawn()
     }
@@ -259,12 +270,14 @@ impl Process {
         // It has not been waited for, so the number is its own.
         let id = self.child.as_ref().and_then(Child::id).and_then(|id| Pid::from_raw(id as i32));
         if let Some(id) = id {
-            let _ = kill_process(id, signal);
+            let _ = kill_process_group(id, signal);
         }
     }
 
     fn has_ended(&mut self, ended: io::Result<ExitStatus>) {
         self.child = None;
+        self.socket = None;
+        let _ = std::fs::remove_file(self.record());
         let how = match ended {
             Ok(status) => match (status.code(), status.signal()) {
                 (Some(code), _) => format!("exit code {code}"),
@@ -275,6 +288,41 @@ impl Process {
         self.around.events.add(&self.server.name, format!("has ended: {how}"));
         self.ended = how;
     }
+
+    /// Where its process is named, for a daemon that comes after one that was killed.
+    fn record(&self) -> PathBuf {
+        self.around.dir.join("run").join(format!("{}.process", self.server.name))
+    }
+
+    fn remember(&self, process: u32) {
+        let record = self.record();
+        let folder = record.parent().map(std::fs::create_dir_all);
+        let written = ProcessId::of(process).map(|id| std::fs::write(&record, id.to_string()));
+        if let (Some(Err(error)), _) | (_, Some(Err(error))) = (folder, written) {
+            self.around.events.add(&self.server.name, format!("{}: {error}", record.display()));
+        }
+    }
+
+    /// What a daemon that was killed has left must not run beside what is started here.
+    async fn end_former(&self) {
+        let Ok(text) = std::fs::read_to_string(self.record()) else { return };
+        let former = text.parse::<ProcessId>().ok().filter(|_| unless("former-processes-left", true));
+        let until = Instant::now() + GRACE;
+        let mut signal = Signal::TERM;
+        while let Some((pid, _runs)) = former.and_then(|former| Some((former.pid()?, former.open()?))) {
+            if signal == Signal::TERM {
+                self.around
+                    .events
+                    .add(&self.server.name, format!("process {} is left, and is ended", pid.as_raw_pid()));
+                let _ = kill_process_group(pid, signal);
+                signal = Signal::KILL;
+            } else if Instant::now() > until {
+                let _ = kill_process_group(pid, signal);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        let _ = std::fs::remove_file(self.record());
+    }
 }
 
 /// How a process has ended; never, if there is none.
@@ -282,6 +330,19 @@ async fn ended(child: &mut Option<Child>) -> io::Result<ExitStatus> {
     match child {
         Some(child) => child.wait().await,
         None => std::future::pending().await,
+    }
+}
+
+/// It says that it serves; never, if there is nobody who could.
+async fn ready(socket: Option<&UnixDatagram>) {
+    let Some(socket) = socket else { return std::future::pending().await };
+    let mut message = [0; 256];
+    loop {
+        match socket.recv(&mut message).await {
+            Ok(len) if message[..len].split(|byte| *byte == b'\n').any(|line| line == b"READY=1") => return,
+            Ok(_) => {}
+            Err(_) => return std::future::pending().await,
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 use super::events::Events;
 use super::process::Kept;
 use super::table;
-use crate::credentials::Peer;
+use crate::credentials::{Peer, is_label};
+use crate::data_server::is_reachable;
 use crate::id::Tid;
 use crate::node::Node;
 use crate::node::call::Call;
@@ -47,6 +48,8 @@ pub(super) struct Service {
     pub cluster: String,
     pub changes: Arc<Changes>,
     pub administrator: Option<String>,
+    /// Whether others find servers in etcd.
+    pub is_found: bool,
     pub kept: Arc<Mutex<BTreeMap<String, Kept>>>,
     pub told: watch::Sender<Surroundings>,
     pub events: Events,
@@ -57,6 +60,8 @@ struct Asker {
     peer: Option<Peer>,
     administrator: Option<String>,
     operation: &'static str,
+    /// Within a transaction of his own, which may take long.
+    within: bool,
 }
 
 impl Asker {
@@ -76,7 +81,8 @@ impl Asker {
                 let rights = Rights::new();
                 let own = users.iter().filter(|known| known.name == *user).flat_map(|known| &known.rights);
                 own.for_each(|right| rights.allow(user, right));
-                rights.permits(user, &format!("{SERVICE}/{}", self.operation)) || owner == Some(user)
+                rights.permits(user, &format!("{SERVICE}/{}", self.operation))
+                    || owner == Some(user) && !self.within
             }
         };
         match may {
@@ -92,7 +98,8 @@ impl Asker {
 impl Service {
     fn asker<M>(&self, request: &Request<M>, operation: &'static str) -> Asker {
         let peer = request.extensions().get::<Peer>().cloned();
-        Asker { peer, administrator: self.administrator.clone(), operation }
+        let within = request.metadata().get_bin(crate::wire::KEY).is_some();
+        Asker { peer, administrator: self.administrator.clone(), operation, within }
     }
 
     /// Changes what is remembered, within the transaction that the request belongs to.
@@ -121,17 +128,42 @@ fn server(servers: &[Server], name: &str) -> Result<Server, Status> {
     })
 }
 
+/// That something can be a right.
+fn is_right(right: &str) -> Result<(), Status> {
+    let parts = right.split_once('/').filter(|(service, operation)| {
+        let word = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '_';
+        !service.is_empty()
+            && service.chars().all(word)
+            && !operation.is_empty()
+            && (*operation == "*" || operation.chars().all(word))
+    });
+    match right == "*" || parts.is_some() {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!(
+            "{right:?} is no right: <service>/<operation>, <service>/*, or *"
+        ))),
+    }
+}
+
 /// What can be seen to be wrong before it is started.
-fn check(new: &Server, servers: &[Server], own: u64, secured: bool) -> Result<(), Status> {
+fn check(new: &Server, servers: &[Server], own: u64, (secured, found): (bool, bool)) -> Result<(), Status> {
     let invalid = |what: String| Err(Status::invalid_argument(format!("server {:?}: {what}", new.name)));
     if new.command.is_empty() {
         return invalid("it needs a command".into());
     }
-    if new.listen.parse::<std::net::SocketAddr>().is_err() {
+    let Ok(listen) = new.listen.parse::<std::net::SocketAddr>() else {
         return invalid(format!("{:?} is not an address such as 127.0.0.1:4101", new.listen));
+    };
+    // In etcd it says itself at which port it is.
+    let listen = if found && listen.port() == 0 { (listen.ip(), 1).into() } else { listen };
+    if let Err(why) = is_reachable(listen) {
+        return invalid(format!("{}: {why}", new.listen));
     }
     if secured && (new.certificate.is_empty() || new.key.is_empty()) {
         return invalid("its cluster has certificates: it needs one of its number, and the key".into());
+    }
+    if !new.owner.is_empty() && !is_label(&new.owner) {
+        return invalid(format!("{:?} is no user's name", new.owner));
     }
     if new.number == own {
         return invalid(format!("the node itself is number {own}"));
@@ -148,15 +180,19 @@ impl Admin for Service {
     type FollowStream = ReceiverStream<Result<Surroundings, Status>>;
 
     async fn add_server(&self, request: Request<Server>) -> Result<Response<Done>, Status> {
-        let (own, secured) = (self.node.number(), request.extensions().get::<Peer>().is_some());
+        let random = caliburn_os::host::random_id().map_err(|error| Status::internal(error.to_string()))?;
+        let id = u128::from_ne_bytes(random) as u64;
+        let (own, found) = (self.node.number(), self.is_found);
+        let secured = request.extensions().get::<Peer>().is_some();
         let changed = self.change(request, "AddServer", move |call, mut new, asker| {
             let (servers, users) = table::all(call)?;
             asker.may(&users, None)?;
-            check(&new, &servers, own, secured)?;
+            check(&new, &servers, own, (secured, found))?;
             if servers.iter().any(|there| there.name == new.name) {
                 return Err(Status::already_exists(format!("server {:?} is there already", new.name)));
             }
             (new.started, new.restarted, new.crashed) = (0, 0, 0);
+            new.id = id;
             table::put(call, Of::Server(new))
         });
         changed.await
@@ -171,6 +207,9 @@ impl Admin for Service {
             there.restarts = restarts.unwrap_or(there.restarts);
             there.quota = quota.unwrap_or(there.quota);
             there.owner = owner.unwrap_or(there.owner);
+            if !there.owner.is_empty() && !is_label(&there.owner) {
+                return Err(Status::invalid_argument(format!("{:?} is no user's name", there.owner)));
+            }
             if let Some(command) = command {
                 (there.command, there.arguments) = (command, arguments);
             }
@@ -212,6 +251,7 @@ impl Admin for Service {
     async fn set_user(&self, request: Request<User>) -> Result<Response<Done>, Status> {
         let changed = self.change(request, "SetUser", |call, user, asker| {
             asker.may(&table::all(call)?.1, None)?;
+            user.rights.iter().try_for_each(|right| is_right(right))?;
             table::put(call, Of::User(user))
         });
         changed.await
@@ -242,7 +282,9 @@ impl Admin for Service {
             let mut servers: Vec<_> = statuses.collect();
             if may.is_err() {
                 // Whoever owns some sees those.
-                let Some(Peer::User(user)) = &asker.peer else { return may.map(|()| Shown::default()) };
+                let Some(Peer::User(user)) = asker.peer.as_ref().filter(|_| !asker.within) else {
+                    return may.map(|()| Shown::default());
+                };
                 servers.retain(|status| status.server.as_ref().is_some_and(|server| server.owner == *user));
                 if servers.is_empty() {
                     return may.map(|()| Shown::default());
@@ -260,6 +302,7 @@ impl Admin for Service {
         let EventsRequest { last, follow } = request.into_inner();
         let (last, mut next) = self.events.last(last as usize);
         let (sender, stream) = mpsc::channel(64);
+        let told = self.told.clone();
         tokio::spawn(async move {
             for event in last {
                 if sender.send(Ok(event)).await.is_err() {
@@ -274,6 +317,12 @@ impl Admin for Service {
                     event = next.recv() => event,
                     () = sender.closed() => return,
                 };
+                // He may have lost the right meanwhile.
+                let may = asker.may(&told.borrow().users, None);
+                if let Err(status) = may {
+                    let _ = sender.send(Err(status)).await;
+                    return;
+                }
                 match event {
                     Ok(event) => _ = sender.send(Ok(event)).await,
                     // Whoever reads too slowly misses some, and is told.

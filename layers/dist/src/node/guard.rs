@@ -2,6 +2,7 @@
 
 use crate::commit::word::Node as NodeId;
 use crate::credentials::Peer;
+use crate::id::Tid;
 use crate::rights::Rights;
 use caliburn_os::simulated::unless;
 use std::pin::Pin;
@@ -71,6 +72,20 @@ pub(crate) fn is_from<M>(request: &tonic::Request<M>, node: NodeId) -> Result<()
     match request.extensions().get::<Peer>() {
         Some(peer) if unless("senders-believed", *peer != Peer::Node(node)) => {
             Err(Status::permission_denied(format!("{peer} speaks for node {}", node.0)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// That a user is not in a transaction that a node has begun by itself: its identity could be guessed, where those
+/// of programs can't.
+///
+/// # Errors
+/// When it is one.
+pub(crate) fn may_be_of(peer: Option<&Peer>, tid: Tid) -> Result<(), Status> {
+    match peer {
+        Some(Peer::User(user)) if tid.client == 0 => {
+            Err(Status::permission_denied(format!("user {user:?} has not begun transaction {tid}")))
         }
         _ => Ok(()),
     }

@@ -2,10 +2,12 @@
 
 use crate::client::TIME_OUT;
 use crate::commit::word::{Outcome, Protocol};
+use crate::credentials::Peer;
 use crate::id::{News, Path, Tid};
 use crate::node::call::{Call, Coming, execute};
 use crate::node::core::Core;
 use crate::node::error::NodeError;
+use crate::node::guard::may_be_of;
 use crate::node::outside::Outside;
 use crate::node::pool::Pool;
 use crate::node::replicated::Copies;
@@ -106,10 +108,11 @@ impl Node {
         M: Send + 'static,
         T: Send + 'static,
     {
-        let (metadata, _, message) = request.into_parts();
+        let (metadata, extensions, message) = request.into_parts();
         let operation = move |call: &mut Call<'_, '_>| operation(call, message);
         let Some(context) = wire::context_from(&metadata)? else { return self.run_alone(operation).await };
         self.same_cluster(&context.cluster)?;
+        may_be_of(extensions.get::<Peer>(), context.tid)?;
         self.0.outside.can(context.tid.protocol)?;
         let again = context.again;
         let now = self.0.outside.now();

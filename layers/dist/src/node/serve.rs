@@ -4,7 +4,7 @@ use crate::cluster::{HEADERS, root};
 use crate::commit::word::{Node as NodeId, Outcome};
 use crate::credentials::Peer;
 use crate::id::Tid;
-use crate::node::guard::{Guard, is_from};
+use crate::node::guard::{Guard, is_from, may_be_of};
 use crate::node::outside::Decision;
 use crate::node::running::Node;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
@@ -44,7 +44,7 @@ impl NodeService for Service {
         node.same_cluster(&request.get_ref().cluster)?;
         let outside = node.0.outside.clone();
         outside.goes_on()?;
-        let client = outside.next_client();
+        let client = outside.next_client().map_err(|error| Status::internal(error.to_string()))?;
         let clients = self.1.clone();
         let peer = request.extensions().get::<Peer>().cloned();
         peer.into_iter().for_each(|peer| _ = clients.all().insert(client, peer));
@@ -52,7 +52,10 @@ impl NodeService for Service {
         let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client };
         let (come, has_come) = oneshot::channel();
         outside.decide(Decision::Comes(client, come));
-        has_come.await.map_err(|_| Status::unavailable("the node stops"))?;
+        if has_come.await.is_err() {
+            self.1.all().remove(&client);
+            return Err(Status::unavailable("the node stops"));
+        }
         let _ = sender.try_send(Ok(attached));
         // It is gone when its stream is.
         tokio::spawn(async move {
@@ -87,9 +90,11 @@ impl NodeService for Service {
     }
 
     async fn hear(&self, request: Request<HearRequest>) -> Result<Response<Heard>, Status> {
+        let peer = request.extensions().get::<Peer>().cloned();
         let HearRequest { cluster, tid, news } = request.into_inner();
         self.0.same_cluster(&cluster)?;
         let (tid, news) = (wire::tid(&tid)?, wire::news_from(news)?);
+        may_be_of(peer.as_ref(), tid)?;
         let (hear, heard) = oneshot::channel();
         self.0.0.outside.decide(Decision::Hear(tid, news, hear));
         heard.await.map_err(|_| Status::unavailable("the node stops"))?;
