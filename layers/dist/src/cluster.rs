@@ -5,6 +5,7 @@ use crate::commit::word::Node;
 use crate::credentials::{Credentials, CredentialsError, is_label, node_name};
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
 /// Nodes and servers. Clones know the same.
@@ -45,6 +46,8 @@ pub enum NameError {
     Node(u64, Vec<u64>),
 }
 
+/// So often a peer is asked whether it is there, and so long it is waited for.
+const ALIVE: Duration = Duration::from_secs(5);
 /// Bytes of the headers of calls and answers, in which the news are.
 pub(crate) const HEADERS: u32 = 1 << 20;
 
@@ -84,7 +87,10 @@ impl Cluster {
         if endpoint.uri().scheme_str() != Some(scheme) {
             return Err(no_address());
         }
-        let mut endpoint = endpoint.connect_timeout(std::time::Duration::from_secs(2));
+        let mut endpoint = endpoint.connect_timeout(Duration::from_secs(2));
+        // A machine that is gone says nothing: what waits for it must hear.
+        endpoint =
+            endpoint.http2_keep_alive_interval(ALIVE).keep_alive_timeout(ALIVE).keep_alive_while_idle(true);
         if let Some(credentials) = &self.credentials {
             let tls = credentials.client(Some(node_name(&self.id, node.0)));
             endpoint = endpoint.tls_config(tls).map_err(|error| NameError::Credentials(root(&error)))?;
@@ -171,6 +177,11 @@ impl Cluster {
     /// The nodes.
     pub fn nodes(&self) -> Vec<Node> {
         self.known().keys().copied().collect()
+    }
+
+    /// Where a node is, if that is known.
+    pub fn address(&self, node: Node) -> Option<String> {
+        self.known().get(&node).and_then(|known| Some(known.address.as_ref()?.0.clone()))
     }
 
     /// How to reach a node.

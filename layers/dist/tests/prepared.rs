@@ -26,7 +26,7 @@ use support::{node, serve};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tonic::metadata::MetadataValue;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 struct Coordinator(UnboundedSender<Letter>);
 
@@ -54,8 +54,11 @@ impl Node for Coordinator {
         Err(Status::unimplemented("not here"))
     }
 
-    async fn deliver(&self, request: Request<Letters>) -> Result<Response<Delivered>, Status> {
-        request.into_inner().letters.into_iter().for_each(|letter| _ = self.0.send(letter));
+    async fn deliver(&self, request: Request<Streaming<Letters>>) -> Result<Response<Delivered>, Status> {
+        let mut stream = request.into_inner();
+        while let Some(letters) = stream.message().await? {
+            letters.letters.into_iter().for_each(|letter| _ = self.0.send(letter));
+        }
         Ok(Response::new(Delivered {}))
     }
 }
@@ -68,6 +71,7 @@ async fn says(letters: &mut UnboundedReceiver<Letter>, said: &Said) {
 async fn tell(cluster: &Cluster, tid: Tid, word: Said) {
     let letter = Letter { tid: tid.to_bytes().to_vec(), word: Some(word) };
     let letters = Letters { cluster: "test".into(), from: 1, to: 2, letters: vec![letter] };
+    let letters = tokio_stream::once(letters);
     NodeClient::new(cluster.channel(NodeId(2)).unwrap()).deliver(letters).await.unwrap();
 }
 

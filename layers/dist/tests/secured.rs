@@ -130,11 +130,12 @@ async fn nobody_speaks_for_others() {
         NodeClient::new(channel)
     };
     let mut node = client(node_name("bank", 2));
-    node.deliver(letters(2)).await.unwrap();
-    let refused = node.deliver(letters(3)).await.unwrap_err();
+    let stream = |from| tokio_stream::once(letters(from));
+    node.deliver(stream(2)).await.unwrap();
+    let refused = node.deliver(stream(3)).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::PermissionDenied, "node 2 speaks for node 3"));
     let mut mallory = client(user_name("bank", "mallory"));
-    let refused = mallory.deliver(letters(2)).await.unwrap_err();
+    let refused = mallory.deliver(stream(2)).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
 
     // A transaction is ended by whoever began it.

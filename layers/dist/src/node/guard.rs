@@ -68,8 +68,8 @@ impl Guard {
 ///
 /// # Errors
 /// When its certificate is another's.
-pub(crate) fn is_from<M>(request: &tonic::Request<M>, node: NodeId) -> Result<(), Status> {
-    match request.extensions().get::<Peer>() {
+pub(crate) fn is_from(peer: Option<&Peer>, node: NodeId) -> Result<(), Status> {
+    match peer {
         Some(peer) if unless("senders-believed", *peer != Peer::Node(node)) => {
             Err(Status::permission_denied(format!("{peer} speaks for node {}", node.0)))
         }

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 type Ask = dyn Fn(Tid) -> Result<(), String> + Send + Sync;
@@ -314,21 +315,43 @@ impl Outside {
     }
 }
 
+/// A stream of letters to a node.
+struct Line {
+    address: String,
+    letters: mpsc::Sender<Letters>,
+}
+
+/// Letters on their way at one time, at most.
+const UNDER_WAY: usize = 4;
+
+impl Line {
+    fn open(to: Node, cluster: &Cluster) -> Option<Line> {
+        let (address, channel) = (cluster.address(to)?, cluster.channel(to).ok()?);
+        let (letters, stream) = mpsc::channel(UNDER_WAY);
+        tokio::spawn(async move {
+            if let Err(error) = NodeClient::new(channel).deliver(ReceiverStream::new(stream)).await {
+                tracing::debug!("node {} does not take letters: {error}", to.0);
+            }
+        });
+        Some(Line { address, letters })
+    }
+
+    /// Whether it is open, and leads to where the node is now.
+    fn leads(&self, to: Node, cluster: &Cluster) -> bool {
+        !self.letters.is_closed() && cluster.address(to).is_some_and(|address| address == self.address)
+    }
+}
+
 /// Carries the letters to one node; those that it does not take are lost.
 async fn deliver(own: Node, to: Node, cluster: Cluster, mut letters: mpsc::Receiver<Letter>) {
-    let mut some = Vec::new();
+    let (mut some, mut line) = (Vec::new(), None::<Line>);
     while letters.recv_many(&mut some, LETTERS).await > 0 {
         let all = some.drain(..).map(|letter| wire::letter_to(&letter)).collect();
         let all = Letters { cluster: cluster.id().to_owned(), from: own.0, to: to.0, letters: all };
-        let mut request = tonic::Request::new(all);
-        request.set_timeout(Duration::from_secs(2));
-        // Where it is now, if anywhere.
-        let delivered = match cluster.channel(to) {
-            Ok(channel) => NodeClient::new(channel).deliver(request).await,
-            Err(error) => Err(Status::unavailable(error.to_string())),
-        };
-        if let Err(error) = delivered {
-            tracing::debug!("node {} does not take letters: {error}", to.0);
+        line = line.filter(|line| line.leads(to, &cluster)).or_else(|| Line::open(to, &cluster));
+        // If it takes none for long, the connection is closed some time.
+        if let Some(line) = &line {
+            let _ = line.letters.send(all).await;
         }
     }
 }

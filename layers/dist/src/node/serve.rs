@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::{Routes, RoutesBuilder};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 /// See `proto/caliburn.proto`.
 struct Service(Node, Arc<Clients>);
@@ -138,18 +138,30 @@ impl NodeService for Service {
         Ok(Response::new(Judged {}))
     }
 
-    async fn deliver(&self, request: Request<Letters>) -> Result<Response<Delivered>, Status> {
+    async fn deliver(&self, request: Request<Streaming<Letters>>) -> Result<Response<Delivered>, Status> {
         let node = &self.0;
-        is_from(&request, NodeId(request.get_ref().from))?;
-        let Letters { cluster, from, to, letters } = request.into_inner();
-        node.same_cluster(&cluster)?;
-        let (from, own) = (NodeId(from), node.0.outside.own);
-        if NodeId(to) != own {
-            return Err(Status::failed_precondition(format!("this is node {}, and not node {to}", own.0)));
-        }
-        for letter in letters {
-            let letter = wire::letter_from(letter, from, own)?;
-            node.0.outside.decide(Decision::Letter(letter));
+        let peer = request.extensions().get::<Peer>().cloned();
+        let mut stopped = node.0.outside.stopped.subscribe();
+        let mut stream = request.into_inner();
+        loop {
+            let next = tokio::select! {
+                next = stream.message() => next?,
+                _ = stopped.wait_for(|stopped| *stopped) => None,
+            };
+            let Some(Letters { cluster, from, to, letters }) = next else { break };
+            node.same_cluster(&cluster)?;
+            let (from, own) = (NodeId(from), node.0.outside.own);
+            is_from(peer.as_ref(), from)?;
+            if NodeId(to) != own {
+                return Err(Status::failed_precondition(format!(
+                    "this is node {}, and not node {to}",
+                    own.0
+                )));
+            }
+            for letter in letters {
+                let letter = wire::letter_from(letter, from, own)?;
+                node.0.outside.decide(Decision::Letter(letter));
+            }
         }
         Ok(Response::new(Delivered {}))
     }
