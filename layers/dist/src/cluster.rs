@@ -47,7 +47,7 @@ pub enum NameError {
 }
 
 /// So often a peer is asked whether it is there, and so long it is waited for.
-const ALIVE: Duration = Duration::from_secs(5);
+pub(crate) const ALIVE: Duration = Duration::from_secs(5);
 /// Bytes of the headers of calls and answers, in which the news are.
 pub(crate) const HEADERS: u32 = 1 << 20;
 

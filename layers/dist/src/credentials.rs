@@ -115,6 +115,8 @@ impl Credentials {
     /// Of whoever connects; to a peer of this name, if it is not the one of the address.
     pub(crate) fn client(&self, name: Option<String>) -> ClientTlsConfig {
         let config = ClientTlsConfig::new().ca_certificate(self.authority()).identity(self.identity());
+        // One that hangs accepts connections, and says nothing.
+        let config = config.timeout(std::time::Duration::from_secs(2));
         name.into_iter().fold(config, ClientTlsConfig::domain_name)
     }
 

@@ -95,8 +95,38 @@ fn participants_to(participants: &Participants) -> Vec<proto::Participant> {
     participants.iter().map(|(node, stay)| proto::Participant { node: node.0, stay: stay.0 }).collect()
 }
 
-fn participants_from(participants: Vec<proto::Participant>) -> Participants {
-    participants.into_iter().map(|one| (Node(one.node), Stay(one.stay))).collect()
+/// Nodes that one transaction may name: more than can take part in one.
+const NODES: usize = 1024;
+
+fn participants_from(participants: Vec<proto::Participant>) -> Result<Participants, Status> {
+    is_few(participants.len())?;
+    Ok(participants.into_iter().map(|one| (Node(one.node), Stay(one.stay))).collect())
+}
+
+/// What comes from outside must not take the memory of a node.
+fn is_few(nodes: usize) -> Result<(), Status> {
+    match nodes <= NODES {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!(
+            "a transaction at {nodes} nodes, where {NODES} are the most"
+        ))),
+    }
+}
+
+/// Letters that travel together: not so many bytes that the other end refuses them.
+pub(crate) fn batches(letters: impl Iterator<Item = Letter>) -> Vec<Vec<proto::Letter>> {
+    const BYTES: usize = 1 << 20;
+    let (mut all, mut bytes) = (vec![Vec::new()], 0);
+    for letter in letters {
+        let letter = letter_to(&letter);
+        bytes += letter.encoded_len();
+        if bytes > BYTES {
+            all.push(Vec::new());
+            bytes = letter.encoded_len();
+        }
+        all.last_mut().expect("there is one").push(letter);
+    }
+    all
 }
 
 /// A letter, without whose it is.
@@ -131,7 +161,7 @@ pub(crate) fn letter_from(letter: proto::Letter, from: Node, to: Node) -> Result
     let commit = |message| Word::Commit(message, News::new());
     let word = match letter.word.ok_or_else(|| wrong("an empty letter"))? {
         ProtoWord::Prepare(prepare) => {
-            let participants = participants_from(prepare.participants);
+            let participants = participants_from(prepare.participants)?;
             Word::Commit(Message::Prepare(participants), news_from(prepare.news)?)
         }
         ProtoWord::Vote(vote) => commit(Message::Vote(match proto::Vote::try_from(vote) {
@@ -171,8 +201,9 @@ pub(crate) fn report_to(report: &Report) -> proto::Report {
 
 /// A report that came.
 pub(crate) fn report_from(report: proto::Report) -> Result<Report, Status> {
+    is_few(report.touched.len())?;
     Ok(Report {
-        used: participants_from(report.used),
+        used: participants_from(report.used)?,
         touched: report.touched.into_iter().map(Node).collect(),
         untold: untold_from(report.untold)?,
     })

@@ -19,7 +19,9 @@ use caliburn_dist::node::{Node, ServeError};
 use caliburn_dist::proto::bank::TotalRequest;
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::caliburn::node_client::NodeClient;
-use caliburn_dist::proto::caliburn::{AttachRequest, EndRequest, HearRequest, Letters, News, Outcome};
+use caliburn_dist::proto::caliburn::{
+    AttachRequest, EndRequest, HearRequest, Letters, News, Outcome, Participant, Report,
+};
 use caliburn_dist::rights::Rights;
 use std::sync::Arc;
 use support::{BOTH, add, serve, start};
@@ -181,6 +183,17 @@ async fn nobody_undoes_what_others_do() {
     done.await.unwrap();
     let total = alice.transact(async |tx| total(tx, 2).await).await.unwrap();
     assert_eq!(total, i64::from(bank::ACCOUNTS) * bank::FIRST);
+
+    // What names more nodes than there can be does not take the node's memory.
+    let mut node = NodeClient::new(mallory(1));
+    let attach = AttachRequest { cluster: "bank".into() };
+    let own = node.attach(attach).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let tid = alice.transact(async |tx| Ok::<_, Error>(tx.tid())).await.unwrap();
+    let tid = Tid { client: own.client, ..tid }.to_bytes().to_vec();
+    let used = (0..20_000).map(|node| Participant { node, stay: 1 }).collect();
+    let report = Some(Report { used, ..Report::default() });
+    let refused = node.end(EndRequest { tid, commit: true, report, below: 0 }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
 
     // What nodes begin by themselves could be guessed.
     let own =

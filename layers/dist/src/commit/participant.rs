@@ -36,7 +36,9 @@ enum State {
 enum Judged {
     /// Not durable yet.
     Beginning,
-    Durable,
+    /// Durable; that it has ended so here is not yet.
+    Ending,
+    Ended,
     /// It has ended so everywhere else; that this is known is not durable yet.
     Settling(Outcome),
 }
@@ -69,11 +71,9 @@ impl Participant {
         outcome: Outcome,
     ) -> (Participant, Vec<Action>) {
         let (protocol, state) =
-            (Protocol::Blocking, State::Judged(Participants::new(), outcome, Judged::Durable));
-        let mut participant = Participant { protocol, own, coordinator, stay, state };
-        let mut actions = vec![Action::Finish(outcome)];
-        actions.extend(participant.timeout());
-        (participant, actions)
+            (Protocol::Blocking, State::Judged(Participants::new(), outcome, Judged::Ending));
+        let participant = Participant { protocol, own, coordinator, stay, state };
+        (participant, vec![Action::Finish(outcome), Action::Write(Record::Judged(outcome))])
     }
 
     /// An administrator decides, since the coordinator is gone for too long, or for ever (a heuristic decision). It
@@ -117,7 +117,7 @@ impl Participant {
                 self.state = State::Done;
                 vec![Action::Finish(Outcome::Aborted), self.say(Message::Ack), Action::Forget]
             }
-            (State::Judged(all, judged, Judged::Durable), Message::Outcome(outcome)) => {
+            (State::Judged(all, judged, Judged::Ended), Message::Outcome(outcome)) => {
                 let (judged, outcome) = (*judged, *outcome);
                 self.state = State::Judged(all.clone(), judged, Judged::Settling(outcome));
                 let right = even_if("wrong-judgement-forgotten", judged == outcome);
@@ -139,8 +139,13 @@ impl Participant {
             }
             (State::Judged(all, outcome, Judged::Beginning), Record::Judged(_)) => {
                 let outcome = *outcome;
-                self.state = State::Judged(all.clone(), outcome, Judged::Durable);
-                vec![Action::Finish(outcome)]
+                self.state = State::Judged(all.clone(), outcome, Judged::Ending);
+                vec![Action::Finish(outcome), Action::Write(Record::Judged(outcome))]
+            }
+            // Only now may the truth be heard: what is settled is forgotten.
+            (State::Judged(all, outcome, Judged::Ending), Record::Judged(_)) => {
+                self.state = State::Judged(all.clone(), *outcome, Judged::Ended);
+                vec![self.say(Message::Inquiry)]
             }
             (State::Judged(_, judged, Judged::Settling(outcome)), Record::Settled(_)) => {
                 let (wrong, outcome) = (judged != outcome, *outcome);
@@ -173,7 +178,7 @@ impl Participant {
             State::Judged(all, _, Judged::Beginning) => self.state = State::Prepared(all.clone()),
             // It asks again.
             State::Judged(all, judged, Judged::Settling(_)) => {
-                self.state = State::Judged(all.clone(), *judged, Judged::Durable);
+                self.state = State::Judged(all.clone(), *judged, Judged::Ended);
             }
             _ => {}
         }
@@ -217,7 +222,7 @@ impl Participant {
                 actions
             }
             (State::Closing(_, closing), _) => closing.ask_again(),
-            (State::Judged(_, _, Judged::Durable), _) => vec![self.say(Message::Inquiry)],
+            (State::Judged(_, _, Judged::Ended), _) => vec![self.say(Message::Inquiry)],
             (State::Judged(..), _) => Vec::new(),
             (State::Preparing(_) | State::Committed | State::Done, _) => Vec::new(),
         }

@@ -102,7 +102,7 @@ impl Daemon {
             node: node.clone(),
             around: Arc::new(Around { environment, dir, events }),
             kept: Arc::default(),
-            told: watch::Sender::new(Surroundings::default()),
+            told: watch::Sender::new(None),
             cluster: data_server.cluster().clone(),
             rights,
             administrator,
@@ -160,7 +160,7 @@ struct Supervisor {
     node: Node,
     around: Arc<Around>,
     kept: Arc<Mutex<BTreeMap<String, Kept>>>,
-    told: watch::Sender<Surroundings>,
+    told: watch::Sender<Option<Surroundings>>,
     cluster: Cluster,
     /// Of the node itself.
     rights: Rights,
@@ -231,7 +231,7 @@ impl Supervisor {
             self.administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] });
         let all = users.iter().cloned().chain(administrator);
         self.rights.set(all.map(|user| (user.name, user.rights.into_iter().collect())).collect());
-        self.told.send_replace(Surroundings { users, neighbours });
+        self.told.send_replace(Some(Surroundings { users, neighbours }));
     }
 
     /// What has changed.

@@ -6,6 +6,8 @@ use crate::data_server::{Environment, VARIABLES};
 use crate::process_id::ProcessId;
 use crate::proto::admin::{Server, State, Status};
 use caliburn_os::simulated::unless;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::OwnedFd;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::OpenOptions;
 use std::io;
@@ -99,6 +101,8 @@ struct Process {
     keeping: Keeping,
     began: Instant,
     child: Option<Child>,
+    /// Its number, until it has ended.
+    process: Option<u32>,
     /// Where it says that it serves.
     socket: Option<UnixDatagram>,
     /// What of the status is nowhere else.
@@ -111,8 +115,8 @@ struct Process {
 impl Process {
     fn new(around: Arc<Around>, server: Server, status: Arc<Mutex<Status>>) -> Process {
         let (keeping, began) = (Keeping::new(), Instant::now());
-        let (child, socket, starts, orders, ended) = (None, None, 0, 0, String::new());
-        Process { around, server, keeping, began, child, socket, starts, orders, ended, status }
+        let (child, process, socket, starts, orders, ended) = (None, None, None, 0, 0, String::new());
+        Process { around, server, keeping, began, child, process, socket, starts, orders, ended, status }
     }
 
     async fn keep(mut self, mut told: UnboundedReceiver<Option<Server>>) {
@@ -148,17 +152,18 @@ impl Process {
     /// Another record of it.
     fn change(&mut self, server: Server) {
         let before = std::mem::replace(&mut self.server, server);
+        let was = self.keeping.state();
         self.step(self.wanted());
         if self.server.started != before.started {
             self.step(Input::Start);
         }
-        if self.server.restarted != before.restarted {
+        if self.server.restarted != before.restarted && was != State::Stopped {
             self.step(Input::Restart);
         }
         if self.server.crashed != before.crashed {
             self.step(Input::Crash);
         }
-        if self.server.restarted == before.restarted
+        if (self.server.restarted == before.restarted || was == State::Stopped)
             && matches!(self.keeping.state(), State::Starting | State::Running)
         {
             // What was ordered is so already.
@@ -209,6 +214,7 @@ impl Process {
                 let process = child.id().unwrap_or_default();
                 self.around.events.add(&self.server.name, format!("is started, process {process}"));
                 self.child = Some(child);
+                self.process = Some(process).filter(|process| *process != 0);
                 self.remember(process);
                 None
             }
@@ -275,6 +281,10 @@ impl Process {
     }
 
     fn has_ended(&mut self, ended: io::Result<ExitStatus>) {
+        // What it has started, and has not taken with it, would hold its store.
+        if let Some(leader) = self.process.take().and_then(|id| Pid::from_raw(id as i32)) {
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
         self.child = None;
         self.socket = None;
         let _ = std::fs::remove_file(self.record());
@@ -297,7 +307,9 @@ impl Process {
     fn remember(&self, process: u32) {
         let record = self.record();
         let folder = record.parent().map(std::fs::create_dir_all);
-        let written = ProcessId::of(process).map(|id| std::fs::write(&record, id.to_string()));
+        let new = record.with_extension("new");
+        let written = ProcessId::of(process)
+            .map(|id| std::fs::write(&new, id.to_string()).and_then(|()| std::fs::rename(&new, &record)));
         if let (Some(Err(error)), _) | (_, Some(Err(error))) = (folder, written) {
             self.around.events.add(&self.server.name, format!("{}: {error}", record.display()));
         }
@@ -309,7 +321,11 @@ impl Process {
         let former = text.parse::<ProcessId>().ok().filter(|_| unless("former-processes-left", true));
         let until = Instant::now() + GRACE;
         let mut signal = Signal::TERM;
-        while let Some((pid, _runs)) = former.and_then(|former| Some((former.pid()?, former.open()?))) {
+        let has_ended = |runs: &OwnedFd| {
+            let mut poll = [PollFd::new(runs, PollFlags::IN)];
+            rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        };
+        while let Some((pid, runs)) = former.and_then(|former| Some((former.pid()?, former.open()?))) {
             if signal == Signal::TERM {
                 self.around
                     .events
@@ -318,6 +334,16 @@ impl Process {
                 signal = Signal::KILL;
             } else if Instant::now() > until {
                 let _ = kill_process_group(pid, signal);
+            }
+            // One that nobody has waited for has ended all the same.
+            if has_ended(&runs) {
+                break;
+            }
+            if Instant::now() > until + GRACE {
+                self.around
+                    .events
+                    .add(&self.server.name, format!("process {} does not end", pid.as_raw_pid()));
+                break;
             }
             tokio::time::sleep(LOOK).await;
         }

@@ -51,7 +51,8 @@ pub(super) struct Service {
     /// Whether others find servers in etcd.
     pub is_found: bool,
     pub kept: Arc<Mutex<BTreeMap<String, Kept>>>,
-    pub told: watch::Sender<Surroundings>,
+    /// Nothing until the table was read.
+    pub told: watch::Sender<Option<Surroundings>>,
     pub events: Events,
 }
 
@@ -126,6 +127,10 @@ fn server(servers: &[Server], name: &str) -> Result<Server, Status> {
         let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
         Status::not_found(format!("no server is called {name:?}; there are {names:?}"))
     })
+}
+
+fn users(told: &Option<Surroundings>) -> Vec<User> {
+    told.as_ref().map_or_else(Vec::new, |told| told.users.clone())
 }
 
 /// That something can be a right.
@@ -298,11 +303,11 @@ impl Admin for Service {
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
         let asker = self.asker(&request, "Events");
-        asker.may(&self.told.borrow().users, None)?;
+        asker.may(&users(&self.told.borrow()), None)?;
         let EventsRequest { last, follow } = request.into_inner();
         let (last, mut next) = self.events.last(last as usize);
         let (sender, stream) = mpsc::channel(64);
-        let told = self.told.clone();
+        let (told, mut stopped) = (self.told.clone(), self.node.stopped());
         tokio::spawn(async move {
             for event in last {
                 if sender.send(Ok(event)).await.is_err() {
@@ -316,9 +321,10 @@ impl Admin for Service {
                 let event = tokio::select! {
                     event = next.recv() => event,
                     () = sender.closed() => return,
+                    _ = stopped.wait_for(|stopped| *stopped) => return,
                 };
                 // He may have lost the right meanwhile.
-                let may = asker.may(&told.borrow().users, None);
+                let may = asker.may(&users(&told.borrow()), None);
                 if let Err(status) = may {
                     let _ = sender.send(Err(status)).await;
                     return;
@@ -340,24 +346,31 @@ impl Admin for Service {
 
     async fn follow(&self, request: Request<FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
         let asker = self.asker(&request, "Follow");
-        if !matches!(asker.peer, None | Some(Peer::Node(_))) {
-            asker.may(&self.told.borrow().users, None)?;
+        let is_node = matches!(asker.peer, None | Some(Peer::Node(_)));
+        if !is_node {
+            asker.may(&users(&self.told.borrow()), None)?;
         }
         let mut told = self.told.subscribe();
+        let mut stopped = self.node.stopped();
         let administrator = self.administrator.clone();
         let (sender, stream) = mpsc::channel(4);
         tokio::spawn(async move {
             loop {
-                let mut all = told.borrow_and_update().clone();
-                // Whoever may change the rights has them.
-                all.users
-                    .extend(administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] }));
-                if sender.send(Ok(all)).await.is_err() {
-                    return;
+                let all = told.borrow_and_update().clone();
+                let may = is_node || asker.may(&users(&all), None).is_ok();
+                if let Some(mut all) = all.filter(|_| may) {
+                    // Whoever may change the rights has them.
+                    all.users.extend(
+                        administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] }),
+                    );
+                    if sender.send(Ok(all)).await.is_err() {
+                        return;
+                    }
                 }
                 tokio::select! {
                     changed = told.changed() => if changed.is_err() { return },
                     () = sender.closed() => return,
+                    _ = stopped.wait_for(|stopped| *stopped) => return,
                 }
             }
         });

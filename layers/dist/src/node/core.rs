@@ -115,9 +115,7 @@ impl<'t> Core<'t> {
                 steps.extend(state.host.recover_prepared(tid, participants, now));
             }
         }
-        for judgement in judged.iter().filter(|judgement| judgement.otherwise.is_none()) {
-            steps.extend(state.host.recover_judged(judgement.tid, judgement.outcome, now));
-        }
+        steps.extend(self.recover_judged(&mut state, &judged));
         for (tid, participants) in found.commits {
             steps.extend(state.host.recover_commit(tid, participants, now));
         }

@@ -2,10 +2,12 @@
 //! with how the transaction has ended everywhere else, when that is known.
 
 use crate::commit::word::{Node as NodeId, Outcome};
+use crate::host::Step;
 use crate::id::Tid;
 use crate::node::core::Core;
 use crate::node::ledger::Judgement;
 use crate::node::running::Node;
+use crate::node::state::State;
 use tonic::Status;
 
 /// A transaction that is prepared at a node, and waits to be told how it ends; until then nobody has its locks.
@@ -17,7 +19,16 @@ pub struct Undecided {
     pub participants: Vec<NodeId>,
 }
 
-impl Core<'_> {
+impl<'t> Core<'t> {
+    /// After a crash: ends here what was judged, and asks on whether that was right.
+    pub(super) fn recover_judged(&self, state: &mut State<'t>, judged: &[Judgement]) -> Vec<Step> {
+        let now = self.outside.now();
+        // One that was wrong is settled; but for one that a crash came between before it had ended here.
+        let ends = |it: &&Judgement| it.otherwise.is_none() || state.families.contains_key(&it.tid);
+        let ending: Vec<Judgement> = judged.iter().filter(ends).copied().collect();
+        ending.into_iter().flat_map(|it| state.host.recover_judged(it.tid, it.outcome, now)).collect()
+    }
+
     fn judge(&self, tid: Tid, outcome: Outcome) -> Result<(), Status> {
         let mut can = false;
         let doing = self.host_steps(|host, _| {

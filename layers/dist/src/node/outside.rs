@@ -1,6 +1,6 @@
 //! What a node has around it: the cluster, the keeper, programs that wait to be told, and where letters come in.
 
-use crate::cluster::Cluster;
+use crate::cluster::{ALIVE, Cluster};
 use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol};
 use crate::host::{Letter, Step, Word};
 use crate::id::{News, Tid};
@@ -221,13 +221,22 @@ impl Outside {
         }
     }
 
+    fn outbox(&self) -> std::sync::MutexGuard<'_, HashMap<Node, mpsc::Sender<Letter>>> {
+        self.outbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// Sends a letter, some time, perhaps.
     pub fn post(&self, letter: Letter) {
         // What it would say it may not have done.
         if self.failure().is_some() {
             return;
         }
-        let mut outbox = self.outbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Whoever names a node that there is not costs nothing.
+        if self.cluster.address(letter.to).is_none() {
+            self.outbox().remove(&letter.to);
+            return;
+        }
+        let mut outbox = self.outbox();
         let to = outbox.entry(letter.to).or_insert_with(|| {
             let (sender, letters) = mpsc::channel(OUTBOX);
             self.runtime.spawn(deliver(self.own, letter.to, self.cluster.clone(), letters));
@@ -346,12 +355,15 @@ impl Line {
 async fn deliver(own: Node, to: Node, cluster: Cluster, mut letters: mpsc::Receiver<Letter>) {
     let (mut some, mut line) = (Vec::new(), None::<Line>);
     while letters.recv_many(&mut some, LETTERS).await > 0 {
-        let all = some.drain(..).map(|letter| wire::letter_to(&letter)).collect();
-        let all = Letters { cluster: cluster.id().to_owned(), from: own.0, to: to.0, letters: all };
-        line = line.filter(|line| line.leads(to, &cluster)).or_else(|| Line::open(to, &cluster));
-        // If it takes none for long, the connection is closed some time.
-        if let Some(line) = &line {
-            let _ = line.letters.send(all).await;
+        for all in wire::batches(some.drain(..)) {
+            let all = Letters { cluster: cluster.id().to_owned(), from: own.0, to: to.0, letters: all };
+            line = line.filter(|line| line.leads(to, &cluster)).or_else(|| Line::open(to, &cluster));
+            if let Some(open) = &line
+                && tokio::time::timeout(ALIVE, open.letters.send(all)).await.is_err()
+            {
+                // It takes none: perhaps it is somewhere else by now.
+                line = None;
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tonic::{Request, Response, Status};
 
 /// Milliseconds beyond which nobody counts.
@@ -86,6 +86,11 @@ impl Node {
     /// Its life: how often it was begun.
     pub fn incarnation(&self) -> u64 {
         self.0.outside.incarnation.0
+    }
+
+    /// Turns true when it stops.
+    pub(crate) fn stopped(&self) -> watch::Receiver<bool> {
+        self.0.outside.stopped.subscribe()
     }
 
     /// Registers it in its keeper's etcd with its address and its servers, as long as it runs: for those that

@@ -1,6 +1,6 @@
 //! The interface that a node has for programs and other nodes, served together with those of its data servers.
 
-use crate::cluster::{HEADERS, root};
+use crate::cluster::{ALIVE, HEADERS, root};
 use crate::commit::word::{Node as NodeId, Outcome};
 use crate::credentials::Peer;
 use crate::id::Tid;
@@ -17,10 +17,14 @@ use caliburn_os::simulated::unless;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status, Streaming};
+
+/// A node that stops waits so long for those that are connected.
+const DRAIN: Duration = Duration::from_secs(3);
 
 /// See `proto/caliburn.proto`.
 struct Service(Node, Arc<Clients>);
@@ -52,12 +56,8 @@ impl NodeService for Service {
         let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client };
         let (come, has_come) = oneshot::channel();
         outside.decide(Decision::Comes(client, come));
-        if has_come.await.is_err() {
-            self.1.all().remove(&client);
-            return Err(Status::unavailable("the node stops"));
-        }
-        let _ = sender.try_send(Ok(attached));
-        // It is gone when its stream is.
+        let answer = sender.clone();
+        // It is gone when its stream is, or when nobody waits for that any more.
         tokio::spawn(async move {
             let mut stopped = outside.stopped.subscribe();
             tokio::select! {
@@ -67,6 +67,8 @@ impl NodeService for Service {
             clients.all().remove(&client);
             outside.decide(Decision::Goes(client));
         });
+        has_come.await.map_err(|_| Status::unavailable("the node stops"))?;
+        let _ = answer.try_send(Ok(attached));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -222,6 +224,8 @@ impl Node {
     ) -> Result<(), ServeError> {
         let cluster = &self.0.outside.cluster;
         let mut server = tonic::transport::Server::builder().http2_max_header_list_size(HEADERS);
+        // A program whose machine is gone does not say so.
+        server = server.http2_keepalive_interval(Some(ALIVE)).http2_keepalive_timeout(Some(ALIVE));
         let guarded = match (cluster.credentials(), listener.local_addr()) {
             (Some(credentials), _) => {
                 server = server.tls_config(credentials.server())?;
@@ -241,7 +245,16 @@ impl Node {
         };
         let routes = self.routes(add);
         let server = server.layer(guard).add_routes(routes);
-        server.serve_with_incoming_shutdown(incoming, until).await?;
+        let mut stopped = self.0.outside.stopped.subscribe();
+        let drained = async {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+            // Those that do not let go are left: some may hang.
+            tokio::time::sleep(DRAIN).await;
+        };
+        tokio::select! {
+            served = server.serve_with_incoming_shutdown(incoming, until) => served?,
+            () = drained => {}
+        }
         match self.0.outside.failure() {
             Some(why) => Err(ServeError::Failed(why.to_owned())),
             None => Ok(()),
