@@ -1,13 +1,20 @@
-//! Transactions across machines (Camelot, sections 4.5 and 5). So far the commit protocols, as state machines
-//! without input or output: whoever runs them carries their messages, makes their records durable, and tells them
-//! of time.
+//! Transactions across machines (Camelot): nodes, data servers, and programs that run transactions over any of them;
+//! `docs/camelot.md` has the pictures. The commit protocols are state machines without input or output: whoever runs
+//! them carries their messages, makes their records durable, and tells them of time.
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`commit::word`] | what they say to each other, and to those who run them |
-//! | [`commit::coordinator`] | who asks for votes and decides |
-//! | [`commit::participant`] | who votes and is told |
-//! | [`commit::slots`] | votes that are kept where anyone can close them: commitment without blocking |
+//! | [`client`] | a program, and its transactions |
+//! | [`cluster`] | which nodes there are, and how they are reached |
+//! | [`node`] | a node that runs: a store, operations, its part in the protocols |
+//! | [`data_server`] | one as a process that is told by its environment |
+//! | [`daemon`] | a machine's node: supervises data servers, and is administered |
+//! | [`credentials`], [`rights`] | who somebody is, and what users may do |
+//! | [`keep`] | what etcd keeps: slots, epochs, names, logs |
+//! | [`commit`] | the protocols: who asks for votes, who votes, and slots for commitment without blocking |
+//! | [`family`], [`scope`] | a family at one node, and as its program sees it |
+//! | [`host`], [`chase`] | what a node is in the middle of; deadlocks between nodes |
+//! | [`bank`] | an example |
 #![forbid(unsafe_code)]
 
 pub mod bank;

@@ -322,6 +322,44 @@ fn orders_that_are_obeyed_already_are_done() {
     assert!(error(&daemon.node(&["change-server", "bank"])).contains("name what is to change"));
 }
 
+/// Orders are given while the daemon is killed: what was acknowledged is there, of every other one all or nothing.
+#[test]
+fn no_acknowledged_order_is_lost() {
+    let (node, mut daemon) = Node::new();
+    let mut acknowledged: Vec<String> = Vec::new();
+    for round in 0..6u64 {
+        let kill = std::thread::spawn({
+            let process = Pid::from_child(&daemon.child);
+            move || {
+                std::thread::sleep(Duration::from_millis(30 + 37 * round));
+                kill_process(process, Signal::KILL).unwrap();
+            }
+        });
+        for number in 0.. {
+            let user = format!("u-{round}-{number}");
+            let output = daemon.node(&["authorise", &user, "a.v1.S/*", "b.v1.S/*"]);
+            if !output.status.success() {
+                break;
+            }
+            acknowledged.push(user);
+        }
+        kill.join().unwrap();
+        daemon.child.wait().unwrap();
+        daemon.child = run(&node.dir(), &[]);
+        daemon.is_there();
+        let shown: Value = serde_json::from_str(&daemon.says(&["show", "--json"])).unwrap();
+        let users = shown["users"].as_array().unwrap();
+        let names: Vec<&str> = users.iter().map(|user| user["name"].as_str().unwrap()).collect();
+        for user in &acknowledged {
+            assert!(names.contains(&&**user), "{user} is lost");
+        }
+        // The last one of each round may have come through.
+        assert!(names.len() <= acknowledged.len() + round as usize + 1, "{names:?}");
+        assert!(users.iter().all(|user| user["rights"].as_array().unwrap().len() == 2));
+    }
+    assert!(!acknowledged.is_empty());
+}
+
 #[test]
 fn users_have_rights() {
     let dir = tempfile::tempdir().unwrap();
