@@ -252,6 +252,10 @@ impl World {
             state.participants.insert(own, Some(participant));
             return self.perform(state, own, actions);
         }
+        // What an administrator has decided, and nobody remembers.
+        if state.judged.remove(&own).is_some() && state.ends.contains_key(&own) {
+            state.wrong = Some("a judgement was obeyed before it was durable");
+        }
         if !prepared {
             // What was done is lost; who has only read has nothing to lose.
             if self.changes(own) && !state.ends.contains_key(&own) {
