@@ -55,16 +55,18 @@ fn programs() -> Option<PathBuf> {
     all.into_iter().rfind(|bin| bin.join("initdb").exists())
 }
 
-/// It does not run as root.
+/// It does not run as root; and it ends with this program, however that ends.
 fn as_its_user(program: &Path, dir: &Path) -> Result<Command, Failure> {
     let id = Command::new("id").arg("-u").output()?;
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "INT"]);
     if id.stdout != b"0\n" {
-        return Ok(Command::new(program));
+        command.arg(program);
+        return Ok(command);
     }
     if !Command::new("chown").arg("-R").arg("postgres").arg(dir).status()?.success() {
         return Err("there is no user \"postgres\", as whom PostgreSQL could run".into());
     }
-    let mut command = Command::new("setpriv");
     command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]).arg(program);
     Ok(command)
 }

@@ -52,7 +52,7 @@ pub(crate) const ALIVE: Duration = Duration::from_secs(5);
 pub(crate) const HEADERS: u32 = 1 << 20;
 
 /// The last of an error's causes, which says most.
-pub(crate) fn root(error: &dyn std::error::Error) -> String {
+pub fn root(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root)
 }
 
@@ -182,6 +182,13 @@ impl Cluster {
     /// Where a node is, if that is known.
     pub fn address(&self, node: Node) -> Option<String> {
         self.known().get(&node).and_then(|known| Some(known.address.as_ref()?.0.clone()))
+    }
+
+    /// Whether it is known where a node is; and that it is at an address.
+    pub(crate) fn is_at(&self, node: Node, address: Option<&str>) -> bool {
+        let known = self.known();
+        let at = known.get(&node).and_then(|known| known.address.as_ref());
+        at.is_some_and(|(at, _)| address.is_none_or(|address| at == address))
     }
 
     /// How to reach a node.

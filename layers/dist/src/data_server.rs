@@ -175,9 +175,9 @@ impl Environment {
         all.extend(self.listen.map(|listen| ("CALIBURN_LISTEN", listen.to_string())));
         all.extend(self.nodes.iter().map(|nodes| ("CALIBURN_NODES", path(nodes))));
         if let Some([authority, certificate, key]) = &self.certificates {
-            let files = [("AUTHORITY", authority), ("CERTIFICATE", certificate), ("KEY", key)];
-            let names = ["CALIBURN_AUTHORITY", "CALIBURN_CERTIFICATE", "CALIBURN_KEY"];
-            all.extend(names.into_iter().zip(files).map(|(name, (_, file))| (name, path(file))));
+            all.push(("CALIBURN_AUTHORITY", path(authority)));
+            all.push(("CALIBURN_CERTIFICATE", path(certificate)));
+            all.push(("CALIBURN_KEY", path(key)));
         }
         all.extend(self.quota.map(|quota| ("CALIBURN_QUOTA", quota.to_string())));
         all.extend(self.daemon.iter().map(|(number, at)| ("CALIBURN_DAEMON", format!("{number}={at}"))));
@@ -215,7 +215,7 @@ impl Environment {
     }
 
     /// How others reach what serves at an address.
-    pub(crate) fn reached_at(&self, address: SocketAddr) -> String {
+    pub fn reached_at(&self, address: SocketAddr) -> String {
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
         format!("{scheme}://{address}")
     }

@@ -28,10 +28,14 @@ impl Rights {
     /// Whether a user may call an operation, as gRPC names it: `<service>/<method>`.
     pub fn permits(&self, user: &str, operation: &str) -> bool {
         let users = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(rights) = users.get(user) else { return false };
-        let service = operation.split_once('/').map(|(service, _)| format!("{service}/*"));
-        rights.contains("*") || rights.contains(operation) || service.is_some_and(|all| rights.contains(&all))
+        users.get(user).is_some_and(|rights| rights.iter().any(|right| covers(right, operation)))
     }
+}
+
+/// Whether a right is one to an operation.
+pub(crate) fn covers(right: &str, operation: &str) -> bool {
+    let service = operation.split_once('/').map(|(service, _)| service);
+    right == "*" || right == operation || right.strip_suffix("/*").is_some_and(|all| Some(all) == service)
 }
 
 #[cfg(test)]

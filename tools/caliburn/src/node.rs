@@ -8,6 +8,7 @@
 //! ```
 
 use crate::{Failure, configuration::Configuration, size, text, undecided};
+use caliburn_dist::cluster::root;
 use caliburn_dist::commit::word::Node as NodeNumber;
 use caliburn_dist::daemon::Daemon;
 use caliburn_dist::data_server::{DataServer, Environment};
@@ -298,10 +299,7 @@ impl Command {
 
 /// What a node has answered, for people.
 pub fn said(status: tonic::Status) -> Failure {
-    let mut cause: &dyn std::error::Error = &status;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
+    let cause = root(&status);
     match status.code() {
         tonic::Code::Unavailable => format!("the node does not answer: {cause}").into(),
         // Of a connection that has ended meanwhile.
@@ -355,8 +353,7 @@ impl Contact {
             let server =
                 servers.into_iter().filter_map(|status| status.server).find(|server| server.name == name);
             let server = server.ok_or_else(|| format!("no server is called {name:?}"))?;
-            let scheme = if environment.certificates.is_some() { "https" } else { "http" };
-            (number, at) = (server.number, format!("{scheme}://{}", server.listen));
+            (number, at) = (server.number, environment.reached_at(server.listen.parse()?));
         }
         let cluster = environment.cluster()?.node(number, &at)?;
         Ok(NodeClient::new(cluster.channel(NodeNumber(number))?))

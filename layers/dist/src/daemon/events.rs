@@ -55,7 +55,7 @@ fn millis(time: SystemTime) -> u64 {
 
 impl Events {
     pub fn open(path: PathBuf) -> io::Result<Events> {
-        let (before, _) = std::fs::read(&path).map_or_else(|_| Default::default(), |bytes| (bytes, ()));
+        let before = std::fs::read(&path).unwrap_or_default();
         let before = String::from_utf8_lossy(&before);
         let mut last: VecDeque<Event> = before.lines().rev().take(KEPT).filter_map(parse).collect();
         last.make_contiguous().reverse();

@@ -14,7 +14,7 @@ use caliburn_os::simulated::{instead, unless};
 use std::time::Duration;
 
 /// Asked to end, a process is killed after so long.
-const GRACE: Duration = Duration::from_secs(10);
+pub(super) const GRACE: Duration = Duration::from_secs(10);
 /// Before a process is started again the first time; twice as long the next.
 const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(30);

@@ -229,8 +229,10 @@ impl Supervisor {
         self.neighbours.clone_from(&neighbours);
         let administrator =
             self.administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] });
-        let all = users.iter().cloned().chain(administrator);
-        self.rights.set(all.map(|user| (user.name, user.rights.into_iter().collect())).collect());
+        // Whoever may change the rights has them.
+        let users: Vec<User> = users.into_iter().chain(administrator).collect();
+        let rights = users.iter().cloned().map(|user| (user.name, user.rights.into_iter().collect()));
+        self.rights.set(rights.collect());
         self.told.send_replace(Some(Surroundings { users, neighbours }));
     }
 

@@ -1,10 +1,11 @@
 //! One data server's process: started, watched and ended as [`Keeping`] says.
 
 use super::events::Events;
-use super::keeping::{Action, Input, Keeping};
+use super::keeping::{Action, GRACE, Input, Keeping};
 use crate::data_server::{Environment, VARIABLES};
 use crate::process_id::ProcessId;
 use crate::proto::admin::{Server, State, Status};
+use caliburn_os::host::kill_group;
 use caliburn_os::simulated::unless;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
@@ -24,8 +25,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long a process that a killed daemon has left may take to end.
-const GRACE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What a server is told of the node.
@@ -101,8 +100,8 @@ struct Process {
     keeping: Keeping,
     began: Instant,
     child: Option<Child>,
-    /// Its number, until it has ended.
-    process: Option<u32>,
+    /// Its number, until it has ended; 0 if there is none.
+    process: u32,
     /// Where it says that it serves.
     socket: Option<UnixDatagram>,
     /// What of the status is nowhere else.
@@ -115,7 +114,7 @@ struct Process {
 impl Process {
     fn new(around: Arc<Around>, server: Server, status: Arc<Mutex<Status>>) -> Process {
         let (keeping, began) = (Keeping::new(), Instant::now());
-        let (child, process, socket, starts, orders, ended) = (None, None, None, 0, 0, String::new());
+        let (child, process, socket, starts, orders, ended) = (None, 0, None, 0, 0, String::new());
         Process { around, server, keeping, began, child, process, socket, starts, orders, ended, status }
     }
 
@@ -198,7 +197,7 @@ impl Process {
         *lock(&self.status) = Status {
             server: Some(self.server.clone()),
             state: self.keeping.state() as i32,
-            process: self.child.as_ref().and_then(Child::id).unwrap_or_default(),
+            process: self.process,
             starts: self.starts,
             ended: self.ended.clone(),
             orders: self.orders,
@@ -211,11 +210,10 @@ impl Process {
         self.orders = self.server.started + self.server.restarted;
         match self.spawn() {
             Ok(child) => {
-                let process = child.id().unwrap_or_default();
-                self.around.events.add(&self.server.name, format!("is started, process {process}"));
+                self.process = child.id().unwrap_or_default();
+                self.around.events.add(&self.server.name, format!("is started, process {}", self.process));
                 self.child = Some(child);
-                self.process = Some(process).filter(|process| *process != 0);
-                self.remember(process);
+                self.remember();
                 None
             }
             Err(error) => {
@@ -274,17 +272,14 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         // It has not been waited for, so the number is its own.
-        let id = self.child.as_ref().and_then(Child::id).and_then(|id| Pid::from_raw(id as i32));
-        if let Some(id) = id {
-            let _ = kill_process_group(id, signal);
+        if let Some(leader) = Pid::from_raw(self.process as i32) {
+            let _ = kill_process_group(leader, signal);
         }
     }
 
     fn has_ended(&mut self, ended: io::Result<ExitStatus>) {
         // What it has started, and has not taken with it, would hold its store.
-        if let Some(leader) = self.process.take().and_then(|id| Pid::from_raw(id as i32)) {
-            let _ = kill_process_group(leader, Signal::KILL);
-        }
+        kill_group(std::mem::take(&mut self.process));
         self.child = None;
         self.socket = None;
         let _ = std::fs::remove_file(self.record());
@@ -304,11 +299,11 @@ impl Process {
         self.around.dir.join("run").join(format!("{}.process", self.server.name))
     }
 
-    fn remember(&self, process: u32) {
+    fn remember(&self) {
         let record = self.record();
         let folder = record.parent().map(std::fs::create_dir_all);
         let new = record.with_extension("new");
-        let written = ProcessId::of(process)
+        let written = ProcessId::of(self.process)
             .map(|id| std::fs::write(&new, id.to_string()).and_then(|()| std::fs::rename(&new, &record)));
         if let (Some(Err(error)), _) | (_, Some(Err(error))) = (folder, written) {
             self.around.events.add(&self.server.name, format!("{}: {error}", record.display()));

@@ -14,7 +14,7 @@ use crate::proto::admin::{
     Change, Done, Event, EventsRequest, FollowRequest, Name, Order, Server, ShowRequest, Shown, Surroundings,
     User, What,
 };
-use crate::rights::Rights;
+use crate::rights::covers;
 use caliburn_os::simulated::{planted, unless};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,11 +79,10 @@ impl Asker {
             Some(Peer::User(_)) if planted("anybody-administers") => true,
             Some(Peer::User(user)) if self.administrator.as_ref() == Some(user) => true,
             Some(Peer::User(user)) => {
-                let rights = Rights::new();
-                let own = users.iter().filter(|known| known.name == *user).flat_map(|known| &known.rights);
-                own.for_each(|right| rights.allow(user, right));
-                rights.permits(user, &format!("{SERVICE}/{}", self.operation))
-                    || owner == Some(user) && !self.within
+                let operation = format!("{SERVICE}/{}", self.operation);
+                let mut own =
+                    users.iter().filter(|known| known.name == *user).flat_map(|known| &known.rights);
+                own.any(|right| covers(right, &operation)) || owner == Some(user) && !self.within
             }
         };
         match may {
@@ -133,6 +132,14 @@ fn users(told: &Option<Surroundings>) -> Vec<User> {
     told.as_ref().map_or_else(Vec::new, |told| told.users.clone())
 }
 
+/// That somebody can own a server: a user, or nobody.
+fn is_owner(name: &str) -> Result<(), Status> {
+    match name.is_empty() || is_label(name) {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!("{name:?} is no user's name"))),
+    }
+}
+
 /// That something can be a right.
 fn is_right(right: &str) -> Result<(), Status> {
     let parts = right.split_once('/').filter(|(service, operation)| {
@@ -167,9 +174,7 @@ fn check(new: &Server, servers: &[Server], own: u64, (secured, found): (bool, bo
     if secured && (new.certificate.is_empty() || new.key.is_empty()) {
         return invalid("its cluster has certificates: it needs one of its number, and the key".into());
     }
-    if !new.owner.is_empty() && !is_label(&new.owner) {
-        return invalid(format!("{:?} is no user's name", new.owner));
-    }
+    is_owner(&new.owner)?;
     if new.number == own {
         return invalid(format!("the node itself is number {own}"));
     }
@@ -212,9 +217,7 @@ impl Admin for Service {
             there.restarts = restarts.unwrap_or(there.restarts);
             there.quota = quota.unwrap_or(there.quota);
             there.owner = owner.unwrap_or(there.owner);
-            if !there.owner.is_empty() && !is_label(&there.owner) {
-                return Err(Status::invalid_argument(format!("{:?} is no user's name", there.owner)));
-            }
+            is_owner(&there.owner)?;
             if let Some(command) = command {
                 (there.command, there.arguments) = (command, arguments);
             }
@@ -279,9 +282,9 @@ impl Admin for Service {
         let shown = self.node.run(request, move |call, ShowRequest {}| {
             let (servers, users) = table::all(call)?;
             let may = asker.may(&users, None);
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             let statuses = servers.into_iter().map(|server| {
-                let status = kept.get_mut(&server.name).map(|kept| kept.status()).unwrap_or_default();
+                let status = kept.get(&server.name).map(Kept::status).unwrap_or_default();
                 crate::proto::admin::Status { server: Some(server), ..status }
             });
             let mut servers: Vec<_> = statuses.collect();
@@ -352,20 +355,15 @@ impl Admin for Service {
         }
         let mut told = self.told.subscribe();
         let mut stopped = self.node.stopped();
-        let administrator = self.administrator.clone();
         let (sender, stream) = mpsc::channel(4);
         tokio::spawn(async move {
             loop {
                 let all = told.borrow_and_update().clone();
                 let may = is_node || asker.may(&users(&all), None).is_ok();
-                if let Some(mut all) = all.filter(|_| may) {
-                    // Whoever may change the rights has them.
-                    all.users.extend(
-                        administrator.clone().map(|name| User { name, rights: vec!["*".to_owned()] }),
-                    );
-                    if sender.send(Ok(all)).await.is_err() {
-                        return;
-                    }
+                if let Some(all) = all.filter(|_| may)
+                    && sender.send(Ok(all)).await.is_err()
+                {
+                    return;
                 }
                 tokio::select! {
                     changed = told.changed() => if changed.is_err() { return },

@@ -8,6 +8,7 @@ use crate::node::core::Core;
 use crate::node::ledger::Judgement;
 use crate::node::running::Node;
 use crate::node::state::State;
+use caliburn_os::simulated::unless;
 use tonic::Status;
 
 /// A transaction that is prepared at a node, and waits to be told how it ends; until then nobody has its locks.
@@ -24,7 +25,10 @@ impl<'t> Core<'t> {
     pub(super) fn recover_judged(&self, state: &mut State<'t>, judged: &[Judgement]) -> Vec<Step> {
         let now = self.outside.now();
         // One that was wrong is settled; but for one that a crash came between before it had ended here.
-        let ends = |it: &&Judgement| it.otherwise.is_none() || state.families.contains_key(&it.tid);
+        let ends = |it: &&Judgement| {
+            let here = unless("judged-not-ended", state.families.contains_key(&it.tid));
+            it.otherwise.is_none() || here
+        };
         let ending: Vec<Judgement> = judged.iter().filter(ends).copied().collect();
         ending.into_iter().flat_map(|it| state.host.recover_judged(it.tid, it.outcome, now)).collect()
     }
@@ -99,5 +103,59 @@ impl Node {
             Err(error) => Err(Status::unavailable(error.to_string())),
         })
         .await?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Cluster;
+    use crate::commit::word::{Incarnation, Participants, Protocol, Stay};
+    use crate::node::ledger::{self, Ledger};
+    use crate::node::state::global_id;
+    use caliburn_engine::{Mode, Store};
+
+    /// The process has died between the judgement and what it does: with the truth unknown, and known already.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_judgement_is_obeyed_after_a_crash() {
+        for (outcome, settled) in [
+            (Outcome::Committed, false),
+            (Outcome::Committed, true),
+            (Outcome::Aborted, false),
+            (Outcome::Aborted, true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("store");
+            let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
+            let tid = Tid { coordinator, incarnation, client: 7, serial: 1, protocol: Protocol::Blocking };
+            {
+                let store = Store::options().create(true).open(&path).unwrap();
+                let own =
+                    store.create_segment(ledger::SEGMENT, ledger::SEGMENT_BYTES).unwrap().map_all().unwrap();
+                let data = store.create_segment("data", 4096).unwrap().map_all().unwrap();
+                let (ledger, ..) = Ledger::open(&store, &own);
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                tx.store(&data, 0, &5u64).unwrap();
+                let participants = Participants::from([(NodeId(2), Stay(1))]);
+                tx.prepare(&global_id(tid, &participants)).unwrap();
+                ledger.judge(tid, outcome).unwrap();
+                if settled {
+                    ledger.settle(tid, false).unwrap();
+                }
+            }
+            let node =
+                Node::builder(Cluster::new("test"), 2, &path).segment("data", 4096).start().await.unwrap();
+            let undecided = node.undecided().await.unwrap();
+            let judgements = node.judgements().await.unwrap();
+            node.stop().await;
+            assert_eq!(undecided, []);
+            assert_eq!((judgements[0].tid, judgements[0].outcome), (tid, outcome));
+            assert_eq!((judgements.len(), judgements[0].otherwise.is_some()), (1, settled));
+            let store = Store::open(&path).unwrap();
+            assert_eq!(store.prepared().len(), 0, "it holds its locks for ever");
+            let data = store.segment("data").unwrap().map_all().unwrap();
+            let expected = if outcome == Outcome::Committed { 5u64 } else { 0 };
+            assert_eq!(data.load::<u64>(0), expected);
+        }
     }
 }

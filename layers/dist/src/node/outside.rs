@@ -232,7 +232,7 @@ impl Outside {
             return;
         }
         // Whoever names a node that there is not costs nothing.
-        if self.cluster.address(letter.to).is_none() {
+        if !self.cluster.is_at(letter.to, None) {
             self.outbox().remove(&letter.to);
             return;
         }
@@ -347,7 +347,7 @@ impl Line {
 
     /// Whether it is open, and leads to where the node is now.
     fn leads(&self, to: Node, cluster: &Cluster) -> bool {
-        !self.letters.is_closed() && cluster.address(to).is_some_and(|address| address == self.address)
+        !self.letters.is_closed() && cluster.is_at(to, Some(&self.address))
     }
 }
 

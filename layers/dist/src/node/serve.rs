@@ -56,19 +56,18 @@ impl NodeService for Service {
         let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client };
         let (come, has_come) = oneshot::channel();
         outside.decide(Decision::Comes(client, come));
-        let answer = sender.clone();
-        // It is gone when its stream is, or when nobody waits for that any more.
+        // It is gone when its stream is, and has come before.
         tokio::spawn(async move {
             let mut stopped = outside.stopped.subscribe();
-            tokio::select! {
-                () = sender.closed() => {}
-                _ = stopped.wait_for(|stopped| *stopped) => {}
+            if has_come.await.is_ok() && sender.send(Ok(attached)).await.is_ok() {
+                tokio::select! {
+                    () = sender.closed() => {}
+                    _ = stopped.wait_for(|stopped| *stopped) => {}
+                }
             }
             clients.all().remove(&client);
             outside.decide(Decision::Goes(client));
         });
-        has_come.await.map_err(|_| Status::unavailable("the node stops"))?;
-        let _ = answer.try_send(Ok(attached));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
