@@ -37,8 +37,10 @@ impl Daemon {
             daemon::Daemon::start(environment, None).await?.run(async { _ = stops.await }).await
         };
         let daemon = Daemon { cluster, task: tokio::spawn(run), stop };
+        let until = Instant::now() + Duration::from_secs(60);
         while daemon.admin().show(ShowRequest {}).await.is_err() {
             assert!(!daemon.task.is_finished(), "{:?}", daemon.task.await);
+            assert!(Instant::now() < until, "it does not answer");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         daemon

@@ -24,6 +24,7 @@ use caliburn_dist::proto::caliburn::{
 };
 use caliburn_dist::rights::Rights;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use support::{BOTH, add, serve, start};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -292,11 +293,11 @@ async fn etcd_wants_certificates_too() {
     let (address, _member) = etcd(&authority, dir.path());
     let credentials = authority.credentials(node_name("bank", 1));
     let etcd = Etcd::secured([&*address], "bank", &credentials).unwrap();
-    // Until it is there.
+    let until = Instant::now() + Duration::from_secs(60);
     let life = loop {
         match etcd.begin_life(NodeNumber(1), Incarnation(0)).await {
             Ok(life) => break life,
-            Err(error) => eprintln!("{error}"),
+            Err(error) => assert!(Instant::now() < until, "it is not there: {error}"),
         }
     };
     assert_eq!(life, Incarnation(1));
@@ -315,7 +316,8 @@ async fn etcd_wants_certificates_too() {
     let seen = Cluster::secured("bank", authority.credentials(user_name("bank", "alice"))).unwrap();
     let _names = Names::follow(etcd, seen.clone()).await.unwrap();
     while seen.find("bank").is_err() {
-        tokio::task::yield_now().await;
+        assert!(Instant::now() < until, "nobody has registered");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let alice = Application::attach(seen, 1).await.unwrap();
     let options = BOTH[1];
