@@ -16,6 +16,8 @@ use crate::proto::caliburn::{AttachRequest, EndRequest};
 use crate::scope::{Scope, Untold};
 use crate::travelling::{Family, Travelling, lock};
 use crate::wire;
+use caliburn_nest::{Hybrid, Timestamp};
+use caliburn_os::clock::wall_ns;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -46,6 +48,9 @@ pub enum Error {
     /// A name is nobody's.
     #[error(transparent)]
     Name(#[from] NameError),
+    /// A timestamp is too far ahead of this program's clock.
+    #[error("{0}")]
+    Clock(#[from] caliburn_nest::Ahead),
     /// Its time was over.
     #[error("took longer than {0:?}")]
     TimeOut(Duration),
@@ -74,6 +79,8 @@ pub struct Application(Arc<Attached>);
 struct Attached {
     cluster: Cluster,
     coordinator: Node,
+    /// What it has heard of last.
+    clock: Arc<Hybrid>,
     place: Mutex<Place>,
     /// Whoever attaches again.
     attaching: tokio::sync::Mutex<()>,
@@ -100,10 +107,12 @@ impl Application {
     /// When there is no such node, or it does not answer.
     pub async fn attach(cluster: Cluster, node: u64) -> Result<Application, Error> {
         let coordinator = Node(node);
-        let place = Mutex::new(attach(&cluster, coordinator).await?);
+        let clock = Arc::default();
+        let place = Mutex::new(attach(&cluster, coordinator, &clock).await?);
         Ok(Application(Arc::new(Attached {
             cluster,
             coordinator,
+            clock,
             place,
             attaching: tokio::sync::Mutex::default(),
         })))
@@ -116,6 +125,19 @@ impl Application {
 
     fn place(&self) -> MutexGuard<'_, Place> {
         self.0.place.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The last timestamp that it has heard of: all that its transactions have seen is before it.
+    pub fn clock(&self) -> Timestamp {
+        self.0.clock.last()
+    }
+
+    /// Hears of another program's: its transactions commit behind that from now on.
+    ///
+    /// # Errors
+    /// When it is too far ahead of this program's clock: one of the two is wrong.
+    pub fn hear(&self, clock: Timestamp) -> Result<(), Error> {
+        Ok(self.0.clock.hear(clock, wall_ns())?)
     }
 
     /// Runs a transaction (`BEGIN_TRANSACTION`): commits when the closure returns `Ok`, is undone everywhere when
@@ -139,6 +161,21 @@ impl Application {
         options: Options,
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<T, E> {
+        Ok(self.transact_at(options, body).await?.0)
+    }
+
+    /// The same, with its timestamp (Camelot, 4.2): if two transactions have touched the same, the order of their
+    /// timestamps is that in which they did; and whoever hears of one, by a call, an answer, or
+    /// [`Application::hear`], commits behind it. One that has called nobody has no place of its own: the last that
+    /// its program has heard of.
+    ///
+    /// # Errors
+    /// As [`Application::transact`].
+    pub async fn transact_at<T, E: From<Error>>(
+        &self,
+        options: Options,
+        body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
+    ) -> Result<(T, Timestamp), E> {
         let tid = self.begin(options).await?;
         let until = after(options.time_out);
         let family = Family {
@@ -149,8 +186,11 @@ impl Application {
             under_way: AtomicUsize::new(0),
             telling: Mutex::default(),
             until,
+            clock: self.0.clock.clone(),
         };
-        let scope = Arc::new(Mutex::new(Scope::new(Path::default())));
+        let mut scope = Scope::new(Path::default());
+        scope.hear(self.clock());
+        let scope = Arc::new(Mutex::new(scope));
         let tx = Tx { family: Arc::new(family), scope, until };
         let mut open = Open { application: self, tx: &tx, ended: false };
         let done = tokio::time::timeout_at(tx.until.into(), body(&tx)).await;
@@ -160,7 +200,9 @@ impl Application {
             (Ok(_), Err(error)) => Err(error.into()),
             (Err(error), _) => Err(error),
         };
-        let Some(request) = open.ending(value.is_ok()) else { return value };
+        let Some(request) = open.ending(value.is_ok()) else {
+            return value.map(|value| (value, self.clock()));
+        };
         // From here on its node decides: also if nobody waits to hear.
         open.ended = true;
         let node = self.0.cluster.channel(self.0.coordinator).map(NodeClient::new);
@@ -173,7 +215,14 @@ impl Application {
         let ended = ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("its node does not answer")));
         match (value, ended) {
             (Err(error), _) => Err(error),
-            (Ok(value), Ok(reply)) if reply.get_ref().committed => Ok(value),
+            (Ok(value), Ok(reply)) if reply.get_ref().committed => {
+                let at = Timestamp(reply.get_ref().at);
+                if let Err(ahead) = self.0.clock.hear(at, wall_ns()) {
+                    // It has committed, all the same.
+                    tracing::warn!("the clock of node {}: {ahead}", self.0.coordinator.0);
+                }
+                Ok((value, at))
+            }
             (Ok(_), Ok(_)) => Err(Error::NotCommitted("a participant could not".into()).into()),
             (Ok(_), Err(status)) => {
                 // What it says only of one that it has not begun to commit.
@@ -196,7 +245,7 @@ impl Application {
             let _one = self.0.attaching.lock().await;
             // Another may have been first.
             if self.is_lost() {
-                let place = attach(&self.0.cluster, self.0.coordinator).await?;
+                let place = attach(&self.0.cluster, self.0.coordinator, &self.0.clock).await?;
                 *self.place() = place;
             }
         }
@@ -259,12 +308,16 @@ impl Drop for Open<'_> {
     }
 }
 
-async fn attach(cluster: &Cluster, coordinator: Node) -> Result<Place, Error> {
+async fn attach(cluster: &Cluster, coordinator: Node, clock: &Hybrid) -> Result<Place, Error> {
     // Where it is now.
     let mut node = NodeClient::new(cluster.channel(coordinator)?);
     let request = AttachRequest { cluster: cluster.id().to_owned() };
     let mut stream = node.attach(request).await?.into_inner();
     let attached = stream.message().await?.ok_or_else(|| Status::unavailable("the node stops"))?;
+    let heard = clock.hear(Timestamp(attached.clock), wall_ns());
+    heard.map_err(|ahead| {
+        Status::failed_precondition(format!("the clock of node {}: {ahead}", coordinator.0))
+    })?;
     let lost = Arc::new(AtomicBool::new(false));
     let (program, mut ended) = tokio::sync::oneshot::channel();
     let notes = lost.clone();
@@ -297,7 +350,7 @@ impl Tx {
     /// A call that calls others: of its transaction, at its place.
     /// `until`: it is waited for, and its family has ended.
     pub(crate) fn of_call(
-        cluster: Cluster,
+        (cluster, clock): (Cluster, Arc<Hybrid>),
         tid: Tid,
         scope: Scope,
         untold: Untold,
@@ -311,6 +364,7 @@ impl Tx {
             under_way: AtomicUsize::new(0),
             telling: Mutex::default(),
             until: family_until,
+            clock,
         };
         Tx { family: Arc::new(family), scope: Arc::new(Mutex::new(scope)), until }
     }

@@ -9,13 +9,15 @@
 //!
 //! Invariant: what a node knows nothing of, it answers for as the protocols say: presumed abort.
 
-use crate::chase::Chase;
 use crate::commit::coordinator::Coordinator;
 use crate::commit::participant::Participant;
 use crate::commit::word::{
     Action, Incarnation, Message, Node, Outcome, Participants, Record, Slot, Stay, Vote,
 };
 use crate::id::{News, Tid};
+use crate::letter::{Brief, Letter, Word};
+use crate::scope::Report;
+use caliburn_nest::Timestamp;
 use caliburn_os::simulated::{even_if, planted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -54,44 +56,14 @@ pub enum Role {
     Participant,
 }
 
-/// What nodes send each other.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Letter {
-    /// By whom.
-    pub from: Node,
-    /// To whom.
-    pub to: Node,
-    /// Of which transaction.
-    pub tid: Tid,
-    /// What.
-    pub word: Word,
-}
-
-/// What a letter says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Word {
-    /// A word of the commit protocol; with `Prepare`, what the node must hear before it votes.
-    Commit(Message, News),
-    /// Does the transaction go on?
-    Probe,
-    /// It does.
-    Lives,
-    /// It does not, or never did.
-    Gone,
-    /// Transactions that wait for each other, of which it is the last: see [`chase`](crate::chase).
-    Chase(Chase),
-    /// It is the victim of a deadlock.
-    Victim,
-}
-
 /// What whoever runs a node is to do, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Sends a letter. It may be lost.
     Send(Letter),
-    /// Asks what has been done here whether it can be prepared, once it has heard the news; says
-    /// [`Host::voted`].
-    Vote(Tid, News),
+    /// Asks what has been done here whether it can be prepared, once it has heard the news, and the clock the
+    /// timestamp; says [`Host::voted`].
+    Vote(Tid, Brief),
     /// Makes a record durable, and says [`Host::durable`], or [`Host::refused`] if it never will be. A participant's
     /// `Prepared` has what was changed here; a coordinator's `Commit` too, in the same force.
     Force(Tid, Role, Record),
@@ -104,8 +76,8 @@ pub enum Step {
     Finish(Tid, Outcome),
     /// What was judged here has ended so everywhere else, and not as it was judged.
     Wrong(Tid, Outcome),
-    /// Whoever began it learns how it ended.
-    Tell(Tid, Outcome),
+    /// Whoever began it learns how it ended, and at what timestamp, if it has committed.
+    Tell(Tid, Outcome, Timestamp),
     /// Deletes slots.
     Delete(Tid, Participants),
 }
@@ -123,6 +95,7 @@ struct Client {
 struct Coordinating {
     machine: Coordinator,
     news: BTreeMap<Node, News>,
+    at: Timestamp,
     tries: u32,
     due: Duration,
 }
@@ -266,26 +239,29 @@ impl Host {
         even_if("called-after-prepare", part.machine.is_active()).then_some(part.stay)
     }
 
-    /// Commits a transaction that was begun here and is open. What was done here is no participant, blocking:
-    /// `own` is what it votes, yes or that it has only read, if it was called. `others` have had calls of which
-    /// nothing stays.
+    /// Commits a transaction that was begun here and is open, at a timestamp behind all that it has heard of. What
+    /// was done here is no participant, blocking: `own` is what it votes, yes or that it has only read, if it was
+    /// called.
     pub fn commit(
         &mut self,
         tid: Tid,
-        participants: Participants,
-        news: BTreeMap<Node, News>,
-        others: &BTreeSet<Node>,
+        report: Report,
         own: Option<Vote>,
+        at: Timestamp,
         now: Duration,
     ) -> Vec<Step> {
         self.has_ended(&tid);
+        let Report { used: mut participants, touched, untold: news, .. } = report;
+        // Calls of which nothing stays.
+        let others = touched.iter().filter(|node| !participants.contains_key(node)).copied().collect();
+        let mut steps = self.abort_at(tid, &others);
         if own.is_some() {
             // What has been done here is decided here.
             self.forget(tid, Role::Participant);
+            participants.remove(&self.own);
         }
-        let mut steps = self.abort_at(tid, others);
         let (machine, actions) = Coordinator::new(tid.protocol, participants, own == Some(Vote::Yes));
-        self.coordinate(tid, machine, news, now);
+        self.coordinate(tid, machine, (news, at), now);
         steps.extend(self.perform(tid, Role::Coordinator, actions));
         steps
     }
@@ -297,20 +273,26 @@ impl Host {
     }
 
     fn abort_at(&self, tid: Tid, nodes: &BTreeSet<Node>) -> Vec<Step> {
-        let message = || Message::Outcome(Outcome::Aborted);
-        nodes.iter().map(|node| self.letter(*node, tid, Word::Commit(message(), News::new()))).collect()
+        let word = || Word::Commit(Message::Outcome(Outcome::Aborted), Brief::default());
+        nodes.iter().map(|node| self.letter(*node, tid, word())).collect()
     }
 
-    fn coordinate(&mut self, tid: Tid, machine: Coordinator, news: BTreeMap<Node, News>, now: Duration) {
+    fn coordinate(
+        &mut self,
+        tid: Tid,
+        machine: Coordinator,
+        (news, at): (BTreeMap<Node, News>, Timestamp),
+        now: Duration,
+    ) {
         let due = now + self.patience.answer;
         self.due.insert((due, tid, Role::Coordinator));
-        self.coordinating.insert(tid, Coordinating { machine, news, tries: 0, due });
+        self.coordinating.insert(tid, Coordinating { machine, news, at, tries: 0, due });
     }
 
     /// After a crash: a `Commit` record, and no `End`.
     pub fn recover_commit(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
         let (machine, actions) = Coordinator::recovered(participants);
-        self.coordinate(tid, machine, BTreeMap::new(), now);
+        self.coordinate(tid, machine, Default::default(), now);
         self.perform(tid, Role::Coordinator, actions)
     }
 
@@ -357,7 +339,7 @@ impl Host {
             return Vec::new();
         }
         let (machine, actions) = Coordinator::left(participants);
-        self.coordinate(tid, machine, BTreeMap::new(), now);
+        self.coordinate(tid, machine, Default::default(), now);
         self.perform(tid, Role::Coordinator, actions)
     }
 
@@ -400,8 +382,8 @@ impl Host {
             },
             // Whoever runs the node knows who waits.
             Word::Chase(_) | Word::Victim => Vec::new(),
-            Word::Commit(message @ (Message::Prepare(_) | Message::Outcome(_)), news) => {
-                self.receive_as_participant(tid, message, news)
+            Word::Commit(message @ (Message::Prepare(_) | Message::Outcome(_)), brief) => {
+                self.receive_as_participant(tid, message, brief)
             }
             Word::Commit(message, _) => {
                 let actions = match self.coordinating.get_mut(&tid) {
@@ -413,7 +395,7 @@ impl Host {
         }
     }
 
-    fn receive_as_participant(&mut self, tid: Tid, message: Message, news: News) -> Vec<Step> {
+    fn receive_as_participant(&mut self, tid: Tid, message: Message, brief: Brief) -> Vec<Step> {
         let Some(part) = self.taking_part.get_mut(&tid) else {
             let actions = Participant::of_unknown(tid.protocol, tid.coordinator, &message);
             return self.perform(tid, Role::Participant, actions);
@@ -423,7 +405,7 @@ impl Host {
                 if part.asked.replace(participants).is_some() {
                     return Vec::new();
                 }
-                vec![Step::Vote(tid, news)]
+                vec![Step::Vote(tid, brief)]
             }
             message => {
                 let actions = part.machine.receive(&message, || Vote::No);
@@ -533,10 +515,13 @@ impl Host {
         for action in actions {
             match action {
                 Action::Send(to, message) => {
-                    let of = self.coordinating.get(&tid).and_then(|it| it.news.get(&to));
-                    let tells = matches!(message, Message::Prepare(_)) && !planted("news-not-told");
-                    let news = of.filter(|_| tells).cloned().unwrap_or_default();
-                    steps.push(self.letter(to, tid, Word::Commit(message, news)));
+                    let prepares = matches!(message, Message::Prepare(_));
+                    let of = self.coordinating.get(&tid).filter(|_| prepares).map(|it| {
+                        let news = it.news.get(&to).filter(|_| !planted("news-not-told"));
+                        let at = if planted("timestamp-not-told") { Timestamp::default() } else { it.at };
+                        Brief { news: news.cloned().unwrap_or_default(), at }
+                    });
+                    steps.push(self.letter(to, tid, Word::Commit(message, of.unwrap_or_default())));
                 }
                 Action::Force(record) => steps.push(Step::Force(tid, role, record)),
                 Action::Write(record) => steps.push(Step::Write(tid, role, record)),
@@ -552,7 +537,10 @@ impl Host {
                 }
                 Action::Finish(outcome) => steps.push(Step::Finish(tid, outcome)),
                 Action::Wrong(outcome) => steps.push(Step::Wrong(tid, outcome)),
-                Action::Tell(outcome) => steps.push(Step::Tell(tid, outcome)),
+                Action::Tell(outcome) => {
+                    let at = self.coordinating.get(&tid).map(|it| it.at);
+                    steps.push(Step::Tell(tid, outcome, at.unwrap_or_default()));
+                }
                 Action::Delete => {
                     let participants = self.coordinating[&tid].machine.participants().clone();
                     steps.push(Step::Delete(tid, participants));

@@ -13,7 +13,8 @@
 //! | [`keep`] | what etcd keeps: slots, epochs, names, logs |
 //! | [`commit`] | the protocols: who asks for votes, who votes, and slots for commitment without blocking |
 //! | [`family`], [`scope`] | a family at one node, and as its program sees it |
-//! | [`host`], [`chase`] | what a node is in the middle of; deadlocks between nodes |
+//! | [`host`], [`letter`] | what a node is in the middle of; what nodes send each other |
+//! | [`chase`] | deadlocks between nodes |
 //! | [`bank`] | an example |
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,7 @@ pub mod family;
 pub mod host;
 pub mod id;
 pub mod keep;
+pub mod letter;
 pub mod node;
 pub mod process_id;
 pub mod proto;
@@ -36,3 +38,5 @@ pub mod rights;
 pub mod scope;
 pub mod travelling;
 pub mod wire;
+
+pub use caliburn_nest::Timestamp;

@@ -5,6 +5,7 @@
 
 use crate::commit::word::{Node, Outcome, Participants, Stay};
 use crate::id::{News, Path};
+use caliburn_nest::Timestamp;
 use caliburn_os::simulated::planted;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,6 +71,8 @@ pub struct Report {
     pub touched: BTreeSet<Node>,
     /// What those have not heard.
     pub untold: BTreeMap<Node, News>,
+    /// The last timestamp that any of them had heard of.
+    pub clock: Timestamp,
 }
 
 /// A transaction, nested or not, as whoever runs it sees it.
@@ -80,6 +83,7 @@ pub struct Scope {
     used: Participants,
     touched: BTreeSet<Node>,
     lost: Option<Node>,
+    clock: Timestamp,
 }
 
 impl Scope {
@@ -91,6 +95,19 @@ impl Scope {
     /// Its place in the family.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The last timestamp of those that it has heard of: its commit is behind it.
+    pub fn clock(&self) -> Timestamp {
+        self.clock
+    }
+
+    /// It has heard of another one.
+    pub fn hear(&mut self, clock: Timestamp) {
+        if planted("answers-clock-forgotten") {
+            return;
+        }
+        self.clock = self.clock.max(clock);
     }
 
     /// The place of a nested transaction that begins now, or of a call that is made.
@@ -126,12 +143,14 @@ impl Scope {
         untold.tell(&report.touched, call, Outcome::Committed);
         self.use_all(&report.used);
         self.touched.extend(report.touched);
+        self.hear(report.clock);
     }
 
     /// A call has failed, or was given up. It may run there, or come there yet. `report` is what is known of it.
     pub fn failed(&mut self, untold: &mut Untold, call: &Path, to: Node, report: Option<Report>) {
-        let mut touched = report.map(|report| report.touched).unwrap_or_default();
+        let Report { mut touched, clock, .. } = report.unwrap_or_default();
         touched.insert(to);
+        self.hear(clock);
         if !planted("failed-call-not-told") {
             untold.tell(&touched, call, Outcome::Aborted);
         } else {
@@ -145,17 +164,20 @@ impl Scope {
         untold.tell(&child.touched, &child.path, Outcome::Committed);
         self.use_all(&child.used);
         self.touched.extend(&child.touched);
+        self.hear(child.clock);
     }
 
     /// A nested transaction has aborted.
     pub fn aborted(&mut self, untold: &mut Untold, child: &Scope) {
         untold.tell(&child.touched, &child.path, Outcome::Aborted);
         self.touched.extend(&child.touched);
+        self.hear(child.clock);
     }
 
     /// All that whoever ends it must know.
     pub fn into_report(self, untold: Untold) -> Report {
-        Report { used: self.used, touched: self.touched, untold: untold.into_all() }
+        let Scope { used, touched, clock, .. } = self;
+        Report { used, touched, untold: untold.into_all(), clock }
     }
 
     fn use_all(&mut self, used: &Participants) {
@@ -179,7 +201,7 @@ mod tests {
     fn report(node: u64, stay: u64) -> Report {
         let node = Node(node);
         let used = [(node, Stay(stay))].into();
-        Report { used, touched: [node].into(), untold: BTreeMap::new() }
+        Report { used, touched: [node].into(), ..Report::default() }
     }
 
     #[test]

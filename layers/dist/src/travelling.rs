@@ -8,6 +8,8 @@ use crate::proto::caliburn::HearRequest;
 use crate::proto::caliburn::node_client::NodeClient;
 use crate::scope::{Report, Scope, Untold};
 use crate::wire::{self, Context, KEY};
+use caliburn_nest::{Hybrid, Timestamp};
+use caliburn_os::clock::wall_ns;
 use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,6 +34,8 @@ pub(crate) struct Family {
     /// The nodes that are being told what they have not heard.
     pub telling: Mutex<BTreeSet<Node>>,
     pub until: Instant,
+    /// What its program, or its node, has heard of last.
+    pub clock: Arc<Hybrid>,
 }
 
 impl Family {
@@ -51,6 +55,12 @@ impl Family {
         }
     }
 
+    /// Hears of a node's clock.
+    fn hear(&self, clock: Timestamp, node: Node) -> Result<(), Status> {
+        let heard = self.clock.hear(clock, wall_ns());
+        heard.map_err(|ahead| Status::failed_precondition(format!("the clock of node {}: {ahead}", node.0)))
+    }
+
     async fn tell(self: Arc<Self>, node: Node) {
         loop {
             let news = {
@@ -64,9 +74,11 @@ impl Family {
             };
             let heard = async {
                 let (cluster, tid) = (self.cluster.id().to_owned(), self.tid.to_bytes().to_vec());
-                let request = HearRequest { cluster, tid, news: wire::news_to(&news) };
+                let (news, clock) = (wire::news_to(&news), self.clock.last().0);
+                let request = HearRequest { cluster, tid, news, clock };
                 let mut client = NodeClient::new(self.cluster.channel(node).ok()?);
-                client.hear(request).await.ok()
+                let heard = client.hear(request).await.ok()?;
+                self.hear(Timestamp(heard.get_ref().clock), node).ok()
             };
             if heard.await.is_none() {
                 // The next call brings it.
@@ -199,6 +211,7 @@ impl Service<http::Request<Body>> for Travelling {
             again: family.has_called.swap(true, Ordering::AcqRel),
             untold,
             family: milliseconds(family_left),
+            clock: family.clock.last(),
         };
         let mut metadata = tonic::metadata::MetadataMap::new();
         metadata.insert_bin(KEY, wire::context_to(&context));
@@ -213,7 +226,15 @@ impl Service<http::Request<Body>> for Travelling {
             let response = answer?;
             // Only one that has failed says so before its body.
             let well = Status::from_header_map(response.headers()).is_none();
-            let report = wire::take_report(response.headers());
+            let mut report = wire::take_report(response.headers());
+            if let Some(report) = report.as_mut()
+                && let Err(ahead) = under.family.hear(report.clock, under.node)
+            {
+                // It has been there, and nothing of it stays.
+                report.clock = Timestamp::default();
+                under.ends(Some(report.clone()), false);
+                return Err(ahead.into());
+            }
             if well && report.is_none() {
                 under.ends(None, false);
                 return Err(Status::internal(

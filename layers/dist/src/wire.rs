@@ -2,11 +2,12 @@
 
 use crate::chase::LONGEST;
 use crate::commit::word::{Message, Node, Outcome, Participants, Stay, Vote};
-use crate::host::{Letter, Word};
 use crate::id::{News, Path, Tid};
+use crate::letter::{Brief, Letter, Word};
 use crate::proto::caliburn as proto;
 use crate::proto::caliburn::letter::Word as ProtoWord;
 use crate::scope::Report;
+use caliburn_nest::Timestamp;
 use prost::Message as _;
 use std::collections::BTreeMap;
 use tonic::Status;
@@ -35,6 +36,8 @@ pub struct Context {
     pub untold: BTreeMap<Node, News>,
     /// Milliseconds until the family has ended, if nothing is heard of it.
     pub family: u64,
+    /// The last timestamp that its caller has heard of.
+    pub clock: Timestamp,
 }
 
 fn wrong(what: &str) -> Status {
@@ -133,10 +136,13 @@ pub(crate) fn batches(letters: impl Iterator<Item = Letter>) -> Vec<Vec<proto::L
 pub(crate) fn letter_to(letter: &Letter) -> proto::Letter {
     let plain = |word: proto::Word| ProtoWord::Plain(word as i32);
     let word = match &letter.word {
-        Word::Commit(Message::Prepare(participants), news) => ProtoWord::Prepare(proto::Prepare {
-            participants: participants_to(participants),
-            news: news_to(news),
-        }),
+        Word::Commit(Message::Prepare(participants), Brief { news, at }) => {
+            ProtoWord::Prepare(proto::Prepare {
+                participants: participants_to(participants),
+                news: news_to(news),
+                at: at.0,
+            })
+        }
         Word::Commit(Message::Vote(vote), _) => ProtoWord::Vote(match vote {
             Vote::Yes => proto::Vote::Yes as i32,
             Vote::No => proto::Vote::No as i32,
@@ -158,11 +164,12 @@ pub(crate) fn letter_to(letter: &Letter) -> proto::Letter {
 
 /// A letter that came.
 pub(crate) fn letter_from(letter: proto::Letter, from: Node, to: Node) -> Result<Letter, Status> {
-    let commit = |message| Word::Commit(message, News::new());
+    let commit = |message| Word::Commit(message, Brief::default());
     let word = match letter.word.ok_or_else(|| wrong("an empty letter"))? {
         ProtoWord::Prepare(prepare) => {
             let participants = participants_from(prepare.participants)?;
-            Word::Commit(Message::Prepare(participants), news_from(prepare.news)?)
+            let brief = Brief { news: news_from(prepare.news)?, at: Timestamp(prepare.at) };
+            Word::Commit(Message::Prepare(participants), brief)
         }
         ProtoWord::Vote(vote) => commit(Message::Vote(match proto::Vote::try_from(vote) {
             Ok(proto::Vote::Yes) => Vote::Yes,
@@ -196,6 +203,7 @@ pub(crate) fn report_to(report: &Report) -> proto::Report {
         used: participants_to(&report.used),
         touched: report.touched.iter().map(|node| node.0).collect(),
         untold: untold_to(&report.untold),
+        clock: report.clock.0,
     }
 }
 
@@ -206,6 +214,7 @@ pub(crate) fn report_from(report: proto::Report) -> Result<Report, Status> {
         used: participants_from(report.used)?,
         touched: report.touched.into_iter().map(Node).collect(),
         untold: untold_from(report.untold)?,
+        clock: Timestamp(report.clock),
     })
 }
 
@@ -220,6 +229,7 @@ pub(crate) fn context_to(context: &Context) -> MetadataValue<tonic::metadata::Bi
         again: context.again,
         untold: untold_to(&context.untold),
         family: context.family,
+        clock: context.clock.0,
     };
     MetadataValue::from_bytes(&context.encode_to_vec())
 }
@@ -238,6 +248,7 @@ pub(crate) fn context_from(metadata: &MetadataMap) -> Result<Option<Context>, St
         again: context.again,
         untold: untold_from(context.untold)?,
         family: context.family,
+        clock: Timestamp(context.clock),
     }))
 }
 

@@ -272,7 +272,7 @@ async fn what_is_done_first_is_done_once_and_hooks_are_asked() {
                 1 => Ok(()),
                 _ => Err("one is enough".into()),
             })
-            .on_commit(move |_| _ = commits.fetch_add(1, Ordering::Relaxed))
+            .on_commit(move |_, _| _ = commits.fetch_add(1, Ordering::Relaxed))
             .on_abort(move |_| _ = aborts.fetch_add(1, Ordering::Relaxed));
         let node = hooked.start().await.unwrap();
         let serving = serve(&node, listener);

@@ -70,7 +70,7 @@ async fn says(letters: &mut UnboundedReceiver<Letter>, said: &Said) {
 
 async fn tell(cluster: &Cluster, tid: Tid, word: Said) {
     let letter = Letter { tid: tid.to_bytes().to_vec(), word: Some(word) };
-    let letters = Letters { cluster: "test".into(), from: 1, to: 2, letters: vec![letter] };
+    let letters = Letters { cluster: "test".into(), from: 1, to: 2, letters: vec![letter], clock: 0 };
     let letters = tokio_stream::once(letters);
     NodeClient::new(cluster.channel(NodeId(2)).unwrap()).deliver(letters).await.unwrap();
 }
@@ -133,7 +133,7 @@ async fn votes_and_is_told(dir: &Path, build: &dyn Fn(Builder) -> Builder, happe
         let report = answer.metadata().get_bin("caliburn-bin").unwrap().to_bytes().unwrap();
         let participants = Report::decode(report).unwrap().used;
         let news = vec![News { path: vec![1], outcome: Outcome::Committed as i32 }];
-        tell(&cluster, tid, Said::Prepare(Prepare { participants, news })).await;
+        tell(&cluster, tid, Said::Prepare(Prepare { participants, news, at: 0 })).await;
         says(&mut letters, &Said::Vote(Vote::Yes as i32)).await;
         participant.stop().await;
         serving.await.unwrap();

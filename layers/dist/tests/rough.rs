@@ -122,7 +122,7 @@ fn tid(attached: &Attached, serial: u64) -> Tid {
 /// Ends one that has used a node which is not there.
 fn end(attached: &Attached, serial: u64) -> EndRequest {
     let used = vec![Participant { node: 9, stay: 1 }];
-    let report = Report { used, touched: vec![9], untold: vec![] };
+    let report = Report { used, touched: vec![9], ..Report::default() };
     EndRequest {
         tid: tid(attached, serial).to_bytes().to_vec(),
         commit: true,

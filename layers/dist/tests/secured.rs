@@ -127,7 +127,7 @@ async fn users_do_what_they_have_rights_to() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_speaks_for_others() {
     let secured = Secured::new().await;
-    let letters = |from| Letters { cluster: "bank".into(), from, to: 1, letters: Vec::new() };
+    let letters = |from| Letters { cluster: "bank".into(), from, to: 1, letters: Vec::new(), clock: 0 };
     let client = |name: String| {
         let channel = secured.cluster(name).channel(NodeNumber(1)).unwrap();
         NodeClient::new(channel)
@@ -175,7 +175,7 @@ async fn nobody_undoes_what_others_do() {
             for serial in 0..8 {
                 let tid = Tid { client, serial, ..tx.tid() };
                 let (cluster, tid, news) = ("bank".to_owned(), tid.to_bytes().to_vec(), news.clone());
-                let _ = NodeClient::new(mallory(2)).hear(HearRequest { cluster, tid, news }).await;
+                let _ = NodeClient::new(mallory(2)).hear(HearRequest { cluster, tid, news, clock: 0 }).await;
             }
         }
         tx.nest(async |_| Ok::<_, Error>(())).await?;
@@ -199,7 +199,7 @@ async fn nobody_undoes_what_others_do() {
     // What nodes begin by themselves could be guessed.
     let own =
         Tid { client: 0, serial: 1, ..alice.transact(async |tx| Ok::<_, Error>(tx.tid())).await.unwrap() };
-    let request = HearRequest { cluster: "bank".into(), tid: own.to_bytes().to_vec(), news };
+    let request = HearRequest { cluster: "bank".into(), tid: own.to_bytes().to_vec(), news, clock: 0 };
     let refused = NodeClient::new(mallory(2)).hear(request).await.unwrap_err();
     assert!(refused.message().contains("user \"mallory\" has not begun"), "{refused}");
     drop(alice);

@@ -15,11 +15,11 @@ use caliburn_engine::{Class, Mode, Region, Store};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::simulated::planted;
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A moment of a clock: nanoseconds since 1970, about; no two that a clock gives out are equal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub u64);
 
 impl fmt::Display for Timestamp {
@@ -39,20 +39,68 @@ pub const DRIFT_NS: u64 = 60_000_000_000;
 /// Bytes of a region that a clock takes: the bound, and its check.
 pub const CLOCK_BYTES: usize = 16;
 
+/// What a clock has given out or heard of last: in memory, without a bound. It is told the wall's time.
+#[derive(Debug, Default)]
+pub struct Hybrid(AtomicU64);
+
+/// A timestamp that is too far in front of the wall's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{other} is {} ns in front of the wall's clock {wall}: one of them is wrong", other.0 - wall)]
+pub struct Ahead {
+    /// The timestamp.
+    pub other: Timestamp,
+    /// The wall's clock.
+    pub wall: u64,
+}
+
+impl Hybrid {
+    /// The last one.
+    pub fn last(&self) -> Timestamp {
+        Timestamp(self.0.load(Ordering::Acquire))
+    }
+
+    /// The next one.
+    pub fn next(&self, wall: u64) -> Timestamp {
+        let before =
+            self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(wall.max(last + 1)));
+        Timestamp(wall.max(before.expect("it is always updated") + 1))
+    }
+
+    /// Hears of another's: what is given out from then on is behind it.
+    ///
+    /// # Errors
+    /// [`Ahead`] when it is more than [`DRIFT_NS`] in front of the wall's.
+    pub fn hear(&self, other: Timestamp, wall: u64) -> Result<(), Ahead> {
+        if other.0 > wall.saturating_add(DRIFT_NS) {
+            return Err(Ahead { other, wall });
+        }
+        self.0.fetch_max(other.0, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// What a store remembers is heard, whatever the wall's clock says.
+    pub fn remember(&self, bound: Timestamp) {
+        self.0.fetch_max(bound.0, Ordering::AcqRel);
+    }
+}
+
 /// A clock. One for each place in a store, used by any number of threads.
 pub struct Clock<'t> {
     store: &'t Store,
     region: &'t Region,
     offset: usize,
     wall: fn() -> u64,
-    last: AtomicU64,
+    hybrid: Arc<Hybrid>,
     bound: AtomicU64,
     moving: Mutex<()>,
 }
 
 impl fmt::Debug for Clock<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Clock").field("last", &self.last).field("bound", &self.bound).finish_non_exhaustive()
+        f.debug_struct("Clock")
+            .field("last", &self.hybrid.last())
+            .field("bound", &self.bound)
+            .finish_non_exhaustive()
     }
 }
 
@@ -70,23 +118,29 @@ impl<'t> Clock<'t> {
     /// # Panics
     /// When the region ends before.
     pub fn open(store: &'t Store, region: &'t Region, offset: usize) -> Result<Clock<'t>, Error> {
-        Clock::with_wall(store, region, offset, wall_ns)
+        Clock::of(store, region, offset, (Arc::default(), wall_ns))
     }
 
-    /// The same, with another wall's clock: for tests.
-    #[doc(hidden)]
-    pub fn with_wall(
+    /// The same, over what others look at as well, and with whatever wall's clock that goes by.
+    ///
+    /// # Errors
+    /// As [`Clock::open`].
+    ///
+    /// # Panics
+    /// As [`Clock::open`].
+    pub fn of(
         store: &'t Store,
         region: &'t Region,
         offset: usize,
-        wall: fn() -> u64,
+        (hybrid, wall): (Arc<Hybrid>, fn() -> u64),
     ) -> Result<Clock<'t>, Error> {
         let [bound, sum]: [u64; 2] = region.load(offset);
         if [bound, sum] != [0, 0] && sum != check(bound) {
             return Err(Error::Clock(format!("what is at {offset} is no clock's: {bound}, {sum}").into()));
         }
-        let (last, bound) = (AtomicU64::new(bound), AtomicU64::new(bound));
-        Ok(Clock { store, region, offset, wall, last, bound, moving: Mutex::new(()) })
+        hybrid.remember(Timestamp(bound));
+        let bound = AtomicU64::new(bound);
+        Ok(Clock { store, region, offset, wall, hybrid, bound, moving: Mutex::new(()) })
     }
 
     /// A timestamp that is behind all that this clock has given out or heard of, also in the lives before a crash.
@@ -94,14 +148,17 @@ impl<'t> Clock<'t> {
     /// # Errors
     /// When the bound could not be moved on.
     pub fn now(&self) -> Result<Timestamp, Error> {
-        let wall = (self.wall)();
-        let before =
-            self.last.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(wall.max(last + 1)));
-        let next = wall.max(before.expect("it is always updated") + 1);
-        if next > self.bound.load(Ordering::Acquire) {
-            self.move_on(next)?;
-        }
-        Ok(Timestamp(next))
+        let next = self.hybrid.next((self.wall)());
+        self.keep(next)?;
+        Ok(next)
+    }
+
+    /// Makes sure that a timestamp that was heard of is not forgotten in a crash.
+    ///
+    /// # Errors
+    /// When the bound could not be moved on.
+    pub fn keep(&self, heard: Timestamp) -> Result<(), Error> {
+        if heard.0 > self.bound.load(Ordering::Acquire) { self.move_on(heard.0) } else { Ok(()) }
     }
 
     /// Hears of a timestamp of another clock: what this one gives out is behind it from then on.
@@ -109,15 +166,8 @@ impl<'t> Clock<'t> {
     /// # Errors
     /// [`Error::Clock`] when it is more than [`DRIFT_NS`] in front of the wall's.
     pub fn observe(&self, other: Timestamp) -> Result<(), Error> {
-        let wall = (self.wall)();
-        if other.0 > wall.saturating_add(DRIFT_NS) {
-            let ahead = other.0 - wall;
-            let text =
-                format!("{other} is {ahead} ns in front of the wall's clock {wall}: one of them is wrong");
-            return Err(Error::Clock(text.into()));
-        }
-        self.last.fetch_max(other.0, Ordering::AcqRel);
-        Ok(())
+        let heard = self.hybrid.hear(other, (self.wall)());
+        heard.map_err(|ahead| Error::Clock(ahead.to_string().into()))
     }
 
     #[cold]

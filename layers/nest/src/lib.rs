@@ -58,7 +58,7 @@ mod parallel;
 mod top;
 mod transaction;
 
-pub use clock::{AHEAD_NS, CLOCK_BYTES, Clock, DRIFT_NS, Timestamp};
+pub use clock::{AHEAD_NS, Ahead, CLOCK_BYTES, Clock, DRIFT_NS, Hybrid, Timestamp};
 pub use error::{Error, Reason};
 pub use family::{FamilyId, Status, Watch};
 pub use follow::Follow;

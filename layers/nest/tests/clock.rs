@@ -26,7 +26,7 @@ fn it_goes_with_the_wall_and_never_back() {
     wall!(wall, 5_000);
     let dir = tempfile::tempdir().unwrap();
     let (store, region) = open(dir.path(), Policy::Redo);
-    let clock = Clock::with_wall(&store, &region, 0, wall).unwrap();
+    let clock = Clock::of(&store, &region, 0, (Arc::default(), wall)).unwrap();
     let now = || clock.now().unwrap().0;
     assert_eq!((now(), now()), (5_000, 5_001));
     WALL.store(9_000, Ordering::SeqCst);
@@ -42,7 +42,7 @@ fn it_goes_with_the_wall_and_never_back() {
     assert!(matches!(&refused, Error::Clock(text) if text.contains("in front of")), "{refused}");
     assert_eq!(now(), 20_003);
     // Opened again, the wall's still behind: after all that was given out, and not far.
-    let next = Clock::with_wall(&store, &region, 0, wall).unwrap().now().unwrap().0;
+    let next = Clock::of(&store, &region, 0, (Arc::default(), wall)).unwrap().now().unwrap().0;
     assert!((20_004..=20_003 + 2 * AHEAD_NS).contains(&next), "{next}");
 }
 
@@ -127,7 +127,7 @@ fn it_does_not_go_back_after_a_power_cut() {
         drop(open(&path, None));
         let recorder = Recorder::new(&path, operation, operation);
         let (store, region) = open(&path, Some(&recorder));
-        let clock = Clock::with_wall(&store, &region, 0, wall).unwrap();
+        let clock = Clock::of(&store, &region, 0, (Arc::default(), wall)).unwrap();
         for step in 0..10 {
             // Sometimes beyond the bound.
             WALL.fetch_add(AHEAD_NS / 2, Ordering::SeqCst);
@@ -145,7 +145,7 @@ fn it_does_not_go_back_after_a_power_cut() {
         picture.restore(&cut);
         let (store, region) = open(&cut, None);
         WALL.store(1_000, Ordering::SeqCst);
-        let next = Clock::with_wall(&store, &region, 0, wall).unwrap().now().unwrap();
+        let next = Clock::of(&store, &region, 0, (Arc::default(), wall)).unwrap().now().unwrap();
         given_out += u64::from(picture.acknowledged > 0);
         assert!(
             next.0 > picture.acknowledged,

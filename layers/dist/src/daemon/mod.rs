@@ -95,7 +95,7 @@ impl Daemon {
         let (committed, aborted) = (changes.clone(), changes.clone());
         let rights = Rights::new();
         let node = data_server.builder().rights(rights.clone()).segment(table::SEGMENT, table::SEGMENT_BYTES);
-        let node = node.on_commit(move |tid| committed.ended(tid, true));
+        let node = node.on_commit(move |tid, _| committed.ended(tid, true));
         let node = node.on_abort(move |tid| aborted.ended(tid, false)).start().await?;
         events.add("", format!("node {} of cluster {:?} begins", environment.number, environment.cluster));
         let supervisor = Supervisor {

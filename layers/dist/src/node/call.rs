@@ -10,6 +10,7 @@ use crate::scope::{Report, Scope, Untold};
 use caliburn_engine::zerocopy::{FromBytes, Immutable, IntoBytes};
 use caliburn_engine::{RangeError, Region};
 use caliburn_lock::{Canceller, LockError, Standard};
+use caliburn_nest::Timestamp;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -181,9 +182,11 @@ impl<'c, 't> Call<'c, 't> {
         let now = outside.now();
         let until = [self.expires, self.family].map(|at| Instant::now() + at.saturating_sub(now));
         let untold = std::mem::take(&mut self.untold);
-        let scope = std::mem::replace(&mut self.scope, Scope::new(Path::default()));
+        let mut scope = std::mem::replace(&mut self.scope, Scope::new(Path::default()));
         let path = scope.path().clone();
-        let tx = Tx::of_call(outside.cluster.clone(), self.tid, scope, untold, until);
+        scope.hear(outside.time.shows());
+        let around = (outside.cluster.clone(), outside.time.hybrid.clone());
+        let tx = Tx::of_call(around, self.tid, scope, untold, until);
         self.scope = Scope::new(path);
         self.lend();
         let answer = catch_unwind(AssertUnwindSafe(|| {
@@ -281,6 +284,8 @@ pub(crate) struct Coming {
     pub expires: Duration,
     /// When its family has ended, if nothing is heard of that.
     pub family: Duration,
+    /// The last timestamp that its caller has heard of.
+    pub clock: Timestamp,
 }
 
 fn begin_call<'t>(
@@ -317,12 +322,13 @@ pub(crate) fn execute<T>(
     coming: Coming,
     operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<T, Status>,
 ) -> (Result<T, Status>, Report) {
-    let Coming { tid, path, news, untold, expires, family } = coming;
+    let Coming { tid, path, news, untold, expires, family, clock } = coming;
     let (work, stay) = match begin_call(core, tid, &path, &news, [expires, family]) {
         Ok(begun) => begun,
         Err(status) => return (Err(status), Report::default()),
     };
-    let (scope, untold) = (Scope::new(path.clone()), Untold::from_all(untold));
+    let (mut scope, untold) = (Scope::new(path.clone()), Untold::from_all(untold));
+    scope.hear(clock);
     let mut call = Call { core, work: Some(work), tid, scope, untold, expires, family };
     let answer = catch_unwind(AssertUnwindSafe(|| operation(&mut call)));
     let mut answer = answer.unwrap_or_else(|_| Err(Status::internal("the operation panicked; it is undone")));
@@ -339,5 +345,7 @@ pub(crate) fn execute<T>(
     let own = core.outside.own;
     report.used.insert(own, stay);
     report.touched.insert(own);
+    // Of all whose locks it has had.
+    report.clock = report.clock.max(core.outside.time.shows());
     (answer, report)
 }

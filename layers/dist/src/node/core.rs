@@ -7,26 +7,27 @@
 //!
 //! Invariant: nothing waits, for a disk or a lock of a transaction, while it holds the state.
 
-use crate::commit::word::{Node, Outcome, Participants, Protocol, Record, Slot, Stay, Vote};
+use crate::commit::word::{Node, Outcome, Participants, Record, Slot, Vote};
 use crate::family::{Family, NotReady};
-use crate::host::{Host, Letter, Role, Step, Word};
-use crate::id::{News, Path, Tid};
+use crate::host::{Host, Role, Step};
+use crate::id::Tid;
 use crate::keep::{Claim, Kept};
+use crate::letter::{Brief, Letter, Word};
 use crate::node::ledger::{Ledger, lasting};
 use crate::node::outside::{Decision, Outside};
-use crate::node::state::{Doing, Ending, State, from_global_id, global_id};
+use crate::node::state::{Doing, State, from_global_id, global_id};
 use crate::node::work::Work;
-use crate::scope::Report;
 use caliburn_engine::{BeginError, Mode, Region, Store};
 use caliburn_lock::{Canceller, Detector, RangeLocks, Standard};
+use caliburn_nest::{Clock, Timestamp};
 use caliburn_os::simulated::planted;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// When a program is told that a transaction has ended here.
-enum Hook {
+pub(super) enum Hook {
     Now,
     /// Whoever ends it must not wait.
     Later,
@@ -41,14 +42,6 @@ enum Made {
     Elsewhere,
 }
 
-/// Who tells the program how its transaction ends.
-enum Told {
-    ByHost,
-    Aborted,
-    /// It has ended before.
-    Nothing,
-}
-
 /// A node.
 pub(crate) struct Core<'t> {
     pub store: &'t Store,
@@ -56,6 +49,7 @@ pub(crate) struct Core<'t> {
     pub detector: Detector,
     pub locks: RangeLocks<u32>,
     pub ledger: Ledger<'t>,
+    pub clock: Clock<'t>,
     pub outside: Arc<Outside>,
     state: Mutex<State<'t>>,
     /// Something is due earlier than before.
@@ -73,6 +67,7 @@ impl<'t> Core<'t> {
         store: &'t Store,
         regions: BTreeMap<String, &'t Region>,
         ledger: Ledger<'t>,
+        clock: Clock<'t>,
         outside: Arc<Outside>,
         host: Host,
     ) -> Core<'t> {
@@ -83,6 +78,7 @@ impl<'t> Core<'t> {
             locks: detector.range_locks(),
             detector,
             ledger,
+            clock,
             outside,
             state: Mutex::new(State::new(host)),
             earlier: Condvar::new(),
@@ -102,12 +98,12 @@ impl<'t> Core<'t> {
                 let locked = self.locks.try_lock(&mut owner, &segment.0, range.clone(), Standard::Exclusive);
                 assert!(matches!(locked, Ok(true)), "two that are undecided had one lock");
             }
-            let Some((tid, participants)) = from_global_id(&prepared.global_id) else {
+            let Some((tid, at, participants)) = from_global_id(&prepared.global_id) else {
                 tracing::warn!("what another program has prepared stays locked until the node runs again");
                 std::mem::forget(owner);
                 continue;
             };
-            let mut family = Family::new(Work::recovered(prepared.global_id, owner));
+            let mut family = Family::new(Work::recovered(prepared.global_id, at, owner));
             family.close();
             state.owners.insert(family.top().owner.id().family, tid);
             state.families.insert(tid, family);
@@ -143,7 +139,10 @@ impl<'t> Core<'t> {
         self.state_steps(|state, now| act(&mut state.host, now))
     }
 
-    fn state_steps(&self, act: impl FnOnce(&mut State<'t>, Duration) -> Vec<Step>) -> Vec<Doing<'t>> {
+    pub(super) fn state_steps(
+        &self,
+        act: impl FnOnce(&mut State<'t>, Duration) -> Vec<Step>,
+    ) -> Vec<Doing<'t>> {
         let now = self.outside.now();
         let mut state = self.state();
         let before = state.host.next_due();
@@ -241,17 +240,7 @@ impl<'t> Core<'t> {
                 self.outside.post(letter);
                 Vec::new()
             }
-            Step::Vote(tid, news) => {
-                let mut state = self.state();
-                if let Some(family) = state.families.get_mut(&tid) {
-                    family.hear(&news);
-                    family.close();
-                }
-                state.votes.insert(tid);
-                state.cancel(tid);
-                drop(state);
-                self.vote(tid)
-            }
+            Step::Vote(tid, brief) => self.asked(tid, brief),
             Step::Force(tid, Role::Participant, Record::Prepared(all)) => match self.prepare(tid, &all) {
                 Made::Durable => {
                     self.host_steps(|host, _| host.durable(tid, Role::Participant, &Record::Prepared(all)))
@@ -286,8 +275,8 @@ impl<'t> Core<'t> {
                 Vec::new()
             }
             Step::Finish(..) => unreachable!("it has left the state when the host said so"),
-            Step::Tell(tid, outcome) => {
-                self.outside.tell(tid, outcome);
+            Step::Tell(tid, outcome, at) => {
+                self.outside.tell(tid, outcome, at);
                 Vec::new()
             }
             Step::Delete(tid, participants) => {
@@ -297,8 +286,36 @@ impl<'t> Core<'t> {
         }
     }
 
+    /// It is asked for its vote. What takes its locks then has heard of its timestamp here, also after a crash.
+    fn asked(&self, tid: Tid, Brief { news, at }: Brief) -> Vec<Doing<'t>> {
+        if !self.has_heard(tid, at) {
+            return self.host_steps(|host, now| host.voted(tid, Vote::No, now));
+        }
+        let mut state = self.state();
+        if let Some(family) = state.families.get_mut(&tid) {
+            family.hear(&news);
+            family.close();
+            family.top_mut().at = at;
+        }
+        state.votes.insert(tid);
+        state.cancel(tid);
+        drop(state);
+        self.vote(tid)
+    }
+
+    /// Whether the clock has heard of a transaction's timestamp, for good.
+    fn has_heard(&self, tid: Tid, at: Timestamp) -> bool {
+        let heard = self.clock.observe(at).and_then(|()| match planted("heard-not-kept") {
+            true => Ok(()),
+            false => self.clock.keep(at),
+        });
+        let coordinator = tid.coordinator.0;
+        self.unless_failed(heard.map_err(|error| format!("the clock of node {coordinator}: {error}")))
+            == Some(true)
+    }
+
     /// Votes, if it was asked and nothing runs any more.
-    fn vote(&self, tid: Tid) -> Vec<Doing<'t>> {
+    pub(super) fn vote(&self, tid: Tid) -> Vec<Doing<'t>> {
         let mut state = self.state();
         if !state.votes.contains(&tid) {
             return Vec::new();
@@ -336,9 +353,10 @@ impl<'t> Core<'t> {
                 None => return Made::Refused,
             },
         };
+        let at = state.families.get(&tid).map(|family| family.top().at).unwrap_or_default();
         state.preparing.insert(tid, None);
         drop(state);
-        let id = global_id(tid, participants);
+        let id = global_id(tid, at, participants);
         let done = transaction.prepare(&id);
         let mut state = self.state();
         let mut ended = state.preparing.remove(&tid).flatten();
@@ -392,7 +410,7 @@ impl<'t> Core<'t> {
     }
 
     /// Whether it is done. Nothing if the store has failed: then nobody knows, and nothing goes on here.
-    fn unless_failed<E: std::fmt::Display>(&self, done: Result<(), E>) -> Option<bool> {
+    pub fn unless_failed<E: std::fmt::Display>(&self, done: Result<(), E>) -> Option<bool> {
         let Err(error) = done else { return Some(true) };
         match self.store.query().failed {
             true => {
@@ -431,8 +449,15 @@ impl<'t> Core<'t> {
     }
 
     /// What was done here stays, or is undone, and its locks are free. Whether it could be.
-    fn end_family(&self, tid: Tid, outcome: Outcome, family: Family<Work<'t>>, hook: Hook) -> bool {
+    pub(super) fn end_family(
+        &self,
+        tid: Tid,
+        outcome: Outcome,
+        family: Family<Work<'t>>,
+        hook: Hook,
+    ) -> bool {
         let top = family.into_top();
+        let at = top.at;
         if let Some(id) = top.global_id() {
             let done = match outcome {
                 Outcome::Committed => self.store.commit_prepared(id),
@@ -447,108 +472,10 @@ impl<'t> Core<'t> {
         }
         drop(top);
         match hook {
-            Hook::Now => self.outside.hooks.ended(tid, outcome),
-            Hook::Later => self.outside.decide(Decision::Ended(tid, outcome)),
+            Hook::Now => self.outside.hooks.ended(tid, outcome, at),
+            Hook::Later => self.outside.decide(Decision::Ended(tid, outcome, at)),
         }
         true
-    }
-
-    /// A call has ended; perhaps its family was waited for.
-    pub fn call_ended(&self, tid: Tid, path: &Path) {
-        let mut state = self.state();
-        state.running.remove(&(tid, path.clone()));
-        let over = state.families.get(&tid).is_some_and(|family| !family.runs())
-            && !state.host.takes_part(&tid)
-            && !state.works.contains(&tid);
-        // Of an orphan nobody tells.
-        let family = if over { state.families.remove(&tid) } else { None };
-        if let Some(family) = &family {
-            state.owners.remove(&family.top().owner.id().family);
-        }
-        let runs = state.families.get(&tid).is_some_and(Family::runs);
-        let ending = if runs { None } else { state.ending.remove(&tid) };
-        drop(state);
-        if let Some(family) = family {
-            self.end_family(tid, Outcome::Aborted, family, Hook::Now);
-        }
-        if let Some(Ending { stay, participants, touched, news }) = ending {
-            self.end_now(tid, Some(Some(stay)), participants, touched, news);
-        }
-        let doing = self.vote(tid);
-        self.perform(doing);
-    }
-
-    /// Ends a transaction that was begun here, as its program wants: [`Outside::tell`] says how it did.
-    pub fn end(&self, tid: Tid, commits: bool, report: Report) {
-        let own = self.outside.own;
-        let Report { used: mut participants, touched, untold: mut news } = report;
-        let own_stay = participants.get(&own).copied().filter(|_| tid.protocol == Protocol::Blocking);
-        if let Some(stay) = own_stay.filter(|_| commits) {
-            participants.remove(&own);
-            let mut state = self.state();
-            let is_it = state.host.is_open(&tid) && state.host.stay(&tid) == Some(stay);
-            if let Some(family) = state.families.get_mut(&tid).filter(|_| is_it) {
-                family.hear(&news.remove(&own).unwrap_or_else(News::new));
-                family.close();
-                // What nobody has heard of runs for nothing.
-                _ = family.finish();
-                if family.runs() {
-                    // What was given up and runs is waited for, as at other nodes.
-                    state.cancel(tid);
-                    state.ending.insert(tid, Ending { stay, participants, touched, news });
-                    return;
-                }
-            }
-        }
-        self.end_now(tid, commits.then_some(own_stay), participants, touched, news);
-    }
-
-    /// The same, when nothing runs here. `commits`: if it does, with its stay here, blocking.
-    fn end_now(
-        &self,
-        tid: Tid,
-        commits: Option<Option<Stay>>,
-        participants: Participants,
-        touched: BTreeSet<Node>,
-        news: BTreeMap<Node, News>,
-    ) {
-        let own = self.outside.own;
-        let allowed = commits.flatten().is_none() || self.outside.hooks.allow(tid);
-        let mut told = Told::ByHost;
-        let doing = self.state_steps(|state, now| {
-            if state.host.coordinates(&tid) {
-                return Vec::new();
-            }
-            if !state.host.is_open(&tid) {
-                told = Told::Nothing;
-                return Vec::new();
-            }
-            if tid.client == 0 {
-                state.own.remove(&tid.serial);
-            }
-            let vote = commits.flatten().map(|stay| state.own_vote(tid, stay).filter(|_| allowed));
-            let Some(vote) = commits.and(Some(vote.flatten())).filter(|got| vote.is_none() || got.is_some())
-            else {
-                told = Told::Aborted;
-                return state.host.abort(tid, &touched);
-            };
-            let others = touched.iter().filter(|node| !participants.contains_key(node));
-            let others = others.filter(|node| vote.is_none() || **node != own).copied().collect();
-            let mut steps = state.host.commit(tid, participants, news, &others, vote, now);
-            match vote {
-                Some(Vote::Yes) => _ = state.works.insert(tid),
-                // What has only been read here is out.
-                Some(_) => steps.insert(0, Step::Finish(tid, Outcome::Committed)),
-                None => {}
-            }
-            steps
-        });
-        self.perform(doing);
-        match told {
-            Told::ByHost => {}
-            Told::Aborted => self.outside.tell(tid, Outcome::Aborted),
-            Told::Nothing => self.outside.nobody_tells(tid),
-        }
     }
 
     /// Decides what there is to decide.
@@ -589,7 +516,7 @@ impl<'t> Core<'t> {
                 }
                 let _ = heard.send(());
             }
-            Decision::Ended(tid, outcome) => self.outside.hooks.ended(tid, outcome),
+            Decision::Ended(tid, outcome, at) => self.outside.hooks.ended(tid, outcome, at),
             Decision::Stop => {}
         }
     }

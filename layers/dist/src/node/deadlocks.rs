@@ -1,8 +1,8 @@
 //! What a node knows of deadlocks between nodes: who waits here, and for whom.
 
 use crate::chase::{self, Chase, Chased};
-use crate::host::Word;
 use crate::id::Tid;
+use crate::letter::Word;
 use crate::node::core::Core;
 
 impl Core<'_> {

@@ -62,6 +62,9 @@ pub enum NodeError {
     /// A file.
     #[error("{0} {1}: {2}")]
     File(&'static str, PathBuf, io::Error),
+    /// What its store says of its clock.
+    #[error("{0}")]
+    Clock(String),
     /// Its log can't be replicated.
     #[error("{0}")]
     Log(String),

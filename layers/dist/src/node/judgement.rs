@@ -114,6 +114,7 @@ mod tests {
     use crate::node::ledger::{self, Ledger};
     use crate::node::state::global_id;
     use caliburn_engine::{Mode, Store};
+    use caliburn_nest::Timestamp;
 
     /// The process has died between the judgement and what it does: with the truth unknown, and known already.
     #[tokio::test(flavor = "multi_thread")]
@@ -137,7 +138,7 @@ mod tests {
                 let mut tx = store.begin(Mode::Restore).unwrap();
                 tx.store(&data, 0, &5u64).unwrap();
                 let participants = Participants::from([(NodeId(2), Stay(1))]);
-                tx.prepare(&global_id(tid, &participants)).unwrap();
+                tx.prepare(&global_id(tid, Timestamp::default(), &participants)).unwrap();
                 ledger.judge(tid, outcome).unwrap();
                 if settled {
                     ledger.settle(tid, false).unwrap();

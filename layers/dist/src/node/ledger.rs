@@ -2,7 +2,7 @@
 //! participants know of.
 //!
 //! ```text
-//!   block 0: the life, whether it has begun      block 1 .. : one decision each, or a part of one
+//!   block 0: the life, whether it has begun, the clock's bound   block 1 .. : one decision each, or a part of one
 //!   used | count | identity, padded | node, stay | node, stay | ...
 //!   judged | how | and otherwise | identity, padded          in a block of its own
 //! ```
@@ -19,6 +19,9 @@ use std::sync::{Mutex, MutexGuard};
 pub(crate) const SEGMENT: &str = "caliburn-node";
 /// Room for 65,535 decisions of which not all know: what there are more is refused.
 pub(crate) const SEGMENT_BYTES: u64 = 16 << 20;
+
+/// Where the clock's bound is.
+pub(crate) const CLOCK: usize = 16;
 
 const BLOCK: usize = 256;
 const HEAD: usize = 48;

@@ -15,12 +15,15 @@
 //! | `guard` | who may call what |
 //! | `judgement` | what an administrator decides |
 //! | `error` | why a node does not run |
+//! | `ending` | how a transaction ends where it was begun |
+//! | `time` | its clock, as its commits need it |
 //! | `replicated` | a node whose log other machines have too |
 //! | `open` | a node that is to run |
 
 pub mod call;
 pub(crate) mod core;
 mod deadlocks;
+mod ending;
 mod error;
 mod guard;
 mod judgement;
@@ -32,6 +35,7 @@ mod replicated;
 mod running;
 mod serve;
 mod state;
+mod time;
 pub(crate) mod work;
 
 pub use error::NodeError;

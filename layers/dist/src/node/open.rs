@@ -16,6 +16,8 @@ use crate::node::replicated::{Copies, Replicated};
 use crate::node::running::{Inner, Job, Node, alone};
 use crate::rights::Rights;
 use caliburn_engine::Store;
+use caliburn_nest::{Clock, Timestamp};
+use caliburn_os::clock::wall_ns;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
@@ -49,7 +51,7 @@ fn begin(core: &Core<'_>, first: First) -> Result<(), NodeError> {
         call.is_first()
     });
     match (done, told.try_recv()) {
-        (Ok(()), Ok(Outcome::Committed)) => Ok(()),
+        (Ok(()), Ok((Outcome::Committed, _))) => Ok(()),
         (Err(status), _) => Err(NodeError::First(status.message().to_owned())),
         (Ok(()), _) => Err(NodeError::First("it did not commit".into())),
     }
@@ -89,6 +91,7 @@ pub struct Builder {
     rights: Option<Rights>,
     quota: Option<u64>,
     hooks: Hooks,
+    wall: fn() -> u64,
 }
 
 impl Node {
@@ -108,6 +111,7 @@ impl Node {
             rights: None,
             quota: None,
             hooks: Hooks::default(),
+            wall: wall_ns,
         }
     }
 }
@@ -141,8 +145,9 @@ impl Builder {
         self
     }
 
-    /// Called when a transaction has committed here (CommitProc). Not of one that a crash came between.
-    pub fn on_commit(mut self, hook: impl Fn(Tid) + Send + Sync + 'static) -> Builder {
+    /// Called when a transaction has committed here (CommitProc), with its timestamp: those of two that have touched
+    /// the same are in the order in which they did. Not of one that a crash came between.
+    pub fn on_commit(mut self, hook: impl Fn(Tid, Timestamp) + Send + Sync + 'static) -> Builder {
         self.hooks.commit = Some(Box::new(hook));
         self
     }
@@ -150,6 +155,13 @@ impl Builder {
     /// Called when a transaction was undone here (AbortProc). Not of one that a crash came between.
     pub fn on_abort(mut self, hook: impl Fn(Tid) + Send + Sync + 'static) -> Builder {
         self.hooks.abort = Some(Box::new(hook));
+        self
+    }
+
+    /// Another wall's clock, in nanoseconds since 1970: for tests.
+    #[doc(hidden)]
+    pub fn wall(mut self, wall: fn() -> u64) -> Builder {
+        self.wall = wall;
         self
     }
 
@@ -223,8 +235,8 @@ impl Builder {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
         let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
-        let (keeper, first, hooks, rights, quota) =
-            (self.keeper, self.first, self.hooks, self.rights, self.quota);
+        let (keeper, first, hooks, rights, quota, wall) =
+            (self.keeper, self.first, self.hooks, self.rights, self.quota, self.wall);
         let replicated = match (&self.replicated, &keeper) {
             (None, _) => None,
             (Some(how), Some(Keeper::Etcd(etcd))) => {
@@ -263,7 +275,7 @@ impl Builder {
                 (Some(keeper), None) => (keeper.begin_life(own, life).await?, keeper.of(own).await?),
                 (None, _) => (Incarnation(life.0 + 1), BTreeMap::new()),
             };
-            let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper, hooks);
+            let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper, hooks, wall);
             let (calls, to_call) = sync_channel(level * WAITING_CALLS);
             let (ask, more) = channel();
             let further = Arc::new(Pool::new(ask));
@@ -386,7 +398,15 @@ impl Opening {
             }
             let host = Host::new(outside.own, outside.incarnation, self.patience);
             let regions = mapped.iter().map(|(name, region)| (name.clone(), region)).collect();
-            let core = Core::new(&store, regions, ledger, outside, host);
+            let time = outside.time.clone();
+            let clock = match Clock::of(&store, &own, ledger::CLOCK, (time.hybrid, time.wall)) {
+                Ok(clock) => clock,
+                Err(error) => {
+                    let _ = recovered.send(Err(NodeError::Clock(error.to_string())));
+                    return Ok(());
+                }
+            };
+            let core = Core::new(&store, regions, ledger, clock, outside, host);
             core.recover(Found { commits, slots });
             let begun = self.first.take().map_or(Ok(()), |first| begin(&core, first));
             let goes_on = begun.is_ok();

@@ -2,15 +2,18 @@
 
 use crate::cluster::{ALIVE, Cluster};
 use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol};
-use crate::host::{Letter, Step, Word};
+use crate::host::Step;
 use crate::id::{News, Tid};
 use crate::keep::keeper::Keeper;
 use crate::keep::names::{Entry, register};
 use crate::keep::{Claim, Kept};
+use crate::letter::{Letter, Word};
+use crate::node::time::{Ended, Time};
 use crate::proto::caliburn::Letters;
 use crate::proto::caliburn::node_client::NodeClient;
 use crate::scope::Report;
 use crate::wire;
+use caliburn_nest::Timestamp;
 use caliburn_os::simulated::planted;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +32,7 @@ type Ask = dyn Fn(Tid) -> Result<(), String> + Send + Sync;
 #[derive(Default)]
 pub(crate) struct Hooks {
     pub prepare: Option<Box<Ask>>,
-    pub commit: Option<Box<dyn Fn(Tid) + Send + Sync>>,
+    pub commit: Option<Box<dyn Fn(Tid, Timestamp) + Send + Sync>>,
     pub abort: Option<Box<dyn Fn(Tid) + Send + Sync>>,
 }
 
@@ -43,11 +46,13 @@ impl Hooks {
         false
     }
 
-    pub fn ended(&self, tid: Tid, outcome: Outcome) {
-        let hook = if outcome == Outcome::Committed { &self.commit } else { &self.abort };
-        if let Some(hook) = hook
-            && catch_unwind(AssertUnwindSafe(|| hook(tid))).is_err()
-        {
+    pub fn ended(&self, tid: Tid, outcome: Outcome, at: Timestamp) {
+        let call = || match (outcome, &self.commit, &self.abort) {
+            (Outcome::Committed, Some(hook), _) => hook(tid, at),
+            (Outcome::Aborted, _, Some(hook)) => hook(tid),
+            _ => {}
+        };
+        if catch_unwind(AssertUnwindSafe(call)).is_err() {
             tracing::error!("what is called when a transaction has ended has panicked, of {tid}");
         }
     }
@@ -76,7 +81,7 @@ pub(crate) enum Decision {
     /// brings those news.
     Hear(Tid, News, oneshot::Sender<()>),
     /// A transaction has ended here: a program wants to know.
-    Ended(Tid, Outcome),
+    Ended(Tid, Outcome, Timestamp),
     /// A program comes; it is told when it can begin.
     Comes(u64, oneshot::Sender<()>),
     /// It goes.
@@ -93,18 +98,22 @@ pub(crate) struct Outside {
     pub incarnation: Incarnation,
     pub cluster: Cluster,
     pub hooks: Hooks,
+    pub time: Time,
     keeper: Option<Keeper>,
     runtime: Handle,
     started: Instant,
     decisions: Sender<Decision>,
     outbox: Mutex<HashMap<Node, mpsc::Sender<Letter>>>,
-    waiting: Mutex<HashMap<Tid, Vec<oneshot::Sender<Outcome>>>>,
+    waiting: Mutex<Waiting>,
     clients: AtomicU64,
     stopping: AtomicBool,
     failed: OnceLock<String>,
     /// Turns true when it stops.
     pub stopped: watch::Sender<bool>,
 }
+
+/// Who waits to be told how transactions end.
+type Waiting = HashMap<Tid, Vec<oneshot::Sender<Ended>>>;
 
 /// Threads that prepare and decide: as many forces as are under way share one.
 pub(crate) const DECIDING: usize = 8;
@@ -120,6 +129,7 @@ impl Outside {
         cluster: Cluster,
         keeper: Option<Keeper>,
         hooks: Hooks,
+        wall: fn() -> u64,
     ) -> (Arc<Outside>, Receiver<Decision>) {
         let (decisions, to_decide) = channel();
         let outside = Outside {
@@ -127,6 +137,7 @@ impl Outside {
             incarnation,
             cluster,
             hooks,
+            time: Time { hybrid: Arc::default(), wall },
             keeper,
             runtime: Handle::current(),
             started: Instant::now(),
@@ -239,7 +250,8 @@ impl Outside {
         let mut outbox = self.outbox();
         let to = outbox.entry(letter.to).or_insert_with(|| {
             let (sender, letters) = mpsc::channel(OUTBOX);
-            self.runtime.spawn(deliver(self.own, letter.to, self.cluster.clone(), letters));
+            let (cluster, time) = (self.cluster.clone(), self.time.clone());
+            self.runtime.spawn(deliver(self.own, letter.to, cluster, time, letters));
             sender
         });
         // Full if the other one does not take them: what is lost is said again.
@@ -247,7 +259,7 @@ impl Outside {
     }
 
     /// Waits to be told how a transaction ends.
-    pub fn wait_for(&self, tid: Tid) -> oneshot::Receiver<Outcome> {
+    pub fn wait_for(&self, tid: Tid) -> oneshot::Receiver<Ended> {
         let (tell, told) = oneshot::channel();
         self.waiting().entry(tid).or_default().push(tell);
         // Else it would wait for ever.
@@ -262,13 +274,13 @@ impl Outside {
         self.waiting().remove(&tid);
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<Tid, Vec<oneshot::Sender<Outcome>>>> {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub fn tell(&self, tid: Tid, outcome: Outcome) {
+    pub fn tell(&self, tid: Tid, outcome: Outcome, at: Timestamp) {
         for tell in self.waiting().remove(&tid).unwrap_or_default() {
-            let _ = tell.send(outcome);
+            let _ = tell.send((outcome, at));
         }
     }
 
@@ -352,11 +364,12 @@ impl Line {
 }
 
 /// Carries the letters to one node; those that it does not take are lost.
-async fn deliver(own: Node, to: Node, cluster: Cluster, mut letters: mpsc::Receiver<Letter>) {
+async fn deliver(own: Node, to: Node, cluster: Cluster, time: Time, mut letters: mpsc::Receiver<Letter>) {
     let (mut some, mut line) = (Vec::new(), None::<Line>);
     while letters.recv_many(&mut some, LETTERS).await > 0 {
         for all in wire::batches(some.drain(..)) {
-            let all = Letters { cluster: cluster.id().to_owned(), from: own.0, to: to.0, letters: all };
+            let (clock, cluster_id) = (time.shows().0, cluster.id().to_owned());
+            let all = Letters { cluster: cluster_id, from: own.0, to: to.0, letters: all, clock };
             line = line.filter(|line| line.leads(to, &cluster)).or_else(|| Line::open(to, &cluster));
             if let Some(open) = &line
                 && tokio::time::timeout(ALIVE, open.letters.send(all)).await.is_err()

@@ -11,9 +11,11 @@ use crate::node::guard::may_be_of;
 use crate::node::outside::Outside;
 use crate::node::pool::Pool;
 use crate::node::replicated::Copies;
+use crate::node::time::{Ended, whose};
 use crate::rights::Rights;
 use crate::scope::{Scope, Untold};
 use crate::wire::{self, Context};
+use caliburn_nest::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
@@ -113,18 +115,20 @@ impl Node {
         M: Send + 'static,
         T: Send + 'static,
     {
+        let address = request.remote_addr();
         let (metadata, extensions, message) = request.into_parts();
         let operation = move |call: &mut Call<'_, '_>| operation(call, message);
         let Some(context) = wire::context_from(&metadata)? else { return self.run_alone(operation).await };
         self.same_cluster(&context.cluster)?;
         may_be_of(extensions.get::<Peer>(), context.tid)?;
         self.0.outside.can(context.tid.protocol)?;
+        self.0.outside.time.hear(context.clock, || whose(extensions.get::<Peer>(), address))?;
         let again = context.again;
         let now = self.0.outside.now();
         let [expires, family] =
             [context.remaining, context.family].map(|ms| now + Duration::from_millis(ms.min(FOR_EVER)));
-        let Context { tid, path, news, untold, .. } = context;
-        let coming = Coming { tid, path, news, untold, expires, family };
+        let Context { tid, path, news, untold, clock, .. } = context;
+        let coming = Coming { tid, path, news, untold, expires, family, clock };
         let (answer, report) = self.on_thread(again, |core| execute(core, coming, operation)).await?;
         match answer {
             Ok(value) => {
@@ -149,8 +153,8 @@ impl Node {
         let (value, told) = self.on_thread(false, move |core| alone(core, expires, operation)).await?;
         let value = value?;
         match told.await.map_err(|_| self.stops())? {
-            Outcome::Committed => Ok(Response::new(value)),
-            Outcome::Aborted => Err(Status::aborted("its transaction did not commit")),
+            (Outcome::Committed, _) => Ok(Response::new(value)),
+            (Outcome::Aborted, _) => Err(Status::aborted("its transaction did not commit")),
         }
     }
 
@@ -206,7 +210,7 @@ pub(crate) fn alone<T>(
     core: &Core<'_>,
     expires: Duration,
     operation: impl for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<T, Status>,
-) -> (Result<T, Status>, oneshot::Receiver<Outcome>) {
+) -> (Result<T, Status>, oneshot::Receiver<Ended>) {
     let serial = {
         let mut state = core.state();
         let serial = state.next_own;
@@ -218,8 +222,15 @@ pub(crate) fn alone<T>(
     let tid = Tid { coordinator, incarnation, client: 0, serial, protocol: Protocol::Blocking };
     let (mut scope, mut untold) = (Scope::new(Path::default()), Untold::default());
     let path = scope.next_child();
-    let (news, untold_to_others) = (News::new(), BTreeMap::new());
-    let coming = Coming { tid, path: path.clone(), news, untold: untold_to_others, expires, family: expires };
+    let coming = Coming {
+        tid,
+        path: path.clone(),
+        news: News::new(),
+        untold: BTreeMap::new(),
+        expires,
+        family: expires,
+        clock: Timestamp::default(),
+    };
     let (value, report) = execute(core, coming, operation);
     match &value {
         Ok(_) => scope.answered(&mut untold, &path, report),

@@ -7,12 +7,14 @@ use crate::id::Tid;
 use crate::node::guard::{Guard, is_from, may_be_of};
 use crate::node::outside::Decision;
 use crate::node::running::Node;
+use crate::node::time::whose;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
 use crate::proto::caliburn::{
     AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest, Judged,
     Judgement, Letters, UndecidedReply, UndecidedRequest, UndecidedTransaction,
 };
 use crate::wire;
+use caliburn_nest::Timestamp;
 use caliburn_os::simulated::unless;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -53,7 +55,8 @@ impl NodeService for Service {
         let peer = request.extensions().get::<Peer>().cloned();
         peer.into_iter().for_each(|peer| _ = clients.all().insert(client, peer));
         let (sender, stream) = mpsc::channel(1);
-        let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client };
+        let clock = outside.time.shows().0;
+        let attached = Attached { node: outside.own.0, incarnation: outside.incarnation.0, client, clock };
         let (come, has_come) = oneshot::channel();
         outside.decide(Decision::Comes(client, come));
         // It is gone when its stream is, and has come before.
@@ -74,7 +77,7 @@ impl NodeService for Service {
     async fn end(&self, request: Request<EndRequest>) -> Result<Response<EndReply>, Status> {
         let outside = self.0.0.outside.clone();
         outside.goes_on()?;
-        let peer = request.extensions().get::<Peer>().cloned();
+        let (peer, address) = (request.extensions().get::<Peer>().cloned(), request.remote_addr());
         let EndRequest { tid, commit, report, below } = request.into_inner();
         let (tid, report) = (wire::tid(&tid)?, wire::report_from(report.unwrap_or_default())?);
         if (tid.coordinator, tid.incarnation) != (outside.own, outside.incarnation) {
@@ -84,22 +87,29 @@ impl NodeService for Service {
             return Err(Status::permission_denied("the transaction was begun by another program"));
         }
         outside.can(tid.protocol)?;
+        let ahead = outside.time.hear(report.clock, || whose(peer.as_ref(), address)).err();
         let told = outside.wait_for(tid);
-        outside.decide(Decision::End(tid, commit, report, below));
-        let outcome = told.await.map_err(|_| Status::unavailable("how it ends is not known here"))?;
-        Ok(Response::new(EndReply { committed: outcome == Outcome::Committed }))
+        outside.decide(Decision::End(tid, commit && ahead.is_none(), report, below));
+        let told = told.await;
+        if let Some(ahead) = ahead {
+            return Err(Status::aborted(ahead.message()));
+        }
+        let (outcome, at) = told.map_err(|_| Status::unavailable("how it ends is not known here"))?;
+        Ok(Response::new(EndReply { committed: outcome == Outcome::Committed, at: at.0 }))
     }
 
     async fn hear(&self, request: Request<HearRequest>) -> Result<Response<Heard>, Status> {
-        let peer = request.extensions().get::<Peer>().cloned();
-        let HearRequest { cluster, tid, news } = request.into_inner();
+        let (peer, address) = (request.extensions().get::<Peer>().cloned(), request.remote_addr());
+        let HearRequest { cluster, tid, news, clock } = request.into_inner();
         self.0.same_cluster(&cluster)?;
+        let outside = &self.0.0.outside;
+        outside.time.hear(Timestamp(clock), || whose(peer.as_ref(), address))?;
         let (tid, news) = (wire::tid(&tid)?, wire::news_from(news)?);
         may_be_of(peer.as_ref(), tid)?;
         let (hear, heard) = oneshot::channel();
-        self.0.0.outside.decide(Decision::Hear(tid, news, hear));
+        outside.decide(Decision::Hear(tid, news, hear));
         heard.await.map_err(|_| Status::unavailable("the node stops"))?;
-        Ok(Response::new(Heard {}))
+        Ok(Response::new(Heard { clock: outside.time.shows().0 }))
     }
 
     async fn undecided(&self, _: Request<UndecidedRequest>) -> Result<Response<UndecidedReply>, Status> {
@@ -149,7 +159,7 @@ impl NodeService for Service {
                 next = stream.message() => next?,
                 _ = stopped.wait_for(|stopped| *stopped) => None,
             };
-            let Some(Letters { cluster, from, to, letters }) = next else { break };
+            let Some(Letters { cluster, from, to, letters, clock }) = next else { break };
             node.same_cluster(&cluster)?;
             let (from, own) = (NodeId(from), node.0.outside.own);
             is_from(peer.as_ref(), from)?;
@@ -159,6 +169,7 @@ impl NodeService for Service {
                     own.0
                 )));
             }
+            node.0.outside.time.hear(Timestamp(clock), || format!("node {}", from.0))?;
             for letter in letters {
                 let letter = wire::letter_from(letter, from, own)?;
                 node.0.outside.decide(Decision::Letter(letter));

@@ -6,9 +6,11 @@
 use crate::commit::word::{Node, Outcome, Participants, Stay, Vote};
 use crate::family::Family;
 use crate::host::{Host, Step};
-use crate::id::{News, Path, TID_BYTES, Tid};
+use crate::id::{Path, TID_BYTES, Tid};
 use crate::node::work::Work;
+use crate::scope::Report;
 use caliburn_lock::Canceller;
+use caliburn_nest::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// What a node is in the middle of.
@@ -38,9 +40,7 @@ pub(crate) struct State<'t> {
 pub(crate) struct Ending {
     /// The stay here that its program knows.
     pub stay: Stay,
-    pub participants: Participants,
-    pub touched: BTreeSet<Node>,
-    pub news: BTreeMap<Node, News>,
+    pub report: Report,
 }
 
 /// What is to be done.
@@ -134,9 +134,10 @@ impl<'t> State<'t> {
     }
 }
 
-/// The identifier of a prepared transaction: whose, and with whom.
-pub(crate) fn global_id(tid: Tid, participants: &Participants) -> Vec<u8> {
+/// The identifier of a prepared transaction: whose, when, if it commits, and with whom.
+pub(crate) fn global_id(tid: Tid, at: Timestamp, participants: &Participants) -> Vec<u8> {
     let mut id = tid.to_bytes().to_vec();
+    id.extend(at.0.to_be_bytes());
     for (node, stay) in participants {
         id.extend(node.0.to_be_bytes());
         id.extend(stay.0.to_be_bytes());
@@ -144,13 +145,14 @@ pub(crate) fn global_id(tid: Tid, participants: &Participants) -> Vec<u8> {
     id
 }
 
-pub(crate) fn from_global_id(id: &[u8]) -> Option<(Tid, Participants)> {
-    let tid = Tid::from_bytes(id.get(..TID_BYTES)?)?;
+pub(crate) fn from_global_id(id: &[u8]) -> Option<(Tid, Timestamp, Participants)> {
+    let (tid, rest) = id.split_at_checked(TID_BYTES)?;
+    let (at, rest) = rest.split_at_checked(8)?;
     let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
-    let pairs = id[TID_BYTES..].chunks_exact(16);
+    let pairs = rest.chunks_exact(16);
     let whole = pairs.remainder().is_empty();
     let stay = |pair: &[u8]| (Node(word(&pair[..8])), Stay(word(&pair[8..])));
-    whole.then(|| (tid, pairs.map(stay).collect()))
+    Some((Tid::from_bytes(tid)?, Timestamp(word(at)), pairs.map(stay).collect())).filter(|_| whole)
 }
 
 #[cfg(test)]
@@ -163,7 +165,8 @@ mod tests {
         let (coordinator, incarnation) = (Node(1), Incarnation(2));
         let tid = Tid { coordinator, incarnation, client: 3, serial: 4, protocol: Protocol::Slots };
         let all: Participants = (0..50).map(|node| (Node(node), Stay(node << 40))).collect();
-        assert_eq!(from_global_id(&global_id(tid, &all)), Some((tid, all)));
+        let at = Timestamp(5);
+        assert_eq!(from_global_id(&global_id(tid, at, &all)), Some((tid, at, all)));
         assert_eq!(from_global_id(b"another program's"), None);
     }
 }

@@ -3,6 +3,7 @@
 use crate::family::Level;
 use caliburn_engine::{Branch, BranchError, RangeError, Transaction};
 use caliburn_lock::Owner;
+use caliburn_nest::Timestamp;
 
 /// Changes and locks of a family, or of a call.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub(crate) struct Work<'t> {
     pub owner: Owner,
     /// Whether it has changed anything.
     pub wrote: bool,
+    /// Its timestamp, once it is asked to commit.
+    pub at: Timestamp,
 }
 
 #[derive(Debug)]
@@ -37,12 +40,12 @@ pub(crate) enum WorkError {
 
 impl<'t> Work<'t> {
     pub fn top(transaction: Transaction<'t>, owner: Owner) -> Work<'t> {
-        Work { part: Part::Top(transaction), owner, wrote: false }
+        Work { part: Part::Top(transaction), owner, wrote: false, at: Timestamp::default() }
     }
 
     /// What recovery found prepared.
-    pub fn recovered(global_id: Vec<u8>, owner: Owner) -> Work<'t> {
-        Work { part: Part::Prepared(global_id), owner, wrote: true }
+    pub fn recovered(global_id: Vec<u8>, at: Timestamp, owner: Owner) -> Work<'t> {
+        Work { part: Part::Prepared(global_id), owner, wrote: true, at }
     }
 
     pub fn transaction(&mut self) -> Result<&mut Transaction<'t>, WorkError> {
@@ -83,11 +86,12 @@ impl<'t> Level for Work<'t> {
 
     fn child(&mut self) -> Result<Work<'t>, WorkError> {
         let branch = self.transaction()?.branch()?;
-        Ok(Work { part: Part::Branch(branch), owner: self.owner.child(), wrote: false })
+        let (owner, at) = (self.owner.child(), self.at);
+        Ok(Work { part: Part::Branch(branch), owner, wrote: false, at })
     }
 
     fn adopt(&mut self, child: Work<'t>) -> Result<(), WorkError> {
-        let Work { part, owner, wrote } = child;
+        let Work { part, owner, wrote, .. } = child;
         let Part::Branch(branch) = part else { return Err(WorkError::Prepared) };
         self.transaction()?.adopt(branch)?;
         self.wrote |= wrote;

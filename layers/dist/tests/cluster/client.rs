@@ -5,6 +5,7 @@ use crate::world::{LISTS, NODES, World};
 use caliburn_dist::commit::word::{Node, Outcome, Protocol};
 use caliburn_dist::id::{News, Path, Tid};
 use caliburn_dist::scope::{Scope, Untold};
+use caliburn_nest::Timestamp;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ struct Run {
     waits_for: Option<(Path, Node)>,
     expires: Duration,
     committing: bool,
+    at: Option<Timestamp>,
 }
 
 /// What became of a transaction, as its program knows: nothing if its node crashed.
@@ -38,6 +40,8 @@ struct Run {
 pub struct Done {
     pub tid: Tid,
     pub outcome: Option<Outcome>,
+    /// When, if it has committed.
+    pub at: Option<Timestamp>,
     /// What it has done and not undone.
     pub seen: Vec<Seen>,
 }
@@ -49,6 +53,8 @@ pub struct Client {
     number: u64,
     serial: u64,
     run: Option<Run>,
+    /// The last timestamp that it has heard of.
+    clock: Timestamp,
     pub left: u32,
     pub done: Vec<Done>,
     /// Tokens of calls that were given up, or whose transaction was: nobody may see them.
@@ -58,7 +64,7 @@ pub struct Client {
 impl Client {
     pub fn new(home: Node, left: u32) -> Client {
         let (done, undone) = (Vec::new(), Vec::new());
-        Client { home, number: 0, serial: 0, run: None, left, done, undone }
+        Client { home, number: 0, serial: 0, run: None, clock: Timestamp::default(), left, done, undone }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -91,9 +97,12 @@ impl Client {
         it.left -= 1;
         it.serial += 1;
         let tid = Tid { coordinator: home, incarnation, client: number, serial: it.serial, protocol };
-        let levels = vec![Level { scope: Scope::new(Path::default()), seen: Vec::new() }];
+        let mut scope = Scope::new(Path::default());
+        scope.hear(it.clock);
+        let levels = vec![Level { scope, seen: Vec::new() }];
         let untold = Untold::default();
-        it.run = Some(Run { tid, levels, untold, plan, waits_for: None, expires, committing: false });
+        it.run =
+            Some(Run { tid, levels, untold, plan, waits_for: None, expires, committing: false, at: None });
     }
 
     fn op(world: &mut World, client: usize, depth: u32) -> Op {
@@ -130,8 +139,10 @@ impl Client {
                     let path = run.levels.last_mut().expect("there is the top").scope.next_child();
                     run.waits_for = Some((path.clone(), op.at));
                     let (tid, news, expires) = (run.tid, run.untold.of(op.at), run.expires);
+                    let clock = run.levels[0].scope.clock();
                     let (to, caller) = (op.at, Caller::Client(client, tid));
-                    let call = Call { tid, path: path.clone(), news, op, expires, caller: caller.clone() };
+                    let caller_too = caller.clone();
+                    let call = Call { tid, path: path.clone(), news, op, expires, clock, caller: caller_too };
                     world.send(tid.coordinator, to, Event::Call(call));
                     world.after(Duration::from_secs(2), Event::GiveUp { caller, call: path, to });
                 }
@@ -152,9 +163,15 @@ impl Client {
                     let untold = std::mem::take(&mut run.untold);
                     run.committing = true;
                     let commits = outcome == Outcome::Committed && scope.lost().is_none();
-                    if !commits || !world.commit(tid, &scope, untold) {
-                        world.abort(tid, &scope);
-                        Self::end(world, client, Some(Outcome::Aborted));
+                    let at = if commits { world.commit(tid, &scope, untold) } else { None };
+                    match (at, world.clients[client].run.as_mut()) {
+                        (Some(at), Some(run)) => run.at = Some(at),
+                        // It was told at once.
+                        (Some(_), None) => {}
+                        (None, _) => {
+                            world.abort(tid, &scope);
+                            Self::end(world, client, Some(Outcome::Aborted));
+                        }
                     }
                     return;
                 }
@@ -176,7 +193,7 @@ impl Client {
         if outcome == Some(Outcome::Aborted) {
             Self::undone(world, client, &seen);
         }
-        world.clients[client].done.push(Done { tid: run.tid, outcome, seen });
+        world.clients[client].done.push(Done { tid: run.tid, outcome, at: run.at, seen });
         let time = Duration::from_micros(world.random.below(3_000));
         world.after(time, Event::Client(client));
     }
@@ -216,12 +233,17 @@ impl Client {
         Self::step(world, client);
     }
 
-    pub fn told(world: &mut World, node: Node, tid: Tid, outcome: Outcome) {
+    pub fn told(world: &mut World, node: Node, tid: Tid, outcome: Outcome, at: Timestamp) {
         let is_its =
             |client: &Client| client.run.as_ref().is_some_and(|run| run.tid == tid && run.committing);
         if tid.coordinator == node
             && let Some(client) = world.clients.iter().position(is_its)
         {
+            if let Some(run) = world.clients[client].run.as_mut().filter(|_| outcome == Outcome::Committed) {
+                run.at = Some(at);
+                let clock = &mut world.clients[client].clock;
+                *clock = (*clock).max(at);
+            }
             Self::end(world, client, Some(outcome));
         }
     }

@@ -4,29 +4,29 @@ use crate::world::World;
 use caliburn_dist::commit::word::{Outcome, Protocol, Vote};
 use caliburn_dist::id::{News, Tid};
 use caliburn_dist::scope::{Scope, Untold};
+use caliburn_nest::Timestamp;
 
 impl World {
     /// Commits what a client has begun: its own node's part first.
-    pub fn commit(&mut self, tid: Tid, scope: &Scope, untold: Untold) -> bool {
+    pub fn commit(&mut self, tid: Tid, scope: &Scope, untold: Untold) -> Option<Timestamp> {
         let node = tid.coordinator;
-        let mut participants = scope.used().clone();
-        let (news, others) = (untold.into_all(), scope.others());
+        let report = scope.clone().into_report(untold);
         let server = self.servers.get_mut(&node).expect("it is one");
         let mut own = None;
         if tid.protocol == Protocol::Blocking
-            && let Some(stay) = participants.remove(&node)
+            && let Some(stay) = report.used.get(&node).copied()
         {
             if server.host.as_ref().and_then(|host| host.stay(&tid)) == Some(stay)
                 && let Some(family) = server.families.get_mut(&tid)
             {
-                family.hear(news.get(&node).unwrap_or(&News::new()));
+                family.hear(report.untold.get(&node).unwrap_or(&News::new()));
                 family.close();
                 if let Ok(top) = family.finish() {
                     own = Some(if top.changes().is_empty() { Vote::ReadOnly } else { Vote::Yes });
                 }
             }
             match own {
-                None => return false,
+                None => return None,
                 Some(Vote::ReadOnly) => self.finish(node, tid, Outcome::Committed),
                 Some(_) => {
                     let server = self.servers.get_mut(&node).expect("it is one");
@@ -34,8 +34,9 @@ impl World {
                 }
             }
         }
-        self.with_host(node, |host, now| host.commit(tid, participants, news, &others, own, now));
-        true
+        let at = self.timestamp(node, report.clock);
+        self.with_host(node, |host, now| host.commit(tid, report, own, at, now));
+        Some(at)
     }
 
     pub fn abort(&mut self, tid: Tid, scope: &Scope) {

@@ -2,10 +2,11 @@
 
 use crate::store::List;
 use caliburn_dist::commit::word::{Incarnation, Node, Participants};
-use caliburn_dist::host::Letter;
 use caliburn_dist::id::{News, Path, Tid};
 use caliburn_dist::keep::{Claim, Kept};
+use caliburn_dist::letter::Letter;
 use caliburn_dist::scope::Report;
+use caliburn_nest::Timestamp;
 use std::time::Duration;
 
 /// What a call does: appends a token, or reads; and then calls another server.
@@ -39,6 +40,8 @@ pub struct Call {
     pub news: News,
     pub op: Op,
     pub expires: Duration,
+    /// The last timestamp that its caller has heard of.
+    pub clock: Timestamp,
     pub caller: Caller,
 }
 

@@ -6,6 +6,7 @@
 //! cluster`.
 
 mod client;
+mod clock;
 mod ending;
 mod event;
 #[path = "../../../lock/tests/support/mod.rs"]
@@ -14,10 +15,12 @@ mod store;
 mod world;
 
 use caliburn_dist::commit::word::{Node, Outcome};
+use caliburn_dist::id::Tid;
+use caliburn_nest::Timestamp;
 use client::Client;
 use event::{Event, Seen};
 use random::{History, Op, check};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use world::{LISTS, NODES, World};
 
@@ -118,6 +121,46 @@ fn verify(seed: u64, world: &World) {
     let undone = history.aborted.iter().find(|token| there.contains(token));
     assert_eq!(undone, None, "seed {seed}: what was undone is there");
     check(&history, &lists).unwrap_or_else(|anomaly| panic!("seed {seed}: {anomaly:?}"));
+    timestamps(seed, world, &lists);
+}
+
+/// Those of transactions that depend on each other are in their order.
+fn timestamps(seed: u64, world: &World, lists: &[Vec<u64>]) {
+    let done =
+        || world.clients.iter().flat_map(|client| &client.done).filter_map(|done| Some((done.at?, done)));
+    for client in &world.clients {
+        let own: Vec<Timestamp> = client.done.iter().filter_map(|done| done.at).collect();
+        assert!(own.is_sorted(), "seed {seed}: a program's timestamps go back: {own:?}");
+    }
+    let mut writers = HashMap::new();
+    for (at, done) in done() {
+        for seen in &done.seen {
+            if let Seen::Append(_, token) = seen {
+                writers.insert(*token, (at, done.tid));
+            }
+        }
+    }
+    let of = |token: Option<&u64>| token.and_then(|token| writers.get(token));
+    let ordered = |before: Option<&(Timestamp, Tid)>, after: Option<&(Timestamp, Tid)>| {
+        if let (Some(before), Some(after)) = (before, after) {
+            assert!(
+                before.1 == after.1 || before.0 < after.0,
+                "seed {seed}: {before:?} is not before {after:?}"
+            );
+        }
+    };
+    for list in lists {
+        list.windows(2).for_each(|pair| ordered(of(pair.first()), of(pair.last())));
+    }
+    for (at, done) in done().filter(|(_, done)| done.outcome == Some(Outcome::Committed)) {
+        for seen in &done.seen {
+            if let Seen::Read(list, read) = seen {
+                let own = (at, done.tid);
+                ordered(of(read.last()), Some(&own));
+                ordered(Some(&own), of(lists[*list].get(read.len())));
+            }
+        }
+    }
 }
 
 #[test]

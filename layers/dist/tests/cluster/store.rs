@@ -5,6 +5,7 @@ use caliburn_dist::commit::word::Participants;
 use caliburn_dist::family::Level;
 use caliburn_dist::host::Role;
 use caliburn_dist::id::Tid;
+use caliburn_nest::Timestamp;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -153,6 +154,8 @@ pub enum Entry {
 pub struct Disk {
     pub durable: Vec<Entry>,
     pub written: Vec<(Entry, Option<(Tid, Role)>)>,
+    /// The clock's: nothing behind it was given out.
+    pub bound: Timestamp,
 }
 
 /// What recovery finds.

@@ -9,7 +9,10 @@ use caliburn_dist::family::{Family, NotReady};
 use caliburn_dist::host::{Host, Patience, Role, Step};
 use caliburn_dist::id::{News, Path, Tid};
 use caliburn_dist::keep::{Claim, Kept, memory::Memory as Keeper};
+use caliburn_dist::letter::Brief;
 use caliburn_dist::scope::{Report, Scope, Untold};
+use caliburn_nest::Hybrid;
+use caliburn_os::simulated::planted;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -42,6 +45,9 @@ pub struct Server {
     pub works: BTreeSet<Tid>,
     /// Claims that wait for what was prepared to be durable.
     claims: BTreeMap<Tid, Claim>,
+    pub clock: Hybrid,
+    /// So far is its wall's clock ahead of the one that is furthest behind.
+    pub skew: Duration,
 }
 
 pub struct World {
@@ -96,6 +102,8 @@ impl World {
                 votes: BTreeSet::new(),
                 works: BTreeSet::new(),
                 claims: BTreeMap::new(),
+                clock: Hybrid::default(),
+                skew: ms(world.random.below(20_000)),
             };
             world.servers.insert(node, server);
             world.restart(node);
@@ -241,8 +249,12 @@ impl World {
             match step {
                 Step::Wrong(..) => unreachable!("there is no administrator"),
                 Step::Send(letter) => self.send(node, letter.to, Event::Letter(letter)),
-                Step::Vote(tid, news) => {
+                Step::Vote(tid, Brief { news, at }) => {
+                    self.hear(node, at);
                     let server = self.servers.get_mut(&node).expect("it is one");
+                    if !planted("heard-not-kept") {
+                        server.keep(at);
+                    }
                     if let Some(family) = server.families.get_mut(&tid) {
                         family.hear(&news);
                         family.close();
@@ -258,8 +270,8 @@ impl World {
                     self.claim(claim);
                 }
                 Step::Finish(tid, outcome) => self.finish(node, tid, outcome),
-                Step::Tell(tid, outcome) => {
-                    Client::told(self, node, tid, outcome);
+                Step::Tell(tid, outcome, at) => {
+                    Client::told(self, node, tid, outcome, at);
                 }
                 Step::Delete(tid, participants) => {
                     let time = self.travel();
@@ -387,6 +399,7 @@ impl World {
 
     fn called(&mut self, call: Call) {
         let (node, tid, now) = (call.op.at, call.tid, self.now);
+        self.hear(node, call.clock);
         let server = self.servers.get_mut(&node).expect("it is one");
         let Some(host) = &mut server.host else { return };
         let refuse = |world: &mut World, call: Call| {
@@ -396,6 +409,7 @@ impl World {
             return refuse(self, call);
         }
         let memory = server.memory.clone();
+        let shows = server.clock.last();
         let Some(stay) = host.called(tid, call.expires, now) else { return refuse(self, call) };
         let family = server.families.entry(tid).or_insert_with(|| Family::new(Work::top(&memory)));
         family.hear(&call.news);
@@ -414,6 +428,7 @@ impl World {
         if let Some(then) = call.op.then.clone() {
             family.lend(&call.path, work);
             let (mut scope, untold) = (Scope::new(call.path.clone()), Untold::default());
+            scope.hear(shows.max(call.clock));
             let path = scope.next_child();
             let caller = Caller::Call(node, life, tid, call.path.clone());
             let to = then.at;
@@ -424,6 +439,7 @@ impl World {
                 news,
                 op: *then,
                 expires: call.expires,
+                clock: scope.clock(),
                 caller: caller.clone(),
             };
             let waits_for = path.clone();
@@ -437,7 +453,7 @@ impl World {
         family.end(&call.path, work, true);
         self.vote(node, tid);
         let used = [(node, stay)].into();
-        let report = Report { used, touched: [node].into(), untold: BTreeMap::new() };
+        let report = Report { used, touched: [node].into(), clock: self.shows(node), ..Report::default() };
         self.answer(&call, Ok((report, vec![seen])));
     }
 
@@ -490,12 +506,9 @@ impl World {
             server.families.remove(&tid);
         }
         self.vote(node, tid);
-        let mut report = Report {
-            used: scope.used().clone(),
-            touched: scope.touched().clone(),
-            untold: untold.into_all(),
-        };
+        let mut report = scope.into_report(untold);
         report.touched.insert(node);
+        report.clock = report.clock.max(self.shows(node));
         match well {
             true => {
                 report.used.insert(node, stay);
@@ -546,6 +559,8 @@ impl World {
         let mut host = Host::new(node, life, patience);
         let found = server.disk.recover(LISTS);
         server.memory = Memory::new(found.lists);
+        server.clock = Hybrid::default();
+        server.clock.remember(server.disk.bound);
         let mut steps = Vec::new();
         for (tid, (participants, brings)) in found.prepared {
             let mut work = Work::top(&server.memory);
