@@ -10,6 +10,7 @@
 //! | `life` | a store opened, compared, put through a script |
 //! | `creation`, `damage` | crashes while a store is made; flipped bits |
 //! | `heap` | crashes of programs with a heap |
+//! | `undecided` | prepared transactions of a life |
 //! | `names` | walks through names, links, copies and forks, on this machine's files |
 //! | `threads` | several threads under a deterministic scheduler |
 //! | `images`, `dumps` | images of a region, and dumps, under that scheduler |
@@ -42,3 +43,4 @@ pub mod replicas;
 pub mod script;
 #[cfg(caliburn_shuttle)]
 pub mod threads;
+mod undecided;

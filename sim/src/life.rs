@@ -6,6 +6,7 @@ use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
 use crate::script::{ADOPT, BACK, BRANCH, End, LEAVE, RELEASE, SAVE, Script, Step};
+use crate::undecided::{self, Undecided};
 use caliburn::{
     Branch, Class, Mode, Options, Policy, Region, Savepoint, Segment, SegmentError, Store, Transaction,
     Tuning,
@@ -124,12 +125,6 @@ struct Life {
 struct Level {
     changes: Changes,
     savepoints: Vec<(Savepoint, usize)>,
-}
-
-struct Undecided {
-    id: Vec<u8>,
-    changes: Changes,
-    recovered: bool,
 }
 
 /// What ends a life early.
@@ -495,7 +490,8 @@ impl Life {
         if unmapped && let Some(Err(error)) = self.region.take().map(Region::unmap) {
             return Err(failure(error));
         }
-        let done = if commit { self.store().commit_prepared(&id) } else { self.store().abort_prepared(&id) };
+        let lazily = !recovered && undecided::is_decided_lazily(&id);
+        let done = undecided::decide(self.store(), &id, commit, lazily);
         if unmapped {
             let segment = segment(self.store(), self.flavour).map_err(failure)?;
             self.region = Some(segment.map_all().map_err(failure)?);
@@ -504,7 +500,7 @@ impl Life {
             self.undecided.push_front(Undecided { id, changes, recovered });
             return Err(failure(error));
         }
-        self.machine.mark(self.decided(state));
+        self.machine.mark(if lazily { Mark::Committed(state) } else { self.decided(state) });
         if commit {
             self.apply_live(&changes);
         } else if !recovered {

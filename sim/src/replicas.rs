@@ -98,7 +98,10 @@ fn commits(store: &Store, region: &Region, machine: &Machine<Said>, thread: usiz
             // Undecided in between.
             let id = [thread as u8];
             tx.prepare(&id).expect("sound");
-            store.commit_prepared(&id).expect("sound");
+            match thread % 2 {
+                0 => store.commit_prepared(&id).expect("sound"),
+                _ => store.commit_prepared_ticket(&id).expect("sound").wait().expect("sound"),
+            }
         } else {
             tx.commit(class).expect("sound");
         }

@@ -19,6 +19,7 @@ use caliburn_dist::proto::caliburn::{
     AttachRequest, Attached, Context, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest,
     Judged, Letter, Letters, News, Outcome, Prepare, Report, UndecidedReply, UndecidedRequest, Vote, Word,
 };
+use caliburn_engine::{Store, Tuning};
 use prost::Message;
 use std::path::Path;
 use std::time::Duration;
@@ -103,37 +104,81 @@ async fn a_participant_whose_machine_is_lost_does_what_it_is_told_elsewhere() {
     votes_and_is_told(&machine, &build, &|| std::fs::remove_dir_all(&machine).unwrap()).await;
 }
 
-async fn votes_and_is_told(dir: &Path, build: &dyn Fn(Builder) -> Builder, happens: &dyn Fn()) {
+/// A cluster whose node 1 is the test, and what that is told.
+async fn coordinate() -> (Cluster, UnboundedReceiver<Letter>) {
     let (listener, address) = listen().await;
     let cluster = Cluster::new("test").node(1, &address).unwrap();
-    let (sender, mut letters) = unbounded_channel();
+    let (sender, letters) = unbounded_channel();
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
     let server = tonic::transport::Server::builder().add_service(NodeServer::new(Coordinator(sender)));
     tokio::spawn(server.serve_with_incoming(incoming));
-    let (mut expected, mut cluster) = (Vec::new(), cluster);
+    (cluster, letters)
+}
+
+/// Adds to an account at node 2, in a transaction of that number, and asks it to prepare.
+async fn adds_and_is_asked(cluster: &Cluster, serial: u64) -> Tid {
+    let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
+    let tid = Tid { coordinator, incarnation, client: 1, serial, protocol: Protocol::Blocking };
+    let context = Context {
+        cluster: "test".into(),
+        tid: tid.to_bytes().to_vec(),
+        path: vec![1],
+        remaining: 60_000,
+        family: 60_000,
+        ..Context::default()
+    };
+    let mut request = Request::new(AddRequest { account: 1, amount: 1, receipt: serial });
+    let context = MetadataValue::from_bytes(&context.encode_to_vec());
+    request.metadata_mut().insert_bin("caliburn-bin", context);
+    let answer = BankClient::new(cluster.channel(NodeId(2)).unwrap()).add(request).await.unwrap();
+    let report = answer.metadata().get_bin("caliburn-bin").unwrap().to_bytes().unwrap();
+    let participants = Report::decode(report).unwrap().used;
+    let news = vec![News { path: vec![1], outcome: Outcome::Committed as i32 }];
+    tell(cluster, tid, Said::Prepare(Prepare { participants, news, at: 0 })).await;
+    tid
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_is_acknowledged_when_something_else_was_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cluster, mut letters) = coordinate().await;
+    let (listener, address) = listen().await;
+    let cluster = cluster.node(2, &address).unwrap().server("bank", 2);
+    let mut options = Store::options();
+    options.tuning(Tuning { flush_interval: Duration::MAX, ..Tuning::default() });
+    // Nor does the clock force anything, if time stands still.
+    let participant = node(&cluster, 2, dir.path()).options(options).wall(|| 1).start().await.unwrap();
+    let serving = serve(&participant, listener);
+    let mut bank = BankClient::new(cluster.channel(NodeId(2)).unwrap());
+    bank.add(AddRequest { account: 2, amount: 1, receipt: 0 }).await.unwrap();
+    for serial in 1..=5 {
+        let tid = adds_and_is_asked(&cluster, serial).await;
+        says(&mut letters, &Said::Vote(Vote::Yes as i32)).await;
+        tell(&cluster, tid, Said::Outcome(Outcome::Committed as i32)).await;
+        for _ in 0..10 {
+            // Its locks are free; and these force nothing.
+            assert_eq!(
+                bank.total(TotalRequest {}).await.unwrap().into_inner().receipts.len(),
+                serial as usize
+            );
+        }
+        assert!(letters.try_recv().is_err(), "{serial}: a crash would forget what was acknowledged");
+        bank.add(AddRequest { account: 2, amount: 1, receipt: 0 }).await.unwrap();
+        says(&mut letters, &Said::Plain(Word::Ack as i32)).await;
+    }
+    participant.stop().await;
+    serving.await.unwrap();
+}
+
+async fn votes_and_is_told(dir: &Path, build: &dyn Fn(Builder) -> Builder, happens: &dyn Fn()) {
+    let (mut cluster, mut letters) = coordinate().await;
+    let mut expected = Vec::new();
     for (serial, outcome) in [(1, Outcome::Committed), (2, Outcome::Aborted), (3, Outcome::Committed)] {
         let (listener, address) = listen().await;
         cluster = cluster.node(2, &address).unwrap().server("bank", 2);
         let participant = build(node(&cluster, 2, dir)).start().await.unwrap();
         let serving = serve(&participant, listener);
-        let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
-        let tid = Tid { coordinator, incarnation, client: 1, serial, protocol: Protocol::Blocking };
-        let context = Context {
-            cluster: "test".into(),
-            tid: tid.to_bytes().to_vec(),
-            path: vec![1],
-            remaining: 60_000,
-            family: 60_000,
-            ..Context::default()
-        };
-        let mut request = Request::new(AddRequest { account: 1, amount: 1, receipt: serial });
-        let context = MetadataValue::from_bytes(&context.encode_to_vec());
-        request.metadata_mut().insert_bin("caliburn-bin", context);
-        let answer = BankClient::new(cluster.channel(NodeId(2)).unwrap()).add(request).await.unwrap();
-        let report = answer.metadata().get_bin("caliburn-bin").unwrap().to_bytes().unwrap();
-        let participants = Report::decode(report).unwrap().used;
-        let news = vec![News { path: vec![1], outcome: Outcome::Committed as i32 }];
-        tell(&cluster, tid, Said::Prepare(Prepare { participants, news, at: 0 })).await;
+        let tid = adds_and_is_asked(&cluster, serial).await;
         says(&mut letters, &Said::Vote(Vote::Yes as i32)).await;
         participant.stop().await;
         serving.await.unwrap();

@@ -76,6 +76,11 @@ impl Recorder {
         })
     }
 
+    /// From now on the countdown is another one.
+    pub fn cut_at(&self, countdown: u64) {
+        self.countdown.store(countdown, Ordering::SeqCst);
+    }
+
     /// Called with the files locked, before each operation takes effect.
     fn step(&self, files: &HashMap<PathBuf, Durable>) {
         if self.countdown.fetch_sub(1, Ordering::SeqCst) == 1 {

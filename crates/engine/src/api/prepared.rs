@@ -13,8 +13,10 @@
 
 use crate::api::shared::Shared;
 use crate::api::store::Store;
+use crate::api::ticket::Ticket;
 use crate::policy::query::Prepared;
 use crate::policy::{Claimed, TakeUpError, Undecided};
+use crate::storage::class::Class;
 use crate::storage::error::{CommitError, RangeError};
 use crate::write_set::WriteSet;
 use caliburn_log::record::Ranges;
@@ -38,17 +40,27 @@ impl Store {
     /// # Errors
     /// [`CommitError::NotPrepared`], or when the store has failed; undecided then.
     pub fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
-        let (shared, undecided) = (&*self.shared, self.shared.policy.undecided());
-        let claimed = undecided.claim(global_id)?;
-        match claimed.slot {
-            None => shared.bring(undecided, global_id, &claimed)?,
-            Some(number) => {
-                undecided.decide(global_id, Some(&claimed))?;
-                shared.end(shared.sets.slots.resume(number));
-            }
-        }
-        undecided.ended(global_id);
-        Ok(())
+        self.decide(global_id, true, false).map(drop)
+    }
+
+    /// Commits a prepared transaction as [`Transaction::commit_ticket`](crate::Transaction::commit_ticket) does: in
+    /// class `Process`, visibly at once. When the ticket says so it survives what the store
+    /// [reaches](Store::reach); until then a crash may leave it undecided. Nobody is asked for the force: the next
+    /// one does it, of whatever commit, or the end of the flush interval. What recovery has found is committed
+    /// durably, as by [`Store::commit_prepared`].
+    ///
+    /// # Errors
+    /// As [`Store::commit_prepared`].
+    pub fn commit_prepared_ticket(&self, global_id: &[u8]) -> Result<Ticket, CommitError> {
+        self.decide(global_id, true, true)
+    }
+
+    /// Aborts one, likewise: the old values are back, and a crash before the next force leaves it undecided.
+    ///
+    /// # Errors
+    /// As [`Store::commit_prepared`].
+    pub fn abort_prepared_ticket(&self, global_id: &[u8]) -> Result<Ticket, CommitError> {
+        self.decide(global_id, false, true)
     }
 
     /// Aborts a prepared transaction, in the same class: the old values are back.
@@ -56,14 +68,27 @@ impl Store {
     /// # Errors
     /// As [`Store::commit_prepared`].
     pub fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        self.decide(global_id, false, false).map(drop)
+    }
+
+    fn decide(&self, global_id: &[u8], commit: bool, lazily: bool) -> Result<Ticket, CommitError> {
         let (shared, undecided) = (&*self.shared, self.shared.policy.undecided());
         let claimed = undecided.claim(global_id)?;
-        undecided.decide(global_id, None)?;
-        if let Some(number) = claimed.slot {
-            shared.undo_all(shared.sets.slots.resume(number));
+        let new = commit.then_some(&claimed);
+        let mut stamp = None;
+        match claimed.slot {
+            None if commit => shared.bring(undecided, global_id, &claimed)?,
+            Some(_) if lazily => stamp = undecided.decide_lazily(global_id, new)?,
+            _ => undecided.decide(global_id, new)?,
+        }
+        if let Some(set) = claimed.slot.map(|number| shared.sets.slots.resume(number)) {
+            match commit {
+                true => shared.end(set),
+                false => shared.undo_all(set),
+            }
         }
         undecided.ended(global_id);
-        Ok(())
+        Ok(Ticket { store: shared.handle(), stamp, class: self.reach().max(Class::Power) })
     }
 }
 

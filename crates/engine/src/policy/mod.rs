@@ -221,6 +221,10 @@ pub(crate) trait Undecided {
     /// Makes the decision to commit durable, if there are new values, else that to abort: now, or at the latest
     /// when its write set is cleared. After a failure it is undecided.
     fn decide(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<(), Failure>;
+    /// The same of one that this process has prepared, in class `Process`: durable with what is stamped so, or now.
+    fn decide_lazily(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<Option<u64>, Failure> {
+        self.decide(global_id, committed).map(|()| None)
+    }
     /// A decided one has ended: its write set is clear.
     fn ended(&self, _global_id: &[u8]) {}
     /// The store is being closed: what this process has prepared becomes as recovery would find it, durably.

@@ -19,6 +19,8 @@ pub(crate) struct Entry<P> {
     pub slot: Option<usize>,
     /// Somebody is preparing or deciding it.
     pub deciding: bool,
+    /// It is decided: nobody waits for that to be durable, and it is when all is that was stamped up to then.
+    pub decided: Option<u64>,
     pub place: P,
 }
 
@@ -28,7 +30,7 @@ pub(super) fn list<P>(table: &Table<P>) -> Vec<Prepared> {
 }
 
 pub(super) fn list_all<P>(table: &Table<P>) -> Vec<Prepared> {
-    describe(table.iter())
+    describe(table.iter().filter(|(_, entry)| entry.decided.is_none()))
 }
 
 fn describe<'t, P: 't>(entries: impl Iterator<Item = (&'t Vec<u8>, &'t Entry<P>)>) -> Vec<Prepared> {
@@ -46,7 +48,9 @@ fn describe<'t, P: 't>(entries: impl Iterator<Item = (&'t Vec<u8>, &'t Entry<P>)
 /// Refuses an identifier that cannot be used.
 pub(super) fn check<P>(table: &Table<P>, global_id: &[u8]) -> Result<(), CommitError> {
     let why = match global_id.len() {
-        1..=GLOBAL_ID_MAX if !table.contains_key(global_id) => return Ok(()),
+        1..=GLOBAL_ID_MAX if table.get(global_id).is_none_or(|entry| entry.decided.is_some()) => {
+            return Ok(());
+        }
         1..=GLOBAL_ID_MAX => "a prepared transaction with this identifier is undecided",
         _ => "an identifier has 1 to 1024 bytes",
     };

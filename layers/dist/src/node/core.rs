@@ -20,7 +20,7 @@ use crate::node::work::Work;
 use caliburn_engine::{BeginError, Mode, Region, Store};
 use caliburn_lock::{Canceller, Detector, RangeLocks, Standard};
 use caliburn_nest::{Clock, Timestamp};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{even_if, planted};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -265,8 +265,7 @@ impl<'t> Core<'t> {
                 self.unless_failed(self.ledger.remove(tid));
                 Vec::new()
             }
-            // What was prepared was decided when it was finished, durably.
-            Step::Write(tid, role, record) => self.host_steps(|host, _| host.durable(tid, role, &record)),
+            Step::Write(tid, role, record) => self.written(tid, role, record),
             Step::Put(tid, role, participants, of, slot) => self.put(tid, role, participants, of, slot),
             Step::Wrong(tid, outcome) => {
                 tracing::error!(
@@ -312,6 +311,19 @@ impl<'t> Core<'t> {
         let coordinator = tid.coordinator.0;
         self.unless_failed(heard.map_err(|error| format!("the clock of node {coordinator}: {error}")))
             == Some(true)
+    }
+
+    /// Of a record that was written: says that it is durable, when it is. What was prepared was decided when it was
+    /// finished.
+    fn written(&self, tid: Tid, role: Role, record: Record) -> Vec<Doing<'t>> {
+        let ticket = self.state().unforced.remove(&tid);
+        match ticket {
+            Some(ticket) => {
+                self.outside.decide_when_durable(ticket, Decision::Durable(tid, role, record));
+                Vec::new()
+            }
+            None => self.host_steps(|host, _| host.durable(tid, role, &record)),
+        }
     }
 
     /// Votes, if it was asked and nothing runs any more.
@@ -376,6 +388,8 @@ impl<'t> Core<'t> {
         match ended {
             Some((outcome, family)) => {
                 self.end_family(tid, outcome, family, Hook::Now);
+                // It was written before.
+                self.state().unforced.remove(&tid);
                 Made::Elsewhere
             }
             None => made,
@@ -459,15 +473,21 @@ impl<'t> Core<'t> {
         let top = family.into_top();
         let at = top.at;
         if let Some(id) = top.global_id() {
+            // Nobody waits for a force: after a crash it is undecided again, and its coordinator remembers.
             let done = match outcome {
-                Outcome::Committed => self.store.commit_prepared(id),
-                Outcome::Aborted => self.store.abort_prepared(id),
+                Outcome::Committed => self.store.commit_prepared_ticket(id),
+                Outcome::Aborted => self.store.abort_prepared_ticket(id),
             };
-            if let Err(error) = done {
-                // It is decided when the node runs again. Until then nobody has its locks.
-                self.outside.fail(&format!("it could not end transaction {tid}, which is prepared: {error}"));
-                std::mem::forget(top);
-                return false;
+            match done {
+                Ok(ticket) if even_if("acknowledged-unforced", ticket.is_durable()) => {}
+                Ok(ticket) => _ = self.state().unforced.insert(tid, ticket),
+                Err(error) => {
+                    // It is decided when the node runs again. Until then nobody has its locks.
+                    let why = format!("it could not end transaction {tid}, which is prepared: {error}");
+                    self.outside.fail(&why);
+                    std::mem::forget(top);
+                    return false;
+                }
             }
         }
         drop(top);
@@ -486,6 +506,9 @@ impl<'t> Core<'t> {
             }
             Decision::Letter(Letter { tid, word: Word::Victim, .. }) => self.is_to_abort(tid),
             Decision::Letter(letter) => self.with_host(|host, now| host.receive(letter, now)),
+            Decision::Durable(tid, role, record) => {
+                self.with_host(|host, _| host.durable(tid, role, &record));
+            }
             Decision::Chase => self.chase(),
             Decision::Steps(steps) => self.perform(steps.into_iter().map(Doing::Step).collect()),
             Decision::Kept(claim, kept) => self.kept(&claim, kept),

@@ -1,8 +1,8 @@
 //! What a node has around it: the cluster, the keeper, programs that wait to be told, and where letters come in.
 
 use crate::cluster::{ALIVE, Cluster};
-use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol};
-use crate::host::Step;
+use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol, Record};
+use crate::host::{Role, Step};
 use crate::id::{News, Tid};
 use crate::keep::keeper::Keeper;
 use crate::keep::names::{Entry, register};
@@ -13,6 +13,7 @@ use crate::proto::caliburn::Letters;
 use crate::proto::caliburn::node_client::NodeClient;
 use crate::scope::Report;
 use crate::wire;
+use caliburn_engine::Ticket;
 use caliburn_nest::Timestamp;
 use caliburn_os::simulated::planted;
 use std::collections::{BTreeMap, HashMap};
@@ -71,6 +72,8 @@ pub(crate) enum Decision {
     Letter(Letter),
     /// The host wants this done.
     Steps(Vec<Step>),
+    /// A record is durable that nobody has waited for.
+    Durable(Tid, Role, Record),
     /// The keeper has answered.
     Kept(Claim, Kept),
     /// The keeper has slots of transactions that were begun here.
@@ -223,6 +226,18 @@ impl Outside {
     /// Has something decided.
     pub fn decide(&self, decision: Decision) {
         let _ = self.decisions.send(decision);
+    }
+
+    /// The same, when something is durable: the next force does it. Not if the store fails meanwhile.
+    pub fn decide_when_durable(self: &Arc<Self>, ticket: Ticket, decision: Decision) {
+        let outside = self.clone();
+        self.runtime.spawn(async move {
+            let mut stopped = outside.stopped.subscribe();
+            tokio::select! {
+                forced = ticket => if forced.is_ok() { outside.decide(decision) },
+                _ = stopped.wait_for(|stopped| *stopped) => {}
+            }
+        });
     }
 
     /// Sends a word of a transaction to all other nodes.

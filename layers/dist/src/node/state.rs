@@ -9,6 +9,7 @@ use crate::host::{Host, Step};
 use crate::id::{Path, TID_BYTES, Tid};
 use crate::node::work::Work;
 use crate::scope::Report;
+use caliburn_engine::Ticket;
 use caliburn_lock::Canceller;
 use caliburn_nest::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -34,6 +35,8 @@ pub(crate) struct State<'t> {
     pub victims: HashSet<Tid>,
     /// To be committed when what runs here has ended.
     pub ending: HashMap<Tid, Ending>,
+    /// Decided, and not durably yet.
+    pub unforced: HashMap<Tid, Ticket>,
 }
 
 /// What is to commit when what runs here has ended.
@@ -65,6 +68,7 @@ impl<'t> State<'t> {
             running: BTreeMap::new(),
             victims: HashSet::new(),
             ending: HashMap::new(),
+            unforced: HashMap::new(),
         }
     }
 

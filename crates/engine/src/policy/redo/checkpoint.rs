@@ -67,7 +67,7 @@ impl Redo {
         }
         // In this order: a transaction that prepares is in the table before its record is marked, and its
         // record is marked before it is forced; one that is decided leaves the table when its changes are
-        // marked.
+        // marked, and the decision is durable.
         let forced = self.log.forced();
         let oldest = self.lock_pages().oldest();
         let prepared = instead("prepared-passed", self.oldest_prepared(), Lsn(u64::MAX));

@@ -467,11 +467,22 @@ impl Redo {
         body: &[u8],
     ) -> Result<Lsn, Failure> {
         let horizon = self.flush_staged(work, false)?;
-        let prefix = record::prefix(kind, 1, global_id);
-        self.wait_log(&mut work.buffer, (prefix.len() + body.len() + FRAME) as u64)?;
-        let lsn = self.append_one(&mut work.buffer, kind, &prefix, body)?;
+        let lsn = self.append_when_room(work, kind, global_id, body)?;
         self.force_flushed(horizon)?;
         Ok(lsn)
+    }
+
+    /// Appends one record, as soon as there is room.
+    pub(super) fn append_when_room(
+        &self,
+        work: &mut FlushBuffers,
+        kind: Kind,
+        global_id: &[u8],
+        body: &[u8],
+    ) -> Result<Lsn, Failure> {
+        let prefix = record::prefix(kind, 1, global_id);
+        self.wait_log(&mut work.buffer, (prefix.len() + body.len() + FRAME) as u64)?;
+        self.append_one(&mut work.buffer, kind, &prefix, body)
     }
 
     /// Appends one record without waiting for room: the caller knows that there is some.

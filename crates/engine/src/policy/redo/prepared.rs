@@ -1,14 +1,16 @@
 //! Prepared transactions, durable but undecided: their records in the log.
 //!
 //! ```text
-//!   prepare: Prepare record forced ---> undecided ---> committed: Resolve record with the ranges, forced
-//!                                        |   ^    \--> aborted:   Forget record, forced
+//!   prepare: Prepare record forced ---> undecided ---> committed: Resolve record with the ranges
+//!                                        |   ^    \--> aborted:   Forget record
 //!                                        v   |
 //!                                      crash, recovery
 //! ```
 //!
-//! The log keeps the Prepare record until then; when its space is needed, it is written anew at the tail, for
-//! which room is always kept. As long as the ranges are declared, no truncation writes them.
+//! The log keeps the Prepare record until the decision is durable; when its space is needed, it is written anew at
+//! the tail, for which room is always kept. As long as the ranges are declared, no truncation writes them.
+//!
+//! Invariant: no Prepare record is behind its decision, or recovery would find it undecided.
 
 use super::Redo;
 use super::flusher::FlushBuffers;
@@ -23,7 +25,7 @@ use crate::write_set::WriteSet;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, Kind, Record, prefix};
 use caliburn_os::clock::wall_ns;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::MutexGuard;
 
 /// The undecided transactions, and where their records are.
@@ -38,6 +40,7 @@ pub(crate) fn recover(table: &mut PreparedTable, record: &Record<'_>) {
                 time: record.time,
                 slot: None,
                 deciding: false,
+                decided: None,
                 place: record.lsn,
             };
             table.insert(record.global_id.to_vec(), entry);
@@ -69,17 +72,32 @@ pub(crate) fn entries(table: &mut PreparedTable) -> impl Iterator<Item = (&[u8],
     table.iter_mut().map(|(id, entry)| (&id[..], &entry.body[..], &mut entry.place))
 }
 
+/// The record of a decision.
+fn decision(committed: Option<&Claimed>) -> (Kind, &[u8]) {
+    match committed {
+        Some(claimed) => (Kind::Resolve, &claimed.body),
+        None => (Kind::Forget, &[]),
+    }
+}
+
 impl Redo {
     fn lock_prepared(&self) -> MutexGuard<'_, PreparedTable> {
         self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// The table, without those whose decisions have become durable.
+    fn lock_undecided(&self) -> MutexGuard<'_, PreparedTable> {
+        let mut table = self.lock_prepared();
+        table.retain(|_, entry| entry.decided.is_none_or(|stamp| !self.is_forced(stamp)));
+        table
+    }
+
     pub(super) fn prepared_bytes(&self) -> u64 {
-        bytes(&self.lock_prepared())
+        bytes(&self.lock_undecided())
     }
 
     pub(super) fn oldest_prepared(&self) -> Lsn {
-        oldest(&self.lock_prepared())
+        oldest(&self.lock_undecided())
     }
 
     /// Appends the Prepare record. Durable when all is that was stamped up to now.
@@ -90,6 +108,10 @@ impl Redo {
         global_id: &[u8],
     ) -> Result<(), CommitError> {
         self.check(global_id)?;
+        // What was decided keeps its identifier until that is durable.
+        if self.lock_undecided().contains_key(global_id) {
+            self.force_decisions()?;
+        }
         // Undecided transactions may take a quarter of the log: as much again is kept free to write them
         // anew, and half is left for everybody else.
         let own = record_bytes(global_id, body);
@@ -105,6 +127,7 @@ impl Redo {
             time: wall_ns(),
             slot: None,
             deciding: true,
+            decided: None,
             place: self.log.tail(),
         };
         self.lock_prepared().insert(global_id.to_vec(), entry);
@@ -115,10 +138,21 @@ impl Redo {
         })
     }
 
+    /// Makes decisions durable: all of them are in the log. Only for the holder of the flush lock.
+    fn force_decisions(&self) -> Result<(), Failure> {
+        self.log.force().map_err(|e| self.fail(e))?;
+        self.lock_prepared().retain(|_, entry| entry.decided.is_none());
+        Ok(())
+    }
+
     /// Writes old Prepare records anew at the tail, so that the head can pass them. Only for the holder
     /// of the flush lock, who is about to wait for space.
     pub(super) fn relocate_prepared(&self, buffer: &mut Vec<u8>) -> Result<(), Failure> {
         let log = &self.log;
+        let any_decided = self.lock_undecided().values().any(|entry| entry.decided.is_some());
+        if unless("decided-written-anew", any_decided) {
+            self.force_decisions()?;
+        }
         let middle = Lsn(log.head().0 + log.used() / 2);
         let due: Vec<(Vec<u8>, Vec<u8>)> = {
             let table = self.lock_prepared();
@@ -193,10 +227,7 @@ impl Undecided for Redo {
 
     /// The transaction is off the table when the decision is durable.
     fn decide(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<(), Failure> {
-        let (kind, body) = match committed {
-            Some(claimed) => (Kind::Resolve, &claimed.body[..]),
-            None => (Kind::Forget, &[][..]),
-        };
+        let (kind, body) = decision(committed);
         let mut work = self.lock_flush();
         let done = self.append_forced(&mut work, kind, global_id, body);
         let found = committed.filter(|claimed| done.is_ok() && claimed.slot.is_none());
@@ -218,6 +249,30 @@ impl Undecided for Redo {
         }
         done?;
         self.wait_replica_end(end)
+    }
+
+    /// The transaction stays on the table until the decision is durable: so the head does not pass its record.
+    fn decide_lazily(&self, global_id: &[u8], committed: Option<&Claimed>) -> Result<Option<u64>, Failure> {
+        let (kind, body) = decision(committed);
+        let mut work = self.lock_flush();
+        let flushed = self.flush_staged(&mut work, false);
+        let done = flushed.and_then(|_| self.append_when_room(&mut work, kind, global_id, body));
+        // A round that takes its horizon behind this stamp forces behind the record.
+        let stamp = self.stage.lanes().now();
+        let mut table = self.lock_prepared();
+        match &done {
+            Ok(_) if planted("decided-off-the-table") => drop(table.remove(global_id)),
+            Ok(_) => {
+                let entry = table.get_mut(global_id).expect("it was claimed");
+                (entry.slot, entry.decided) = (None, Some(stamp));
+            }
+            Err(_) => prepared::unclaim(&mut table, global_id),
+        }
+        drop(table);
+        self.unlock_flush(work);
+        done?;
+        self.staged(false);
+        Ok(Some(stamp))
     }
 
     /// Their records are in the log.

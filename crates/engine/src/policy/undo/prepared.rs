@@ -107,6 +107,7 @@ pub(super) fn table(found: &[Prepared]) -> PreparedTable {
         time: prepared.time,
         slot: None,
         deciding: false,
+        decided: None,
         place: Place::File,
     };
     found.iter().map(|prepared| (prepared.global_id.clone(), entry(prepared))).collect()
@@ -195,7 +196,7 @@ impl Undecided for Undo {
         {
             let mut table = self.lock_prepared();
             prepared::check(&table, global_id)?;
-            let entry = Entry { body: body.clone(), time, slot: None, deciding: true, place };
+            let entry = Entry { body: body.clone(), time, slot: None, deciding: true, decided: None, place };
             table.insert(global_id.to_vec(), entry);
         }
         let done = self.chunks.put_new(set, &body, time, global_id);
