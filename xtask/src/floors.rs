@@ -205,6 +205,7 @@ const TREES: [Tree; 11] = [
             "commit/participant",
             "commit",
             "proto",
+            "link",
             "credentials",
             "rights",
             "process_id",

@@ -15,7 +15,7 @@
 //! | [`family`], [`scope`] | a family at one node, and as its program sees it |
 //! | [`host`], [`letter`] | what a node is in the middle of; what nodes send each other |
 //! | [`chase`] | deadlocks between nodes |
-//! | [`bank`] | an example |
+//! | [`bank`], [`link`] | an example; a network that can be cut |
 #![forbid(unsafe_code)]
 
 pub mod bank;
@@ -31,6 +31,7 @@ pub mod host;
 pub mod id;
 pub mod keep;
 pub mod letter;
+pub mod link;
 pub mod node;
 pub mod process_id;
 pub mod proto;

@@ -11,6 +11,7 @@ mod dumps;
 mod export;
 mod info;
 mod leaks;
+mod links;
 mod log;
 mod mend;
 mod metrics;

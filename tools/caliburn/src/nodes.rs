@@ -1,6 +1,6 @@
 //! `demo --nodes`: money moves among nodes, in transactions that are nested, side by side, blocking or not, while
 //! nodes and members of etcd are killed and stopped at random. At the end no cent may be missing, every
-//! acknowledged transfer must be there, and of every other one all or nothing.
+//! acknowledged transfer must be there, and of every other one all or nothing. The network is cut, too.
 //!
 //! ```text
 //!   supervisor --starts--> etcd x 3, a process for each node (a bank with a store and a log of its own)
@@ -34,6 +34,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::demo::Random;
+use crate::links::Links;
 
 /// Programs that are attached to each node.
 const PROGRAMS: u64 = 2;
@@ -54,6 +55,11 @@ pub struct NodeProcess {
     /// Where dumps go: its log is replicated.
     #[arg(long)]
     dumps: Option<PathBuf>,
+}
+
+/// A node, by its place, and where it is.
+fn named((node, address): (usize, SocketAddr)) -> String {
+    format!("{}={address}", node + 1)
 }
 
 /// Whether a node's log is in etcd too.
@@ -110,7 +116,8 @@ pub fn work(arguments: &NodeProcess) -> Result<ExitCode, Failure> {
 /// The nodes, and the members of etcd.
 struct World {
     dir: PathBuf,
-    addresses: Vec<String>,
+    addresses: Vec<SocketAddr>,
+    links: Links,
     members: Members,
     nodes: Vec<Option<Child>>,
 }
@@ -119,9 +126,9 @@ impl World {
     fn start(nodes: usize, dir: &Path) -> Result<World, Failure> {
         let members = Members::start(3, dir.join("etcd"))?;
         let addresses = free_addresses(nodes)?;
-        let addresses = (1..).zip(addresses).map(|(number, address)| format!("{number}={address}")).collect();
+        let links = Links::new(&addresses, &members.sockets())?;
         let nodes = (0..nodes).map(|_| None).collect();
-        let mut world = World { dir: dir.to_owned(), addresses, members, nodes };
+        let mut world = World { dir: dir.to_owned(), addresses, links, members, nodes };
         for node in 0..world.nodes.len() {
             let ready = world.run(node)?;
             if !ready.recv_timeout(Duration::from_secs(60)).unwrap_or(false) {
@@ -137,12 +144,10 @@ impl World {
         let log = std::fs::File::options().create(true).append(true).open(log)?;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("demo-node").arg((node + 1).to_string()).arg(self.dir.join(format!("node-{}", node + 1)));
-        command.args([
-            "--nodes",
-            &self.addresses.join(","),
-            "--members",
-            &self.members.addresses().join(","),
-        ]);
+        let others = self.links.nodes_of(node).chain([(node, self.addresses[node])]);
+        let others: Vec<String> = others.map(named).collect();
+        let members: Vec<String> = self.links.members_of(node).map(|at| format!("http://{at}")).collect();
+        command.args(["--nodes", &others.join(","), "--members", &members.join(",")]);
         if is_replicated(node) {
             command.arg("--dumps").arg(self.dir.join("dumps"));
         }
@@ -316,10 +321,28 @@ fn some(random: &mut Random, ms: u64) -> Duration {
 fn disturb(world: &mut World, random: &mut Random) -> Result<&'static str, Failure> {
     let node = random.below(world.nodes.len() as u64) as usize;
     let member = random.below(world.members.count() as u64) as usize;
-    Ok(match random.below(7) {
+    let cut = |cuts: &dyn Fn(&Links, bool), random: &mut Random| {
+        cuts(&world.links, true);
+        std::thread::sleep(some(random, 6_000));
+        cuts(&world.links, false);
+    };
+    Ok(match random.below(10) {
         0..=2 => {
             world.replace(node, random, false)?;
             "a node was killed"
+        }
+        7 => {
+            cut(&|links, is_cut| links.cut_off(node, is_cut), random);
+            "a node was cut off from the others"
+        }
+        8 => {
+            let other = (node + 1) % world.nodes.len();
+            cut(&|links, is_cut| links.cut_between(node, other, is_cut), random);
+            "two nodes were cut off from each other"
+        }
+        9 => {
+            cut(&|links, is_cut| links.cut_from_members(node, is_cut), random);
+            "a node was cut off from etcd"
         }
         5..7 if is_replicated(node) => {
             world.replace(node, random, true)?;
@@ -423,8 +446,12 @@ pub fn run(wanted: &Wanted<'_>) -> Result<ExitCode, Failure> {
     };
     std::fs::create_dir_all(&dir)?;
     let runtime = runtime()?;
-    let mut world = World::start(wanted.nodes as usize, &dir)?;
-    let cluster = runtime.block_on(async { cluster(&world.addresses) })?;
+    let mut world = {
+        let _within = runtime.enter();
+        World::start(wanted.nodes as usize, &dir)?
+    };
+    let addresses: Vec<String> = world.addresses.iter().copied().enumerate().map(named).collect();
+    let cluster = runtime.block_on(async { cluster(&addresses) })?;
     let shared = Arc::new(Shared {
         stop: AtomicBool::new(false),
         receipts: AtomicU64::new(1),

@@ -112,6 +112,11 @@ impl Members {
         self.all.iter().map(|member| format!("http://{}", member.client)).collect()
     }
 
+    /// The same, as addresses.
+    pub fn sockets(&self) -> Vec<SocketAddr> {
+        self.all.iter().map(|member| member.client).collect()
+    }
+
     /// Where they keep what they know.
     pub fn dir(&self) -> &Path {
         &self.dir
