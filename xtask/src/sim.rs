@@ -51,7 +51,7 @@ pub fn test() -> Result<(), String> {
         "torture --images 30000 --undo",
         "faults --undo",
         "creation --undo",
-        "exhaustive --transactions 3 --persistent",
+        "exhaustive --transactions 2 --persistent",
         "torture --images 20000 --persistent",
         "faults --persistent",
         "creation --persistent",
@@ -93,6 +93,7 @@ pub fn quick() -> Result<(), String> {
 pub fn soak() -> Result<(), String> {
     test()?;
     for line in [
+        "exhaustive --transactions 3 --persistent",
         "torture --images 1000000 --seed 2",
         "torture --images 1000000 --seed 3 --undo",
         "torture --images 1000000 --seed 4 --persistent",

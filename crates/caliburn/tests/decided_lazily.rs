@@ -81,22 +81,53 @@ fn one_force_makes_many_durable_and_the_flusher_does_it_in_the_end() {
 }
 
 #[test]
-fn what_is_decided_is_not_prepared_again_when_the_log_goes_on() {
+fn what_is_decided_takes_nothing_from_what_may_be_undecided() {
     let dir = tempfile::tempdir().unwrap();
-    let (live, copy) = (dir.path().join("live"), dir.path().join("copy"));
     let mut options = options();
-    // Nobody forces anything but who makes room.
-    options.log_bytes(128 << 10).background(false).tuning(flushed_every(Duration::MAX));
-    let (store, memory) = open(&live, &options);
-    let id = prepare(&store, &memory, 0);
-    _ = store.commit_prepared_ticket(&id).unwrap();
-    for i in 0..60_000 {
-        put(&store, &memory, (1 << 19) + i % 4_000 * 8, i as u64, Class::Process);
+    options.log_bytes(128 << 10).tuning(flushed_every(Duration::MAX));
+    let (store, memory) = open(&dir.path().join("s"), &options);
+    // Two of them would be more than a quarter of the log.
+    for number in 0..6u8 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&memory, 0, &[number; 20_000]).unwrap();
+        tx.prepare(&[number]).unwrap();
+        _ = store.commit_prepared_ticket(&[number]).unwrap();
     }
-    copy_store(&live, &copy);
-    let (store, memory) = open(&copy, &options);
-    assert_eq!(store.prepared(), []);
-    assert_eq!(memory.load::<u64>(0), 1);
+    assert_eq!(memory.load::<u8>(0), 5);
+}
+
+#[test]
+fn what_is_decided_is_not_prepared_again_when_the_log_goes_on() {
+    let mut decided = 0;
+    for (operation, seed) in (0..16).flat_map(|operation| (0..4).map(move |seed| (operation, seed))) {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, cut) = (dir.path().join("s"), dir.path().join("cut"));
+        let mut options = options();
+        // Nobody forces anything but who makes room, when there is none.
+        let tuning = Tuning { truncate_percent: 90, ..flushed_every(Duration::MAX) };
+        options.log_bytes(128 << 10).background(false).tuning(tuning);
+        drop(open(&path, &options));
+        let recorder = Recorder::new(&path, u64::MAX, seed);
+        let media = options.clone().media(Arc::new(RecordedMedia(recorder.clone()))).clone();
+        let (store, memory) = open(&path, &media);
+        let id = prepare(&store, &memory, 0);
+        _ = store.commit_prepared_ticket(&id).unwrap();
+        recorder.cut_at(1 + operation);
+        for i in 0.. {
+            if recorder.picture.lock().unwrap().is_some() {
+                break;
+            }
+            put(&store, &memory, (1 << 19) + i % 4_000 * 8, i as u64, Class::Process);
+        }
+        let picture = recorder.picture();
+        drop((memory, store));
+        picture.restore(&cut);
+        let (store, memory) = open(&cut, &options);
+        let value: u64 = memory.load(0);
+        assert!(store.prepared().is_empty() || value == 0, "operation {operation}, seed {seed}: it is both");
+        decided += value;
+    }
+    assert!(decided > 10, "{decided}");
 }
 
 #[test]

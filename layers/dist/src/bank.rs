@@ -2,7 +2,7 @@
 //! measurements, and an example of one.
 //!
 //! ```text
-//!   account:  amount | receipts, how many | receipt | receipt | ...      one page each
+//!   account:  amount | receipts, how many | receipt | receipt | ...      16 KiB each
 //! ```
 
 use crate::node::call::{Call, Mode};
@@ -17,7 +17,7 @@ pub const ACCOUNTS: u32 = 128;
 /// What each has at first.
 pub const FIRST: i64 = 1_000;
 
-const ACCOUNT: usize = 4096;
+const ACCOUNT: usize = 16_384;
 const RECEIPTS: u64 = (ACCOUNT as u64 - 16) / 8;
 const SEGMENT: &str = "bank";
 

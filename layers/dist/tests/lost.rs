@@ -9,6 +9,8 @@ use caliburn_dist::keep::etcd::Etcd;
 use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::keep::members::{Members, MembersError};
 use caliburn_dist::node::{Builder, Node, NodeError};
+use caliburn_dist::proto::bank::TotalRequest;
+use caliburn_dist::proto::bank::bank_client::BankClient;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -376,4 +378,66 @@ async fn without_an_etcd_nothing_is_replicated() {
     let node = support::node(&Cluster::new("test"), 1, dir.path()).replicated(dir.path().join("dumps"));
     let error = node.start().await.unwrap_err();
     assert!(error.to_string().contains("etcd"), "{error}");
+}
+
+/// In the numbers of receipts, to be found in the files of a member.
+const MARK: u64 = 0x5EED_C0DE << 32;
+
+/// Flips a bit of each receipt that a member has on its disk, while it does not run.
+fn flip(place: &mut Place, member: usize) {
+    let path = place.members.dir().join(format!("m{member}/member/snap/db"));
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        place.members.kill(member);
+        let mut bytes = fs::read(&path).unwrap();
+        let mark = (MARK >> 32) as u32;
+        let found: Vec<usize> =
+            (0..bytes.len() - 4).filter(|at| bytes[*at..*at + 4] == mark.to_le_bytes()).collect();
+        found.iter().for_each(|at| bytes[*at] ^= 1);
+        fs::write(&path, &bytes).unwrap();
+        place.members.run(member).unwrap();
+        if found.len() > 10 {
+            return;
+        }
+        // It writes them some time.
+        assert!(Instant::now() < until, "a member does not write what it has");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// A member's disk lies: it gives other bytes than it was given. What it says is asked of another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_damaged_in_one_member_is_read_of_another() {
+    let Some(mut place) = Place::new(3) else { return };
+    let addresses = addresses(1);
+    let cluster = cluster(&addresses);
+    let (one, serving) = run(place.build(&cluster, 1, "a"), &addresses[0]).await;
+    let application = Application::attach(cluster.clone(), 1).await.unwrap();
+    let receipts: Vec<u64> = (1..=40).map(|number| MARK + number).collect();
+    for receipt in &receipts {
+        application.transact(async |tx| add(tx, 1, 7, 1, *receipt).await).await.unwrap();
+    }
+    one.stop().await;
+    serving.await.unwrap();
+    tokio::task::block_in_place(|| flip(&mut place, 0));
+    // Who asks only that one is told.
+    let first = place.members.addresses().swap_remove(0);
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let etcd = Etcd::new([first.as_str()], "test").unwrap();
+        let node = support::node(&cluster, 1, &place.dir.path().join("b")).keeper(Keeper::Etcd(etcd));
+        let refused = node.replicated(place.dumps()).take_over(true).start().await.unwrap_err();
+        if refused.to_string().contains("piece of a log") {
+            break;
+        }
+        // It is not there yet.
+        assert!(Instant::now() < until, "{refused}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let builder = place.build(&cluster, 1, "c").take_over(true);
+    let (one, serving) = run(builder, &addresses[0]).await;
+    let mut bank = BankClient::new(cluster.channel(caliburn_dist::commit::word::Node(1)).unwrap());
+    assert_eq!(bank.total(TotalRequest {}).await.unwrap().into_inner().receipts, receipts);
+    one.stop().await;
+    serving.await.unwrap();
 }

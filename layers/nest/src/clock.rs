@@ -69,9 +69,18 @@ impl Hybrid {
     /// Hears of another's: what is given out from then on is behind it.
     ///
     /// # Errors
-    /// [`Ahead`] when it is more than [`DRIFT_NS`] in front of the wall's.
+    /// [`Ahead`] when it is more than [`DRIFT_NS`] in front of the wall's, and of all that was heard before.
     pub fn hear(&self, other: Timestamp, wall: u64) -> Result<(), Ahead> {
-        if other.0 > wall.saturating_add(DRIFT_NS) {
+        self.hear_within(other, wall, DRIFT_NS)
+    }
+
+    /// The same, with another limit.
+    ///
+    /// # Errors
+    /// As [`Hybrid::hear`].
+    pub fn hear_within(&self, other: Timestamp, wall: u64, drift: u64) -> Result<(), Ahead> {
+        // The wall's may have been set back: what this one has given out itself it can hear.
+        if other > self.last() && other.0 > wall.saturating_add(drift) {
             return Err(Ahead { other, wall });
         }
         self.0.fetch_max(other.0, Ordering::AcqRel);

@@ -138,6 +138,12 @@ impl World {
         Ok(world)
     }
 
+    /// As programs see it: for them it is not cut.
+    fn cluster(&self) -> Result<Cluster, Failure> {
+        let addresses: Vec<String> = self.addresses.iter().copied().enumerate().map(named).collect();
+        cluster(&addresses)
+    }
+
     /// Runs a node; it says when it is ready.
     fn run(&mut self, node: usize) -> Result<std::sync::mpsc::Receiver<bool>, Failure> {
         let log = self.dir.join(format!("node-{}.log", node + 1));
@@ -446,12 +452,8 @@ pub fn run(wanted: &Wanted<'_>) -> Result<ExitCode, Failure> {
     };
     std::fs::create_dir_all(&dir)?;
     let runtime = runtime()?;
-    let mut world = {
-        let _within = runtime.enter();
-        World::start(wanted.nodes as usize, &dir)?
-    };
-    let addresses: Vec<String> = world.addresses.iter().copied().enumerate().map(named).collect();
-    let cluster = runtime.block_on(async { cluster(&addresses) })?;
+    let mut world = runtime.block_on(async { World::start(wanted.nodes as usize, &dir) })?;
+    let cluster = runtime.block_on(async { world.cluster() })?;
     let shared = Arc::new(Shared {
         stop: AtomicBool::new(false),
         receipts: AtomicU64::new(1),

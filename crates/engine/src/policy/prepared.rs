@@ -4,6 +4,7 @@ use crate::policy::Claimed;
 use crate::policy::query::Prepared;
 use crate::storage::error::CommitError;
 use caliburn_log::SegmentId;
+use caliburn_log::format::Lsn;
 use caliburn_log::record::{GLOBAL_ID_MAX, Ranges};
 use std::collections::BTreeMap;
 
@@ -19,8 +20,8 @@ pub(crate) struct Entry<P> {
     pub slot: Option<usize>,
     /// Somebody is preparing or deciding it.
     pub deciding: bool,
-    /// It is decided: nobody waits for that to be durable, and it is when all is that was stamped up to then.
-    pub decided: Option<u64>,
+    /// It is decided, and nobody waits for that to be durable: where the record that says so ends in the log.
+    pub decided: Option<Lsn>,
     pub place: P,
 }
 

@@ -28,6 +28,8 @@ enum State {
     Judged(Participants, Outcome, Judged),
     /// It has committed, and could forget that in a crash.
     Committed,
+    /// Without blocking: it has aborted what was prepared, likewise.
+    Aborted,
     Done,
 }
 
@@ -162,7 +164,7 @@ impl Participant {
                 actions.push(Action::Forget);
                 actions
             }
-            (State::Committed, Record::Committed) => {
+            (State::Committed, Record::Committed) | (State::Aborted, Record::Aborted) => {
                 self.state = State::Done;
                 vec![self.say(Message::Ack), Action::Forget]
             }
@@ -224,7 +226,7 @@ impl Participant {
             (State::Closing(_, closing), _) => closing.ask_again(),
             (State::Judged(_, _, Judged::Ended), _) => vec![self.say(Message::Inquiry)],
             (State::Judged(..), _) => Vec::new(),
-            (State::Preparing(_) | State::Committed | State::Done, _) => Vec::new(),
+            (State::Preparing(_) | State::Committed | State::Aborted | State::Done, _) => Vec::new(),
         }
     }
 
@@ -239,7 +241,7 @@ impl Participant {
             State::Preparing(participants)
             | State::Prepared(participants)
             | State::Closing(participants, _) => Some(participants),
-            State::Active | State::Judged(..) | State::Committed | State::Done => None,
+            State::Active | State::Judged(..) | State::Committed | State::Aborted | State::Done => None,
         }
     }
 
@@ -292,14 +294,20 @@ impl Participant {
                 self.state = State::Committed;
                 vec![Action::Finish(outcome), Action::Write(Record::Committed)]
             }
-            (Outcome::Aborted, protocol) => {
+            // Its slot says yes, perhaps, and is not deleted before it knows for good that it has aborted.
+            (Outcome::Aborted, Protocol::Slots) if was_prepared => {
+                self.state = State::Aborted;
+                vec![Action::Finish(outcome), Action::Write(Record::Aborted)]
+            }
+            (Outcome::Aborted, Protocol::Slots) => {
+                self.state = State::Done;
+                vec![Action::Finish(outcome), self.say(Message::Ack), Action::Forget]
+            }
+            (Outcome::Aborted, Protocol::Blocking) => {
                 self.state = State::Done;
                 let mut actions = vec![Action::Finish(outcome)];
                 if was_prepared {
                     actions.push(Action::Write(Record::Aborted));
-                }
-                if protocol == Protocol::Slots {
-                    actions.push(self.say(Message::Ack));
                 }
                 actions.push(Action::Forget);
                 actions

@@ -33,6 +33,12 @@ pub enum KeepError {
     /// No member answers, or no majority of them is there.
     #[error("etcd does not answer: {0}; it is asked again")]
     NoAnswer(#[from] Status),
+    /// It takes nothing more. Until it does, those that commit without blocking wait, and so do nodes whose logs it
+    /// has: nobody guesses.
+    #[error(
+        "etcd has reached its quota ({0}): delete what others have there, compact and defragment it (etcdctl defrag), and disarm its alarm (etcdctl alarm disarm); or give it more (--quota-backend-bytes)"
+    )]
+    Full(String),
     /// What is there was not written by this program, or is damaged in all members that were asked.
     #[error("etcd has {} bytes at {key} that are no {what}; another program's, or damaged", bytes.len())]
     Damaged {
@@ -110,6 +116,7 @@ impl Etcd {
                 Err(status) if is_passing(&status) && Instant::now() < until => {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
+                Err(status) if is_full(&status) => return Err(KeepError::Full(status.message().to_owned())),
                 Err(status) => return Err(status.into()),
             }
         }
@@ -316,6 +323,11 @@ impl Etcd {
 }
 
 /// What another member may do, or the same one later.
+/// Its quota is reached; not that it has too much to do.
+fn is_full(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message().contains("space exceeded")
+}
+
 fn is_passing(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
 }

@@ -23,6 +23,7 @@ pub enum MembersError {
 #[derive(Debug)]
 pub struct Members {
     dir: PathBuf,
+    quota: u64,
     all: Vec<Member>,
 }
 
@@ -48,11 +49,23 @@ impl Members {
     /// # Errors
     /// [`MembersError`].
     pub fn start(count: usize, dir: impl Into<PathBuf>) -> Result<Members, MembersError> {
+        Members::start_with_quota(count, dir, 1 << 30)
+    }
+
+    /// The same, with so many bytes for what each knows.
+    ///
+    /// # Errors
+    /// [`MembersError`].
+    pub fn start_with_quota(
+        count: usize,
+        dir: impl Into<PathBuf>,
+        quota: u64,
+    ) -> Result<Members, MembersError> {
         let addresses = free_addresses(2 * count)?;
         let (clients, peers) = addresses.split_at(count);
         let pairs = clients.iter().zip(peers);
         let all = pairs.map(|(client, peer)| Member { client: *client, peer: *peer, child: None }).collect();
-        let mut members = Members { dir: dir.into(), all };
+        let mut members = Members { dir: dir.into(), quota, all };
         std::fs::create_dir_all(&members.dir)?;
         (0..count).try_for_each(|member| members.run(member))?;
         Ok(members)
@@ -76,7 +89,7 @@ impl Members {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &peers.join(","), "--initial-cluster-state", "new"])
             .args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1m"])
-            .args(["--snapshot-count", "500", "--quota-backend-bytes", "1073741824"])
+            .args(["--snapshot-count", "500", "--quota-backend-bytes", &self.quota.to_string()])
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -304,13 +304,15 @@ impl<'t> Core<'t> {
 
     /// Whether the clock has heard of a transaction's timestamp, for good.
     fn has_heard(&self, tid: Tid, at: Timestamp) -> bool {
-        let heard = self.clock.observe(at).and_then(|()| match planted("heard-not-kept") {
-            true => Ok(()),
-            false => self.clock.keep(at),
-        });
-        let coordinator = tid.coordinator.0;
-        self.unless_failed(heard.map_err(|error| format!("the clock of node {coordinator}: {error}")))
-            == Some(true)
+        if let Err(error) = self.clock.observe(at) {
+            tracing::warn!(
+                "the clock of node {}: {error}; its transaction {tid} is refused",
+                tid.coordinator.0
+            );
+            return false;
+        }
+        let kept = if planted("heard-not-kept") { Ok(()) } else { self.clock.keep(at) };
+        self.unless_failed(kept) == Some(true)
     }
 
     /// Of a record that was written: says that it is durable, when it is. What was prepared was decided when it was

@@ -121,6 +121,13 @@ impl<'t> Ledger<'t> {
         tx.commit(lasting(self.store))
     }
 
+    /// Forgets the clock's bound.
+    pub fn forget_clock(&self) -> Result<(), CommitError> {
+        let mut tx = self.store.begin(Mode::Restore).map_err(|_| CommitError::ReadOnly)?;
+        tx.store(self.region, CLOCK, &[0u64; 2])?;
+        tx.commit(lasting(self.store))
+    }
+
     /// Adds a decision, as a part of a transaction. If that does not commit: [`Ledger::forget`].
     pub fn add(&self, tx: &mut Transaction<'t>, tid: Tid, told: &Participants) -> Result<(), RangeError> {
         let told: Vec<(Node, Stay)> = told.iter().map(|(node, stay)| (*node, *stay)).collect();

@@ -92,6 +92,7 @@ pub struct Builder {
     quota: Option<u64>,
     hooks: Hooks,
     wall: fn() -> u64,
+    forgets_clock: bool,
 }
 
 impl Node {
@@ -112,6 +113,7 @@ impl Node {
             quota: None,
             hooks: Hooks::default(),
             wall: wall_ns,
+            forgets_clock: false,
         }
     }
 }
@@ -146,15 +148,23 @@ impl Builder {
     }
 
     /// Called when a transaction has committed here (CommitProc), with its timestamp: those of two that have touched
-    /// the same are in the order in which they did. Not of one that a crash came between.
+    /// the same are in the order in which they did. Of one that a crash came between not at all, or twice.
     pub fn on_commit(mut self, hook: impl Fn(Tid, Timestamp) + Send + Sync + 'static) -> Builder {
         self.hooks.commit = Some(Box::new(hook));
         self
     }
 
-    /// Called when a transaction was undone here (AbortProc). Not of one that a crash came between.
+    /// Called when a transaction was undone here (AbortProc). Of one that a crash came between not at all, or twice.
     pub fn on_abort(mut self, hook: impl Fn(Tid) + Send + Sync + 'static) -> Builder {
         self.hooks.abort = Some(Box::new(hook));
+        self
+    }
+
+    /// Begins with the machine's clock, and forgets how far its own had gone: timestamps may come again. For a
+    /// machine whose clock was far ahead and is right again, since others refuse the node until theirs have caught
+    /// up.
+    pub fn forget_clock(mut self, yes: bool) -> Builder {
+        self.forgets_clock = yes;
         self
     }
 
@@ -235,8 +245,9 @@ impl Builder {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
         let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
-        let (keeper, first, hooks, rights, quota, wall) =
-            (self.keeper, self.first, self.hooks, self.rights, self.quota, self.wall);
+        let (keeper, first, hooks, rights, quota) =
+            (self.keeper, self.first, self.hooks, self.rights, self.quota);
+        let (wall, forgets_clock) = (self.wall, self.forgets_clock);
         let replicated = match (&self.replicated, &keeper) {
             (None, _) => None,
             (Some(how), Some(Keeper::Etcd(etcd))) => {
@@ -258,6 +269,7 @@ impl Builder {
             patience,
             first,
             quota,
+            forgets_clock,
             copies: copies.clone(),
         };
         let thread = std::thread::Builder::new().name(format!("caliburn-node-{number}"));
@@ -328,6 +340,7 @@ struct Opening {
     patience: Patience,
     first: Option<First>,
     quota: Option<u64>,
+    forgets_clock: bool,
     copies: Option<Copies>,
 }
 
@@ -398,6 +411,12 @@ impl Opening {
             }
             let host = Host::new(outside.own, outside.incarnation, self.patience);
             let regions = mapped.iter().map(|(name, region)| (name.clone(), region)).collect();
+            if self.forgets_clock
+                && let Err(error) = ledger.forget_clock()
+            {
+                let _ = recovered.send(Err(error.into()));
+                return Ok(());
+            }
             let time = outside.time.clone();
             let clock = match Clock::of(&store, &own, ledger::CLOCK, (time.hybrid, time.wall)) {
                 Ok(clock) => clock,
@@ -406,6 +425,7 @@ impl Opening {
                     return Ok(());
                 }
             };
+            outside.time.look(outside.own);
             let core = Core::new(&store, regions, ledger, clock, outside, host);
             core.recover(Found { commits, slots });
             let begun = self.first.take().map_or(Ok(()), |first| begin(&core, first));

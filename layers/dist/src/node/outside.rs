@@ -228,13 +228,16 @@ impl Outside {
         let _ = self.decisions.send(decision);
     }
 
-    /// The same, when something is durable: the next force does it. Not if the store fails meanwhile.
+    /// The same, when something is durable: the next force does it.
     pub fn decide_when_durable(self: &Arc<Self>, ticket: Ticket, decision: Decision) {
         let outside = self.clone();
         self.runtime.spawn(async move {
             let mut stopped = outside.stopped.subscribe();
             tokio::select! {
-                forced = ticket => if forced.is_ok() { outside.decide(decision) },
+                forced = ticket => match forced {
+                    Ok(()) => outside.decide(decision),
+                    Err(failure) => outside.fail(&format!("its store has failed: {failure}")),
+                },
                 _ = stopped.wait_for(|stopped| *stopped) => {}
             }
         });

@@ -11,7 +11,7 @@ use crate::node::guard::may_be_of;
 use crate::node::outside::Outside;
 use crate::node::pool::Pool;
 use crate::node::replicated::Copies;
-use crate::node::time::{Ended, whose};
+use crate::node::time::Ended;
 use crate::rights::Rights;
 use crate::scope::{Scope, Untold};
 use crate::wire::{self, Context};
@@ -122,7 +122,7 @@ impl Node {
         self.same_cluster(&context.cluster)?;
         may_be_of(extensions.get::<Peer>(), context.tid)?;
         self.0.outside.can(context.tid.protocol)?;
-        self.0.outside.time.hear(context.clock, || whose(extensions.get::<Peer>(), address))?;
+        self.0.outside.time.hear(context.clock, extensions.get::<Peer>(), address)?;
         let again = context.again;
         let now = self.0.outside.now();
         let [expires, family] =

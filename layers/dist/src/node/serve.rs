@@ -7,7 +7,6 @@ use crate::id::Tid;
 use crate::node::guard::{Guard, is_from, may_be_of};
 use crate::node::outside::Decision;
 use crate::node::running::Node;
-use crate::node::time::whose;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
 use crate::proto::caliburn::{
     AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest, Judged,
@@ -87,7 +86,7 @@ impl NodeService for Service {
             return Err(Status::permission_denied("the transaction was begun by another program"));
         }
         outside.can(tid.protocol)?;
-        let ahead = outside.time.hear(report.clock, || whose(peer.as_ref(), address)).err();
+        let ahead = outside.time.hear(report.clock, peer.as_ref(), address).err();
         let told = outside.wait_for(tid);
         outside.decide(Decision::End(tid, commit && ahead.is_none(), report, below));
         let told = told.await;
@@ -103,9 +102,9 @@ impl NodeService for Service {
         let HearRequest { cluster, tid, news, clock } = request.into_inner();
         self.0.same_cluster(&cluster)?;
         let outside = &self.0.0.outside;
-        outside.time.hear(Timestamp(clock), || whose(peer.as_ref(), address))?;
         let (tid, news) = (wire::tid(&tid)?, wire::news_from(news)?);
         may_be_of(peer.as_ref(), tid)?;
+        outside.time.hear(Timestamp(clock), peer.as_ref(), address)?;
         let (hear, heard) = oneshot::channel();
         outside.decide(Decision::Hear(tid, news, hear));
         heard.await.map_err(|_| Status::unavailable("the node stops"))?;
@@ -169,7 +168,7 @@ impl NodeService for Service {
                     own.0
                 )));
             }
-            node.0.outside.time.hear(Timestamp(clock), || format!("node {}", from.0))?;
+            node.0.outside.time.hear_letters(Timestamp(clock));
             for letter in letters {
                 let letter = wire::letter_from(letter, from, own)?;
                 node.0.outside.decide(Decision::Letter(letter));

@@ -151,7 +151,8 @@ pub(crate) fn global_id(tid: Tid, at: Timestamp, participants: &Participants) ->
 
 pub(crate) fn from_global_id(id: &[u8]) -> Option<(Tid, Timestamp, Participants)> {
     let (tid, rest) = id.split_at_checked(TID_BYTES)?;
-    let (at, rest) = rest.split_at_checked(8)?;
+    // Those of the first version had no timestamp.
+    let (at, rest) = if rest.len() % 16 == 8 { rest.split_at(8) } else { (&[0; 8][..], rest) };
     let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
     let pairs = rest.chunks_exact(16);
     let whole = pairs.remainder().is_empty();
@@ -171,6 +172,8 @@ mod tests {
         let all: Participants = (0..50).map(|node| (Node(node), Stay(node << 40))).collect();
         let at = Timestamp(5);
         assert_eq!(from_global_id(&global_id(tid, at, &all)), Some((tid, at, all)));
+        let former: Vec<u8> = [&tid.to_bytes()[..], &[0; 32]].concat();
+        assert!(from_global_id(&former).is_some_and(|(_, at, all)| at.0 == 0 && all.len() == 1));
         assert_eq!(from_global_id(b"another program's"), None);
     }
 }

@@ -14,11 +14,15 @@
 
 use crate::commit::word::{Node, Outcome};
 use crate::credentials::Peer;
-use caliburn_nest::{Hybrid, Timestamp};
+use caliburn_nest::{DRIFT_NS, Hybrid, Timestamp};
 use caliburn_os::simulated::planted;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tonic::Status;
+
+/// Most that a user's program may be ahead: less than nodes, so that those that have heard of it are not refused by
+/// others, whose clocks are behind theirs.
+const OF_USERS_NS: u64 = DRIFT_NS / 2;
 
 /// How a transaction has ended: when, if it has committed.
 pub(crate) type Ended = (Outcome, Timestamp);
@@ -36,26 +40,50 @@ impl Time {
         self.hybrid.last().max(Timestamp((self.wall)()))
     }
 
-    /// Hears of somebody else's.
+    /// Says so if it begins far ahead of the wall's.
+    pub fn look(&self, own: Node) {
+        let ahead = self.hybrid.last().0.saturating_sub((self.wall)());
+        if ahead > DRIFT_NS {
+            let seconds = ahead / 1_000_000_000;
+            tracing::warn!(
+                "node {}: its clock is {seconds} s ahead of the machine's, which was set back: others refuse it until theirs have caught up. If nobody relies on its timestamps: Builder::forget_clock",
+                own.0
+            );
+        }
+    }
+
+    /// Hears of somebody else's, who calls.
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`, which says whose it is, when it is too far ahead.
-    pub fn hear(&self, clock: Timestamp, whose: impl FnOnce() -> String) -> Result<(), Status> {
+    pub fn hear(
+        &self,
+        clock: Timestamp,
+        peer: Option<&Peer>,
+        address: Option<SocketAddr>,
+    ) -> Result<(), Status> {
         if planted("any-clock-believed") {
             self.hybrid.remember(clock);
             return Ok(());
         }
-        let heard = self.hybrid.hear(clock, (self.wall)());
+        let drift = if let Some(Peer::User(_)) = peer { OF_USERS_NS } else { DRIFT_NS };
+        let heard = self.hybrid.hear_within(clock, (self.wall)(), drift);
         heard.map_err(|ahead| {
-            let status = Status::failed_precondition(format!("the clock of {}: {ahead}", whose()));
-            tracing::warn!("a message is refused: {}", status.message());
-            status
+            let text = format!("the clock of {}: {ahead}", whose(peer, address));
+            tracing::warn!("a message is refused: {text}");
+            Status::failed_precondition(text)
         })
+    }
+
+    /// Hears of that of a node that sends letters, if it is not too far ahead. They are taken all the same: they may
+    /// say how transactions end.
+    pub fn hear_letters(&self, clock: Timestamp) {
+        _ = self.hybrid.hear(clock, (self.wall)());
     }
 }
 
 /// The other end of a connection, for people.
-pub(crate) fn whose(peer: Option<&Peer>, address: Option<SocketAddr>) -> String {
+fn whose(peer: Option<&Peer>, address: Option<SocketAddr>) -> String {
     match (peer, address) {
         (Some(Peer::Node(Node(node))), _) => format!("node {node}"),
         (Some(Peer::User(user)), _) => format!("user {user:?}'s program"),

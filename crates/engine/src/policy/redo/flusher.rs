@@ -93,7 +93,7 @@ impl Redo {
     /// Lets the flush lock go and wakes those who wait for it or for what was done under it.
     pub(super) fn unlock_flush(&self, work: MutexGuard<'_, FlushBuffers>) {
         drop(work);
-        self.rounds.wake_all();
+        self.rounds.wake_threads();
     }
 
     /// Steps 1 to 6. Returns the horizon: everything stamped before it is in the log.

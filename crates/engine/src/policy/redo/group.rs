@@ -57,9 +57,14 @@ impl Wakers {
 }
 
 impl Rounds {
-    /// Wakes everybody.
-    pub fn wake_all(&self) {
+    /// Wakes the threads that sleep: the flush lock is free.
+    pub fn wake_threads(&self) {
         self.moved.iter().for_each(Event::signal);
+    }
+
+    /// Wakes everybody: nothing may come any more of what they wait for.
+    pub fn wake_all(&self) {
+        self.wake_threads();
         self.wakers.wake(u64::MAX);
     }
 }

@@ -25,7 +25,7 @@ use crate::write_set::WriteSet;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, Kind, Record, prefix};
 use caliburn_os::clock::wall_ns;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::MutexGuard;
 
 /// The undecided transactions, and where their records are.
@@ -88,7 +88,8 @@ impl Redo {
     /// The table, without those whose decisions have become durable.
     fn lock_undecided(&self) -> MutexGuard<'_, PreparedTable> {
         let mut table = self.lock_prepared();
-        table.retain(|_, entry| entry.decided.is_none_or(|stamp| !self.is_forced(stamp)));
+        let forced = self.log.forced();
+        table.retain(|_, entry| entry.decided.is_none_or(|end| end > forced));
         table
     }
 
@@ -115,7 +116,12 @@ impl Redo {
         // Undecided transactions may take a quarter of the log: as much again is kept free to write them
         // anew, and half is left for everybody else.
         let own = record_bytes(global_id, body);
-        let (needed, capacity) = (self.prepared_bytes() + own, self.log.capacity());
+        let capacity = self.log.capacity();
+        if self.prepared_bytes() + own > capacity / 4 {
+            // What is decided need not count.
+            self.force_decisions()?;
+        }
+        let needed = self.prepared_bytes() + own;
         if needed > capacity / 4 {
             return Err(CommitError::LogTooSmall { needed: needed * 4, capacity });
         }
@@ -138,24 +144,25 @@ impl Redo {
         })
     }
 
-    /// Makes decisions durable: all of them are in the log. Only for the holder of the flush lock.
+    /// Makes decisions durable, if there are any that are not: all of them are in the log. Only for the holder of
+    /// the flush lock.
     fn force_decisions(&self) -> Result<(), Failure> {
-        self.log.force().map_err(|e| self.fail(e))?;
-        self.lock_prepared().retain(|_, entry| entry.decided.is_none());
-        Ok(())
+        match self.lock_undecided().values().any(|entry| entry.decided.is_some()) {
+            true => self.log.force().map_err(|e| self.fail(e)),
+            false => Ok(()),
+        }
     }
 
     /// Writes old Prepare records anew at the tail, so that the head can pass them. Only for the holder
     /// of the flush lock, who is about to wait for space.
     pub(super) fn relocate_prepared(&self, buffer: &mut Vec<u8>) -> Result<(), Failure> {
         let log = &self.log;
-        let any_decided = self.lock_undecided().values().any(|entry| entry.decided.is_some());
-        if unless("decided-written-anew", any_decided) {
+        if !planted("decided-written-anew") {
             self.force_decisions()?;
         }
         let middle = Lsn(log.head().0 + log.used() / 2);
         let due: Vec<(Vec<u8>, Vec<u8>)> = {
-            let table = self.lock_prepared();
+            let table = self.lock_undecided();
             table
                 .iter()
                 .filter(|(_, e)| e.place < middle)
@@ -258,13 +265,13 @@ impl Undecided for Redo {
         let flushed = self.flush_staged(&mut work, false);
         let done = flushed.and_then(|_| self.append_when_room(&mut work, kind, global_id, body));
         // A round that takes its horizon behind this stamp forces behind the record.
-        let stamp = self.stage.lanes().now();
+        let (stamp, end) = (self.stage.lanes().now(), self.log.tail());
         let mut table = self.lock_prepared();
         match &done {
             Ok(_) if planted("decided-off-the-table") => drop(table.remove(global_id)),
             Ok(_) => {
                 let entry = table.get_mut(global_id).expect("it was claimed");
-                (entry.slot, entry.decided) = (None, Some(stamp));
+                (entry.slot, entry.decided) = (None, Some(end));
             }
             Err(_) => prepared::unclaim(&mut table, global_id),
         }
