@@ -61,6 +61,7 @@ pub fn test() -> Result<(), String> {
     let (source, shared) = ("bindings/rvm/tests/hostile.c", "-lrds -lseg -lrvm");
     Program { source, compiler: C, shared, fixed: String::new() }.run(shared, "plain", &[])?;
     with_rust()?;
+    camelot()?;
     headers()?;
     manual()?;
     tutorial()
@@ -96,6 +97,36 @@ fn with_rust() -> Result<(), String> {
     rust("check")?;
     cpp("check")?;
     fs::remove_dir_all(&folder).map_err(|e| format!("{folder}: {e}"))
+}
+
+/// The paper's server and client are built with what was installed; without a node's environment they say so. That
+/// they run is tested in their own crate.
+fn camelot() -> Result<(), String> {
+    let (sources, to) = ("bindings/camelot/tests/paper", format!("{BUILT}/camelot.d"));
+    fs::create_dir_all(&to).map_err(|e| format!("{to}: {e}"))?;
+    for interface in ["small_record_array", "bank"] {
+        let mut stubs = Command::new(format!("{PREFIX}/bin/camelot-stubs"));
+        stubs.args([&format!("{sources}/{interface}.defs"), "--out", &to]);
+        succeed_quietly(stubs, &format!("stubs of {interface}"))?;
+    }
+    for program in ["server", "client"] {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2"]);
+        compiler.args([&format!("-I{PREFIX}/include"), &format!("-I{to}"), &format!("-I{sources}")]);
+        compiler.arg(format!("{sources}/{program}.c"));
+        let mut stubs = vec!["small_record_array_user", "bank_user"];
+        stubs.extend((program == "server").then_some("small_record_array_server"));
+        compiler.args(stubs.iter().map(|stub| format!("{to}/{stub}.c")));
+        compiler.args(["-o", &format!("{to}/{program}"), &format!("{PREFIX}/lib/libcamelot.a")]);
+        compiler.args(SYSTEM.split(' '));
+        succeed_quietly(compiler, &format!("camelot's {program}"))?;
+        let said = Command::new(format!("{to}/{program}")).env_clear().output();
+        let said = said.map_err(|e| format!("{to}/{program}: {e}"))?.stderr;
+        if !String::from_utf8_lossy(&said).contains("is not set") {
+            return Err(format!("{to}/{program} says {}", String::from_utf8_lossy(&said)));
+        }
+    }
+    Ok(())
 }
 
 /// Every manual page is one that the formatter has nothing to say against.

@@ -11,7 +11,7 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 11] = [
+const TREES: [Tree; 12] = [
     Tree {
         root: "crates/engine/src",
         floors: &[
@@ -157,6 +157,13 @@ const TREES: [Tree; 11] = [
             "command",
             "main",
             "bin",
+        ],
+        apart: &[],
+    },
+    Tree {
+        root: "bindings/camelot/src",
+        floors: &[
+            "bytes", "tid", "status", "program", "stack", "call", "objects", "stubs", "server", "lib", "bin",
         ],
         apart: &[],
     },

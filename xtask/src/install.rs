@@ -3,6 +3,7 @@
 //! ```text
 //!   PREFIX/include/caliburn.h, caliburn.hpp, caliburn_typed.hpp    lib/libcaliburn.so.0, libcaliburn.a
 //!   PREFIX/bin/caliburn, rvmutl, rdsinit                           share/man/man1, man3
+//!   PREFIX/include/camelot.h    lib/libcamelot.a    bin/camelot-stubs
 //!   PREFIX/lib/pkgconfig/caliburn.pc                               lib/cmake/caliburn/caliburnConfig.cmake
 //! ```
 //!
@@ -18,6 +19,7 @@ use std::process::Command;
 /// What Rust's library needs of the system.
 pub const SYSTEM: &str = "-lgcc_s -lpthread -ldl -lm";
 const STATIC: &str = "target/release/libcaliburn_c.a";
+const CAMELOT: &str = "target/release/libcaliburn_camelot.a";
 const MAP: &str = "bindings/c/caliburn.map";
 const MANUAL: &str = "bindings/man";
 const HEADERS: &str = "bindings/c/include";
@@ -25,7 +27,9 @@ const HEADERS: &str = "bindings/c/include";
 /// Builds and installs everything.
 pub fn run_in(prefix: &str) -> Result<(), String> {
     let prefix = std::path::absolute(prefix).map_err(|e| format!("{prefix}: {e}"))?;
-    run("cargo build --release --quiet --target-dir target -p caliburn-c -p caliburn-command")?;
+    run(
+        "cargo build --release --quiet --target-dir target -p caliburn-c -p caliburn-camelot -p caliburn-command",
+    )?;
     let (lib, bin, man) = (prefix.join("lib"), prefix.join("bin"), prefix.join("share/man"));
     let folders = [&prefix.join("include"), &lib.join("pkgconfig"), &lib.join("cmake/caliburn"), &bin];
     for folder in folders.into_iter().chain([&man.join("man1"), &man.join("man3")]) {
@@ -47,7 +51,10 @@ pub fn run_in(prefix: &str) -> Result<(), String> {
     for tool in ["rvmutl", "rdsinit"] {
         link(&bin.join("caliburn"), &bin.join(tool))?;
     }
-    static_library(&lib)?;
+    copy(Path::new("bindings/camelot/include/camelot.h"), &prefix.join("include/camelot.h"))?;
+    copy(Path::new("target/release/camelot-stubs"), &bin.join("camelot-stubs"))?;
+    static_library(STATIC, &lib.join("libcaliburn.a"), &["caliburn_*"])?;
+    static_library(CAMELOT, &lib.join("libcamelot.a"), &["camelot_*", "Camlib_*"])?;
     shared_library(&lib)?;
     let version = env!("CARGO_PKG_VERSION");
     write(&lib.join("pkgconfig/caliburn.pc"), &pkg_config(&prefix, version))?;
@@ -90,17 +97,14 @@ pub fn tool(program: &str, line: &str, paths: &[&Path]) -> Result<(), String> {
 
 /// One object, without what only a compiler reads, in which only Caliburn's own names are visible: a program
 /// may link other libraries made with Rust.
-fn static_library(lib: &Path) -> Result<(), String> {
-    let object = lib.join("caliburn.o");
-    let library = lib.join("libcaliburn.a");
-    tool("ld", "-r --whole-archive @0 -o @1", &[Path::new(STATIC), &object])?;
-    tool(
-        "objcopy",
-        "--wildcard --keep-global-symbol=caliburn_* --remove-section=.llvmbc --remove-section=.llvmcmd @0",
-        &[&object],
-    )?;
-    let _ = fs::remove_file(&library);
-    tool("ar", "rcs @0 @1", &[&library, &object])?;
+fn static_library(from: &str, library: &Path, names: &[&str]) -> Result<(), String> {
+    let object = library.with_extension("o");
+    tool("ld", "-r --whole-archive @0 -o @1", &[Path::new(from), &object])?;
+    let keep: String = names.iter().map(|names| format!("--keep-global-symbol={names} ")).collect();
+    let line = format!("--wildcard {keep}--remove-section=.llvmbc --remove-section=.llvmcmd @0");
+    tool("objcopy", &line, &[&object])?;
+    let _ = fs::remove_file(library);
+    tool("ar", "rcs @0 @1", &[library, &object])?;
     fs::remove_file(&object).map_err(|e| e.to_string())
 }
 

@@ -12,7 +12,7 @@ use crate::cluster::{Cluster, NameError};
 use crate::commit::word::{Incarnation, Node, Protocol};
 use crate::id::{Path, Tid};
 use crate::proto::caliburn::node_client::NodeClient;
-use crate::proto::caliburn::{AttachRequest, EndRequest};
+use crate::proto::caliburn::{AttachRequest, EndReply, EndRequest};
 use crate::scope::{Scope, Untold};
 use crate::travelling::{Family, Travelling, lock};
 use crate::wire;
@@ -176,7 +176,23 @@ impl Application {
         options: Options,
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<(T, Timestamp), E> {
-        let tid = self.begin(options).await?;
+        let begun = self.begin(options).await?;
+        let done = tokio::time::timeout_at(begun.tx.until.into(), body(&begun.tx)).await;
+        match done.unwrap_or_else(|_| Err(Error::TimeOut(options.time_out).into())) {
+            Ok(value) => Ok((value, begun.commit().await?)),
+            Err(error) => {
+                begun.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Begins a transaction that ends where the program says, and not where a closure does: for other languages.
+    ///
+    /// # Errors
+    /// When its node can't be reached.
+    pub async fn begin(&self, options: Options) -> Result<Begun, Error> {
+        let tid = self.identity(options).await?;
         let until = after(options.time_out);
         let family = Family {
             cluster: self.0.cluster.clone(),
@@ -192,55 +208,14 @@ impl Application {
         scope.hear(self.clock());
         let scope = Arc::new(Mutex::new(scope));
         let tx = Tx { family: Arc::new(family), scope, until };
-        let mut open = Open { application: self, tx: &tx, ended: false };
-        let done = tokio::time::timeout_at(tx.until.into(), body(&tx)).await;
-        let done = done.unwrap_or_else(|_| Err(Error::TimeOut(options.time_out).into()));
-        let value = match (done, tx.lost()) {
-            (Ok(value), Ok(())) => Ok(value),
-            (Ok(_), Err(error)) => Err(error.into()),
-            (Err(error), _) => Err(error),
-        };
-        let Some(request) = open.ending(value.is_ok()) else {
-            return value.map(|value| (value, self.clock()));
-        };
-        // From here on its node decides: also if nobody waits to hear.
-        open.ended = true;
-        let node = self.0.cluster.channel(self.0.coordinator).map(NodeClient::new);
-        let left = tx.until.saturating_duration_since(Instant::now()).max(END);
-        let ending = async {
-            let mut node = node.map_err(|error| Status::unavailable(error.to_string()))?;
-            node.end(request).await
-        };
-        let ended = tokio::time::timeout(left, ending).await;
-        let ended = ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("its node does not answer")));
-        match (value, ended) {
-            (Err(error), _) => Err(error),
-            (Ok(value), Ok(reply)) if reply.get_ref().committed => {
-                let at = Timestamp(reply.get_ref().at);
-                if let Err(ahead) = self.0.clock.hear(at, wall_ns()) {
-                    // It has committed, all the same.
-                    tracing::warn!("the clock of node {}: {ahead}", self.0.coordinator.0);
-                }
-                Ok((value, at))
-            }
-            (Ok(_), Ok(_)) => Err(Error::NotCommitted("a participant could not".into()).into()),
-            (Ok(_), Err(status)) => {
-                // What it says only of one that it has not begun to commit.
-                match status.code() {
-                    Code::Aborted | Code::InvalidArgument => {
-                        Err(Error::NotCommitted(status.message().to_owned()).into())
-                    }
-                    _ => Err(Error::Unknown(tid, status).into()),
-                }
-            }
-        }
+        Ok(Begun { application: self.clone(), tx, ended: false })
     }
 
     fn is_lost(&self) -> bool {
         self.place().lost.load(Ordering::Acquire)
     }
 
-    async fn begin(&self, options: Options) -> Result<Tid, Error> {
+    async fn identity(&self, options: Options) -> Result<Tid, Error> {
         if self.is_lost() {
             let _one = self.0.attaching.lock().await;
             // Another may have been first.
@@ -259,14 +234,82 @@ impl Application {
     }
 }
 
-/// A transaction that has not ended.
-struct Open<'a> {
-    application: &'a Application,
-    tx: &'a Tx,
+/// A transaction that has not ended. When it is dropped, it aborts; at once if that is within a runtime.
+#[derive(Debug)]
+pub struct Begun {
+    application: Application,
+    tx: Tx,
     ended: bool,
 }
 
-impl Open<'_> {
+impl Begun {
+    /// What it does.
+    pub fn tx(&self) -> &Tx {
+        &self.tx
+    }
+
+    /// Its first call does not wait for a thread of the node's level, as its later ones don't: others may wait for
+    /// what it does. For those that an operation begins.
+    pub fn without_waiting(self) -> Begun {
+        self.tx.family.has_called.store(true, Ordering::Release);
+        self
+    }
+
+    /// Whether it has taken longer than it may.
+    pub fn is_overdue(&self) -> bool {
+        Instant::now() >= self.tx.until
+    }
+
+    /// Commits it: its timestamp. What is nested in it must have ended before: it is undone.
+    ///
+    /// # Errors
+    /// When it does not commit, or nobody knows.
+    pub async fn commit(mut self) -> Result<Timestamp, Error> {
+        if let Err(lost) = self.tx.lost() {
+            self.abort().await;
+            return Err(lost);
+        }
+        match self.end(true).await {
+            None => Ok(self.application.clock()),
+            Some(Ok(EndReply { committed: true, at })) => {
+                let (at, Attached { clock, coordinator, .. }) = (Timestamp(at), &*self.application.0);
+                if let Err(ahead) = clock.hear(at, wall_ns()) {
+                    // It has committed, all the same.
+                    tracing::warn!("the clock of node {}: {ahead}", coordinator.0);
+                }
+                Ok(at)
+            }
+            Some(Ok(_)) => Err(Error::NotCommitted("a participant could not".into())),
+            Some(Err(status)) if is_of_one_that_did_not_begin(status.code()) => {
+                Err(Error::NotCommitted(status.message().to_owned()))
+            }
+            Some(Err(status)) => Err(Error::Unknown(self.tx.tid(), status)),
+        }
+    }
+
+    /// Undoes it everywhere.
+    pub async fn abort(mut self) {
+        _ = self.end(false).await;
+    }
+
+    /// Has its node end it: nothing to do if it has called nobody. From here on its node decides, also if nobody
+    /// waits to hear.
+    async fn end(&mut self, commit: bool) -> Option<Result<EndReply, Status>> {
+        let request = self.ending(commit);
+        self.ended = true;
+        let request = request?;
+        let Attached { cluster, coordinator, .. } = &*self.application.0;
+        let node = cluster.channel(*coordinator).map(NodeClient::new);
+        let left = self.tx.until.saturating_duration_since(Instant::now()).max(END);
+        let ending = async {
+            let mut node = node.map_err(|error| Status::unavailable(error.to_string()))?;
+            node.end(request).await
+        };
+        let ended = tokio::time::timeout(left, ending).await;
+        let ended = ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("its node does not answer")));
+        Some(ended.map(tonic::Response::into_inner))
+    }
+
     /// Below this, all have ended, this one not counted.
     fn below(&self) -> u64 {
         let place = self.application.place();
@@ -287,7 +330,7 @@ impl Open<'_> {
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for Begun {
     fn drop(&mut self) {
         let tid = self.tx.tid();
         let mut place = self.application.place();
@@ -333,13 +376,18 @@ async fn attach(cluster: &Cluster, coordinator: Node, clock: &Hybrid) -> Result<
     Ok(Place { incarnation, client, serial: 0, open, lost, _stream: Some(program) })
 }
 
+/// Whether a node says so only of what it has not begun to commit.
+fn is_of_one_that_did_not_begin(code: Code) -> bool {
+    matches!(code, Code::Aborted | Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied)
+}
+
 /// A moment that there is.
 fn after(time: Duration) -> Instant {
     Instant::now() + time.min(Duration::from_secs(1 << 30))
 }
 
-/// A transaction, top-level or nested, as its program has it.
-#[derive(Debug)]
+/// A transaction, top-level or nested, as its program has it. Clones are the same one.
+#[derive(Debug, Clone)]
 pub struct Tx {
     family: Arc<Family>,
     scope: Arc<Mutex<Scope>>,
@@ -420,17 +468,20 @@ impl Tx {
         time_out: Duration,
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<T, E> {
-        let path = lock(&self.scope).next_child();
-        let until = self.until.min(after(time_out));
-        let scope = Arc::new(Mutex::new(Scope::new(path)));
-        let child = Tx { family: self.family.clone(), scope, until };
-        // Aborted unless it says otherwise, also when it is dropped while it waits.
-        let ending = Nested { parent: self, child: &child, committed: false };
-        let done = tokio::time::timeout_at(until.into(), body(&child)).await;
+        let nested = self.begin_nested(time_out);
+        let done = tokio::time::timeout_at(nested.tx.until.into(), body(&nested.tx)).await;
         let value = done.unwrap_or_else(|_| Err(Error::TimeOut(time_out).into()))?;
-        child.lost()?;
-        ending.commit();
+        nested.commit()?;
         Ok(value)
+    }
+
+    /// Begins a nested transaction that ends where the program says.
+    pub fn begin_nested(&self, time_out: Duration) -> Nested {
+        let path = lock(&self.scope).next_child();
+        let scope = Arc::new(Mutex::new(Scope::new(path)));
+        let until = self.until.min(after(time_out));
+        let tx = Tx { family: self.family.clone(), scope, until };
+        Nested { parent: self.scope.clone(), tx, committed: false }
     }
 
     /// The error that aborts the innermost transaction, for its closure to return.
@@ -449,28 +500,42 @@ impl Tx {
     }
 }
 
-struct Nested<'a> {
-    parent: &'a Tx,
-    child: &'a Tx,
+/// A nested transaction that has not ended. It ends before its parent does. When it is dropped, it aborts; those
+/// that wait for it are told if that is within a runtime.
+#[derive(Debug)]
+pub struct Nested {
+    parent: Arc<Mutex<Scope>>,
+    tx: Tx,
     committed: bool,
 }
 
-impl Nested<'_> {
-    fn commit(mut self) {
+impl Nested {
+    /// What it does.
+    pub fn tx(&self) -> &Tx {
+        &self.tx
+    }
+
+    /// Commits to its parent.
+    ///
+    /// # Errors
+    /// When a node that it has used has crashed.
+    pub fn commit(mut self) -> Result<(), Error> {
+        self.tx.lost()?;
         self.committed = true;
+        Ok(())
     }
 }
 
-impl Drop for Nested<'_> {
+impl Drop for Nested {
     fn drop(&mut self) {
-        let child = lock(&self.child.scope).clone();
+        let child = lock(&self.tx.scope).clone();
         {
-            let (mut scope, mut untold) = (lock(&self.parent.scope), lock(&self.parent.family.untold));
+            let (mut scope, mut untold) = (lock(&self.parent), lock(&self.tx.family.untold));
             match self.committed {
                 true => scope.committed(&mut untold, &child),
                 false => scope.aborted(&mut untold, &child),
             }
         }
-        self.parent.family.tell_those_that_wait();
+        self.tx.family.tell_those_that_wait();
     }
 }

@@ -237,6 +237,9 @@ impl Cluster {
         };
         let mut of = self.all(server);
         of.retain(|node| at.is_none_or(|at| at == *node));
+        // One that is not registered has a node without names.
+        let unnamed = |node: &Node| self.known().get(node).is_some_and(|known| known.servers.is_empty());
+        of.extend(at.filter(|node| of.is_empty() && unnamed(node)));
         let choice = choice.checked_rem(of.len() as u64).unwrap_or(0);
         of.get(choice as usize).copied().ok_or_else(unknown)
     }
@@ -275,6 +278,8 @@ mod tests {
         assert_eq!(chosen, [Node(1), Node(2), Node(1), Node(2)]);
         assert_eq!(cluster.choose("bank@2", 7), Ok(Node(2)));
         assert!(matches!(cluster.find("bank@3"), Err(NameError::Server(..))));
+        let unnamed = cluster.clone().node(4, "http://127.0.0.1:4").unwrap();
+        assert_eq!((unnamed.find("bank@4"), unnamed.all("bank").len()), (Ok(Node(4)), 2));
         assert!(matches!(cluster.find("shop"), Err(NameError::Server(..))));
         assert!(matches!(cluster.channel(Node(2)), Err(NameError::Node(2, _))));
         assert!(matches!(Cluster::new("c").node(1, "no address"), Err(NameError::Address(..))));

@@ -162,6 +162,36 @@ impl Environment {
         })
     }
 
+    /// Reads what a program is told that begins transactions: of the variables those of the cluster, and
+    /// `CALIBURN_NODE`, the number of the node that is to coordinate.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::Missing`], [`EnvironmentError::Wrong`].
+    pub fn read_program() -> Result<Environment, EnvironmentError> {
+        let get = |name: &str| std::env::var(name).ok();
+        let node = get("CALIBURN_NODE").ok_or(EnvironmentError::Missing("CALIBURN_NODE"))?;
+        Environment::of(|name| match name {
+            "CALIBURN_NUMBER" => Some(node.clone()),
+            // A program has neither of these.
+            "CALIBURN_SERVER" | "CALIBURN_STORE" => Some("program".into()),
+            "CALIBURN_LISTEN" => Some("127.0.0.1:0".into()),
+            _ => get(name),
+        })
+    }
+
+    /// The cluster, with all that etcd knows of it, which is followed as long as the second lives.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`].
+    pub async fn found(&self) -> Result<(Cluster, Option<Names>), EnvironmentError> {
+        let cluster = self.cluster()?;
+        let names = match self.etcd(&cluster)? {
+            Some(etcd) => Some(Names::follow(etcd, cluster.clone()).await?),
+            None => None,
+        };
+        Ok((cluster, names))
+    }
+
     /// The variables that say this.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let path = |path: &PathBuf| path.to_string_lossy().into_owned();
@@ -232,6 +262,7 @@ pub struct DataServer {
     /// What it was told of its neighbours last.
     neighbours: Mutex<Vec<Neighbour>>,
     gone: Gone,
+    unregistered: bool,
 }
 
 /// Turns true when whoever supervises the process has ended.
@@ -274,7 +305,16 @@ impl DataServer {
         // Nobody may do anything until the daemon has said who.
         let rights = (environment.daemon.is_some() && environment.certificates.is_some()).then(Rights::new);
         let neighbours = Mutex::default();
-        Ok(DataServer { environment, cluster, etcd, rights, _names: names, neighbours, gone })
+        Ok(DataServer {
+            environment,
+            cluster,
+            etcd,
+            rights,
+            _names: names,
+            neighbours,
+            gone,
+            unregistered: false,
+        })
     }
 
     /// The node that it is, to be given segments and started.
@@ -291,6 +331,12 @@ impl DataServer {
             node = node.rights(rights.clone());
         }
         node
+    }
+
+    /// Not to be found by its name: only who knows its node calls it.
+    pub fn unregistered(mut self, yes: bool) -> DataServer {
+        self.unregistered = yes;
+        self
     }
 
     /// Its cluster, as far as it knows it.
@@ -331,7 +377,8 @@ impl DataServer {
         let listener = tokio::net::TcpListener::bind(address).await;
         let listener = listener.map_err(|error| ServeError::Address(address, error))?;
         let at = self.environment.reached_at(listener.local_addr().map_err(io("its address"))?);
-        node.announce(&at, [&*self.environment.name]);
+        let name = Some(&*self.environment.name).filter(|_| !self.unregistered);
+        node.announce(&at, name);
         let (first, heard) = oneshot::channel();
         let follow = async {
             match &self.environment.daemon {

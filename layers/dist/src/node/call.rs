@@ -4,7 +4,7 @@ use crate::client::Tx;
 use crate::commit::word::{Node, Outcome, Stay};
 use crate::family::{Family, Refused};
 use crate::id::{News, Path, Tid};
-use crate::node::core::Core;
+use crate::node::core::{Core, Name};
 use crate::node::work::{Work, WorkError};
 use crate::scope::{Report, Scope, Untold};
 use caliburn_engine::zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -61,14 +61,65 @@ impl<'c, 't> Call<'c, 't> {
         let (space, range) = place(region, range)?;
         let left = self.expires.saturating_sub(self.core.outside.now());
         let owner = &mut work(&mut self.work).owner;
-        self.core.locks.lock_timeout(owner, &space, range, mode, left).map_err(|error| match error {
+        let locked = self.core.locks.lock_timeout(owner, &space, range, mode, left);
+        locked.map_err(|error| self.not_locked(&error))
+    }
+
+    fn not_locked(&self, error: &LockError) -> Status {
+        match error {
             LockError::Timeout { .. } => Status::deadline_exceeded(error.to_string()),
             LockError::Cancelled if self.core.is_victim(&self.tid) => {
                 Status::aborted("it is the victim of a deadlock between nodes; try it again")
             }
             LockError::Cancelled => Status::aborted("the call was given up, or its transaction"),
             error => Status::aborted(error.to_string()),
-        })
+        }
+    }
+
+    /// Locks a number, which means what the program likes (Camelot's 32-bit lock names). After a crash numbers are
+    /// not to be had before all is decided that was prepared.
+    ///
+    /// # Errors
+    /// As [`Call::lock`].
+    pub fn lock_name(&mut self, name: u64, mode: Mode) -> Result<(), Status> {
+        for (name, mode) in [(Name::Any, Standard::IntentExclusive), (Name::Number(name), mode)] {
+            let left = self.expires.saturating_sub(self.core.outside.now());
+            let owner = &mut work(&mut self.work).owner;
+            let locked = self.core.names.lock_timeout(owner, name, mode, left);
+            locked.map_err(|error| self.not_locked(&error))?;
+        }
+        Ok(())
+    }
+
+    /// The same, without waiting: whether it was had.
+    ///
+    /// # Errors
+    /// As [`Call::lock`].
+    pub fn try_lock_name(&mut self, name: u64, mode: Mode) -> Result<bool, Status> {
+        for (name, mode) in [(Name::Any, Standard::IntentExclusive), (Name::Number(name), mode)] {
+            let had = self.core.names.try_lock(&mut work(&mut self.work).owner, name, mode);
+            if !had.map_err(|error| Status::aborted(error.to_string()))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// In which modes a number is locked, by whoever (`Camlib_LockStatus`).
+    pub fn name_status(&self, name: u64) -> Vec<Mode> {
+        self.core.names.status(&Name::Number(name)).into_iter().map(|(_, mode)| mode).collect()
+    }
+
+    /// Gives a number up before the transaction has ended (`Camlib_Unlock`).
+    ///
+    /// # Warning
+    /// Others see what it has changed, and it may yet abort; or change what it has read.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` when this call does not hold it itself.
+    pub fn unlock_name(&mut self, name: u64) -> Result<(), Status> {
+        let unlocked = self.core.names.unlock(&mut work(&mut self.work).owner, &Name::Number(name));
+        unlocked.map_err(|error| Status::failed_precondition(error.to_string()))
     }
 
     /// The same, without waiting (`Camlib_TryLock`): whether it was had.
@@ -124,6 +175,18 @@ impl<'c, 't> Call<'c, 't> {
         written.map_err(|error| status(&error))
     }
 
+    /// Says that bytes will be changed in place, by whoever stores through [`Region::as_ptr`]; and locks them.
+    ///
+    /// # Errors
+    /// As [`Call::write`].
+    pub fn declare(&mut self, region: &'t Region, range: Range<usize>) -> Result<(), Status> {
+        self.lock(region, range.clone(), Standard::Exclusive)?;
+        let work = work(&mut self.work);
+        work.wrote = true;
+        let declared = work.transaction().and_then(|tx| Ok(tx.set_range(region, range)?));
+        declared.map_err(|error| status(&error))
+    }
+
     /// Changes a value.
     ///
     /// # Errors
@@ -143,34 +206,56 @@ impl<'c, 't> Call<'c, 't> {
     /// # Errors
     /// What the closure returns; `ABORTED` when it works for nobody any more.
     pub fn nest<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T, Status>) -> Result<T, Status> {
+        let mut child = self.begin_nested()?;
+        let answer = catch_unwind(AssertUnwindSafe(|| body(&mut child)));
+        let ended = self.end_nested(child, matches!(answer, Ok(Ok(_))));
+        let value = answer.unwrap_or_else(|panic| resume_unwind(panic))?;
+        ended.map(|()| value)
+    }
+
+    /// Begins a nested transaction that ends where the program says, and must: until [`Call::end_nested`] this call
+    /// does nothing itself, or panics. For other languages; [`Call::nest`] is for Rust.
+    ///
+    /// # Errors
+    /// `ABORTED` when it works for nobody any more.
+    #[must_use = "it must be ended: Call::end_nested"]
+    pub fn begin_nested(&mut self) -> Result<Call<'c, 't>, Status> {
         let path = self.scope.next_child();
-        let (tid, own) = (self.tid, self.core.outside.own);
         self.lend();
-        let begun = self.family(|family| family.begin(&path).map_err(refused));
-        let answer = match begun {
-            Err(status) => Ok(Err(status)),
-            Ok(work) => {
-                let (scope, untold) = (Scope::new(path.clone()), std::mem::take(&mut self.untold));
-                let Call { core, expires, family, .. } = *self;
-                let mut child = Call { core, work: Some(work), tid, scope, untold, expires, family };
-                let answer = catch_unwind(AssertUnwindSafe(|| body(&mut child)));
-                let Call { work, scope, untold, .. } = child;
-                self.untold = untold;
-                let well = matches!(answer, Ok(Ok(_))) && scope.lost().is_none();
-                let work = work.expect("it is not with its family");
-                self.family(|family| family.end(&path, work, well));
-                match well {
-                    true => self.scope.committed(&mut self.untold, &scope),
-                    false => self.scope.aborted(&mut self.untold, &scope),
-                }
-                let outcome = if well { Outcome::Committed } else { Outcome::Aborted };
-                self.family(|family| family.hear(&vec![(path, outcome)]));
-                let lost = || Status::aborted("a node that was called has crashed, or given up");
-                answer.map(|answer| answer.and_then(|value| if well { Ok(value) } else { Err(lost()) }))
+        match self.family(|family| family.begin(&path).map_err(refused)) {
+            Err(status) => {
+                self.take(self.core.outside.own);
+                Err(status)
             }
-        };
-        self.take(own);
-        answer.unwrap_or_else(|panic| resume_unwind(panic))
+            Ok(work) => {
+                let (scope, untold) = (Scope::new(path), std::mem::take(&mut self.untold));
+                let Call { core, tid, expires, family, .. } = *self;
+                Ok(Call { core, work: Some(work), tid, scope, untold, expires, family })
+            }
+        }
+    }
+
+    /// Ends one, the last that was begun: `commits` to this call, or is undone.
+    ///
+    /// # Errors
+    /// `ABORTED` when a node that it has called has crashed, or given up: it is undone.
+    pub fn end_nested(&mut self, child: Call<'c, 't>, commits: bool) -> Result<(), Status> {
+        let Call { work, scope, untold, .. } = child;
+        self.untold = untold;
+        let well = commits && scope.lost().is_none();
+        let path = scope.path().clone();
+        self.family(|family| family.end(&path, work.expect("it is not with its family"), well));
+        match well {
+            true => self.scope.committed(&mut self.untold, &scope),
+            false => self.scope.aborted(&mut self.untold, &scope),
+        }
+        let outcome = if well { Outcome::Committed } else { Outcome::Aborted };
+        self.family(|family| family.hear(&vec![(path, outcome)]));
+        self.take(self.core.outside.own);
+        match well == commits {
+            true => Ok(()),
+            false => Err(Status::aborted("a node that was called has crashed, or given up")),
+        }
     }
 
     /// Calls other servers: through the closure's transaction, of which this call is.

@@ -18,7 +18,7 @@ use crate::node::outside::{Decision, Outside};
 use crate::node::state::{Doing, State, from_global_id, global_id};
 use crate::node::work::Work;
 use caliburn_engine::{BeginError, Mode, Region, Store};
-use caliburn_lock::{Canceller, Detector, RangeLocks, Standard};
+use caliburn_lock::{Canceller, Detector, Locks, RangeLocks, Standard};
 use caliburn_nest::{Clock, Timestamp};
 use caliburn_os::simulated::{even_if, planted};
 use std::collections::hash_map::Entry;
@@ -31,6 +31,16 @@ pub(super) enum Hook {
     Now,
     /// Whoever ends it must not wait.
     Later,
+}
+
+/// What a program may call a lock, beside the bytes that it is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Name {
+    /// This number.
+    Number(u64),
+    /// All of them: recovery does not know those of what it has found undecided. Whoever locks a name has the
+    /// intention here first.
+    Any,
 }
 
 /// What became of what was to be prepared.
@@ -48,6 +58,7 @@ pub(crate) struct Core<'t> {
     pub regions: BTreeMap<String, &'t Region>,
     pub detector: Detector,
     pub locks: RangeLocks<u32>,
+    pub names: Locks<Name, Standard>,
     pub ledger: Ledger<'t>,
     pub clock: Clock<'t>,
     pub outside: Arc<Outside>,
@@ -76,6 +87,7 @@ impl<'t> Core<'t> {
             store,
             regions,
             locks: detector.range_locks(),
+            names: detector.locks(),
             detector,
             ledger,
             clock,
@@ -97,6 +109,10 @@ impl<'t> Core<'t> {
             for (segment, range) in prepared.ranges.iter().filter(|_| !planted("prepared-not-locked")) {
                 let locked = self.locks.try_lock(&mut owner, &segment.0, range.clone(), Standard::Exclusive);
                 assert!(matches!(locked, Ok(true)), "two that are undecided had one lock");
+            }
+            if !planted("names-not-kept") {
+                // Which names it had is not known.
+                let _ = self.names.try_lock(&mut owner, Name::Any, Standard::Shared);
             }
             let Some((tid, at, participants)) = from_global_id(&prepared.global_id) else {
                 tracing::warn!("what another program has prepared stays locked until the node runs again");

@@ -111,10 +111,52 @@ mod tests {
     use super::*;
     use crate::cluster::Cluster;
     use crate::commit::word::{Incarnation, Participants, Protocol, Stay};
+    use crate::node::core::Name;
     use crate::node::ledger::{self, Ledger};
     use crate::node::state::global_id;
     use caliburn_engine::{Mode, Store};
+    use caliburn_lock::Standard;
     use caliburn_nest::Timestamp;
+
+    /// A store with a transaction that was prepared when the process died; what else happened before.
+    fn prepared(path: &std::path::Path, tid: Tid, happens: impl FnOnce(&Ledger<'_>)) {
+        let store = Store::options().create(true).open(path).unwrap();
+        let own = store.create_segment(ledger::SEGMENT, ledger::SEGMENT_BYTES).unwrap().map_all().unwrap();
+        let data = store.create_segment("data", 4096).unwrap().map_all().unwrap();
+        let (ledger, ..) = Ledger::open(&store, &own);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&data, 0, &5u64).unwrap();
+        let participants = Participants::from([(NodeId(2), Stay(1))]);
+        tx.prepare(&global_id(tid, Timestamp::default(), &participants)).unwrap();
+        happens(&ledger);
+    }
+
+    fn tid() -> Tid {
+        let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
+        Tid { coordinator, incarnation, client: 7, serial: 1, protocol: Protocol::Blocking }
+    }
+
+    async fn start(path: &std::path::Path) -> Node {
+        Node::builder(Cluster::new("test"), 2, path).segment("data", 4096).start().await.unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_number_is_locked_before_what_was_prepared_is_decided() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        prepared(&path, tid(), |_| {});
+        let node = start(&path).await;
+        let is_free = async || {
+            let tried = |core: &Core<'_>| {
+                core.names.try_lock(&mut core.detector.owner(), Name::Any, Standard::IntentExclusive).unwrap()
+            };
+            node.on_thread(false, move |core| tried(core)).await.unwrap()
+        };
+        assert!(!is_free().await, "it may be what the prepared one had locked");
+        node.judge(tid(), Outcome::Aborted).await.unwrap();
+        assert!(is_free().await);
+        node.stop().await;
+    }
 
     /// The process has died between the judgement and what it does: with the truth unknown, and known already.
     #[tokio::test(flavor = "multi_thread")]
@@ -127,25 +169,14 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("store");
-            let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
-            let tid = Tid { coordinator, incarnation, client: 7, serial: 1, protocol: Protocol::Blocking };
-            {
-                let store = Store::options().create(true).open(&path).unwrap();
-                let own =
-                    store.create_segment(ledger::SEGMENT, ledger::SEGMENT_BYTES).unwrap().map_all().unwrap();
-                let data = store.create_segment("data", 4096).unwrap().map_all().unwrap();
-                let (ledger, ..) = Ledger::open(&store, &own);
-                let mut tx = store.begin(Mode::Restore).unwrap();
-                tx.store(&data, 0, &5u64).unwrap();
-                let participants = Participants::from([(NodeId(2), Stay(1))]);
-                tx.prepare(&global_id(tid, Timestamp::default(), &participants)).unwrap();
+            let tid = tid();
+            prepared(&path, tid, |ledger| {
                 ledger.judge(tid, outcome).unwrap();
                 if settled {
                     ledger.settle(tid, false).unwrap();
                 }
-            }
-            let node =
-                Node::builder(Cluster::new("test"), 2, &path).segment("data", 4096).start().await.unwrap();
+            });
+            let node = start(&path).await;
             let undecided = node.undecided().await.unwrap();
             let judgements = node.judgements().await.unwrap();
             node.stop().await;

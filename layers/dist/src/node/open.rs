@@ -15,7 +15,7 @@ use crate::node::pool::Pool;
 use crate::node::replicated::{Copies, Replicated};
 use crate::node::running::{Inner, Job, Node, alone};
 use crate::rights::Rights;
-use caliburn_engine::Store;
+use caliburn_engine::{Region, Store};
 use caliburn_nest::{Clock, Timestamp};
 use caliburn_os::clock::wall_ns;
 use std::collections::BTreeMap;
@@ -31,6 +31,17 @@ const WAITING_CALLS: usize = 16;
 
 /// What is to be done the first time.
 struct First(Box<Begin>);
+
+/// Who is told where segments are.
+struct Mapped(Box<TellMapped>);
+
+type TellMapped = dyn Fn(&str, &Region) + Send;
+
+impl std::fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Mapped").finish_non_exhaustive()
+    }
+}
 
 type Begin = dyn for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<(), Status> + Send;
 
@@ -91,6 +102,7 @@ pub struct Builder {
     rights: Option<Rights>,
     quota: Option<u64>,
     hooks: Hooks,
+    mapped: Option<Mapped>,
     wall: fn() -> u64,
     forgets_clock: bool,
 }
@@ -112,6 +124,7 @@ impl Node {
             rights: None,
             quota: None,
             hooks: Hooks::default(),
+            mapped: None,
             wall: wall_ns,
             forgets_clock: false,
         }
@@ -172,6 +185,12 @@ impl Builder {
     #[doc(hidden)]
     pub fn wall(mut self, wall: fn() -> u64) -> Builder {
         self.wall = wall;
+        self
+    }
+
+    /// Called with each segment when it is mapped, before anything else is: for programs that keep its address.
+    pub fn on_mapped(mut self, hook: impl Fn(&str, &Region) + Send + 'static) -> Builder {
+        self.mapped = Some(Mapped(Box::new(hook)));
         self
     }
 
@@ -247,7 +266,7 @@ impl Builder {
         let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
         let (keeper, first, hooks, rights, quota) =
             (self.keeper, self.first, self.hooks, self.rights, self.quota);
-        let (wall, forgets_clock) = (self.wall, self.forgets_clock);
+        let (wall, forgets_clock, tell_mapped) = (self.wall, self.forgets_clock, self.mapped);
         let replicated = match (&self.replicated, &keeper) {
             (None, _) => None,
             (Some(how), Some(Keeper::Etcd(etcd))) => {
@@ -270,6 +289,7 @@ impl Builder {
             first,
             quota,
             forgets_clock,
+            tell_mapped,
             copies: copies.clone(),
         };
         let thread = std::thread::Builder::new().name(format!("caliburn-node-{number}"));
@@ -341,6 +361,7 @@ struct Opening {
     first: Option<First>,
     quota: Option<u64>,
     forgets_clock: bool,
+    tell_mapped: Option<Mapped>,
     copies: Option<Copies>,
 }
 
@@ -397,6 +418,9 @@ impl Opening {
         let own = map(ledger::SEGMENT, ledger::SEGMENT_BYTES)?;
         let mapped = self.segments.iter().map(|(name, bytes)| Ok((name.clone(), map(name, *bytes)?)));
         let mapped = mapped.collect::<Result<Vec<_>, NodeError>>()?;
+        if let Some(Mapped(tell)) = &self.tell_mapped {
+            mapped.iter().for_each(|(name, region)| tell(name, region));
+        }
         self.copies.as_ref().map_or(Ok(()), |copies| copies.settle(&store))?;
         {
             let (ledger, life, commits) = Ledger::open(&store, &own);
