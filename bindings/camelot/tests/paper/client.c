@@ -177,13 +177,13 @@ static void takes_too_long(void) {
     BEGIN_TRANSACTION
         writes(10, 'o');
         BEGIN_TRANSACTION
-            SERVER_CALL_2("testserver", rc, sleeps(ARGS 500), 100);
+            SERVER_CALL_2("testserver", rc, sleeps(ARGS 300), 100);
             CHECK(!"it has gone on");
         END_TRANSACTION(inner);
         CHECK(inner == CAMELOT_TIMEOUT);
     END_TRANSACTION(status);
     CHECK(status == COMMITTED && letter_at(10) == 'o');
-    SERVER_CALL_2("testserver", rc, sleeps(ARGS 500), 100);
+    SERVER_CALL_2("testserver", rc, sleeps(ARGS 300), 100);
     CHECK(rc == CAMELOT_TIMEOUT);
 }
 
@@ -265,7 +265,7 @@ static int index_of_five(void) {
 static void calls_alone(int index) {
     /* A time-out is a code where there is no transaction. */
     int rc;
-    SERVER_CALL_2("testserver", rc, sleeps(ARGS 500), 50);
+    SERVER_CALL_2("testserver", rc, sleeps(ARGS 300), 50);
     CHECK(rc == CAMELOT_TIMEOUT);
     CHECK(writes(index, 'c') == 0);
 }
