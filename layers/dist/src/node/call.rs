@@ -122,7 +122,7 @@ impl<'c, 't> Call<'c, 't> {
         unlocked.map_err(|error| Status::failed_precondition(error.to_string()))
     }
 
-    /// The same, without waiting (`Camlib_TryLock`): whether it was had.
+    /// Locks bytes if that needs no waiting (`Camlib_TryLock`): whether it was had.
     ///
     /// # Errors
     /// As [`Call::lock`].
