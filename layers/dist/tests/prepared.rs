@@ -1,6 +1,8 @@
 //! A participant that has voted yes, and stops: it has its locks again when it runs again, asks, and does what it
 //! is told. The test is the coordinator.
 
+#[path = "support/gate.rs"]
+mod gate;
 mod support;
 
 use caliburn_dist::cluster::Cluster;
@@ -17,11 +19,13 @@ use caliburn_dist::proto::caliburn::node_client::NodeClient;
 use caliburn_dist::proto::caliburn::node_server::{Node, NodeServer};
 use caliburn_dist::proto::caliburn::{
     AttachRequest, Attached, Context, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest,
-    Judged, Letter, Letters, News, Outcome, Prepare, Report, UndecidedReply, UndecidedRequest, Vote, Word,
+    Judged, Letter, Letters, News, Outcome, Participant, Prepare, Report, UndecidedReply, UndecidedRequest,
+    Vote, Word,
 };
 use caliburn_engine::{Store, Tuning};
 use prost::Message;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use support::{node, serve};
 use tokio::net::TcpListener;
@@ -117,8 +121,19 @@ async fn coordinate() -> (Cluster, UnboundedReceiver<Letter>) {
 
 /// Adds to an account at node 2, in a transaction of that number, and asks it to prepare.
 async fn adds_and_is_asked(cluster: &Cluster, serial: u64) -> Tid {
+    let (tid, participants) = adds(cluster, serial, Protocol::Blocking).await;
+    ask(cluster, tid, participants).await;
+    tid
+}
+
+async fn ask(cluster: &Cluster, tid: Tid, participants: Vec<Participant>) {
+    let news = vec![News { path: vec![1], outcome: Outcome::Committed as i32 }];
+    tell(cluster, tid, Said::Prepare(Prepare { participants, news, at: 0 })).await;
+}
+
+async fn adds(cluster: &Cluster, serial: u64, protocol: Protocol) -> (Tid, Vec<Participant>) {
     let (coordinator, incarnation) = (NodeId(1), Incarnation(1));
-    let tid = Tid { coordinator, incarnation, client: 1, serial, protocol: Protocol::Blocking };
+    let tid = Tid { coordinator, incarnation, client: 1, serial, protocol };
     let context = Context {
         cluster: "test".into(),
         tid: tid.to_bytes().to_vec(),
@@ -132,10 +147,7 @@ async fn adds_and_is_asked(cluster: &Cluster, serial: u64) -> Tid {
     request.metadata_mut().insert_bin("caliburn-bin", context);
     let answer = BankClient::new(cluster.channel(NodeId(2)).unwrap()).add(request).await.unwrap();
     let report = answer.metadata().get_bin("caliburn-bin").unwrap().to_bytes().unwrap();
-    let participants = Report::decode(report).unwrap().used;
-    let news = vec![News { path: vec![1], outcome: Outcome::Committed as i32 }];
-    tell(cluster, tid, Said::Prepare(Prepare { participants, news, at: 0 })).await;
-    tid
+    (tid, Report::decode(report).unwrap().used)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,6 +178,41 @@ async fn a_commit_is_acknowledged_when_something_else_was_forced() {
         bank.add(AddRequest { account: 2, amount: 1, receipt: 0 }).await.unwrap();
         says(&mut letters, &Said::Plain(Word::Ack as i32)).await;
     }
+    participant.stop().await;
+    serving.await.unwrap();
+}
+
+/// It is told, without blocking, that it has aborted while it is still being made durable: its slot may not be deleted
+/// before that is undone, or it would find neither when it runs again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abort_is_not_acknowledged_while_it_is_being_prepared() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cluster, mut letters) = coordinate().await;
+    let (listener, address) = listen().await;
+    let cluster = cluster.node(2, &address).unwrap().server("bank", 2);
+    let gate = gate::Gate::default();
+    let mut options = Store::options();
+    options.media(Arc::new(gate.clone()));
+    options.tuning(Tuning { flush_interval: Duration::MAX, ..Tuning::default() });
+    let participant = node(&cluster, 2, dir.path()).options(options).wall(|| 1);
+    let participant = participant.keeper(Keeper::Memory(Arc::default())).start().await.unwrap();
+    let serving = serve(&participant, listener);
+    let (tid, participants) = adds(&cluster, 1, Protocol::Slots).await;
+    gate.shut();
+    ask(&cluster, tid, participants).await;
+    gate.is_waited_at();
+    tell(&cluster, tid, Said::Outcome(Outcome::Aborted as i32)).await;
+    let acknowledged = says(&mut letters, &Said::Plain(Word::Ack as i32));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(300), acknowledged).await.is_err(),
+        "it is not undone"
+    );
+    gate.open();
+    let mut bank = BankClient::new(cluster.channel(NodeId(2)).unwrap());
+    // Waits for its locks.
+    assert_eq!(bank.total(TotalRequest {}).await.unwrap().into_inner().receipts, [0; 0]);
+    bank.add(AddRequest { account: 2, amount: 1, receipt: 0 }).await.unwrap();
+    says(&mut letters, &Said::Plain(Word::Ack as i32)).await;
     participant.stop().await;
     serving.await.unwrap();
 }

@@ -15,12 +15,12 @@ use crate::keep::{Claim, Kept};
 use crate::letter::{Brief, Letter, Word};
 use crate::node::ledger::{Ledger, lasting};
 use crate::node::outside::{Decision, Outside};
-use crate::node::state::{Doing, State, from_global_id, global_id};
+use crate::node::state::{Doing, Preparing, State, from_global_id, global_id};
 use crate::node::work::Work;
 use caliburn_engine::{BeginError, Mode, Region, Store};
 use caliburn_lock::{Canceller, Detector, Locks, RangeLocks, Standard};
 use caliburn_nest::{Clock, Timestamp};
-use caliburn_os::simulated::{even_if, planted};
+use caliburn_os::simulated::{even_if, planted, unless};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -332,9 +332,17 @@ impl<'t> Core<'t> {
     }
 
     /// Of a record that was written: says that it is durable, when it is. What was prepared was decided when it was
-    /// finished.
+    /// finished; what is being prepared now will be.
     fn written(&self, tid: Tid, role: Role, record: Record) -> Vec<Doing<'t>> {
-        let ticket = self.state().unforced.remove(&tid);
+        let mut state = self.state();
+        if let Some(preparing) =
+            state.preparing.get_mut(&tid).filter(|_| unless("acknowledged-undecided", true))
+        {
+            preparing.record = Some((role, record));
+            return Vec::new();
+        }
+        let ticket = state.unforced.remove(&tid);
+        drop(state);
         match ticket {
             Some(ticket) => {
                 self.outside.decide_when_durable(ticket, Decision::Durable(tid, role, record));
@@ -384,12 +392,12 @@ impl<'t> Core<'t> {
             },
         };
         let at = state.families.get(&tid).map(|family| family.top().at).unwrap_or_default();
-        state.preparing.insert(tid, None);
+        state.preparing.insert(tid, Preparing::default());
         drop(state);
         let id = global_id(tid, at, participants);
         let done = transaction.prepare(&id);
         let mut state = self.state();
-        let mut ended = state.preparing.remove(&tid).flatten();
+        let Preparing { mut ended, record } = state.preparing.remove(&tid).unwrap_or_default();
         let family = match &mut ended {
             Some((_, family)) => Some(family),
             None => state.families.get_mut(&tid),
@@ -405,9 +413,11 @@ impl<'t> Core<'t> {
         };
         match ended {
             Some((outcome, family)) => {
-                self.end_family(tid, outcome, family, Hook::Now);
-                // It was written before.
-                self.state().unforced.remove(&tid);
+                let ended = self.end_family(tid, outcome, family, Hook::Now);
+                if let Some((role, record)) = record.filter(|_| ended) {
+                    let doing = self.written(tid, role, record);
+                    self.perform(doing);
+                }
                 Made::Elsewhere
             }
             None => made,

@@ -3,9 +3,9 @@
 //! Invariant: what the host says has ended leaves the state before anybody else looks at it. Whatever is called from
 //! then on is another stay, and finds nothing of it.
 
-use crate::commit::word::{Node, Outcome, Participants, Stay, Vote};
+use crate::commit::word::{Node, Outcome, Participants, Record, Stay, Vote};
 use crate::family::Family;
-use crate::host::{Host, Step};
+use crate::host::{Host, Role, Step};
 use crate::id::{Path, TID_BYTES, Tid};
 use crate::node::work::Work;
 use crate::scope::Report;
@@ -22,8 +22,7 @@ pub(crate) struct State<'t> {
     pub votes: HashSet<Tid>,
     /// Of what commits here, what has been done here itself.
     pub works: HashSet<Tid>,
-    /// Being prepared; how it has ended meanwhile.
-    pub preparing: HashMap<Tid, Option<(Outcome, Family<Work<'t>>)>>,
+    pub preparing: HashMap<Tid, Preparing<'t>>,
     /// Transactions that calls outside of any have begun.
     pub own: BTreeSet<u64>,
     pub next_own: u64,
@@ -37,6 +36,14 @@ pub(crate) struct State<'t> {
     pub ending: HashMap<Tid, Ending>,
     /// Decided, and not durably yet.
     pub unforced: HashMap<Tid, Ticket>,
+}
+
+/// What is being prepared, and what has happened meanwhile.
+#[derive(Default)]
+pub(crate) struct Preparing<'t> {
+    pub ended: Option<(Outcome, Family<Work<'t>>)>,
+    /// A record of how: it is durable when that is decided, which can't be yet.
+    pub record: Option<(Role, Record)>,
 }
 
 /// What is to commit when what runs here has ended.
@@ -89,10 +96,10 @@ impl<'t> State<'t> {
         self.works.remove(&tid);
         self.victims.remove(&tid);
         let mut family = self.families.remove(&tid)?;
-        if let Some(ended) = self.preparing.get_mut(&tid) {
-            debug_assert!(ended.is_none(), "nothing began in between");
+        if let Some(preparing) = self.preparing.get_mut(&tid) {
+            debug_assert!(preparing.ended.is_none(), "nothing began in between");
             self.owners.remove(&family.top().owner.id().family);
-            *ended = Some((outcome, family));
+            preparing.ended = Some((outcome, family));
             return None;
         }
         if outcome == Outcome::Aborted {
