@@ -1,10 +1,11 @@
 //! Campaigns: what one thread does of a simulator's command, and what all of them have done.
 
+use caliburn::Policy;
 use caliburn_sim::explore::{self, Effort, Explorer, Failure};
 use caliburn_sim::life::{Flavour, Start};
 use caliburn_sim::random::Random;
 use caliburn_sim::script::{self, Script};
-use caliburn_sim::{creation, damage, heap};
+use caliburn_sim::{copies, creation, damage, heap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -144,7 +145,7 @@ impl<'t> Campaign<'t> {
         let small = script::workloads(2);
         let random = (0..workloads).map(|number| script::random(seed_of(seed, number), 30));
         // More than a log of this size takes.
-        let logged = matches!(start.flavour, Flavour::Redo | Flavour::Adopted);
+        let logged = start.flavour.policy() == Policy::Redo;
         let directed = script::OF_FAULTS.iter().filter(|_| !logged);
         let directed = directed.map(|text| text.parse().expect("these scripts are right"));
         let tried_again = script::TRIED_AGAIN.iter().cycle().take(20);
@@ -180,6 +181,19 @@ impl<'t> Campaign<'t> {
             match heap::heap(self.start.flavour, seed_of(seed, number), transactions, share) {
                 Ok(images) => drop(self.totals.images.fetch_add(images, Ordering::Relaxed)),
                 Err(failure) => self.totals.fail("heap", &failure),
+            }
+            self.totals.workloads.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies of a log that are lost, lag or lie.
+    pub fn copies(&self, workloads: u64, seed: u64) {
+        for number in self.numbers(workloads) {
+            let seed = seed_of(seed, number);
+            let script = script::random(seed, 40);
+            match copies::copies(&self.start, &script, 50, &mut Random::new(seed)) {
+                Ok(damaged) => drop(self.totals.images.fetch_add(damaged, Ordering::Relaxed)),
+                Err(failure) => self.totals.fail(&format!("copies, seed {seed}"), &failure),
             }
             self.totals.workloads.fetch_add(1, Ordering::Relaxed);
         }

@@ -25,6 +25,9 @@ struct Command {
     /// With a file that was adopted, to which only declared bytes go.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent"])]
     adopted: bool,
+    /// With two copies of the log.
+    #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted"])]
+    duplex: bool,
     /// The machine is short of memory and descriptors.
     #[arg(long, global = true)]
     short: bool,
@@ -36,11 +39,12 @@ impl Command {
     }
 
     fn flavour(&self) -> Flavour {
-        match (self.undo, self.persistent, self.adopted) {
-            (true, ..) => Flavour::Undo,
-            (_, true, _) => Flavour::Persistent,
-            (.., true) => Flavour::Adopted,
-            _ => Flavour::Redo,
+        match () {
+            () if self.undo => Flavour::Undo,
+            () if self.persistent => Flavour::Persistent,
+            () if self.adopted => Flavour::Adopted,
+            () if self.duplex || matches!(self.kind, Kind::Copies { .. }) => Flavour::Duplex,
+            () => Flavour::Redo,
         }
     }
 }
@@ -112,6 +116,15 @@ enum Kind {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Copies of a log that are lost, lag or lie after a crash.
+    Copies {
+        /// Random workloads, each with 50 damaged copies.
+        #[arg(long, default_value_t = 200)]
+        workloads: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Several threads under a deterministic scheduler; needs `--cfg caliburn_shuttle`.
     Threads {
         /// Schedules.
@@ -156,6 +169,7 @@ pub fn main() -> ExitCode {
         Flavour::Undo => " --undo",
         Flavour::Persistent => " --persistent",
         Flavour::Adopted => " --adopted",
+        Flavour::Duplex => " --duplex",
     };
     let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));
     let start = Instant::now();
@@ -286,6 +300,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             campaign.heap(workloads, transactions, share, seed);
         }
         Kind::Flips { workloads, seed } => campaign.flips(workloads, seed),
+        Kind::Copies { workloads, seed } => campaign.copies(workloads, seed),
         Kind::Replay { .. } | Kind::Threads { .. } | Kind::Names { .. } => {}
     }
 }

@@ -314,6 +314,17 @@ impl Disk {
         }
     }
 
+    /// A name goes, behind everybody's back.
+    pub fn lose(&mut self, name: &Path) {
+        self.names.remove(name);
+        self.durable_names.remove(name);
+    }
+
+    /// A file has another content, behind everybody's back.
+    pub fn put(&mut self, id: FileId, content: Content) {
+        self.files.insert(id, File::of(content));
+    }
+
     /// A number that no file has.
     pub fn unused(&self) -> FileId {
         self.files.keys().next_back().map_or(0, |last| last + 1)

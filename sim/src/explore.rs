@@ -184,7 +184,7 @@ impl Explorer {
             if !random.chance(if depth == 0 { effort.first } else { effort.later }, 64) {
                 continue;
             }
-            let losing = start.flavour == Flavour::Redo && end.disk.unforced(SEGMENT);
+            let losing = start.flavour.logs_all() && end.disk.unforced(SEGMENT);
             for how in hows(act, effort, depth, losing, random) {
                 let cut = Cut { after: after + 1, how };
                 let child = end.start(cut, &before, act, depth);
@@ -436,7 +436,7 @@ pub fn faults(start: &Start, script: &Script, random: &mut Random) -> Result<u64
             }
         }
         // What failed may go from the page cache, too.
-        let lost = (start.flavour == Flavour::Redo).then_some(How::Lost(random.bits()));
+        let lost = start.flavour.logs_all().then_some(How::Lost(random.bits()));
         let power = [Loss::All, Loss::Some(random.bits())].map(How::Power);
         for how in [How::Killed].into_iter().chain(lost).chain(power) {
             let cut = Cut { after: journal.len(), how };

@@ -7,8 +7,10 @@
 //! | `disk`, `content` | what it keeps, and what a crash leaves of it |
 //! | `model` | what a store must hold |
 //! | `script` | workloads as text |
+//! | `flavour` | kinds of stores |
 //! | `life` | a store opened, compared, put through a script |
 //! | `creation`, `damage` | crashes while a store is made; flipped bits |
+//! | `copies` | two copies of a log, of which one is lost, lags or lies |
 //! | `heap` | crashes of programs with a heap |
 //! | `undecided` | prepared transactions of a life |
 //! | `names` | walks through names, links, copies and forks, on this machine's files |
@@ -21,12 +23,14 @@
 
 mod adoption;
 pub mod content;
+pub mod copies;
 pub mod creation;
 pub mod damage;
 pub mod disk;
 #[cfg(caliburn_shuttle)]
 pub mod dumps;
 pub mod explore;
+pub mod flavour;
 pub mod heap;
 #[cfg(caliburn_shuttle)]
 pub mod images;

@@ -2,6 +2,7 @@
 
 use crate::content::Content;
 use crate::disk::{Disk, Loss};
+pub use crate::flavour::Flavour;
 use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
@@ -21,6 +22,8 @@ use std::sync::Arc;
 pub const STORE: &str = "/machine/store";
 /// Where a file is that it adopted.
 pub const ADOPTED: &str = "/machine/data";
+/// Where the second copy of its log is.
+pub const SECOND: &str = "/machine/other/log";
 /// Bytes of the segment when it is new.
 pub const SEGMENT: u64 = 65536;
 
@@ -48,38 +51,6 @@ pub struct Start {
     pub truncate_percent: u8,
     /// What kind of store it is.
     pub flavour: Flavour,
-}
-
-/// Kinds of stores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flavour {
-    /// With the redo policy.
-    Redo,
-    /// With the undo policy, in the page cache.
-    Undo,
-    /// With the undo policy, in persistent memory.
-    Persistent,
-    /// With the redo policy; the segment is a file that was adopted, and only declared bytes reach it.
-    Adopted,
-}
-
-impl Flavour {
-    fn policy(self) -> Policy {
-        match self {
-            Flavour::Redo | Flavour::Adopted => Policy::Redo,
-            Flavour::Undo | Flavour::Persistent => Policy::Undo,
-        }
-    }
-
-    /// The machine for it.
-    pub fn hardware(self) -> Hardware {
-        Hardware { persistent: self == Flavour::Persistent, short: false }
-    }
-
-    /// The most that a commit survives.
-    pub fn reach(self) -> Class {
-        if self == Flavour::Undo { Class::Process } else { Class::Power }
-    }
 }
 
 /// What an opening says of a store with the undo policy that was in use when its memory was lost.
@@ -156,6 +127,9 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
         .declared_only(flavour == Flavour::Adopted)
         .require(flavour.reach())
         .media(Arc::new(MachineMedia(machine.clone())));
+    if flavour == Flavour::Duplex {
+        options.duplex_log(SECOND);
+    }
     options
 }
 

@@ -41,7 +41,7 @@ pub fn test() -> Result<(), String> {
     succeed(clippy, "clippy of the simulator")?;
     succeed(cargo(SIM, "test --quiet -p caliburn-sim"), "tests of the simulator")?;
     for line in [
-        "exhaustive --transactions 3 --later 1",
+        "exhaustive --transactions 2 --later 1",
         "torture --images 30000",
         "faults",
         "creation",
@@ -58,6 +58,9 @@ pub fn test() -> Result<(), String> {
         "exhaustive --transactions 2 --later 0 --adopted",
         "torture --images 10000 --adopted",
         "creation --adopted",
+        "copies",
+        "torture --images 10000 --duplex",
+        "creation --duplex",
         "heap",
         "heap --undo",
         "heap --persistent",
@@ -93,7 +96,11 @@ pub fn quick() -> Result<(), String> {
 pub fn soak() -> Result<(), String> {
     test()?;
     for line in [
+        "exhaustive --transactions 3 --later 1",
         "exhaustive --transactions 3 --persistent",
+        "exhaustive --transactions 2 --later 0 --duplex",
+        "faults --duplex",
+        "copies --workloads 10000 --seed 2",
         "torture --images 1000000 --seed 2",
         "torture --images 1000000 --seed 3 --undo",
         "torture --images 1000000 --seed 4 --persistent",

@@ -96,6 +96,11 @@ public:
         check(caliburn_options_set_log_path(handle_.get(), path.c_str()));
         return *this;
     }
+    // A second file or block device for the log.
+    options &duplex_log(const std::string &path) & {
+        check(caliburn_options_set_duplex_log(handle_.get(), path.c_str()));
+        return *this;
+    }
     // What the store may name outside of its directory; can be called several times.
     options &outside(const std::string &path) & {
         check(caliburn_options_add_outside(handle_.get(), path.c_str()));

@@ -191,6 +191,23 @@ pub extern "C" fn caliburn_options_set_log_path(
     })
 }
 
+/// Has the log written to a second file or block device as well, which is not in the store's directory: either may
+/// be lost, lag or lie. 0: the log has one copy again.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_options_set_duplex_log(
+    options: *mut caliburn_options,
+    path: *const c_char,
+) -> c_int {
+    call(|| {
+        let options = &mut lock(options)?.0;
+        match path.is_null() {
+            true => options.simplex_log(),
+            false => options.duplex_log(text::path("path", path)?),
+        };
+        Ok(())
+    })
+}
+
 /// Lists a file, a block device, or a directory with all that is in it, that the store may name though it is not in
 /// its directory: a log, a segment on a device, an adopted file. What is not listed is not touched, since a store
 /// that came from elsewhere can name any file. Paths that calls are given are listed.

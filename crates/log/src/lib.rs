@@ -6,8 +6,10 @@
 //! | [`mod@format`] | every byte that reaches a medium: structures, offsets, magics, checksums |
 //! | [`record`] | one log record: encoded and decoded |
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
+//! | [`mend`](mod@mend) | what one of two copies of a log lacks, from the other |
 //! | [`media_error`] | media that fail, and forces that fail for good |
-//! | `ring` | the ring of a log as it is read |
+//! | `ring` | the ring of a log, read and written |
+//! | `window` | goes along a log, record by record |
 //! | [`scan`](mod@scan) | the live part of a log, read back and verified |
 //! | [`search`] | records wherever they stand in the ring: proof of damage, and the past |
 //! | [`staged_tail`] | what a killed process left in its stage |
@@ -27,6 +29,7 @@ pub mod dump;
 pub mod format;
 pub mod log;
 pub mod media_error;
+pub mod mend;
 pub mod merge;
 pub mod pagemap;
 pub mod prepared;
@@ -38,5 +41,6 @@ pub mod search;
 pub mod staged_tail;
 pub mod status_pages;
 pub mod uncommitted;
+mod window;
 
 pub use format::{Lsn, SegmentId};

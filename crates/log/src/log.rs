@@ -12,10 +12,11 @@
 //! (the holder of its truncation lock). The three positions are atomics that anybody may read.
 
 use crate::format::{
-    ALIGN, BLOCK, Defect, LOG_BYTES_MAX, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, LSN_MAX, Lsn, Status,
+    ALIGN, BLOCK, Defect, LOG_BYTES_MAX, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, LSN_MAX, Lsn, Preamble,
+    STATUS_AT, Status,
 };
 use crate::media_error::{Forcing, MediaError};
-use crate::ring::{STEP, read_ring};
+use crate::ring::{STEP, read_ring, write_ring};
 use crate::scan::{self, Scanned};
 use crate::status_pages;
 use caliburn_os::host::Id;
@@ -82,18 +83,14 @@ pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), Media
     medium.sync().map_err(|e| fail("force the log", 0, e))
 }
 
-/// Writes bytes at a position of a ring, in two parts where it wraps.
-fn write_ring(medium: &dyn Medium, capacity: u64, lsn: Lsn, bytes: &[u8]) -> Result<(), MediaError> {
-    let at = lsn.0 % capacity;
-    let (first, second) = bytes.split_at(bytes.len().min((capacity - at) as usize));
-    for (part, at) in [(first, at), (second, 0)] {
-        if !part.is_empty() {
-            let offset = LOG_DATA + at;
-            let fail = |e| MediaError::new("write the log", medium, offset, e);
-            medium.write_at(part, offset).map_err(fail)?;
-        }
-    }
-    Ok(())
+/// Whether a medium had, or has, a log of that store: damaged perhaps.
+pub fn was_of(medium: &dyn Medium, store: &Id) -> bool {
+    STATUS_AT.iter().any(|at| {
+        let mut page = [0; size_of::<Preamble>()];
+        let read = medium.read_at(&mut page, *at);
+        let Ok((preamble, _)) = Preamble::read_from_prefix(&page) else { return false };
+        read.is_ok() && preamble.magic == LOG_MAGIC && preamble.store == *store
+    })
 }
 
 /// Reads the status that counts. `store` is compared if known.
@@ -296,9 +293,10 @@ impl Log {
         Ok(())
     }
 
-    /// Copies what is kept, all of which is forced, to an empty log on another medium, of another size, durably.
+    /// Copies what is kept, all of which is forced, to an empty log on another medium, of another size, durably; its
+    /// status says that it is at `place`.
     /// Nothing is appended meanwhile, and the head stays, up to [`Log::move_to`].
-    pub fn copy_to(&self, target: &dyn Medium, capacity: u64) -> Result<(), MediaError> {
+    pub fn copy_to(&self, target: &dyn Medium, capacity: u64, place: [u64; 2]) -> Result<(), MediaError> {
         let (kept, tail) = (self.kept(), self.tail());
         assert_eq!(self.forced(), tail, "what is not forced could be lost and copied");
         assert!(tail.0 - kept.0 <= capacity, "checked by the caller");
@@ -311,7 +309,7 @@ impl Log {
                 write_ring(target, capacity, Lsn(at), part)?;
             }
         }
-        let mut status = self.moved_status(target, capacity);
+        let mut status = self.moved_status(place, capacity);
         for _ in 0..2 {
             status.generation += 1;
             status_pages::put(target, status.as_bytes(), LOG_MAGIC, self.store)?;
@@ -324,22 +322,27 @@ impl Log {
     }
 
     /// What the status says of a log on another medium.
-    fn moved_status(&self, target: &dyn Medium, capacity: u64) -> Status {
+    fn moved_status(&self, place: [u64; 2], capacity: u64) -> Status {
         Status {
             capacity: capacity.into(),
             forced: self.forced().0.into(),
-            place: target.place().unwrap_or_default().map(Into::into),
+            place: place.map(Into::into),
             ..*self.status.lock().expect("no thread panics while it holds the status")
         }
     }
 
     /// Goes on at a medium to which the log was [copied](Log::copy_to), and which is durably named.
     pub fn move_to(&self, target: Arc<dyn Medium>, capacity: u64) {
-        let mut status = self.moved_status(&*target, capacity);
+        let mut status = self.moved_status(target.place().unwrap_or_default(), capacity);
         status.generation += 2;
         *self.status.lock().expect("no thread panics while it holds the status") = status;
         *self.medium.write().expect("no panic under this lock") = target;
         self.capacity.store(capacity, Ordering::Release);
+    }
+
+    /// Says in the status where the log is now.
+    pub fn write_place(&self) -> Result<(), MediaError> {
+        self.write_status(|_| {})
     }
 
     /// Says in the status that the log is empty and the store in order.

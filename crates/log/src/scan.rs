@@ -4,9 +4,11 @@
 
 use crate::format::{LOG_DATA, Lsn, Status};
 use crate::media_error::MediaError;
-use crate::record::{Decoded, Record, decode};
-use crate::ring::{STEP, read_ring};
+use crate::mend;
+use crate::record::Record;
+use crate::ring::STEP;
 use crate::search;
+use crate::window::Window;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::unless;
 use std::io;
@@ -94,9 +96,18 @@ pub fn follow(
 ) -> Result<Lsn, MediaError> {
     let len = stretch.end.0.saturating_sub(stretch.start.0);
     let mut window = Window::new(medium, capacity, stretch.start, len);
-    let mut more = true;
-    while more && window.next(0, len, STEP, &mut |record| more = each(record))?.is_some() {}
-    Ok(window.position())
+    let (mut more, mut mended) = (true, None);
+    loop {
+        while more && window.next(0, len, STEP, &mut |record| more = each(record))?.is_some() {}
+        let at = window.position();
+        // Perhaps one of two copies lies.
+        let lacks = more && at < stretch.end && mended.replace(at) != Some(at);
+        let pair = medium.pair().filter(|_| lacks);
+        if !pair.is_some_and(|pair| mend::mend_one(pair, capacity, at, stretch.end.0 - at.0)) {
+            return Ok(at);
+        }
+        window.back_to(at);
+    }
 }
 
 /// Verifies every record of a stretch of a log again. What is not valid there is damage.
@@ -133,80 +144,6 @@ impl Scan<'_> {
             self.forced = self.forced.max(forced);
         }
         Ok(passed.is_some())
-    }
-}
-
-/// A window that goes along a stretch of a log.
-struct Window<'m> {
-    medium: &'m dyn Medium,
-    capacity: u64,
-    from: Lsn,
-    /// Bytes of the stretch.
-    room: u64,
-    /// Where the next record is in it.
-    at: u64,
-    /// How much of it was read.
-    read: u64,
-    /// The last of what was read.
-    bytes: Vec<u8>,
-}
-
-impl<'m> Window<'m> {
-    fn new(medium: &'m dyn Medium, capacity: u64, from: Lsn, room: u64) -> Window<'m> {
-        Window { medium, capacity, from, room, at: 0, read: 0, bytes: Vec::new() }
-    }
-
-    /// Where the next record is.
-    fn position(&self) -> Lsn {
-        Lsn(self.from.0 + self.at)
-    }
-
-    /// Goes past the next record, if there is a valid one that ends before `most`; what must be read for that is, in
-    /// steps. Its incarnation, and how far it says that the log was forced.
-    fn next(
-        &mut self,
-        incarnation: u32,
-        most: u64,
-        step: u64,
-        each: &mut dyn FnMut(&Record<'_>),
-    ) -> Result<Option<(u32, Lsn)>, MediaError> {
-        while self.at < most {
-            let unseen = &self.bytes[self.bytes.len() - (self.read - self.at) as usize..];
-            match decode(unseen, self.position(), incarnation, most - self.at) {
-                Decoded::Valid(record) => {
-                    each(&record);
-                    let told = (record.incarnation, record.forced);
-                    self.at += record.len();
-                    return Ok(Some(told));
-                }
-                Decoded::Longer(needed) if self.read < self.room && self.at + needed <= self.room => {
-                    if !self.medium.may_hold(needed) {
-                        let text = format!("a record of {needed} bytes, nearly all of them holes");
-                        let error = io::Error::new(io::ErrorKind::InvalidData, text);
-                        let offset = LOG_DATA + self.position().0 % self.capacity;
-                        return Err(MediaError::new("read the log", self.medium, offset, error));
-                    }
-                    self.fill(needed, step.min(most - self.at))?;
-                }
-                _ => break,
-            }
-        }
-        Ok(None)
-    }
-
-    /// Reads on until `needed` bytes are unseen, `step` at a time if there are so many.
-    fn fill(&mut self, needed: u64, step: u64) -> Result<(), MediaError> {
-        let unseen = self.read - self.at;
-        self.bytes.drain(..self.bytes.len() - unseen as usize);
-        let more = step.max(needed - unseen).min(self.room - self.read);
-        let no_memory = |_| io::Error::from(io::ErrorKind::OutOfMemory);
-        let reserved = self.bytes.try_reserve_exact(more as usize).map_err(no_memory);
-        reserved.map_err(|e| MediaError::new("get memory for a record of", self.medium, 0, e))?;
-        self.bytes.resize((unseen + more) as usize, 0);
-        let target = &mut self.bytes[unseen as usize..];
-        read_ring(self.medium, self.capacity, Lsn(self.from.0 + self.read), target)?;
-        self.read += more;
-        Ok(())
     }
 }
 

@@ -10,6 +10,8 @@
 //! | [`private`] | pages of private file mappings: which are copies, and making one |
 //! | [`guard`] | write protection, and the message when it is met |
 //! | [`observed`] | a medium whose reads are told to somebody |
+//! | [`duplex`] | two media that hold the same |
+//! | [`overlay`] | a medium with what was written laid over it, in memory |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
 //! | [`clock`] | stamps that order commits, without a shared cache line where the machine allows |
 //! | [`persist`] | what memory survives, and how stores reach it |
@@ -27,6 +29,7 @@ compile_error!("Caliburn's formats are little-endian, and so must the machine be
 
 pub mod barrier;
 pub mod clock;
+pub mod duplex;
 pub mod event;
 pub mod files;
 pub mod guard;
@@ -38,6 +41,7 @@ pub mod memory;
 mod names;
 pub mod observed;
 pub mod ordinal;
+pub mod overlay;
 pub mod persist;
 pub mod private;
 pub mod simulated;

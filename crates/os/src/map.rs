@@ -259,6 +259,9 @@ impl std::ops::DerefMut for Buffer {
     }
 }
 
+/// Fills a buffer with what is there from an offset on.
+pub type Read<'f> = &'f dyn Fn(&mut [u8], u64) -> io::Result<()>;
+
 /// Part of a ring that a file holds, in one piece and for reading. It takes no memory but the file's own cache; a
 /// copy where pages are no part of the ring.
 #[derive(Debug)]
@@ -276,22 +279,25 @@ impl Default for View {
 }
 
 impl View {
-    /// Maps `len` bytes from `at` of a ring of `capacity` bytes, which begins at `base` of a file.
+    /// Shows `len` bytes from `at` of a ring of `capacity` bytes, which begins at `base` of a file: mapped, or
+    /// read where there is none to map.
     ///
     /// # Safety
     /// The file must have the whole ring, and as long as the view lives nothing may change in that part of it.
     pub unsafe fn of_ring(
-        file: BorrowedFd<'_>,
+        file: Option<BorrowedFd<'_>>,
+        read: Read<'_>,
         base: u64,
         capacity: u64,
-        at: u64,
-        len: u64,
+        (at, len): (u64, u64),
     ) -> io::Result<View> {
         assert!(at < capacity && len <= capacity, "a part of the ring");
         let page = page_size() as u64;
-        if len == 0 || !base.is_multiple_of(page) || !capacity.is_multiple_of(page) {
-            return View::copied(file, base, capacity, at, len);
-        }
+        let Some(file) =
+            file.filter(|_| len > 0 && base.is_multiple_of(page) && capacity.is_multiple_of(page))
+        else {
+            return View::copied(read, base, capacity, (at, len));
+        };
         let first = at / page * page;
         let start = (at - first) as usize;
         let total = (start as u64 + len).next_multiple_of(page);
@@ -306,16 +312,14 @@ impl View {
         Ok(View::Mapped(map, start, len as usize))
     }
 
-    fn copied(file: BorrowedFd<'_>, base: u64, capacity: u64, at: u64, len: u64) -> io::Result<View> {
+    fn copied(read: Read<'_>, base: u64, capacity: u64, (at, len): (u64, u64)) -> io::Result<View> {
         let mut buffer = Buffer::new(len as usize)?;
         let mut done = 0;
         while done < len {
             let place = (at + done) % capacity;
             let part = (len - done).min(capacity - place) as usize;
-            match rustix::io::pread(file, &mut buffer[done as usize..][..part], base + place)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                read => done += read as u64,
-            }
+            read(&mut buffer[done as usize..][..part], base + place)?;
+            done += part as u64;
         }
         Ok(View::Copied(buffer))
     }
@@ -415,14 +419,16 @@ mod tests {
         let ring: Vec<u8> = (0..capacity).map(|i| (i % 251) as u8).collect();
         medium.set_len(base + capacity).unwrap();
         medium.write_at(&ring, base).unwrap();
+        let read = |buffer: &mut [u8], at| medium.read_at(buffer, at);
         for (at, len) in
             [(0, capacity), (8, capacity), (capacity - 8, 16), (page, page), (page - 8, 8), (24, 0)]
         {
             // SAFETY: the file has the ring, and nobody writes to it.
-            let view = unsafe { View::of_ring(medium.descriptor(), base, capacity, at, len) }.unwrap();
+            let view = unsafe { View::of_ring(Some(medium.descriptor()), &read, base, capacity, (at, len)) }
+                .unwrap();
             let expected: Vec<u8> = (at..at + len).map(|i| ring[(i % capacity) as usize]).collect();
             assert!(view[..] == expected, "{len} from {at}");
-            let copy = View::copied(medium.descriptor(), base, capacity, at, len).unwrap();
+            let copy = View::copied(&read, base, capacity, (at, len)).unwrap();
             assert!(copy[..] == expected, "{len} from {at}");
         }
     }

@@ -44,6 +44,10 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// A descriptor to map. Its page cache must show what `write_at` wrote.
     fn descriptor(&self) -> BorrowedFd<'_>;
+    /// Whether what the descriptor maps is all that is read here.
+    fn is_mapped(&self) -> bool {
+        true
+    }
     /// The first byte from `offset` on that is not in a hole, where that can be told; none if all the rest is one.
     fn next_data(&self, offset: u64) -> Option<u64> {
         Some(offset)
@@ -91,8 +95,24 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn written_back(&self) -> io::Result<()> {
         Ok(())
     }
+    /// The two media that it is made of and that hold the same.
+    fn pair(&self) -> Option<&dyn Pair> {
+        None
+    }
     /// The name that errors carry.
     fn path(&self) -> &Path;
+}
+
+/// Two media that hold the same.
+pub trait Pair {
+    /// Both, whatever became of them.
+    fn copies(&self) -> &[Arc<dyn Medium>; 2];
+    /// Both, while both are used.
+    fn in_use(&self) -> Option<[&dyn Medium; 2]>;
+    /// Goes on without one that has failed, unless the other one has. An error: the media have.
+    fn lose(&self, number: usize, error: io::Error) -> io::Result<()>;
+    /// A part of one was not what had been written, and is again.
+    fn mended(&self, number: usize);
 }
 
 /// What holds for the files of a directory that is [held](Media::held).

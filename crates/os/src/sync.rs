@@ -106,3 +106,25 @@ mod chosen {
 }
 
 pub use chosen::*;
+
+/// Does two things that wait for media, side by side; one after the other on a simulated machine, which has one
+/// thread.
+pub fn both<A: Send, B>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B) -> (A, B) {
+    if cfg!(caliburn_sim) {
+        return (first(), second());
+    }
+    let first = std::sync::Mutex::new(Some(first));
+    let act = || {
+        let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        first.map(|first| first())
+    };
+    std::thread::scope(|scope| {
+        let other = std::thread::Builder::new().spawn_scoped(scope, act);
+        let second = second();
+        let done = other
+            .ok()
+            .and_then(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        // There was no thread to be had.
+        (done.unwrap_or_else(|| act().expect("nobody has done it")), second)
+    })
+}

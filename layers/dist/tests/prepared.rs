@@ -182,8 +182,8 @@ async fn a_commit_is_acknowledged_when_something_else_was_forced() {
     serving.await.unwrap();
 }
 
-/// It is told, without blocking, that it has aborted while it is still being made durable: its slot may not be deleted
-/// before that is undone, or it would find neither when it runs again.
+/// It is told, without blocking, that it has aborted while it is still being made durable: its slot may not be
+/// deleted before that is undone, or it would find neither when it runs again.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_abort_is_not_acknowledged_while_it_is_being_prepared() {
     let dir = tempfile::tempdir().unwrap();

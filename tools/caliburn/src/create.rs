@@ -18,6 +18,9 @@ pub struct Store {
     /// File or block device for the log, in place of a file in the store.
     #[arg(long)]
     log: Option<PathBuf>,
+    /// A second file or block device for the log: either may be lost.
+    #[arg(long, value_name = "PATH", conflicts_with = "policy")]
+    duplex_log: Option<PathBuf>,
     /// How changes are undone and redone: `undo` keeps old values until the commit, needs no log, and survives
     /// what the memory of its files does: the death of a process, or more if it is persistent.
     #[arg(long, value_enum, default_value_t = Policy::Redo, conflicts_with = "log")]
@@ -74,6 +77,9 @@ pub fn store(arguments: &Store) -> Result<ExitCode, Failure> {
     options.create_new(true).log_bytes(arguments.log_bytes);
     if let Some(path) = &arguments.log {
         options.log_path(path);
+    }
+    if let Some(path) = &arguments.duplex_log {
+        options.duplex_log(path);
     }
     if arguments.policy == Policy::Undo {
         options.policy(caliburn::Policy::Undo);

@@ -20,7 +20,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             })
             .collect();
         let log = info.log.as_ref().map(|log| {
-            json!({"path": log.path.display().to_string(), "bytes": log.capacity, "head": log.head, "forced": log.forced, "appended": log.appended,
+            json!({"path": log.path.display().to_string(), "second": log.second.as_ref().map(|path| path.display().to_string()), "bytes": log.capacity, "head": log.head, "forced": log.forced, "appended": log.appended,
                 "openings": log.incarnation, "archived": log.archived.map(|archived| json!({"lsn": archived.lsn,
                     "since_ns": archived.since, "moved_ns": archived.moved}))})
         });
@@ -49,6 +49,9 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             size::show(log.capacity),
             log.incarnation
         );
+        if let Some(second) = &log.second {
+            println!("         and its second copy in {}", plain(second.display()));
+        }
         println!(
             "         records needed from LSN {}, forced at least to {}, written at least to {}",
             log.head, log.forced, log.appended

@@ -13,7 +13,7 @@ pub struct Arguments {
     /// `Store::move_segment`.
     store: PathBuf,
     /// Bytes of the log.
-    #[arg(long, value_parser = size::parse, required_unless_present_any = ["log", "segment"])]
+    #[arg(long, value_parser = size::parse, required_unless_present_any = ["log", "segment", "duplex_log", "simplex_log"])]
     log_bytes: Option<u64>,
     /// A segment that goes to --to; without that, back to the store's directory.
     #[arg(long, value_name = "NAME")]
@@ -24,6 +24,12 @@ pub struct Arguments {
     /// File or block device for the log.
     #[arg(long)]
     log: Option<PathBuf>,
+    /// A second file or block device for the log, or one in place of a copy that was lost: either may be lost.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["log", "log_bytes"])]
+    duplex_log: Option<PathBuf>,
+    /// The log has one copy again.
+    #[arg(long, conflicts_with_all = ["log", "log_bytes", "duplex_log"])]
+    simplex_log: bool,
     #[command(flatten)]
     outside: Outside,
     /// Print JSON.
@@ -36,6 +42,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut options = arguments.outside.options();
     arguments.log_bytes.iter().for_each(|bytes| _ = options.log_bytes(*bytes));
     arguments.log.iter().for_each(|path| _ = options.log_path(path));
+    arguments.duplex_log.iter().for_each(|path| _ = options.duplex_log(path));
+    if arguments.simplex_log {
+        options.simplex_log();
+    }
     arguments.to.iter().for_each(|path| _ = options.outside(path));
     let store = options.open(&arguments.store)?;
     if let Some(name) = &arguments.segment {
@@ -53,8 +63,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let Some(log) = info.log else { return Ok(ExitCode::SUCCESS) };
     match arguments.json {
-        true => println!("{}", json!({"log": log.path.display().to_string(), "bytes": log.capacity})),
-        false => println!("the log is {} in {}", size::show(log.capacity), log.path.display()),
+        true => println!(
+            "{}",
+            json!({"log": log.path.display().to_string(), "second": log.second.map(|path| path.display().to_string()), "bytes": log.capacity})
+        ),
+        false => {
+            let second = log.second.map_or(String::new(), |path| format!(" and in {}", path.display()));
+            println!("the log is {} in {}{second}", size::show(log.capacity), log.path.display());
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

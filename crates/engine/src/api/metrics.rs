@@ -319,6 +319,7 @@ impl Shared {
 
 fn log_metrics(all: &mut Registry, query: &Query, s: &Statistics) {
     all.gauge("caliburn_log_bytes", "Bytes of the log's ring.", query.log_bytes);
+    all.gauge("caliburn_log_copies", "Media that have the log.", query.log_copies);
     all.gauge("caliburn_log_used_bytes", "Bytes of it in use.", query.log_used);
     all.gauge("caliburn_log_kept_bytes", "Bytes before those, kept until they are archived.", query.log_kept);
     all.gauge("caliburn_log_unforced_bytes", "Bytes of it that are not forced yet.", query.log_unforced);

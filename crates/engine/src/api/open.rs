@@ -103,8 +103,15 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write, claim: true };
     let segments = directory::open_segments(opener, &catalog, kind.sums())?;
     let (wanted, locks, dir) = (options.tracking(), vec![lock], dir.to_owned());
-    let found =
-        storage::Found { dir, catalog, segments, descriptors, locks, log_lock: None, keys: wanted.keys() };
+    let found = storage::Found {
+        dir,
+        catalog,
+        segments,
+        descriptors,
+        locks,
+        log_locks: Vec::new(),
+        keys: wanted.keys(),
+    };
     let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
     if write {
         opened.policy.arrange(settings, true)?;

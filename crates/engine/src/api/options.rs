@@ -9,7 +9,7 @@ use crate::storage::error::OpenError;
 use crate::storage::progress::{Progress, Watch};
 use crate::storage::replica::Replica;
 use crate::storage::report::Report;
-use crate::storage::settings::{LOG_BYTES, Settings};
+use crate::storage::settings::{Copies, LOG_BYTES, Settings};
 use crate::storage::tuning::Tuning;
 use crate::tracking::Wanted;
 use crate::tracking::guard::Guard;
@@ -90,6 +90,23 @@ impl Options {
     /// directory that it was moved from is no log any more, and stays.
     pub fn log_path(&mut self, path: impl AsRef<Path>) -> &mut Options {
         self.settings.log_path = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Has the log written to a second file or block device as well, which is not in the store's directory: either
+    /// may be lost, lag or lie, and no commit is lost (Camelot, section 4.4). A store that has one copy of its log
+    /// gets this second one before the opening returns; so does one that has lost one of two, at this path or
+    /// another, or, if the one at this path is left, where that one was. A copy that fails is left out from then on,
+    /// and the store goes on with the other one: [`Query::log_copies`](crate::Query::log_copies) says how many
+    /// there are. Not with the undo policy.
+    pub fn duplex_log(&mut self, path: impl AsRef<Path>) -> &mut Options {
+        self.settings.copies = Copies::Two(path.as_ref().to_owned());
+        self
+    }
+
+    /// Gives up the second copy of the log, if there is one.
+    pub fn simplex_log(&mut self) -> &mut Options {
+        self.settings.copies = Copies::One;
         self
     }
 

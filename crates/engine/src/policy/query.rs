@@ -14,6 +14,8 @@ pub struct Query {
     pub prepared: usize,
     /// Bytes of the log's ring.
     pub log_bytes: u64,
+    /// Media that have the log: two if it is [duplexed](crate::Options::duplex_log) and none was lost.
+    pub log_copies: u64,
     /// Bytes in use.
     pub log_used: u64,
     /// Bytes before those, which are kept until they are archived, or the log's replica has them.
@@ -99,6 +101,8 @@ pub struct Prepared {
 pub struct LogInfo {
     /// File or device.
     pub path: PathBuf,
+    /// The second one, if it is [duplexed](crate::Options::duplex_log).
+    pub second: Option<PathBuf>,
     /// Bytes of the ring.
     pub capacity: u64,
     /// Oldest record needed.

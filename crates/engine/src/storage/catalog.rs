@@ -1,6 +1,7 @@
 //! The catalog: which segments a store has, where they are, how long, and at which address the segment
 //! loader maps them. One small file, replaced atomically and durably at every change.
 
+use crate::storage::copies::LogCopy;
 use crate::storage::directory::{LOG, OTHER_LOG};
 use crate::storage::segment;
 use caliburn_log::SegmentId;
@@ -19,6 +20,8 @@ pub(crate) struct Catalog {
     /// The number of its recovery policy.
     pub policy: u16,
     pub log_path: PathBuf,
+    /// Where the log is instead, if it has, or had, two media: a file of its own says so.
+    pub copies: Vec<LogCopy>,
     pub next: u32,
     pub segments: Vec<Entry>,
 }
@@ -116,7 +119,8 @@ impl Catalog {
             });
         }
         let (policy, next) = (header.policy.get(), header.next.get());
-        let catalog = Catalog { store: preamble.store, policy, log_path, next, segments };
+        let copies = Vec::new();
+        let catalog = Catalog { store: preamble.store, policy, log_path, copies, next, segments };
         catalog.validate().map_err(|text| (0, Defect::Value(text)))?;
         Ok(catalog)
     }
@@ -182,6 +186,7 @@ mod tests {
             store: [3; 16],
             policy: 1,
             log_path: "/dev/x".into(),
+            copies: Vec::new(),
             next: 9,
             segments: vec![entry(1, "a"), entry(8, "b.c")],
         }

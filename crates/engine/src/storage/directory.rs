@@ -2,9 +2,10 @@
 
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
+use crate::storage::copies;
 use crate::storage::error::OpenError;
 use crate::storage::segment::{Opener, SegmentState};
-use crate::storage::settings::Settings;
+use crate::storage::settings::{Copies, Settings};
 use caliburn_os::host::{Lock, LockError};
 use caliburn_os::medium::{Media, Medium, Replaced};
 use caliburn_os::simulated::{even_if, planted};
@@ -38,6 +39,9 @@ pub(crate) fn hold(dir: &Path, settings: &Settings) -> Result<Arc<dyn Media>, Op
     })?;
     let media = held.unwrap_or_else(|| settings.media.clone());
     settings.log_path.iter().for_each(|path| media.list_outside(path));
+    if let Copies::Two(path) = &settings.copies {
+        media.list_outside(path);
+    }
     Ok(media)
 }
 
@@ -218,7 +222,19 @@ pub(crate) fn read_catalog(media: &dyn Media, dir: &Path) -> Result<Catalog, Ope
         }
         other => other.map_err(OpenError::io("read catalog", &path))?,
     };
-    Catalog::decode(&bytes).map_err(|(offset, defect)| OpenError::Catalog { path, offset, defect })
+    let catalog =
+        Catalog::decode(&bytes).map_err(|(offset, defect)| OpenError::Catalog { path, offset, defect });
+    with_copies(media, dir, catalog?)
+}
+
+/// What it says, and where the log is instead, if it has, or had, two media.
+pub(crate) fn with_copies(media: &dyn Media, dir: &Path, mut catalog: Catalog) -> Result<Catalog, OpenError> {
+    catalog.copies = copies::read(media, dir, &catalog.store)?;
+    catalog.copies.retain(|copy| !copy.lost);
+    if let Some(first) = catalog.copies.first() {
+        catalog.log_path.clone_from(&first.path);
+    }
+    Ok(catalog)
 }
 
 /// The segments of a store, with checksums if its policy keeps them. Not external ones whose files cannot be

@@ -2,6 +2,7 @@
 
 pub(crate) mod catalog;
 pub(crate) mod class;
+pub(crate) mod copies;
 pub(crate) mod directory;
 pub(crate) mod error;
 pub(crate) mod extents;
@@ -40,7 +41,7 @@ use settings::Settings;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tuning::Tuning;
 
@@ -88,7 +89,7 @@ pub(crate) struct Storage {
     /// mapped any more.
     locks: Mutex<Vec<Lock>>,
     /// On the present log, likewise.
-    log_lock: Mutex<Option<Lock>>,
+    log_locks: Mutex<Vec<(PathBuf, Lock)>>,
 }
 
 /// What opening has found of a store before its policy has.
@@ -99,7 +100,7 @@ pub(crate) struct Found {
     pub descriptors: Arc<Descriptors>,
     pub locks: Vec<Lock>,
     /// On the log.
-    pub log_lock: Option<Lock>,
+    pub log_locks: Vec<(PathBuf, Lock)>,
     /// See [`Storage::keys`].
     pub keys: bool,
 }
@@ -132,7 +133,7 @@ impl Storage {
             limits,
             tuning: RwLock::new(settings.tuning.clone()),
             locks: Mutex::new(found.locks),
-            log_lock: Mutex::new(found.log_lock),
+            log_locks: Mutex::new(found.log_locks),
         }
     }
 
@@ -215,8 +216,18 @@ impl Storage {
     }
 
     /// Keeps a lock on the log in place of that on the former one, until the store is closed.
-    pub fn claim_log(&self, lock: Option<Lock>) {
-        *self.log_lock.lock().expect("no panic under this lock") = lock;
+    pub fn claim_log(&self, lock: Option<(PathBuf, Lock)>) {
+        *self.log_locks.lock().expect("no panic under this lock") = lock.into_iter().collect();
+    }
+
+    /// Keeps a lock on another copy of the log, too.
+    pub fn claim_copy(&self, lock: Option<(PathBuf, Lock)>) {
+        self.log_locks.lock().expect("no panic under this lock").extend(lock);
+    }
+
+    /// Lets go the lock on one that has not got the log any more.
+    pub fn drop_claim(&self, path: &Path) {
+        self.log_locks.lock().expect("no panic under this lock").retain(|(of, _)| of != path);
     }
 
     /// How its segments are opened.

@@ -45,10 +45,12 @@ impl RedoRanges {
         tail: Lsn,
     ) -> Result<RedoRanges, MediaError> {
         let (at, len) = (from.0 % capacity, tail.0 - from.0);
+        let file = medium.is_mapped().then(|| medium.descriptor());
+        let read = |buffer: &mut [u8], offset| medium.read_at(buffer, offset);
         // SAFETY: a log has the capacity that its status tells, or is refused. Nobody writes there: this process
         // writes only between the log's tail and its head, and the lock on the store keeps others from writing at
         // all.
-        let records = unsafe { View::of_ring(medium.descriptor(), LOG_DATA, capacity, at, len) };
+        let records = unsafe { View::of_ring(file, &read, LOG_DATA, capacity, (at, len)) };
         let records = records.map_err(|e| MediaError::new("map the log", medium, LOG_DATA + at, e))?;
         Ok(RedoRanges { records, ..RedoRanges::none(tail) })
     }

@@ -13,6 +13,17 @@ use std::sync::Arc;
 /// Bytes of a new store's log.
 pub(crate) const LOG_BYTES: u64 = 64 << 20;
 
+/// How many media are to have the log.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Copies {
+    /// As many as have it.
+    #[default]
+    AsBefore,
+    One,
+    /// This one too.
+    Two(PathBuf),
+}
+
 /// See [`Options`](crate::Options) for what each is.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
@@ -21,6 +32,7 @@ pub(crate) struct Settings {
     /// As given: else that of the store, or [`LOG_BYTES`].
     pub log_bytes: Option<u64>,
     pub log_path: Option<PathBuf>,
+    pub copies: Copies,
     pub stage_bytes: u64,
     pub reserve_bytes: u64,
     pub media: Arc<dyn Media>,
@@ -42,6 +54,7 @@ impl Default for Settings {
             salvage: false,
             log_bytes: None,
             log_path: None,
+            copies: Copies::default(),
             stage_bytes: 32 << 20,
             reserve_bytes: 64 << 30,
             media: Arc::new(Files),

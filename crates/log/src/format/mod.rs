@@ -81,6 +81,8 @@ pub const BOARD_MAGIC: [u8; 8] = *b"CALI-BRD";
 pub const MARKS_MAGIC: [u8; 8] = *b"CALI-MRK";
 /// Magic of what says how far the log is in its archive.
 pub const HOLD_MAGIC: [u8; 8] = *b"CALI-HLD";
+/// Magic of what says which media have the log.
+pub const COPIES_MAGIC: [u8; 8] = *b"CALI-DUP";
 
 /// What every block begins with.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -94,6 +96,28 @@ pub struct Preamble {
     pub crc: U32,
     /// The store that it belongs to.
     pub store: Id,
+}
+
+/// Head of what says which media have the log; that many [`CopyEntry`] follow.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CopiesHeader {
+    /// Common beginning. The checksum covers the whole file.
+    pub preamble: Preamble,
+    /// How many.
+    pub count: U32,
+}
+
+/// One of them; its path follows.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CopyEntry {
+    /// Numbers that a copy of the file does not have. Zeros: not known.
+    pub place: [U64; 2],
+    /// Bytes of the path.
+    pub path: U32,
+    /// 1: it was lost, and is not one of them any more.
+    pub lost: U32,
 }
 
 /// A log's status page; two of them, written in turn. The one with the greater generation counts.

@@ -6,6 +6,7 @@
 //! 4. the checksum of every 4 KiB of every segment, except where the live log is to write anyway
 
 use super::backup::hold;
+use super::duplex;
 use super::prepared::{self, PreparedTable};
 use super::recovery;
 use crate::policy::kind::Closed;
@@ -58,8 +59,8 @@ pub(super) fn verify(
 }
 
 pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
-    let path = Catalog::resolve(store.dir, &store.catalog.log_path);
-    let medium = store.media.open(&path, false).map_err(OpenError::io("open log", &path))?;
+    let (medium, _) = duplex::one_of(&**store.media, store.dir, store.catalog)?;
+    let path = medium.path().to_owned();
     let status = log::read_status(&*medium, Some(&store.catalog.store))?;
     let boot = store.media.boot_id().map_err(OpenError::io("read the boot's identity for", store.dir))?;
     // A stage that cannot be read tells nothing here.
@@ -68,6 +69,7 @@ pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenEr
     let log = LogInfo {
         appended: end.map_or(0, |end| end.0).max(status.forced.get()),
         path,
+        second: store.catalog.copies.get(1).map(|second| Catalog::resolve(store.dir, &second.path)),
         capacity: status.capacity.get(),
         head: status.head.get(),
         forced: status.forced.get(),
@@ -83,8 +85,8 @@ fn check_live(store: &Closed<'_>, report: &mut Report) -> Result<(), OpenError> 
     /// The head may pass what is being read, again and again.
     const TRIES: u32 = 20;
     let Closed { media, dir, catalog, .. } = *store;
-    let path = Catalog::resolve(dir, &catalog.log_path);
-    let medium = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
+    let (medium, _) = duplex::one_of(&**media, dir, catalog)?;
+    let path = medium.path().to_owned();
     let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     let stage_path = dir.join(STAGE);
     let stage = media.open(&stage_path, false).map_err(OpenError::io("open stage", &stage_path))?;
@@ -120,16 +122,18 @@ fn check_log(
 ) -> Result<Option<RedoRanges>, OpenError> {
     let Closed { media, dir, catalog, .. } = *store;
     let path = Catalog::resolve(dir, &catalog.log_path);
-    let medium = match media.open(&path, false) {
-        Ok(medium) => medium,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return Err(OpenError::io("open log", &path)(error));
-        }
-        Err(error) => {
-            report.problem(&path, 0, format!("cannot be opened: {error}"));
-            return Ok(None);
-        }
-    };
+    let (medium, (witness, place)) =
+        match duplex::show(&**media, dir, &catalog.store, &catalog.log_path, &catalog.copies) {
+            Ok(shown) => {
+                report.notes.extend(shown.note);
+                (shown.medium, shown.witness)
+            }
+            Err(OpenError::Io { source, .. }) if source.kind() != io::ErrorKind::PermissionDenied => {
+                report.problem(&path, 0, format!("cannot be opened: {source}"));
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
     for at in STATUS_AT {
         let mut page = vec![0; BLOCK];
         let bad = medium.read_at(&mut page, at).is_err()
@@ -147,7 +151,7 @@ fn check_log(
         }
     };
     if status.clean != 1 {
-        store.report_copy(&*medium, status.place, report);
+        store.report_copy(&*witness, place, report);
     }
     let stage = check_stage(store, report)?;
     let known = stage.as_ref().and_then(|left| left.appended).map(|end| caliburn_log::Lsn(0)..end);

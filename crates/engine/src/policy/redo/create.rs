@@ -35,7 +35,14 @@ pub(super) fn create_with(
         Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
         None => PathBuf::from(LOG),
     };
-    let catalog = Catalog { store: new.store, policy: Policy::Redo as u16, log_path, next, segments };
+    let catalog = Catalog {
+        store: new.store,
+        policy: Policy::Redo as u16,
+        log_path,
+        copies: Vec::new(),
+        next,
+        segments,
+    };
     let path = Catalog::resolve(new.dir, &catalog.log_path);
     directory::refuse_own(media, &catalog.log_path)?;
     if !catalog.log_path.is_absolute() {

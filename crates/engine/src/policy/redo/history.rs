@@ -4,6 +4,7 @@
 //! not passed; truncated records stay in the log until they are overwritten, and [`History::all`] finds those too.
 
 use super::backup::archive;
+use super::duplex;
 use crate::policy::backup::BackupError;
 use crate::policy::kind::Policy;
 use crate::storage::catalog::Catalog;
@@ -110,8 +111,7 @@ impl History {
             let why = "only with the redo policy is there a log whose history can be told";
             return Err(OpenError::Policy { path: dir.to_owned(), why });
         }
-        let path = Catalog::resolve(dir, &catalog.log_path);
-        let medium = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
+        let (medium, _) = duplex::one_of(&*media, dir, &catalog)?;
         Ok(History { media, medium, stage: dir.join(directory::STAGE), catalog })
     }
 

@@ -18,6 +18,7 @@ mod checkpoint;
 mod cohort;
 mod commit;
 mod create;
+mod duplex;
 mod flusher;
 mod group;
 pub(crate) mod history;
@@ -348,7 +349,8 @@ impl Recovery for Redo {
     }
 
     fn arrange(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
-        self.relocate(settings, opening)
+        self.relocate(settings, opening)?;
+        self.duplex(settings, opening)
     }
 
     fn damaged(&self) -> Option<Result<Vec<(String, u64)>, BackupError>> {
@@ -387,6 +389,9 @@ impl Recovery for Redo {
         drop(pages);
         let log = &self.log;
         (query.log_bytes, query.log_used) = (log.capacity(), log.used());
+        let medium = log.medium();
+        let in_use = medium.pair().map(|pair| pair.in_use().map_or(1, |both| both.len()));
+        query.log_copies = in_use.unwrap_or(1) as u64;
         query.log_kept = log.head().0.saturating_sub(log.kept().0);
         query.log_unforced = log.tail().0.saturating_sub(log.forced().0);
         let reached = self.replication.as_ref().map(Replication::reached);

@@ -23,6 +23,7 @@ use super::Redo;
 use super::backup::hold::{self, Held};
 use super::backup::marks;
 use super::check;
+use super::duplex::{self, OpenedLog};
 use super::flusher::Flush;
 use super::group::Rounds;
 use super::pages::Pages;
@@ -34,9 +35,9 @@ use super::truncation::Truncation;
 use crate::policy::kind::{Opened, Opening};
 use crate::policy::read_only;
 use crate::storage::Storage;
-use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
-use crate::storage::directory::{self, STAGE, forced};
+use crate::storage::copies::{self, LogCopy};
+use crate::storage::directory::{STAGE, forced};
 use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::extents::Extents;
 use crate::storage::progress::Phase;
@@ -45,7 +46,7 @@ use crate::storage::segment::{self, SegmentState};
 use crate::write_set::{Layout, Sets};
 use caliburn_log::SegmentId;
 use caliburn_log::format::{Defect, LOG_DATA, Lsn, Status};
-use caliburn_log::log::{self, Log};
+use caliburn_log::log::Log;
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{self, FRAME, Kind, Ranges, Record, RecordPosition};
 use caliburn_log::scan::{self, Scanned};
@@ -104,6 +105,8 @@ struct Recovery<'o> {
     status: Status,
     /// It was in use elsewhere.
     copied: bool,
+    /// What the list of the log's copies must say before anything is appended.
+    named: Option<Vec<LogCopy>>,
     stage: Arc<dyn Medium>,
     boot: Id,
     prepared: PreparedTable,
@@ -118,14 +121,10 @@ impl<'o> Recovery<'o> {
     fn open_files(mut opening: Opening<'o>) -> Result<Recovery<'o>, OpenError> {
         let (media, dir, write) = (opening.media(), opening.dir(), opening.write());
         let catalog = &opening.found.catalog;
-        let log_path = Catalog::resolve(dir, &catalog.log_path);
-        let log = media.open(&log_path, write).map_err(OpenError::io("open log", &log_path))?;
-        let claim = directory::claim(&*log, write)?;
-        let status = log::read_status(&*log, Some(&catalog.store))?;
+        let OpenedLog { medium: log, status, claims, copied, named } = duplex::open(&opening)?;
         if write {
             relocate::remove_left(media, dir, catalog);
         }
-        let copied = status.clean != 1 && opening.copied_from(&*log, status.place)?;
         let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         let stage_path = dir.join(STAGE);
         let stage = match media.open(&stage_path, write) {
@@ -133,9 +132,20 @@ impl<'o> Recovery<'o> {
             other => other,
         };
         let stage = stage.map_err(OpenError::io("open stage", &stage_path))?;
-        opening.found.log_lock = claim;
+        opening.found.log_locks = claims;
         let prepared = PreparedTable::new();
-        Ok(Recovery { opening, log, status, copied, stage, boot, prepared, replication: None, damage: None })
+        Ok(Recovery {
+            opening,
+            log,
+            status,
+            copied,
+            named,
+            stage,
+            boot,
+            prepared,
+            replication: None,
+            damage: None,
+        })
     }
 
     fn store(&self) -> Id {
@@ -233,8 +243,8 @@ impl<'o> Recovery<'o> {
         let mut stray = None;
         let extents = Extents::of(self.segments());
         let (watch, total) = (&self.opening.settings.watch, self.status.capacity.get());
-        let scanned = watch.reading(Phase::ReadLog, &*self.log, total, |log| {
-            scan::scan(log, &self.status, known, |record| {
+        let mut scanned = watch.reading(Phase::ReadLog, &*self.log, total, |log| {
+            scan::scan(log, &self.status, known.clone(), |record| {
                 stray = stray.take().or_else(|| stray_range(record, &extents));
                 prepared::recover(&mut prepared, record);
             })
@@ -245,6 +255,13 @@ impl<'o> Recovery<'o> {
             return Err(OpenError::Stray { what: "log", path, offset, text });
         }
         self.prepared = prepared;
+        if scanned.damage.is_none()
+            && let Some([_, second]) = self.log.pair().and_then(|pair| pair.in_use())
+        {
+            // What both lack only the second may tell of.
+            let scanned_too = scan::scan(second, &self.status, known, |_| {});
+            scanned.damage = scanned_too.ok().and_then(|scanned| scanned.damage);
+        }
         Ok(scanned)
     }
 
@@ -270,6 +287,11 @@ impl<'o> Recovery<'o> {
 
     /// Step 4.
     fn begin_incarnation(&self, scanned: &Scanned) -> Result<(Log, RedoRanges), OpenError> {
+        // A copy of the log that is not there leaves the list before there is anything that it lacks.
+        if let Some(named) = self.named.as_ref().filter(|_| unless("missing-copy-not-noted", true)) {
+            let (media, dir, store) = self.of_store();
+            copies::write(media, dir, store, named)?;
+        }
         let place = self.log.place().unwrap_or_default();
         let log = Log::open(self.log.clone(), self.store(), self.status, scanned, place)?;
         let there = Lsn(log.tail().0.saturating_sub(log.capacity()));

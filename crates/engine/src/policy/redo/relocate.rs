@@ -21,6 +21,7 @@ use crate::storage::segment;
 use crate::storage::settings::Settings;
 use caliburn_log::format::{BLOCK, STATUS_AT};
 use caliburn_log::log;
+use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{BODY_MAX, FRAME};
 use caliburn_os::host::Lock;
 use caliburn_os::medium::{Media, Medium};
@@ -43,26 +44,45 @@ pub(super) fn body_max(capacity: u64) -> u64 {
 pub(super) fn remove_left(media: &dyn Media, dir: &Path, catalog: &Catalog) {
     for name in [LOG, OTHER_LOG] {
         let path = dir.join(name);
-        if !catalog.log_path.is_absolute() && catalog.log_path != Path::new(name) && media.exists(&path) {
+        let named = catalog.copies.iter().map(|copy| &copy.path).chain([&catalog.log_path]);
+        let in_store = !catalog.log_path.is_absolute();
+        if in_store && named.clone().all(|path| path != Path::new(name)) && media.exists(&path) {
             let _ = media.remove(&path);
         }
     }
 }
 
+/// Notes something of a path.
+type Note<'n> = &'n dyn Fn(&Path) -> Result<(), MediaError>;
+
+/// What an empty log is made for.
+#[derive(Clone, Copy)]
+pub(super) enum Making<'n> {
+    /// The log goes there.
+    Move,
+    /// It is to have a copy there.
+    Copy {
+        /// What is there may be a copy of it that was lost, or was not finished.
+        again: bool,
+        /// Notes durably that it may be, from now on.
+        note: Option<Note<'n>>,
+    },
+}
+
 /// The file or device to which the log goes.
-struct Target {
-    medium: Arc<dyn Medium>,
-    claim: Option<Lock>,
+pub(super) struct Target {
+    pub medium: Arc<dyn Medium>,
+    pub claim: Option<Lock>,
     /// As the catalog names it.
-    path: PathBuf,
-    bytes: u64,
+    pub path: PathBuf,
+    pub bytes: u64,
     /// The file was not there before.
     made: bool,
 }
 
 impl Target {
     /// It comes to nothing.
-    fn forget(&self, media: &dyn Media, dir: &Path) {
+    pub fn forget(&self, media: &dyn Media, dir: &Path) {
         if self.made {
             let _ = media.remove(&Catalog::resolve(dir, &self.path));
         } else {
@@ -81,6 +101,14 @@ impl Redo {
         if bytes == self.log.capacity() && path.is_none() {
             return Ok(());
         }
+        if self.is_duplex() {
+            if opening {
+                tracing::warn!("a log with two copies keeps its size and place");
+                return Ok(());
+            }
+            let why = "a log with two copies keeps its size and place: give it one first, with Options::simplex_log".into();
+            return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
+        }
         let smaller = bytes < self.log.capacity();
         if smaller && !opening {
             let why = "a log is made smaller when the store is opened, with Options::log_bytes: transactions that are open may need what it has".into();
@@ -98,7 +126,7 @@ impl Redo {
             return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
         }
         // All of it is written before anybody waits.
-        let target = self.make_target(path, bytes)?;
+        let target = self.make_target(path, bytes, Making::Move)?;
         // 1
         let Some((mut unforced, work)) = self.lock_both() else {
             target.forget(&*self.storage.media, &self.storage.dir);
@@ -115,7 +143,8 @@ impl Redo {
             }
             return Err(error);
         }
-        self.storage.claim_log(target.claim);
+        let path = Catalog::resolve(&self.storage.dir, &target.path);
+        self.storage.claim_log(target.claim.map(|claim| (path, claim)));
         self.force_segments(&mut unforced).map_err(failed)?;
         drop(unforced);
         // There may be room that is waited for, and larger transactions are possible.
@@ -130,10 +159,21 @@ impl Redo {
         let path = std::path::absolute(path).map_err(OpenError::io("resolve", path))?;
         let media = &*self.storage.media;
         let there = media.exists(&path).then(|| media.open(&path, false).ok()).flatten();
-        let identity = there.and_then(|medium| medium.identity());
-        let same = path == self.log.medium().path()
-            || identity.is_some() && identity == self.log.medium().identity();
+        let same = there.is_some_and(|medium| self.has_log(&*medium));
         Ok((!same).then_some(path))
+    }
+
+    /// Whether a medium is one that has the log now, under whatever name.
+    fn has_log(&self, medium: &dyn Medium) -> bool {
+        let log = self.log.medium();
+        let identity = medium.identity();
+        let is = |one: &dyn Medium| {
+            one.path() == medium.path() || identity.is_some() && identity == one.identity()
+        };
+        match log.pair().and_then(|pair| pair.in_use()) {
+            Some(both) => both.into_iter().any(is),
+            None => is(&*log),
+        }
     }
 
     /// Why what is kept does not fit a log of that size.
@@ -149,7 +189,7 @@ impl Redo {
 
     /// The truncation lock and the flush lock. Who has the latter may wait for truncation to make room, and for an
     /// archiver: it is let through, and not waited for for ever.
-    fn lock_both(&self) -> Option<(MutexGuard<'_, Unforced>, MutexGuard<'_, FlushBuffers>)> {
+    pub(super) fn lock_both(&self) -> Option<(MutexGuard<'_, Unforced>, MutexGuard<'_, FlushBuffers>)> {
         const TRIES: u32 = 1000;
         for _ in 0..TRIES {
             let unforced = self.lock_truncation();
@@ -168,7 +208,7 @@ impl Redo {
         None
     }
 
-    fn failed(&self, failure: crate::storage::error::Failure) -> OpenError {
+    pub(super) fn failed(&self, failure: crate::storage::error::Failure) -> OpenError {
         OpenError::Failed { path: self.storage.dir.clone(), failure }
     }
 
@@ -185,7 +225,7 @@ impl Redo {
         log.force().map_err(|error| self.failed(self.fail(error)))?;
         // 2
         let media = &*storage.media;
-        log.copy_to(&**medium, bytes)?;
+        log.copy_to(&**medium, bytes, medium.place().unwrap_or_default())?;
         // 3
         let former = Catalog::resolve(&storage.dir, &catalog.log_path);
         if planted("moved-log-not-named") {
@@ -209,7 +249,12 @@ impl Redo {
     }
 
     /// A new file, or one, or a device, that holds nothing of a store, with an empty log in it; claimed.
-    fn make_target(&self, elsewhere: Option<PathBuf>, bytes: u64) -> Result<Target, OpenError> {
+    pub(super) fn make_target(
+        &self,
+        elsewhere: Option<PathBuf>,
+        bytes: u64,
+        making: Making<'_>,
+    ) -> Result<Target, OpenError> {
         let storage = &self.storage;
         let media = &*storage.media;
         let present = storage.catalog.lock().expect("no panic under this lock").log_path.clone();
@@ -231,7 +276,14 @@ impl Redo {
             other => (other, true),
         };
         let medium = medium.map_err(OpenError::io("create log", &path))?;
-        let filled = self.claim_and_fill(&medium, bytes);
+        if !made && self.has_log(&*medium) {
+            let text = "the log is there already, under another name";
+            return Err(OpenError::io("use", &path)(io::Error::new(io::ErrorKind::InvalidInput, text)));
+        }
+        if let Making::Copy { again: true, .. } = making {
+            storage.drop_claim(&path);
+        }
+        let filled = self.claim_and_fill(&medium, bytes, making, &next);
         let above = next.is_absolute().then(|| next.parent()).flatten().unwrap_or(&storage.dir);
         let filled = filled.and_then(|claim| {
             media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
@@ -244,10 +296,19 @@ impl Redo {
     }
 
     /// Before anything is written to it, it is nobody else's: no log, no segment, of this store or of others.
-    fn claim_and_fill(&self, medium: &Arc<dyn Medium>, bytes: u64) -> Result<Option<Lock>, OpenError> {
+    fn claim_and_fill(
+        &self,
+        medium: &Arc<dyn Medium>,
+        bytes: u64,
+        making: Making<'_>,
+        named: &Path,
+    ) -> Result<Option<Lock>, OpenError> {
         let storage = &self.storage;
         let claim = directory::claim(&**medium, true)?;
-        segment::refuse_foreign(&**medium)?;
+        let own = matches!(making, Making::Copy { again: true, .. }) && log::was_of(&**medium, &storage.id);
+        if !own {
+            segment::refuse_foreign(&**medium)?;
+        }
         let identity = medium.identity();
         let segments = storage.segments.read().expect("no panic under this lock");
         if let Some(twin) = segments.iter().find(|s| identity.is_some() && s.file.identity() == identity) {
@@ -255,6 +316,9 @@ impl Redo {
         }
         drop(segments);
         storage.admit(&**medium, directory::forced(medium.volatile()))?;
+        if let Making::Copy { note: Some(note), .. } = making {
+            note(named)?;
+        }
         log::create(&**medium, storage.id, bytes)?;
         Ok(claim)
     }

@@ -50,7 +50,7 @@ pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
 pub(super) fn create_with(new: New<'_>, next: u32, segments: Vec<Entry>) -> Result<(), OpenError> {
     let media = &*new.settings.media;
     let (store, policy) = (new.store, Policy::Undo as u16);
-    let catalog = Catalog { store, policy, log_path: PathBuf::new(), next, segments };
+    let catalog = Catalog { store, policy, log_path: PathBuf::new(), copies: Vec::new(), next, segments };
     let done = create_logs(&new).and_then(|()| directory::name_files(media, new.dir, &catalog, false));
     *new.uncatalogued = done.is_ok() || directory::uncatalogued(media, new.dir);
     done

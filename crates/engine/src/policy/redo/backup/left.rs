@@ -1,7 +1,9 @@
 //! What is left of a store of which something is lost: its log, and commits that its stage has.
 
 use super::BackupError;
+use crate::policy::redo::duplex;
 use crate::storage::catalog::Catalog;
+use crate::storage::copies;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
 use crate::storage::settings::Settings;
@@ -31,11 +33,14 @@ impl Left {
         let lock = directory::lock(&*media, dir, true)?;
         let catalog = directory::read_catalog(&*media, dir).ok().filter(|catalog| catalog.store == *store);
         let path = match &catalog {
-            Some(catalog) => Catalog::resolve(dir, &catalog.log_path),
-            None if media.exists(&dir.join(directory::LOG)) => dir.join(directory::LOG),
-            None => dir.join(directory::OTHER_LOG),
+            Some(catalog) => &*catalog.log_path,
+            None if media.exists(&dir.join(directory::LOG)) => Path::new(directory::LOG),
+            None => Path::new(directory::OTHER_LOG),
         };
-        let log = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
+        // Whatever became of the catalog.
+        let mut copies = copies::read(&*media, dir, store).unwrap_or_default();
+        copies.retain(|copy| !copy.lost);
+        let log = duplex::show(&*media, dir, store, path, &copies)?.medium;
         let status = log::read_status(&*log, Some(store)).map_err(OpenError::from)?;
         let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         // A stage that is lost, or of another boot, has nothing to tell.

@@ -5,6 +5,7 @@
 
 use super::BackupError;
 use crate::policy::kind::Policy;
+use crate::policy::redo::duplex;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
@@ -30,6 +31,8 @@ pub(super) struct Live {
     pub dir: PathBuf,
     pub store: Id,
     pub log: Arc<dyn Medium>,
+    /// Its other copy.
+    second: Option<Arc<dyn Medium>>,
     pub capacity: u64,
     stage: Arc<dyn Medium>,
     boot: Id,
@@ -54,7 +57,7 @@ impl Live {
             return Err(OpenError::Policy { path: dir.to_owned(), why }.into());
         }
         let open = |action, path: PathBuf| media.open(&path, false).map_err(OpenError::io(action, &path));
-        let log = open("open log", Catalog::resolve(dir, &catalog.log_path))?;
+        let (log, second) = duplex::one_of(&*media, dir, &catalog)?;
         let stage = open("open stage", dir.join(directory::STAGE))?;
         let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         let status = log::read_status(&*log, Some(&catalog.store)).map_err(OpenError::from)?;
@@ -65,6 +68,7 @@ impl Live {
             capacity: status.capacity.get(),
             media,
             log,
+            second,
             stage,
             boot,
         };
@@ -131,7 +135,9 @@ impl Live {
     pub fn forced_end(&self) -> Result<Lsn, BackupError> {
         let end = self.end()?;
         if !planted("dumped-unforced") {
-            self.log.sync().map_err(|e| MediaError::new("force the log", &*self.log, 0, e))?;
+            for copy in [&self.log].into_iter().chain(&self.second) {
+                copy.sync().map_err(|e| MediaError::new("force the log", &**copy, 0, e))?;
+            }
         }
         Ok(end)
     }
@@ -166,10 +172,11 @@ impl Live {
 
     /// Whether its log has another size or place since it was opened here.
     fn has_moved(&self) -> Result<bool, BackupError> {
-        let path = Catalog::resolve(&self.dir, &self.catalog()?.0.log_path);
-        let there = self.media.open(&path, false).ok();
+        let there = duplex::one_of(&*self.media, &self.dir, &self.catalog()?.0).ok();
         // One of the two names in the directory may have come back.
-        Ok(path != self.log.path() || there.is_none_or(|there| there.identity() != self.log.identity()))
+        Ok(there.is_none_or(|(there, _)| {
+            there.path() != self.log.path() || there.identity() != self.log.identity()
+        }))
     }
 
     /// The catalog, and the bytes of its file.
@@ -181,7 +188,7 @@ impl Live {
             offset,
             defect,
         })?;
-        Ok((catalog, bytes))
+        Ok((directory::with_copies(&*self.media, &self.dir, catalog)?, bytes))
     }
 
     /// How its segments are opened: to be read.

@@ -1,0 +1,44 @@
+//! Kinds of stores.
+
+use crate::media::Hardware;
+use caliburn::{Class, Policy};
+
+/// Kinds of stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// With the redo policy.
+    Redo,
+    /// With the undo policy, in the page cache.
+    Undo,
+    /// With the undo policy, in persistent memory.
+    Persistent,
+    /// With the redo policy; the segment is a file that was adopted, and only declared bytes reach it.
+    Adopted,
+    /// With the redo policy, and two copies of the log.
+    Duplex,
+}
+
+impl Flavour {
+    /// How it recovers.
+    pub fn policy(self) -> Policy {
+        match self {
+            Flavour::Redo | Flavour::Adopted | Flavour::Duplex => Policy::Redo,
+            Flavour::Undo | Flavour::Persistent => Policy::Undo,
+        }
+    }
+
+    /// Whether its segments get all of what is in its log.
+    pub fn logs_all(self) -> bool {
+        matches!(self, Flavour::Redo | Flavour::Duplex)
+    }
+
+    /// The machine for it.
+    pub fn hardware(self) -> Hardware {
+        Hardware { persistent: self == Flavour::Persistent, short: false }
+    }
+
+    /// The most that a commit survives.
+    pub fn reach(self) -> Class {
+        if self == Flavour::Undo { Class::Process } else { Class::Power }
+    }
+}
