@@ -222,6 +222,7 @@ const TREES: [Tree; 12] = [
             "credentials",
             "rights",
             "process_id",
+            "log_plan",
             "id",
             "chase",
             "family",

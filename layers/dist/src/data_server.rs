@@ -11,6 +11,10 @@
 //! | `CALIBURN_NODES` | a file of nodes ([`Cluster::read_nodes`]), in place of etcd |
 //! | `CALIBURN_AUTHORITY`, `CALIBURN_CERTIFICATE`, `CALIBURN_KEY` | PEM files, if peers have certificates |
 //! | `CALIBURN_QUOTA` | bytes that its segments and its log may have together |
+//! | `CALIBURN_LOG`, `CALIBURN_LOG_BYTES` | where its log is, and how long |
+//! | `CALIBURN_DUPLEX_LOG` | a second copy of it, or `none` |
+//! | `CALIBURN_FORMER_LOGS` | where it was, or a copy of it, with colons between: it comes from there |
+//! | `CALIBURN_RECOVERY_MS` | how long a recovery may take: so often the log is truncated |
 //! | `CALIBURN_DAEMON` | `number=address` of the daemon, which says what users may do; without, whoever has a certificate may do all |
 //! | `CALIBURN_SUPERVISOR` | its process: the server ends with it |
 //! | `NOTIFY_SOCKET` | where it says that it serves, as systemd wants it |
@@ -21,6 +25,7 @@ use crate::credentials::{Credentials, CredentialsError, Peer, node_name};
 use crate::keep::etcd::{Etcd, KeepError};
 use crate::keep::keeper::Keeper;
 use crate::keep::names::Names;
+use crate::log_plan::LogPlan;
 use crate::node::{Builder, Node as Running, ServeError};
 use crate::process_id::ProcessId;
 use crate::proto::admin::admin_client::AdminClient;
@@ -39,7 +44,7 @@ use tokio::sync::{oneshot, watch};
 use tonic::service::RoutesBuilder;
 
 /// All that a process can be told in.
-pub(crate) const VARIABLES: [&str; 13] = [
+pub(crate) const VARIABLES: [&str; 18] = [
     "CALIBURN_SERVER",
     "CALIBURN_CLUSTER",
     "CALIBURN_NUMBER",
@@ -51,6 +56,11 @@ pub(crate) const VARIABLES: [&str; 13] = [
     "CALIBURN_CERTIFICATE",
     "CALIBURN_KEY",
     "CALIBURN_QUOTA",
+    "CALIBURN_LOG",
+    "CALIBURN_LOG_BYTES",
+    "CALIBURN_DUPLEX_LOG",
+    "CALIBURN_RECOVERY_MS",
+    "CALIBURN_FORMER_LOGS",
     "CALIBURN_DAEMON",
     "CALIBURN_SUPERVISOR",
 ];
@@ -76,6 +86,8 @@ pub struct Environment {
     pub certificates: Option<[PathBuf; 3]>,
     /// Bytes of segments and log.
     pub quota: Option<u64>,
+    /// Where its log is.
+    pub log: LogPlan,
     /// The daemon's number and address.
     pub daemon: Option<(u64, String)>,
     /// The process that supervises it.
@@ -157,6 +169,14 @@ impl Environment {
             nodes: get("CALIBURN_NODES").map(PathBuf::from),
             certificates,
             quota: number("CALIBURN_QUOTA")?,
+            log: LogPlan {
+                path: get("CALIBURN_LOG").map(PathBuf::from),
+                bytes: number("CALIBURN_LOG_BYTES")?,
+                second: get("CALIBURN_DUPLEX_LOG").map(|path| (path != "none").then(|| path.into())),
+                recovery: number("CALIBURN_RECOVERY_MS")?.map(Duration::from_millis),
+                former: get("CALIBURN_FORMER_LOGS")
+                    .map_or_else(Vec::new, |all| all.split(':').map(PathBuf::from).collect()),
+            },
             daemon: daemon.transpose()?,
             supervisor: supervisor.transpose()?,
         })
@@ -210,6 +230,7 @@ impl Environment {
             all.push(("CALIBURN_KEY", path(key)));
         }
         all.extend(self.quota.map(|quota| ("CALIBURN_QUOTA", quota.to_string())));
+        all.extend(self.log.variables());
         all.extend(self.daemon.iter().map(|(number, at)| ("CALIBURN_DAEMON", format!("{number}={at}"))));
         all.extend(self.supervisor.map(|pid| ("CALIBURN_SUPERVISOR", pid.to_string())));
         all
@@ -319,8 +340,8 @@ impl DataServer {
 
     /// The node that it is, to be given segments and started.
     pub fn builder(&self) -> Builder {
-        let Environment { number, store, quota, .. } = &self.environment;
-        let mut node = Running::builder(self.cluster.clone(), *number, store);
+        let Environment { number, store, quota, log, .. } = &self.environment;
+        let mut node = Running::builder(self.cluster.clone(), *number, store).log(log.clone());
         if let Some(etcd) = &self.etcd {
             node = node.keeper(Keeper::Etcd(etcd.clone()));
         }
@@ -532,6 +553,13 @@ mod tests {
             nodes: Some("/n".into()),
             certificates: Some(["/a".into(), "/c".into(), "/k".into()]),
             quota: Some(1 << 30),
+            log: LogPlan {
+                path: Some("/log".into()),
+                bytes: Some(1 << 20),
+                second: Some(None),
+                recovery: Some(Duration::from_millis(500)),
+                former: vec!["/before".into(), "/and before".into()],
+            },
             daemon: Some((1, "https://127.0.0.1:4100".into())),
             supervisor: ProcessId::of(std::process::id()),
         };

@@ -32,6 +32,7 @@ pub mod id;
 pub mod keep;
 pub mod letter;
 pub mod link;
+pub mod log_plan;
 pub mod node;
 pub mod process_id;
 pub mod proto;

@@ -24,6 +24,7 @@ mod recover;
 mod restore;
 mod rvmutl;
 mod salvage;
+mod server_log;
 mod show;
 mod size;
 mod text;

@@ -7,7 +7,9 @@
 //!   caliburn node start -n /var/lib/caliburn bank
 //! ```
 
-use crate::{Failure, configuration::Configuration, size, text, undecided};
+use crate::configuration::Configuration;
+use crate::server_log::{ServerLog, absolute};
+use crate::{Failure, size, text, undecided};
 use caliburn_dist::cluster::root;
 use caliburn_dist::commit::word::Node as NodeNumber;
 use caliburn_dist::daemon::Daemon;
@@ -153,6 +155,8 @@ struct AddServer {
     /// PEM file: the key of that.
     #[arg(long)]
     key: Option<PathBuf>,
+    #[command(flatten)]
+    log: ServerLog,
     /// The program, and its arguments, after `--`.
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -173,6 +177,8 @@ struct ChangeServer {
     /// The user who may start, stop, restart and crash it too; '' is nobody.
     #[arg(long)]
     owner: Option<String>,
+    #[command(flatten)]
+    log: ServerLog,
     /// The program, and its arguments, after `--`.
     #[arg(last = true)]
     command: Vec<String>,
@@ -431,14 +437,8 @@ fn status_json(status: &Status) -> serde_json::Value {
     json!({"name": server.name, "number": server.number, "command": server.command, "arguments": server.arguments,
         "listen": server.listen, "directory": server.directory, "restarts": server.restarts, "quota": server.quota,
         "owner": server.owner, "wanted": server.wanted, "state": state_name(status.state()),
-        "process": status.process, "starts": status.starts, "ended": status.ended})
-}
-
-/// Whatever directory the node is run in.
-fn absolute(path: &Option<PathBuf>) -> Result<String, Failure> {
-    let Some(path) = path else { return Ok(String::new()) };
-    let path = std::path::absolute(path)?;
-    path.into_os_string().into_string().map_err(|path| format!("{path:?} is not UTF-8").into())
+        "process": status.process, "starts": status.starts, "ended": status.ended,
+        "log": server.log.map(|log| json!({"path": log.path, "bytes": log.bytes, "second": log.second, "recovery_ms": log.recovery_ms}))})
 }
 
 /// A program that is named by a path is that one, whatever directory the node is run in.
@@ -461,6 +461,7 @@ impl AddServer {
             owner: self.owner.clone(),
             certificate: absolute(&self.certificate)?,
             key: absolute(&self.key)?,
+            log: self.log.said()?,
             ..Server::default()
         };
         self.contact.admin()?.add_server(server).await.map_err(said)?;
@@ -470,8 +471,10 @@ impl AddServer {
 
 impl ChangeServer {
     async fn run(&self) -> Result<ExitCode, Failure> {
-        if self.restart.is_none() && self.quota.is_none() && self.owner.is_none() && self.command.is_empty() {
-            return Err("name what is to change: --restart, --quota, --owner, or the command after --".into());
+        let log = self.log.said()?;
+        let others = self.restart.is_none() && self.quota.is_none() && self.owner.is_none();
+        if others && log.is_none() && self.command.is_empty() {
+            return Err("name what is to change: see --help".into());
         }
         let change = Change {
             name: self.name.clone(),
@@ -480,6 +483,7 @@ impl ChangeServer {
             owner: self.owner.clone(),
             command: self.command.first().map(|command| program(command)).transpose()?,
             arguments: self.command.iter().skip(1).cloned().collect(),
+            log,
         };
         self.contact.admin()?.change_server(change).await.map_err(said)?;
         self.contact.done(&format!("server {:?} is changed, when it is started next", self.name))

@@ -217,6 +217,43 @@ fn servers_do_what_they_are_told() {
 }
 
 #[test]
+fn a_servers_log_is_where_and_what_it_is_to_be() {
+    let (node, daemon) = Node::new();
+    daemon.says(&["start", "bank"]);
+    let disks = tempfile::tempdir().unwrap();
+    let at = |name: &str| disks.path().join(name);
+    let change = |arguments: &[&str]| {
+        daemon.says(&[&["change-server", "bank"], arguments].concat());
+        daemon.says(&["restart", "bank"]);
+        let line = ["info", "--json", "--outside", disks.path().to_str().unwrap()];
+        let info = Command::new(CALIBURN).args(line).arg(node.dir().join("servers/bank")).output().unwrap();
+        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+        (info["log"]["path"].clone(), info["log"]["second"].clone(), info["log"]["bytes"].clone())
+    };
+    let named = |name: &str| serde_json::json!(at(name));
+    let (first, second, third) = (at("first"), at("second"), at("third"));
+    let [first, second, third] = [&first, &second, &third].map(|path| path.to_str().unwrap());
+    let all = ["--log", first, "--log-bytes", "1M", "--duplex-log", second, "--recovery-target", "100ms"];
+    assert_eq!(change(&all), (named("first"), named("second"), serde_json::json!(1 << 20)));
+    assert_eq!(daemon.server("bank")["log"]["recovery_ms"], 100);
+    // One of them is lost; the next start makes it again.
+    daemon.says(&["crash", "bank"]);
+    std::fs::remove_file(first).unwrap();
+    daemon.says(&["start", "bank"]);
+    assert!(at("first").exists());
+    // It moves on with one copy.
+    assert_eq!(change(&["--simplex-log"]).1, serde_json::Value::Null);
+    assert_eq!(
+        change(&["--log", third]),
+        (named("third"), serde_json::Value::Null, serde_json::json!(1 << 20))
+    );
+    let refused = error(&daemon.node(&["change-server", "bank", "--log-bytes", "100"]));
+    assert!(refused.contains("at least 64 KiB"), "{refused}");
+    let refused = error(&daemon.node(&["change-server", "bank"]));
+    assert!(refused.contains("name what is to change"), "{refused}");
+}
+
+#[test]
 fn a_node_ends_in_good_order_and_stays_what_it_is() {
     let (node, mut daemon) = Node::new();
     let dir = node.dir();

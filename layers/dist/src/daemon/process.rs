@@ -3,6 +3,7 @@
 use super::events::Events;
 use super::keeping::{Action, GRACE, Input, Keeping};
 use crate::data_server::{Environment, VARIABLES};
+use crate::log_plan::LogPlan;
 use crate::process_id::ProcessId;
 use crate::proto::admin::{Server, State, Status};
 use caliburn_os::host::kill_group;
@@ -226,7 +227,7 @@ impl Process {
     }
 
     fn spawn(&mut self) -> io::Result<Child> {
-        let Server { name, number, command, arguments, listen, directory, quota, .. } = &self.server;
+        let Server { name, number, command, arguments, listen, directory, quota, log, .. } = &self.server;
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let own = &self.around.environment;
         let store = match &**directory {
@@ -245,6 +246,7 @@ impl Process {
             listen: Some(listen),
             certificates,
             quota: (*quota != 0).then_some(*quota),
+            log: log.as_ref().map(LogPlan::of).unwrap_or_default(),
             daemon: own.listen.map(|at| (own.number, own.reached_at(at))),
             supervisor: ProcessId::of(std::process::id()),
             ..own.clone()

@@ -6,6 +6,7 @@ use super::table;
 use crate::credentials::{Peer, is_label};
 use crate::data_server::is_reachable;
 use crate::id::Tid;
+use crate::log_plan;
 use crate::node::Node;
 use crate::node::call::Call;
 use crate::proto::admin::admin_server::Admin;
@@ -198,6 +199,7 @@ impl Admin for Service {
             let (servers, users) = table::all(call)?;
             asker.may(&users, None)?;
             check(&new, &servers, own, (secured, found))?;
+            log_plan::check(new.log.as_ref()).map_err(Status::invalid_argument)?;
             if servers.iter().any(|there| there.name == new.name) {
                 return Err(Status::already_exists(format!("server {:?} is there already", new.name)));
             }
@@ -213,11 +215,13 @@ impl Admin for Service {
             let (servers, users) = table::all(call)?;
             asker.may(&users, None)?;
             let mut there = server(&servers, &change.name)?;
-            let Change { name: _, restarts, quota, owner, command, arguments } = change;
+            let Change { name: _, restarts, quota, owner, command, arguments, log } = change;
             there.restarts = restarts.unwrap_or(there.restarts);
             there.quota = quota.unwrap_or(there.quota);
             there.owner = owner.unwrap_or(there.owner);
             is_owner(&there.owner)?;
+            log_plan::change(&mut there.log, log);
+            log_plan::check(there.log.as_ref()).map_err(Status::invalid_argument)?;
             if let Some(command) = command {
                 (there.command, there.arguments) = (command, arguments);
             }

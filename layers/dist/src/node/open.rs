@@ -6,6 +6,7 @@ use crate::commit::word::{Incarnation, Node as NodeId, Outcome, Participants};
 use crate::host::{Host, Patience};
 use crate::id::Tid;
 use crate::keep::keeper::Keeper;
+use crate::log_plan::LogPlan;
 use crate::node::call::Call;
 use crate::node::core::{Core, Found};
 use crate::node::error::NodeError;
@@ -101,6 +102,7 @@ pub struct Builder {
     replicated: Option<Replicated>,
     rights: Option<Rights>,
     quota: Option<u64>,
+    log: LogPlan,
     hooks: Hooks,
     mapped: Option<Mapped>,
     wall: fn() -> u64,
@@ -123,6 +125,7 @@ impl Node {
             replicated: None,
             rights: None,
             quota: None,
+            log: LogPlan::default(),
             hooks: Hooks::default(),
             mapped: None,
             wall: wall_ns,
@@ -200,6 +203,12 @@ impl Builder {
         self
     }
 
+    /// Where its log is, how long, and of how many copies, whatever the [options](Builder::options) say.
+    pub fn log(mut self, plan: LogPlan) -> Builder {
+        self.log = plan;
+        self
+    }
+
     /// Bytes that its segments and its log may have together; it does not start with more.
     pub fn quota(mut self, bytes: u64) -> Builder {
         self.quota = Some(bytes);
@@ -264,8 +273,9 @@ impl Builder {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
         let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
-        let (keeper, first, hooks, rights, quota) =
-            (self.keeper, self.first, self.hooks, self.rights, self.quota);
+        let (keeper, first, hooks, rights, quota, log) =
+            (self.keeper, self.first, self.hooks, self.rights, self.quota, self.log);
+        log.set(&mut options);
         let (wall, forgets_clock, tell_mapped) = (self.wall, self.forgets_clock, self.mapped);
         let replicated = match (&self.replicated, &keeper) {
             (None, _) => None,
@@ -288,6 +298,7 @@ impl Builder {
             patience,
             first,
             quota,
+            log,
             forgets_clock,
             tell_mapped,
             copies: copies.clone(),
@@ -360,6 +371,7 @@ struct Opening {
     patience: Patience,
     first: Option<First>,
     quota: Option<u64>,
+    log: LogPlan,
     forgets_clock: bool,
     tell_mapped: Option<Mapped>,
     copies: Option<Copies>,
@@ -409,6 +421,7 @@ impl Opening {
     ) -> Result<(), NodeError> {
         let store = self.options.clone().create(true).open(&self.path);
         let store = store.map_err(|error| NodeError::Open(self.path.clone(), error))?;
+        self.log.tune(&store).map_err(|error| NodeError::Open(self.path.clone(), error))?;
         self.is_within(&store)?;
         let map = |name: &str, bytes: u64| {
             let segment = store.segment_or_create(name, bytes);

@@ -309,21 +309,27 @@ impl Redo {
         self.storage.media.exists(&self.storage.dir.join(copies::COPIES))
     }
 
-    /// Gives the log as many media as options say.
+    /// Gives the log a second medium, if options say so.
     pub(super) fn duplex(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
+        let Copies::Two(path) = &settings.copies else { return Ok(()) };
         let _one = self.relocating.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match &settings.copies {
-            Copies::AsBefore => Ok(()),
-            Copies::One => self.begin_simplex(),
-            Copies::Two(path) => match self.begin_duplex(path) {
-                // It was lost when the program could not be asked.
-                Err(error) if opening && self.is_duplex() => {
-                    tracing::error!(%error, "the log has one copy");
-                    self.storage.failure().map_err(|failure| self.failed(failure))
-                }
-                done => done,
-            },
+        match self.begin_duplex(path) {
+            // It was lost when the program could not be asked.
+            Err(error) if opening && self.is_duplex() => {
+                tracing::error!(%error, "the log has one copy");
+                self.storage.failure().map_err(|failure| self.failed(failure))
+            }
+            done => done,
         }
+    }
+
+    /// Takes the second one from it, if options say so.
+    pub(super) fn simplex(&self, settings: &Settings) -> Result<(), OpenError> {
+        let _one = self.relocating.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !matches!(settings.copies, Copies::One) || !self.is_duplex() {
+            return Ok(());
+        }
+        self.hold_up("give the log one copy in", &self.storage.dir, || self.keep_one())
     }
 
     /// Those that it has, and the one that it has lost.
@@ -439,13 +445,6 @@ impl Redo {
         let wiped = STATUS_AT.map(|at| medium.write_at(&[0; BLOCK], at));
         let _ = wiped.into_iter().collect::<io::Result<()>>().and_then(|()| medium.sync());
         self.storage.drop_claim(path);
-    }
-
-    fn begin_simplex(&self) -> Result<(), OpenError> {
-        if !self.is_duplex() {
-            return Ok(());
-        }
-        self.hold_up("give the log one copy in", &self.storage.dir, || self.keep_one())
     }
 
     fn keep_one(&self) -> Result<(), OpenError> {

@@ -349,6 +349,8 @@ impl Recovery for Redo {
     }
 
     fn arrange(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
+        // A log with two copies stays where it is: one that is to have one copy may go.
+        self.simplex(settings)?;
         self.relocate(settings, opening)?;
         self.duplex(settings, opening)
     }
