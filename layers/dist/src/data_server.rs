@@ -14,6 +14,7 @@
 //! | `CALIBURN_LOG`, `CALIBURN_LOG_BYTES` | where its log is, and how long |
 //! | `CALIBURN_DUPLEX_LOG` | a second copy of it, or `none` |
 //! | `CALIBURN_FORMER_LOGS` | where it was, or a copy of it, with colons between: it comes from there |
+//! | `CALIBURN_DUMPS`, `CALIBURN_DUMP_AT` | where dumps of its store go, and at which times of day, in UTC |
 //! | `CALIBURN_RECOVERY_MS` | how long a recovery may take: so often the log is truncated |
 //! | `CALIBURN_DAEMON` | `number=address` of the daemon, which says what users may do; without, whoever has a certificate may do all |
 //! | `CALIBURN_SUPERVISOR` | its process: the server ends with it |
@@ -22,6 +23,7 @@
 use crate::cluster::{Cluster, NameError};
 use crate::commit::word::Node;
 use crate::credentials::{Credentials, CredentialsError, Peer, node_name};
+use crate::dumping::dump_again_and_again;
 use crate::keep::etcd::{Etcd, KeepError};
 use crate::keep::keeper::Keeper;
 use crate::keep::names::Names;
@@ -44,7 +46,7 @@ use tokio::sync::{oneshot, watch};
 use tonic::service::RoutesBuilder;
 
 /// All that a process can be told in.
-pub(crate) const VARIABLES: [&str; 18] = [
+pub(crate) const VARIABLES: [&str; 20] = [
     "CALIBURN_SERVER",
     "CALIBURN_CLUSTER",
     "CALIBURN_NUMBER",
@@ -61,6 +63,8 @@ pub(crate) const VARIABLES: [&str; 18] = [
     "CALIBURN_DUPLEX_LOG",
     "CALIBURN_RECOVERY_MS",
     "CALIBURN_FORMER_LOGS",
+    "CALIBURN_DUMPS",
+    "CALIBURN_DUMP_AT",
     "CALIBURN_DAEMON",
     "CALIBURN_SUPERVISOR",
 ];
@@ -176,6 +180,10 @@ impl Environment {
                 recovery: number("CALIBURN_RECOVERY_MS")?.map(Duration::from_millis),
                 former: get("CALIBURN_FORMER_LOGS")
                     .map_or_else(Vec::new, |all| all.split(':').map(PathBuf::from).collect()),
+                dumps: get("CALIBURN_DUMPS").map(PathBuf::from),
+                dump_at: get("CALIBURN_DUMP_AT")
+                    .map(|at| parsed("CALIBURN_DUMP_AT", at, TIMES))
+                    .transpose()?,
             },
             daemon: daemon.transpose()?,
             supervisor: supervisor.transpose()?,
@@ -285,6 +293,9 @@ pub struct DataServer {
     gone: Gone,
     unregistered: bool,
 }
+
+/// What times of day are like.
+const TIMES: &str = "times of day in UTC, such as 03:00,15:30";
 
 /// Turns true when whoever supervises the process has ended.
 type Gone = watch::Receiver<bool>;
@@ -420,6 +431,7 @@ impl DataServer {
         };
         tokio::select! {
             served = node.serve_on(listener, add) => Ok(served?),
+            never = dump_again_and_again(node, &self.environment.log) => match never {},
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
             _ = gone.wait_for(|gone| *gone) => Ok(()),
@@ -559,6 +571,8 @@ mod tests {
                 second: Some(None),
                 recovery: Some(Duration::from_millis(500)),
                 former: vec!["/before".into(), "/and before".into()],
+                dumps: Some("/dumps".into()),
+                dump_at: Some("03:00".parse().unwrap()),
             },
             daemon: Some((1, "https://127.0.0.1:4100".into())),
             supervisor: ProcessId::of(std::process::id()),

@@ -26,6 +26,7 @@ pub mod commit;
 pub mod credentials;
 pub mod daemon;
 pub mod data_server;
+mod dumping;
 pub mod family;
 pub mod host;
 pub mod id;
@@ -38,6 +39,7 @@ pub mod process_id;
 pub mod proto;
 pub mod rights;
 pub mod scope;
+pub mod timetable;
 pub mod travelling;
 pub mod wire;
 

@@ -3,6 +3,7 @@
 //! 3.2): what is not said stays as it is. It holds from the next start on.
 
 use crate::proto::admin;
+use crate::timetable::Timetable;
 use caliburn_engine::{OpenError, Options, Store, Tuning};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,6 +25,10 @@ pub struct LogPlan {
     pub recovery: Option<Duration>,
     /// Where it was, or a copy of it, which it may come from.
     pub former: Vec<PathBuf>,
+    /// Where dumps of the store go.
+    pub dumps: Option<PathBuf>,
+    /// When they are made.
+    pub dump_at: Option<Timetable>,
 }
 
 impl LogPlan {
@@ -36,6 +41,8 @@ impl LogPlan {
             second,
             recovery: log.recovery_ms.map(Duration::from_millis),
             former: log.former.iter().map(Into::into).collect(),
+            dumps: log.dumps.as_ref().map(Into::into),
+            dump_at: log.dump_at.as_ref().and_then(|times| times.parse().ok()),
         }
     }
 
@@ -68,6 +75,8 @@ impl LogPlan {
             ("CALIBURN_LOG_BYTES", self.bytes.map(|bytes| bytes.to_string())),
             ("CALIBURN_DUPLEX_LOG", second),
             ("CALIBURN_RECOVERY_MS", self.recovery.map(|time| time.as_millis().to_string())),
+            ("CALIBURN_DUMPS", self.dumps.as_ref().map(path)),
+            ("CALIBURN_DUMP_AT", self.dump_at.as_ref().map(Timetable::to_string)),
             ("CALIBURN_FORMER_LOGS", Some(former).filter(|former| !former.is_empty())),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value?)))
@@ -84,22 +93,30 @@ fn percent(recovery: Duration, log_bytes: u64) -> u8 {
 pub(crate) fn change(log: &mut Option<admin::Log>, change: Option<admin::Log>) {
     let Some(change) = change else { return };
     let log = log.get_or_insert_default();
-    let admin::Log { path, bytes, second, recovery_ms, former: _ } = change;
+    let admin::Log { path, bytes, second, recovery_ms, former: _, dumps, dump_at } = change;
     for (now, next) in [(&mut log.path, path), (&mut log.second, second)] {
         let Some(next) = next else { continue };
         let before = now.replace(next).filter(|before| !before.is_empty() && !log.former.contains(before));
         log.former.extend(before);
     }
     log.bytes = bytes.or(log.bytes);
+    log.dumps = dumps.or(log.dumps.take());
+    log.dump_at = dump_at.or(log.dump_at.take());
     log.recovery_ms = recovery_ms.or(log.recovery_ms);
 }
 
 /// Why one can't be had.
 pub(crate) fn check(log: Option<&admin::Log>) -> Result<(), String> {
     let Some(log) = log else { return Ok(()) };
-    let paths = log.path.iter().chain(log.second.iter().filter(|path| !path.is_empty()));
+    let paths = log.path.iter().chain(log.second.iter().filter(|path| !path.is_empty())).chain(&log.dumps);
     if let Some(path) = paths.into_iter().find(|path| !path.starts_with('/')) {
         return Err(format!("{path:?} is not absolute: the node may run in another directory"));
+    }
+    if let Some(times) = log.dump_at.as_ref().filter(|times| !times.is_empty()) {
+        times.parse::<Timetable>().map_err(|error| error.to_string())?;
+        if log.dumps.is_none() {
+            return Err("times of dumps need a directory that they go to".into());
+        }
     }
     match (log.bytes, log.recovery_ms) {
         (Some(bytes), _) if bytes < 64 << 10 || !bytes.is_multiple_of(4096) => {
@@ -136,6 +153,8 @@ mod tests {
             (said(None, Some("b"), None), "not absolute"),
             (said(None, None, Some(100)), "64 KiB"),
             (admin::Log { recovery_ms: Some(0), ..admin::Log::default() }, "no time"),
+            (admin::Log { dump_at: Some("03:00".into()), ..admin::Log::default() }, "a directory"),
+            (admin::Log { dump_at: Some("3".into()), ..admin::Log::default() }, "times of day"),
         ] {
             assert!(check(Some(&wrong)).unwrap_err().contains(why));
         }

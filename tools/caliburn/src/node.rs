@@ -156,7 +156,7 @@ struct AddServer {
     #[arg(long)]
     key: Option<PathBuf>,
     #[command(flatten)]
-    log: ServerLog,
+    log: Box<ServerLog>,
     /// The program, and its arguments, after `--`.
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -178,7 +178,7 @@ struct ChangeServer {
     #[arg(long)]
     owner: Option<String>,
     #[command(flatten)]
-    log: ServerLog,
+    log: Box<ServerLog>,
     /// The program, and its arguments, after `--`.
     #[arg(last = true)]
     command: Vec<String>,
@@ -438,7 +438,7 @@ fn status_json(status: &Status) -> serde_json::Value {
         "listen": server.listen, "directory": server.directory, "restarts": server.restarts, "quota": server.quota,
         "owner": server.owner, "wanted": server.wanted, "state": state_name(status.state()),
         "process": status.process, "starts": status.starts, "ended": status.ended,
-        "log": server.log.map(|log| json!({"path": log.path, "bytes": log.bytes, "second": log.second, "recovery_ms": log.recovery_ms}))})
+        "log": server.log.map(|log| json!({"path": log.path, "bytes": log.bytes, "second": log.second, "recovery_ms": log.recovery_ms, "dumps": log.dumps, "dump_at": log.dump_at}))})
 }
 
 /// A program that is named by a path is that one, whatever directory the node is run in.

@@ -1,4 +1,5 @@
-//! Where the log of a node's data server is: arguments of `node add-server` and `node change-server`.
+//! Where the log of a node's data server is, and when it is dumped: arguments of `node add-server` and `node
+//! change-server`.
 
 use crate::{Failure, size};
 use caliburn_dist::proto::admin::Log;
@@ -24,6 +25,12 @@ pub struct ServerLog {
     /// How long a recovery of it may take, such as 100ms: its log is truncated as often as that takes.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     recovery_target: Option<Duration>,
+    /// Directory to which dumps of its store go.
+    #[arg(long, value_name = "DIRECTORY")]
+    dumps: Option<PathBuf>,
+    /// When they are made: times of day in UTC, such as 03:00,15:30; '' is never.
+    #[arg(long, value_name = "TIMES")]
+    dump_at: Option<String>,
 }
 
 /// Whatever directory the node is run in; empty if none is named.
@@ -45,6 +52,8 @@ impl ServerLog {
             second: second.or(self.simplex_log.then(String::new)),
             recovery_ms: self.recovery_target.map(|time| time.as_millis() as u64),
             former: Vec::new(),
+            dumps: named(&self.dumps)?,
+            dump_at: self.dump_at.clone(),
         };
         Ok((log != Log::default()).then_some(log))
     }

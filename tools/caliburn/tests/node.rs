@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const CALIBURN: &str = env!("CARGO_BIN_EXE_caliburn");
 
@@ -247,6 +247,24 @@ fn a_servers_log_is_where_and_what_it_is_to_be() {
         change(&["--log", third]),
         (named("third"), serde_json::Value::Null, serde_json::json!(1 << 20))
     );
+    // A dump is made two seconds from now.
+    let times = [2, 4, 6]
+        .map(|later| humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(later)));
+    let times = times.map(|time| time.to_string()[11..19].to_owned()).join(",");
+    change(&["--dumps", at("dumps").to_str().unwrap(), "--dump-at", &times]);
+    let until = Instant::now() + Duration::from_secs(60);
+    let dump = loop {
+        let found = std::fs::read_dir(at("dumps")).into_iter().flatten().flatten().map(|entry| entry.path());
+        if let Some(dump) = found.into_iter().find(|path| path.extension().is_some_and(|end| end == "dump")) {
+            break dump;
+        }
+        assert!(Instant::now() < until, "no dump is made");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let restored = Command::new(CALIBURN).arg("restore").arg(dump).arg(at("restored")).output().unwrap();
+    assert!(restored.status.success(), "{}", error(&restored));
+    let refused = error(&daemon.node(&["change-server", "bank", "--dump-at", "3 o'clock"]));
+    assert!(refused.contains("times of day"), "{refused}");
     let refused = error(&daemon.node(&["change-server", "bank", "--log-bytes", "100"]));
     assert!(refused.contains("at least 64 KiB"), "{refused}");
     let refused = error(&daemon.node(&["change-server", "bank"]));

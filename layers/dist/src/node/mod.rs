@@ -23,6 +23,7 @@
 pub mod call;
 pub(crate) mod core;
 mod deadlocks;
+mod dumps;
 mod ending;
 mod error;
 mod guard;

@@ -13,11 +13,12 @@
 use crate::commit::word::{Incarnation, Node as NodeId};
 use crate::keep::etcd::Etcd;
 use crate::keep::log::{NodeLog, each_part, head_of_store, store_of};
+use crate::node::dumps;
 use crate::node::error::NodeError;
-use caliburn_engine::{DumpOptions, Info, OpenError, Options, RestoreOptions, Store};
+use caliburn_engine::{Info, OpenError, Options, RestoreOptions, Store};
 use caliburn_os::simulated::planted;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -200,26 +201,9 @@ impl Copies {
     /// Steps 4 and 5, or the same later: makes a dump, durably, and lets go what it has of the log.
     pub fn dump(&self, store: &Store) -> Result<(), NodeError> {
         let _one = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        let making = self.dumps.dir.join(format!("{}{}{MAKING}", self.dumps.prefix, self.log.store()));
-        let done = self.dump_to(store, &making);
-        if done.is_err() {
-            _ = fs::remove_file(&making);
-        }
-        done
-    }
-
-    fn dump_to(&self, store: &Store, making: &Path) -> Result<(), NodeError> {
         let (dir, prefix, id) = (&self.dumps.dir, &self.dumps.prefix, self.log.store());
-        let fail = NodeError::io;
-        fs::create_dir_all(dir).map_err(fail("make", dir))?;
-        let mut file = BufWriter::new(File::create(making).map_err(fail("make", making))?);
-        let dumped = store.dump(&DumpOptions::new(), &mut file);
-        let dumped = dumped.map_err(|error| NodeError::Backup(making.to_owned(), Box::new(error)))?;
-        file.flush().map_err(fail("write", making))?;
-        file.get_ref().sync_all().map_err(fail("force", making))?;
-        let made = dir.join(format!("{prefix}{id}-{:020}{DUMP}", dumped.lsn));
-        fs::rename(making, &made).map_err(fail("name", &made))?;
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(fail("force", dir))?;
+        let name = |lsn| format!("{prefix}{id}-{lsn:020}{DUMP}");
+        let (dumped, made) = dumps::write(store, dir, &format!("{prefix}{id}{MAKING}"), name)?;
         self.log.settle(dumped.lsn).map_err(|error| NodeError::Log(error.to_string()))?;
         // Of this store, and the one that it has succeeded. Whoever has taken over meanwhile has another one.
         let former = self.named.iter().filter(|named| **named != id);
@@ -227,7 +211,7 @@ impl Copies {
             for older in self.dumps.of(store)?.into_iter().filter(|path| *path != made) {
                 match fs::remove_file(&older) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(fail("remove", &older)(error));
+                        return Err(NodeError::io("remove", &older)(error));
                     }
                     _ => {}
                 }

@@ -6,6 +6,7 @@ use crate::credentials::Peer;
 use crate::id::{News, Path, Tid};
 use crate::node::call::{Call, Coming, execute};
 use crate::node::core::Core;
+use crate::node::dumps;
 use crate::node::error::NodeError;
 use crate::node::guard::may_be_of;
 use crate::node::outside::Outside;
@@ -17,6 +18,7 @@ use crate::scope::{Scope, Untold};
 use crate::wire::{self, Context};
 use caliburn_nest::Timestamp;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -180,6 +182,22 @@ impl Node {
         Err(Status::failed_precondition(format!(
             "this node is of cluster {own:?}, and the peer of {cluster:?}"
         )))
+    }
+
+    /// Makes a dump of its store in a directory now; its file, which is named after the cluster, the node, and
+    /// where in the log the dump ends.
+    ///
+    /// # Errors
+    /// When it could not be made: nothing is left of it then.
+    pub async fn dump_to(&self, dir: impl Into<PathBuf>) -> Result<PathBuf, NodeError> {
+        let prefix = format!("{}-{}", self.0.outside.cluster.id(), self.number());
+        let dir = dir.into();
+        let done = self.on_thread(true, move |core| {
+            let making = format!(".{prefix}.making");
+            dumps::write(core.store, &dir, &making, |lsn| format!("{prefix}-{lsn:020}.dump"))
+        });
+        let (_, made) = done.await.map_err(|_| NodeError::Stopped("the node stops"))??;
+        Ok(made)
     }
 
     /// Makes a dump of its store now, and lets go what it has of the log: of a node that is
