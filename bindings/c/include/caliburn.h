@@ -434,9 +434,10 @@ int caliburn_options_set(struct caliburn_options *options, int option, uint64_t 
 // Sets the file or block device for a new store's log. Default: a file in the store.
 int caliburn_options_set_log_path(struct caliburn_options *options, const char *path);
 
-// Has the log written to a second file or block device as well, which is not in the store's directory: either may be
-// lost, lag or lie. 0: the log has one copy again.
-int caliburn_options_set_duplex_log(struct caliburn_options *options, const char *path);
+// Has the log written to a second file or block device as well, which is not in the store's directory: either may
+// be lost, lag or lie. 0: the log has one copy again.
+int caliburn_options_set_duplex_log(struct caliburn_options *options,
+                                    const char *path);
 
 // Lists a file, a block device, or a directory with all that is in it, that the store may name though it is not in
 // its directory: a log, a segment on a device, an adopted file. What is not listed is not touched, since a store

@@ -516,3 +516,70 @@ fn a_copy_of_a_closed_store_leaves_the_originals_second_copy_alone() {
     let store = duplexed(&second).open(&path).unwrap();
     assert_eq!((value(&store), store.query().log_copies), (1, 2));
 }
+
+/// The second disk was not mounted, and the copy was made where it would be; then it is mounted, with what it had.
+#[test]
+fn another_file_in_the_place_of_a_copy_is_no_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, second) = make(&dir);
+    let before = dir.path().join("before");
+    std::fs::rename(&second, &before).unwrap();
+    for _ in 0..2 {
+        let store = duplexed(&second).open(&path).unwrap();
+        assert_eq!(store.query().log_copies, 2);
+        drop(store);
+        crashed(&dir, 2..9);
+        std::fs::remove_file(&second).unwrap();
+        std::fs::copy(&before, &second).unwrap();
+        let store = options(&second).open(&path).unwrap();
+        assert_eq!((value(&store), store.query().log_copies), (8, 1));
+        drop(store);
+        // What is there was a copy, and may be one again.
+        let store = duplexed(&second).open(&path).unwrap();
+        assert_eq!((value(&store), store.query().log_copies), (8, 2));
+    }
+}
+
+/// The list names it, and nobody else.
+#[test]
+fn what_is_there_now_is_not_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, second) = places(&dir);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let first = elsewhere.path().join("first");
+    let mut both = duplexed(&second);
+    drop(both.log_path(&first).open(&path).unwrap());
+    std::fs::write(&first, vec![7; 300 << 10]).unwrap();
+    // Neither if it is not listed, nor if it is.
+    for listed in [false, true] {
+        let mut options = duplexed(&second);
+        if listed {
+            options.outside(elsewhere.path());
+        }
+        let opened = options.open(&path);
+        println!("{:?}", opened.as_ref().err());
+        assert_eq!(opened.is_ok_and(|store| store.query().log_copies == 1), listed);
+        assert!(std::fs::read(&first).unwrap().iter().all(|byte| *byte == 7));
+    }
+}
+
+#[test]
+fn a_copy_of_a_store_opens_beside_its_original() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, second) = make(&dir);
+    let copy = dir.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for file in std::fs::read_dir(&path).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+    }
+    let original = options(&second).open(&path).unwrap();
+    let region = original.segment("data").unwrap().map_all().unwrap();
+    commit_to(&original, &region, 50).unwrap();
+    let mut reads = options(&second);
+    reads.create(false).read_only(true);
+    assert_eq!(value(&reads.open(&copy).unwrap()), 1, "what the original has done since is not the copy's");
+    let store = options(&second).open(&copy).unwrap();
+    assert_eq!((value(&store), store.query().log_copies), (1, 1));
+    assert_eq!(original.query().log_copies, 2);
+}

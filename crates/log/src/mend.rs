@@ -29,11 +29,10 @@ pub fn mend(copies: [&dyn Medium; 2], status: &Status) -> Result<[u64; 2], (usiz
         let mut next = |number: usize| {
             let (window, step) = (&mut windows[number], &mut steps[number]);
             let mut found = window.next(incarnation, capacity, *step, &mut |_| {});
-            if found.is_err() && *step > LITTLE {
-                // Of something that was asked for: perhaps of what is later.
-                *step = LITTLE;
+            if found.is_err() {
+                // Perhaps of something behind the record.
                 window.back_to(at);
-                found = window.next(incarnation, capacity, *step, &mut |_| {});
+                found = window.next(incarnation, capacity, 0, &mut |_| {});
             }
             *step = if matches!(found, Ok(Some(_))) { STEP.min(*step * 2) } else { LITTLE };
             found.ok().flatten().map(|(incarnation, _)| incarnation)
@@ -90,7 +89,7 @@ pub(crate) fn mend_one(pair: &dyn Pair, capacity: u64, at: Lsn, most: u64) -> bo
 fn record_at(medium: &dyn Medium, capacity: u64, at: Lsn, most: u64, incarnation: u32) -> Option<Vec<u8>> {
     let mut len = 0;
     let mut window = Window::new(medium, capacity, at, most);
-    let found = window.next(incarnation, most, LITTLE, &mut |record| len = record.len()).ok()?;
+    let found = window.next(incarnation, most, 0, &mut |record| len = record.len()).ok()?;
     found?;
     let mut bytes = vec![0; len as usize];
     read_ring(medium, capacity, at, &mut bytes).ok()?;

@@ -13,6 +13,7 @@ use crate::host::Lock;
 use crate::medium::{Medium, Pair};
 use crate::simulated::planted;
 use crate::sync::{Mutex, MutexGuard, both};
+use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -30,6 +31,13 @@ pub enum Event {
 
 /// Is told what happens. Of an error the media fail.
 pub type Tell = Box<dyn Fn(Event) -> io::Result<()> + Send + Sync>;
+
+/// Whether an error says that a medium is not there any more, or does not work; not that this process can't have it.
+pub fn is_gone(error: &io::Error) -> bool {
+    let codes = [Errno::NOENT, Errno::NOTDIR, Errno::NXIO, Errno::NODEV, Errno::IO, Errno::NOMEDIUM];
+    let is = |code: &Errno| error.raw_os_error() == Some(code.raw_os_error());
+    codes.iter().any(is) || error.kind() == io::ErrorKind::NotFound
+}
 
 /// Two media that hold the same.
 pub struct Duplex {

@@ -90,9 +90,17 @@ fn percent(recovery: Duration, log_bytes: u64) -> u8 {
 }
 
 /// Takes over what a change says.
-pub(crate) fn change(log: &mut Option<admin::Log>, change: Option<admin::Log>) {
-    let Some(change) = change else { return };
+pub(crate) fn change(log: &mut Option<admin::Log>, change: Option<admin::Log>) -> Result<(), String> {
+    let Some(change) = change else { return Ok(()) };
     let log = log.get_or_insert_default();
+    if change.bytes.is_some_and(|bytes| log.bytes != Some(bytes))
+        && log.path.is_some()
+        && change.path.is_none()
+    {
+        return Err(
+            "a log that is not in its store's directory gets another size in another place: name one".into(),
+        );
+    }
     let admin::Log { path, bytes, second, recovery_ms, former: _, dumps, dump_at } = change;
     for (now, next) in [(&mut log.path, path), (&mut log.second, second)] {
         let Some(next) = next else { continue };
@@ -103,14 +111,23 @@ pub(crate) fn change(log: &mut Option<admin::Log>, change: Option<admin::Log>) {
     log.dumps = dumps.or(log.dumps.take());
     log.dump_at = dump_at.or(log.dump_at.take());
     log.recovery_ms = recovery_ms.or(log.recovery_ms);
+    check(Some(log))
 }
 
 /// Why one can't be had.
 pub(crate) fn check(log: Option<&admin::Log>) -> Result<(), String> {
     let Some(log) = log else { return Ok(()) };
     let paths = log.path.iter().chain(log.second.iter().filter(|path| !path.is_empty())).chain(&log.dumps);
-    if let Some(path) = paths.into_iter().find(|path| !path.starts_with('/')) {
-        return Err(format!("{path:?} is not absolute: the node may run in another directory"));
+    for path in paths {
+        if !path.starts_with('/') {
+            return Err(format!("{path:?} is not absolute: the node may run in another directory"));
+        }
+        if path.contains(':') {
+            return Err(format!("{path:?} has a colon, which is between paths: name it by a link"));
+        }
+    }
+    if log.path.is_some() && log.path == log.second {
+        return Err("a log and its second copy are not in one place".into());
     }
     if let Some(times) = log.dump_at.as_ref().filter(|times| !times.is_empty()) {
         times.parse::<Timetable>().map_err(|error| error.to_string())?;
@@ -140,15 +157,18 @@ mod tests {
             ..admin::Log::default()
         };
         let mut log = None;
-        change(&mut log, None);
+        change(&mut log, None).unwrap();
         assert_eq!(log, None);
-        change(&mut log, Some(said(Some("/a"), Some("/b"), None)));
-        change(&mut log, Some(said(Some("/c"), None, Some(1 << 20))));
-        change(&mut log, Some(said(None, Some(""), None)));
+        change(&mut log, Some(said(Some("/a"), Some("/b"), None))).unwrap();
+        change(&mut log, Some(said(Some("/c"), None, Some(1 << 20)))).unwrap();
+        change(&mut log, Some(said(None, Some(""), None))).unwrap();
         let plan = LogPlan::of(log.as_ref().unwrap());
         assert_eq!((plan.path, plan.second, plan.bytes), (Some("/c".into()), Some(None), Some(1 << 20)));
         assert_eq!(plan.former, [PathBuf::from("/a"), "/b".into()]);
+        assert!(change(&mut log.clone(), Some(said(None, None, Some(2 << 20)))).is_err());
         for (wrong, why) in [
+            (said(Some("/a:b"), None, None), "colon"),
+            (said(Some("/a"), Some("/a"), None), "one place"),
             (said(Some("a"), None, None), "not absolute"),
             (said(None, Some("b"), None), "not absolute"),
             (said(None, None, Some(100)), "64 KiB"),

@@ -100,7 +100,9 @@ fn reach(media: &dyn Media, dir: &Path, catalog: &Catalog, kind: &dyn Kind) -> R
         let medium = media.open(&path, false).map_err(OpenError::io("open", &path))?;
         Ok(kind.survives(&*medium))
     };
-    let mut least = of(kind.keeper(catalog))?;
+    // Of two copies of a log one may be gone.
+    let second = catalog.copies.get(1).map(|second| of(&second.path));
+    let mut least = of(kind.keeper(catalog)).or_else(|error| second.unwrap_or(Err(error)))?;
     for entry in &catalog.segments {
         match of(&entry.path) {
             // One that was adopted may be gone: it weighs when it is there.

@@ -1,6 +1,7 @@
 //! Which media have the log, when there are two, or were: a small file in the store's directory that says so in
 //! place of the catalog. It changes when a medium has failed, which can be at any moment.
 
+use crate::storage::directory::{LOG, OTHER_LOG};
 use crate::storage::error::OpenError;
 use caliburn_log::format::{self, COPIES_MAGIC, CopiesHeader, CopyEntry, Defect};
 use caliburn_log::media_error::MediaError;
@@ -69,6 +70,12 @@ fn decode(bytes: &[u8], store: &Id) -> Result<Vec<LogCopy>, Defect> {
         let (entry, behind) = CopyEntry::read_from_prefix(rest).map_err(|_| short())?;
         let (path, behind) = behind.split_at_checked(entry.path.get() as usize).ok_or_else(short)?;
         let path = PathBuf::from(OsStr::from_bytes(path));
+        if !path.is_absolute() && ![LOG, OTHER_LOG].map(Path::new).contains(&&*path) {
+            let text = format!(
+                "a copy of the log is said to be {path:?}, neither in the store nor an absolute path"
+            );
+            return Err(Defect::Value(text));
+        }
         let lost = entry.lost.get() != 0;
         copies.push(LogCopy { path, place: entry.place.map(|number| number.get()), lost });
         rest = behind;
@@ -129,6 +136,7 @@ mod tests {
         }
         assert!(decode(&encode([7; 16], &[]), &[7; 16]).is_err());
         assert!(decode(&encode([7; 16], &one_lost[1..]), &[7; 16]).is_err());
+        assert!(decode(&encode([7; 16], &[copy("../log", [0; 2])]), &[7; 16]).is_err());
         // Its checksum is right, and it says more than it has.
         let mut bytes = encode([7; 16], &both);
         let at = size_of::<CopiesHeader>() + 16;

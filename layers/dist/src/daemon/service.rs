@@ -220,8 +220,7 @@ impl Admin for Service {
             there.quota = quota.unwrap_or(there.quota);
             there.owner = owner.unwrap_or(there.owner);
             is_owner(&there.owner)?;
-            log_plan::change(&mut there.log, log);
-            log_plan::check(there.log.as_ref()).map_err(Status::invalid_argument)?;
+            log_plan::change(&mut there.log, log).map_err(Status::invalid_argument)?;
             if let Some(command) = command {
                 (there.command, there.arguments) = (command, arguments);
             }

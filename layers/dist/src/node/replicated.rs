@@ -157,9 +157,10 @@ impl Copies {
         let dump = self.dumps.newest(self.node, named)?;
         if let Some(here) = store_here(path, options)? {
             let ending = format!(".{}.replaced", here.id);
-            let log = here.log.map(|log| log.path).filter(|log| log.is_absolute() && !log.starts_with(path));
-            // The log last: a store without its log would be taken for a damaged one by who tries again.
-            for was in [path].into_iter().chain(log.as_deref()) {
+            let logs = here.log.into_iter().flat_map(|log| [Some(log.path), log.second]).flatten();
+            let logs: Vec<PathBuf> = logs.filter(|log| log.is_absolute() && !log.starts_with(path)).collect();
+            // The logs last: a store without its log would be taken for a damaged one by who tries again.
+            for was in [path].into_iter().chain(logs.iter().map(|log| &**log).filter(|log| log.exists())) {
                 let aside = beside(was, &ending);
                 fs::rename(was, &aside).map_err(NodeError::io("put aside", was))?;
                 tracing::warn!(aside = %aside.display(), "node {}: what was replaced is put aside", self.node.0);

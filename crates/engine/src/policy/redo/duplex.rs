@@ -22,7 +22,7 @@ use caliburn_log::log::{self, LogError};
 use caliburn_log::media_error::MediaError;
 use caliburn_log::mend::mend;
 use caliburn_log::scan;
-use caliburn_os::duplex::{Duplex, Event, Tell};
+use caliburn_os::duplex::{Duplex, Event, Tell, is_gone};
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::overlay::Overlay;
@@ -66,17 +66,38 @@ impl Found {
 fn find(media: &dyn Media, dir: &Path, copy: &LogCopy, store: &Id, write: bool) -> Result<Found, OpenError> {
     let path = Catalog::resolve(dir, &copy.path);
     let medium = media.open(&path, write).map_err(OpenError::io("open log", &path))?;
-    let claim = directory::claim(&*medium, write)?.map(|claim| (path, claim));
     let status = log::read_status(&*medium, Some(store))?;
-    Ok(Found { copy: copy.clone(), medium, claim, status })
+    Ok(Found { copy: copy.clone(), medium, claim: None, status })
+}
+
+fn claim(found: &mut Found, dir: &Path, write: bool) -> Result<(), OpenError> {
+    let path = Catalog::resolve(dir, &found.copy.path);
+    found.claim = directory::claim(&*found.medium, write)?.map(|claim| (path, claim));
+    Ok(())
+}
+
+/// Which of the files are this store's. Whether they are others than those of then, all of them: it was copied or
+/// moved, and what is outside may still be the original's, and stays as it is. Else a file that is another one was
+/// put in the place of a copy, and is none.
+fn leave_foreign(found: &mut Vec<Found>) -> (bool, Option<LogCopy>) {
+    let inside = |one: &Found| !one.copy.path.is_absolute();
+    let copied = found.iter().any(|one| inside(one) && one.has_moved()) || found.iter().all(Found::has_moved);
+    let foreign = found.iter().position(|one| one.has_moved() != copied);
+    let foreign = foreign.map(|number| found.remove(number));
+    if let Some(one) = &foreign {
+        let path = one.copy.path.display();
+        tracing::warn!(%path, copied, "no copy of the log: it is the original's, or another file than it was");
+    }
+    (copied, foreign.filter(|_| !copied).map(|one| one.copy))
 }
 
 /// Whether a medium is gone, or holds no log of the store: then the other one may be all there is. Not if it may be
-/// there and nobody may look.
+/// there, and only this process can't look.
 fn is_lost(error: &OpenError) -> bool {
     match error {
-        OpenError::Io { action: "open log", source, .. } => source.kind() != io::ErrorKind::PermissionDenied,
-        OpenError::Log(LogError::Status { .. } | LogError::Media(_)) => true,
+        OpenError::Io { action: "open log", source, .. } => is_gone(source),
+        OpenError::Log(LogError::Media(error)) => is_gone(&error.source),
+        OpenError::Log(LogError::Status { .. }) => true,
         _ => false,
     }
 }
@@ -106,7 +127,9 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<OpenedLog, OpenError> {
     let (store, write) = (&catalog.store, opening.write());
     if catalog.copies.is_empty() {
         let copy = LogCopy::named(&catalog.log_path);
-        let Found { medium, claim, status, .. } = find(media, dir, &copy, store, write)?;
+        let mut found = find(media, dir, &copy, store, write)?;
+        claim(&mut found, dir, write)?;
+        let Found { medium, claim, status, .. } = found;
         let copied = status.clean != 1 && opening.copied_from(&*medium, status.place)?;
         return Ok(OpenedLog { medium, status, claims: claim.into_iter().collect(), copied, named: None });
     }
@@ -117,22 +140,16 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<OpenedLog, OpenError> {
         left_out =
             catalog.copies.iter().find(|copy| found.iter().all(|one| one.copy.path != copy.path)).cloned();
     }
-    let mut changed = left_out.is_some();
-    // The files of a copy of the store are others; what is elsewhere is still the original's, and stays as it is.
+    let listed = found.len();
+    let (moved, foreign) = leave_foreign(&mut found);
+    let mut changed = left_out.is_some() || moved || found.len() < listed;
+    // What was lost may be the original's, too.
+    left_out = foreign.or(left_out.filter(|_| !moved));
     let mut copied = false;
-    for one in found.iter().filter(|one| one.has_moved()) {
-        let in_use = one.status.clean != 1;
+    for one in &mut found {
+        let in_use = moved && one.status.clean != 1;
         copied |= in_use && opening.copied_from(&*one.medium, one.copy.place.map(U64::new))?;
-    }
-    if write && found.iter().any(Found::has_moved) {
-        changed = true;
-        left_out = None;
-        if found.iter().any(|one| !one.has_moved()) {
-            tracing::warn!(
-                "the store was copied or moved: its log has one copy, the other one is the original's"
-            );
-            found.retain(Found::has_moved);
-        }
+        claim(one, dir, write)?;
     }
     let mut status = found[0].status;
     if let [first, second] = &found[..] {
@@ -253,9 +270,10 @@ pub(super) fn show(
         let status = log::read_status(&*medium, Some(store))?;
         Ok(Found { copy: copy.clone(), medium, claim: None, status })
     };
-    let (found, lost) = find_all(copies, find)?;
+    let (mut found, lost) = find_all(copies, find)?;
+    leave_foreign(&mut found);
     let note = lost.map(|error| format!("one of two copies of the log is lost: {error}"));
-    let one = found.iter().find(|one| one.has_moved()).unwrap_or(&found[0]);
+    let one = &found[0];
     let witness = (one.medium.clone(), one.copy.place.map(U64::new));
     let medium = match found.len() {
         2 => merged(found, false).medium,
@@ -313,9 +331,10 @@ impl Redo {
     pub(super) fn duplex(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
         let Copies::Two(path) = &settings.copies else { return Ok(()) };
         let _one = self.relocating.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let had_two = self.is_duplex();
         match self.begin_duplex(path) {
             // It was lost when the program could not be asked.
-            Err(error) if opening && self.is_duplex() => {
+            Err(error) if opening && had_two => {
                 tracing::error!(%error, "the log has one copy");
                 self.storage.failure().map_err(|failure| self.failed(failure))
             }
@@ -379,6 +398,8 @@ impl Redo {
     fn begin_duplex(&self, path: &Path) -> Result<(), OpenError> {
         let path = std::path::absolute(path).map_err(OpenError::io("resolve", path))?;
         let (storage, capacity, (used, lost)) = (&self.storage, self.log.capacity(), self.copies()?);
+        // What only the list names, nobody has listed.
+        storage.media.list_outside(&path);
         let there = used.iter().any(|copy| self.resolve(copy) == path);
         if there && used.len() == 2 {
             return Ok(());
@@ -397,7 +418,7 @@ impl Redo {
         let note = |path: &Path| write(&[&used[..1], &[LogCopy::named(path).lost()]].concat());
         let note = (again.is_none() && used.len() == 1).then_some(&note as &dyn Fn(&Path) -> _);
         let listed = self.is_duplex();
-        let there = Catalog::resolve(&storage.dir, &path);
+        let target_path = Catalog::resolve(&storage.dir, &path);
         let target = self.make_target(Some(path), capacity, Making::Copy { again: again.is_some(), note });
         let done = target.and_then(|target| {
             let done = self.hold_up("copy the log to", &target.path, || self.copy_log(&target));
@@ -407,8 +428,8 @@ impl Redo {
             done.map(|()| target)
         });
         let media = &*storage.media;
-        let above = there.parent().unwrap_or(&storage.dir);
-        let gone = || !media.exists(&there) && media.sync_directory(above).is_ok();
+        let above = target_path.parent().unwrap_or(&storage.dir);
+        let gone = || !media.exists(&target_path) && media.sync_directory(above).is_ok();
         if done.is_err() && !listed && storage.failure().is_ok() && self.is_duplex() && gone() {
             // The catalog says where the log is.
             copies::remove(media, &storage.dir)?;
@@ -425,6 +446,8 @@ impl Redo {
         // One may have been lost since, and as late as by that force.
         let (used, _) = self.copies()?;
         let (one, other) = (self.medium_of(&used[0]), target.medium.clone());
+        // The one that is copied has all of it.
+        scan::verify(&*log.medium(), log.capacity(), log.kept()..log.tail())?;
         log.copy_to(&*other, target.bytes, [0; 2])?;
         let both = [LogCopy::of(&used[0].path, &*one), LogCopy::of(&target.path, &*other)];
         let given_up = used.get(1).map(|copy| (self.resolve(copy), self.medium_of(copy)));

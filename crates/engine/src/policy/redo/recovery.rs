@@ -288,7 +288,9 @@ impl<'o> Recovery<'o> {
     /// Step 4.
     fn begin_incarnation(&self, scanned: &Scanned) -> Result<(Log, RedoRanges), OpenError> {
         // A copy of the log that is not there leaves the list before there is anything that it lacks.
-        if let Some(named) = self.named.as_ref().filter(|_| unless("missing-copy-not-noted", true)) {
+        let lost_since = self.log.pair().is_some_and(|pair| pair.in_use().is_none());
+        let named = self.named.as_ref().filter(|_| !lost_since);
+        if let Some(named) = named.filter(|_| unless("missing-copy-not-noted", true)) {
             let (media, dir, store) = self.of_store();
             copies::write(media, dir, store, named)?;
         }

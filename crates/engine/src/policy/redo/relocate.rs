@@ -268,7 +268,7 @@ impl Redo {
         let path = Catalog::resolve(&storage.dir, &next);
         if !next.is_absolute() {
             let _ = media.remove(&path);
-        } else {
+        } else if let Making::Move = making {
             media.list_outside(&path);
         }
         let (medium, made) = match media.create(&path) {
@@ -295,6 +295,18 @@ impl Redo {
         Ok(Target { claim: filled?, medium, path: next, bytes, made })
     }
 
+    /// What was a copy of the log may be something else by now.
+    fn refuse_used(medium: &dyn Medium) -> Result<(), OpenError> {
+        let mut page = [0; BLOCK];
+        let read = medium.read_at(&mut page, 0);
+        if read.is_ok() && page.iter().any(|byte| *byte != 0) {
+            let text = "it was a copy of the log, and holds something else now; clear its first 4096 bytes to use it anew";
+            let error = io::Error::new(io::ErrorKind::InvalidData, text);
+            return Err(OpenError::io("use", medium.path())(error));
+        }
+        Ok(())
+    }
+
     /// Before anything is written to it, it is nobody else's: no log, no segment, of this store or of others.
     fn claim_and_fill(
         &self,
@@ -308,6 +320,9 @@ impl Redo {
         let own = matches!(making, Making::Copy { again: true, .. }) && log::was_of(&**medium, &storage.id);
         if !own {
             segment::refuse_foreign(&**medium)?;
+        }
+        if let (false, Making::Copy { again: true, .. }) = (own, making) {
+            Self::refuse_used(&**medium)?;
         }
         let identity = medium.identity();
         let segments = storage.segments.read().expect("no panic under this lock");
