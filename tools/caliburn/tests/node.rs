@@ -265,7 +265,9 @@ fn a_servers_log_is_where_and_what_it_is_to_be() {
     assert!(restored.status.success(), "{}", error(&restored));
     let refused = error(&daemon.node(&["change-server", "bank", "--dump-at", "3 o'clock"]));
     assert!(refused.contains("times of day"), "{refused}");
-    let refused = error(&daemon.node(&["change-server", "bank", "--log-bytes", "100"]));
+    let refused = error(&daemon.node(&["change-server", "bank", "--log-bytes", "2M"]));
+    assert!(refused.contains("another size in another place"), "{refused}");
+    let refused = error(&daemon.node(&["change-server", "bank", "--log", first, "--log-bytes", "100"]));
     assert!(refused.contains("at least 64 KiB"), "{refused}");
     let refused = error(&daemon.node(&["change-server", "bank"]));
     assert!(refused.contains("name what is to change"), "{refused}");
