@@ -1,5 +1,7 @@
 //! A log with two copies, of which one is lost, lags or lies: when the store is opened, and while it is used.
 
+mod support;
+
 use caliburn::medium::{Files, Media, Medium, Replaced};
 use caliburn::{Class, Filter, Mode, OpenError, Options, Policy, Region, Store, check, info};
 use std::collections::BTreeSet;
@@ -180,11 +182,7 @@ fn a_copied_store_leaves_the_originals_second_copy_alone() {
     let (path, second) = make(&dir);
     crashed(&dir, 2..5);
     let copy = dir.path().join("copy");
-    std::fs::create_dir(&copy).unwrap();
-    for file in std::fs::read_dir(&path).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
-    }
+    support::copy_store(&path, &copy);
     let before = std::fs::read(&second).unwrap();
     let refused = options(&second).open(&copy).unwrap_err();
     assert!(matches!(refused, OpenError::Copied { .. }), "{refused}");
@@ -501,11 +499,7 @@ fn a_copy_of_a_closed_store_leaves_the_originals_second_copy_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (path, second) = make(&dir);
     let copy = dir.path().join("copy");
-    std::fs::create_dir(&copy).unwrap();
-    for file in std::fs::read_dir(&path).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
-    }
+    support::copy_store(&path, &copy);
     let before = std::fs::read(&second).unwrap();
     for _ in 0..2 {
         let store = duplexed(&second).open(&copy).unwrap();
@@ -568,11 +562,7 @@ fn a_copy_of_a_store_opens_beside_its_original() {
     let dir = tempfile::tempdir().unwrap();
     let (path, second) = make(&dir);
     let copy = dir.path().join("copy");
-    std::fs::create_dir(&copy).unwrap();
-    for file in std::fs::read_dir(&path).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
-    }
+    support::copy_store(&path, &copy);
     let original = options(&second).open(&path).unwrap();
     let region = original.segment("data").unwrap().map_all().unwrap();
     commit_to(&original, &region, 50).unwrap();
@@ -582,4 +572,31 @@ fn a_copy_of_a_store_opens_beside_its_original() {
     let store = options(&second).open(&copy).unwrap();
     assert_eq!((value(&store), store.query().log_copies), (1, 1));
     assert_eq!(original.query().log_copies, 2);
+}
+
+/// One is lost, and the other was replaced by what it once was: nobody says that this is all.
+#[test]
+fn an_older_file_alone_is_not_taken_for_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, second) = make(&dir);
+    let before = dir.path().join("before");
+    std::fs::copy(&second, &before).unwrap();
+    crashed(&dir, 2..9);
+    std::fs::remove_file(path.join("log")).unwrap();
+    std::fs::remove_file(&second).unwrap();
+    std::fs::rename(&before, &second).unwrap();
+    let refused = options(&second).open(&path).unwrap_err();
+    assert!(matches!(refused, OpenError::Copied { .. }), "{refused}");
+    assert_eq!(value(&options(&second).copied(true).open(&path).unwrap()), 1);
+}
+
+#[test]
+fn copies_that_both_say_nothing_are_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, second) = make(&dir);
+    for copy in [path.join("log"), second.clone()] {
+        [20, 4116].iter().for_each(|at| damage(&copy, *at));
+    }
+    assert!(!options(&second).check(&path).unwrap().is_clean());
+    assert!(matches!(options(&second).open(&path).unwrap_err(), OpenError::Log(_)));
 }

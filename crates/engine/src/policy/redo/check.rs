@@ -132,6 +132,11 @@ fn check_log(
                 report.problem(&path, 0, format!("cannot be opened: {source}"));
                 return Ok(None);
             }
+            // Of two copies that are there, neither is one.
+            Err(OpenError::Log(error)) => {
+                report.problem(&path, 0, error);
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
     for at in STATUS_AT {

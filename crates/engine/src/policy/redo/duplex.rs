@@ -70,9 +70,11 @@ fn find(media: &dyn Media, dir: &Path, copy: &LogCopy, store: &Id, write: bool) 
     Ok(Found { copy: copy.clone(), medium, claim: None, status })
 }
 
-fn claim(found: &mut Found, dir: &Path, write: bool) -> Result<(), OpenError> {
+fn claim(found: &mut Found, dir: &Path, store: &Id, write: bool) -> Result<(), OpenError> {
     let path = Catalog::resolve(dir, &found.copy.path);
     found.claim = directory::claim(&*found.medium, write)?.map(|claim| (path, claim));
+    // Whoever had it by another name until now may have written since it was looked at.
+    found.status = log::read_status(&*found.medium, Some(store))?;
     Ok(())
 }
 
@@ -128,7 +130,7 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<OpenedLog, OpenError> {
     if catalog.copies.is_empty() {
         let copy = LogCopy::named(&catalog.log_path);
         let mut found = find(media, dir, &copy, store, write)?;
-        claim(&mut found, dir, write)?;
+        claim(&mut found, dir, store, write)?;
         let Found { medium, claim, status, .. } = found;
         let copied = status.clean != 1 && opening.copied_from(&*medium, status.place)?;
         return Ok(OpenedLog { medium, status, claims: claim.into_iter().collect(), copied, named: None });
@@ -147,9 +149,11 @@ pub(super) fn open(opening: &Opening<'_>) -> Result<OpenedLog, OpenError> {
     left_out = foreign.or(left_out.filter(|_| !moved));
     let mut copied = false;
     for one in &mut found {
-        let in_use = moved && one.status.clean != 1;
-        copied |= in_use && opening.copied_from(&*one.medium, one.copy.place.map(U64::new))?;
-        claim(one, dir, write)?;
+        claim(one, dir, store, write)?;
+        // One that is left of two, outside of the store, may have been put there since, and be of any age.
+        let alone = one.copy.path.is_absolute() && catalog.copies.len() > listed;
+        let doubtful = one.status.clean != 1 || alone;
+        copied |= moved && doubtful && opening.copied_from(&*one.medium, one.copy.place.map(U64::new))?;
     }
     let mut status = found[0].status;
     if let [first, second] = &found[..] {
@@ -264,13 +268,7 @@ pub(super) fn show(
         let place = log::read_status(&*medium, Some(store)).map(|status| status.place).unwrap_or_default();
         return Ok(ShownLog { witness: (medium.clone(), place), medium, note: None });
     }
-    let find = |copy: &LogCopy| {
-        let path = Catalog::resolve(dir, &copy.path);
-        let medium = media.open(&path, false).map_err(OpenError::io("open log", &path))?;
-        let status = log::read_status(&*medium, Some(store))?;
-        Ok(Found { copy: copy.clone(), medium, claim: None, status })
-    };
-    let (mut found, lost) = find_all(copies, find)?;
+    let (mut found, lost) = find_all(copies, |copy| find(media, dir, copy, store, false))?;
     leave_foreign(&mut found);
     let note = lost.map(|error| format!("one of two copies of the log is lost: {error}"));
     let one = &found[0];
