@@ -188,6 +188,11 @@ impl<'t> Campaign<'t> {
 
     /// Copies of a log that are lost, lag or lie.
     pub fn copies(&self, workloads: u64, seed: u64) {
+        let effort = Effort { losses: 4, first: 64, later: 2, lives: 2 };
+        for number in self.numbers(copies::DIRECTED.len() as u64) {
+            let script = copies::DIRECTED[number as usize].parse().expect("these scripts are right");
+            self.explore("copies given up and made", &self.start, &script, effort, number);
+        }
         for number in self.numbers(workloads) {
             let seed = seed_of(seed, number);
             let script = script::random(seed, 40);

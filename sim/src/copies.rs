@@ -19,6 +19,13 @@ const BETWEEN: [&str; 5] = [
     "tx:restore:power:0+9000 tx:restore:power:9000+9000 reopen tx:restore:power:80+100",
 ];
 
+/// What gives a copy up and makes one again, to be crashed everywhere.
+pub const DIRECTED: [&str; 3] = [
+    "tx:restore:power:0+900 single tx:restore:power:80+100 double tx:restore:power:0+900",
+    "tx:restore:lazy:0+900 tx:restore:prepare:60064+3 single truncate tx:restore:lazy:80+100 double flush",
+    "single double single reopen tx:restore:lazy:80+100 double tx:restore:power:4000+200",
+];
+
 /// The copies that a disk has; none if it has not both.
 fn both(disk: &Disk) -> Option<[PathBuf; 2]> {
     let list = disk.lookup(&Path::new(STORE).join("log.copies"))?;

@@ -348,6 +348,14 @@ impl Life {
             Step::Make if self.store().segment("more").is_ok() => {}
             Step::Make => drop(self.store().create_segment("more", SEGMENT).map_err(failure)?),
             Step::Hold => self.hold = true,
+            Step::Single | Step::Double => {
+                let mut wanted = Options::new();
+                let wanted = match step {
+                    Step::Single => wanted.simplex_log(),
+                    _ => wanted.duplex_log(SECOND),
+                };
+                self.store().relocate_log(wanted).map_err(failure)?;
+            }
             Step::Remap => self.remap()?,
             Step::Reopen => {
                 self.close()?;

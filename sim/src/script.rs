@@ -51,6 +51,10 @@ pub enum Step {
     Trim,
     /// From here on no room is made between steps.
     Hold,
+    /// The log has one copy from now on.
+    Single,
+    /// It has two again.
+    Double,
     /// The segment and its region grow by 64 KiB.
     Grow,
     /// Another segment is made.
@@ -106,12 +110,14 @@ pub const ADOPT: (usize, usize) = (5, 0);
 /// Ends the branch, which is undone.
 pub const LEAVE: (usize, usize) = (6, 0);
 
-const WORDS: [(&str, Step); 12] = [
+const WORDS: [(&str, Step); 14] = [
     ("flush", Step::Flush),
     ("truncate", Step::Truncate),
     ("tend", Step::Tend),
     ("trim", Step::Trim),
     ("hold", Step::Hold),
+    ("single", Step::Single),
+    ("double", Step::Double),
     ("force", Step::Force),
     ("grow", Step::Grow),
     ("make", Step::Make),

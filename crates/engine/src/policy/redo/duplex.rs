@@ -484,16 +484,19 @@ impl Redo {
         let kept = self.medium_of(&used[0]);
         let given_up = used.get(1).map(|copy| (self.resolve(copy), self.medium_of(copy)));
         let named = LogCopy::of(&used[0].path, &*kept);
-        copies::write(media, dir, storage.id, std::slice::from_ref(&named)).map_err(failed)?;
+        // Until it is wiped, who is killed must be able to tell it from another store's.
+        let lost = used.get(1).cloned().map(LogCopy::lost);
+        let listed: Vec<LogCopy> = [named.clone()].into_iter().chain(lost).collect();
+        copies::write(media, dir, storage.id, &listed).map_err(failed)?;
         log.move_to(kept, log.capacity());
         log.write_place().map_err(failed)?;
         let mut catalog = storage.catalog.lock().expect("no panic under this lock");
         storage.change_catalog(&mut catalog, |catalog| catalog.log_path.clone_from(&named.path))?;
-        copies::remove(media, dir).map_err(failed)?;
-        drop(catalog);
         if let Some((path, medium)) = given_up {
             self.give_up(&path, &*medium);
         }
+        copies::remove(media, dir).map_err(failed)?;
+        drop(catalog);
         tracing::info!(path = %named.path.display(), "the log has one copy");
         Ok(())
     }
