@@ -19,7 +19,9 @@ use caliburn_dist::keep::members::Members;
 use caliburn_dist::node::Node;
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::bank::bank_server::{Bank, BankServer};
-use caliburn_dist::proto::bank::{AddReply, AddRequest, MoveRequest, TotalReply, TotalRequest};
+use caliburn_dist::proto::bank::{
+    AddReply, AddRequest, MoveRequest, ShowReply, ShowRequest, TotalReply, TotalRequest,
+};
 use serde_json::json;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -41,6 +43,10 @@ impl Bank for Bare {
 
     async fn r#move(&self, _: Request<MoveRequest>) -> Result<Response<AddReply>, Status> {
         Err(Status::unimplemented("it only answers"))
+    }
+
+    async fn show(&self, _: Request<ShowRequest>) -> Result<Response<ShowReply>, Status> {
+        Ok(Response::new(ShowReply::default()))
     }
 
     async fn total(&self, _: Request<TotalRequest>) -> Result<Response<TotalReply>, Status> {

@@ -11,7 +11,7 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 12] = [
+const TREES: [Tree; 13] = [
     Tree {
         root: "crates/engine/src",
         floors: &[
@@ -68,6 +68,7 @@ const TREES: [Tree; 12] = [
             "statistics",
             "transaction",
             "prepared",
+            "allocations",
             "lib",
         ],
         apart: &[],
@@ -191,6 +192,7 @@ const TREES: [Tree; 12] = [
         ],
         apart: &[],
     },
+    Tree { root: "layers/history/src", floors: &["lib"], apart: &[] },
     Tree {
         root: "layers/lock/src",
         floors: &[
@@ -243,11 +245,13 @@ const TREES: [Tree; 12] = [
             "travelling",
             "client",
             "node/work",
+            "node/heaps",
             "node/ledger",
             "node/time",
             "node/outside",
             "node/state",
             "node/core",
+            "node/recovery",
             "node/ending",
             "node/deadlocks",
             "node/pool",

@@ -314,7 +314,7 @@ impl Code for HeapError {
             HeapError::Damaged { .. } => CALIBURN_DAMAGED,
             HeapError::NotAllocated { .. } => CALIBURN_NOT_ALLOCATED,
             HeapError::Beyond { .. } => CALIBURN_RANGE,
-            HeapError::TooMany { .. } => CALIBURN_TOO_BIG,
+            HeapError::TooMany { .. } | HeapError::Full { .. } => CALIBURN_TOO_BIG,
             HeapError::Size { .. } | HeapError::Root { .. } => CALIBURN_INVALID,
         }
     }

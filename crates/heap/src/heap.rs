@@ -15,6 +15,7 @@ use caliburn_os::sync::{Mutex, MutexGuard};
 use std::fmt;
 use std::ops::Range;
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
 
 /// Where an object is: its first byte's offset in the heap's segment of objects. Valid across crashes and
 /// openings.
@@ -86,6 +87,16 @@ pub enum HeapError {
         /// Objects.
         objects: usize,
     },
+    /// It may not grow any more.
+    #[error("heap {heap:?} may have {limit} bytes, and {wanted} are needed: see Heap::set_limit")]
+    Full {
+        /// Name of the heap.
+        heap: String,
+        /// Bytes that it may have.
+        limit: u64,
+        /// Bytes that it would have.
+        wanted: u64,
+    },
     /// The object cannot have that size or alignment.
     #[error("heap {heap:?}: {len} bytes aligned to {align} cannot be had: {why}")]
     Size {
@@ -132,6 +143,8 @@ pub struct Heap {
     pub(crate) partial: [Mutex<Vec<u32>>; CLASSES],
     pub(crate) caches: Box<[Cache]>,
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
+    /// Bytes that it may grow to.
+    pub(crate) limit: AtomicU64,
     /// What prepared transactions did. Locked before spans.
     pub(crate) intentions: Mutex<Vec<Intentions>>,
     /// After the regions: a store that is closed with a heap knows nothing of it any more.
@@ -220,6 +233,7 @@ impl Heap {
             partial: std::array::from_fn(|_| Mutex::default()),
             caches: (0..CACHES).map(|_| Cache::default()).collect(),
             roots: Mutex::default(),
+            limit: AtomicU64::new(u64::MAX),
             intentions: Mutex::default(),
         };
         heap.read_header(true)?;
@@ -237,6 +251,12 @@ impl Heap {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Bytes that it may grow to from now on, until it is opened again: what needs more is refused
+    /// ([`HeapError::Full`]). A hundredth of them comes on top, for what the heap knows of its objects.
+    pub fn set_limit(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::Relaxed);
     }
 
     /// The region of the objects: [`Place`]s are offsets in it.

@@ -10,6 +10,7 @@
 //! | `clear` | zeros where nothing is |
 //! | `statistics` | what it holds, counted and verified |
 //! | `transaction` | a transaction with allocations |
+//! | `allocations` | what a part of a transaction has allocated, where that is in other hands |
 //! | `change` | what it did with an object |
 //! | `prepared` | transactions with allocations that are undecided |
 //! | `intentions` | the list of what one of them did |
@@ -23,6 +24,7 @@
 //! transactions have taken or are giving up is known to the process alone, and of prepared ones in a list of theirs.
 #![forbid(unsafe_code)]
 
+mod allocations;
 mod change;
 mod class;
 mod clear;
@@ -36,6 +38,7 @@ mod statistics;
 mod supply;
 mod transaction;
 
+pub use allocations::{Allocations, Intended, Undecided};
 pub use heap::{Heap, HeapError, Place};
 pub use statistics::{ClassStatistics, Statistics};
 pub use transaction::{HeapTransaction, Savepoint};

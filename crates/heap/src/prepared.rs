@@ -24,6 +24,7 @@ use caliburn_engine::zerocopy::IntoBytes;
 use caliburn_engine::{Class, CommitError, Prepared};
 use caliburn_os::simulated::{planted, unless};
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// Where the first list is named, in the header: its place and one.
 const FIRST: u64 = 24;
@@ -104,7 +105,7 @@ impl Heap {
     }
 
     /// Commits a list of what an open transaction did, with what it took.
-    fn intend(&self, changes: &[Change], global_id: &[u8]) -> Result<Place, HeapError> {
+    pub(crate) fn intend(&self, changes: &[Change], global_id: &[u8]) -> Result<Place, HeapError> {
         let mut lists = lock(&self.intentions);
         let next = lists.last().map_or(0, |list| list.place + 1);
         let words = Intentions::encode(next, changes, global_id);
@@ -130,7 +131,7 @@ impl Heap {
     }
 
     /// The list of an undecided transaction.
-    fn intended_by(&self, global_id: &[u8]) -> Option<Place> {
+    pub(crate) fn intended_by(&self, global_id: &[u8]) -> Option<Place> {
         let lists = lock(&self.intentions);
         if planted("intentions-by-name") {
             return lists.iter().rfind(|list| list.global_id == global_id).map(|list| Place(list.place));
@@ -151,7 +152,7 @@ impl Heap {
 
     /// Refuses a transaction of which it is not certain that what it did can be settled in one other: it may change
     /// a word for each of its objects, on as many pages.
-    fn refuse_too_many(&self, changes: &[Change]) -> Result<(), HeapError> {
+    pub(crate) fn refuse_too_many(&self, changes: &[Change]) -> Result<(), HeapError> {
         let mut words: Vec<u64> =
             changes.iter().map(|c| meta::word_at(c.span(), 1 + c.object() / PER_WORD)).collect();
         words.dedup();
@@ -173,7 +174,7 @@ impl Heap {
 
     /// Does to the heap what a decided transaction intended. If that fails, the list stays, and so does what was
     /// taken or given up, until the heap is opened again.
-    fn settle(&self, place: Place, committed: bool) {
+    pub(crate) fn settle(&self, place: Place, committed: bool) {
         let mut lists = lock(&self.intentions);
         let Some(at) = lists.iter().position(|list| list.place == place.0) else { return };
         if self.take_away(&lists, at, committed).is_ok() {
@@ -250,6 +251,17 @@ impl Heap {
         Ok(())
     }
 
+    /// The bytes of an object; nothing of a span that is free.
+    pub(crate) fn extent(&self, span: u32, object: u32) -> Range<u64> {
+        let (first, size) = match self.spans.get(span).kind() {
+            Kind::Small(class) => (u64::from(object), u64::from(SIZES[usize::from(class)])),
+            Kind::Large(spans) => (0, u64::from(spans) * SPAN),
+            Kind::Free => (0, 0),
+        };
+        let start = u64::from(span) * SPAN + first * size;
+        start..start + size
+    }
+
     /// Makes an allocated object what it is while its transaction is undecided. Nothing if it is not allocated.
     fn mark_intended(&self, of: &[Change]) -> Option<()> {
         let (number, object) = (of[0].span(), of[0].object());
@@ -260,12 +272,7 @@ impl Heap {
         if span.is_unknown() {
             self.take_up_one(number).ok()?;
         }
-        let size = match span.kind() {
-            Kind::Small(class) => u64::from(SIZES[usize::from(class)]),
-            Kind::Large(_) => 0,
-            Kind::Free => return None,
-        };
-        let (_, _, kind) = self.look(Place(u64::from(number) * SPAN + u64::from(object) * size)).ok()?;
+        let (_, _, kind) = self.look(Place(self.extent(number, object).start)).ok()?;
         if of[of.len() - 1].freed() {
             span.give_up(kind, object, false).then_some(())
         } else {

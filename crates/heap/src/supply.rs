@@ -170,8 +170,14 @@ impl Heap {
             let len = wanted as usize * SPAN as usize;
             return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
         }
-        // Half as much again, if the disk has it.
-        let wish = least.max(now + now / 2).min(SPANS_MAX);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let wanted = u64::from(least) * SPAN;
+        if wanted > limit {
+            return Err(HeapError::Full { heap: self.name.clone(), limit, wanted });
+        }
+        // Half as much again, if it may, and the disk has it.
+        let most = u32::try_from(limit / SPAN).map_or(SPANS_MAX, |most| most.min(SPANS_MAX));
+        let wish = least.max(now + now / 2).min(most);
         let grown = self
             .grow_to(wish)
             .or_else(|error| if wish == least { Err(error) } else { self.grow_to(least).map_err(|_| error) });

@@ -110,28 +110,9 @@ impl<'h> HeapTransaction<'h> {
     /// # Errors
     /// As [`HeapTransaction::allocate`].
     pub fn allocate_aligned(&mut self, len: usize, align: usize) -> Result<Place, HeapError> {
-        let bad = |why| Err(HeapError::Size { heap: self.heap.name().to_owned(), len, align, why });
-        if len == 0 {
-            return bad("an object has at least one byte");
-        }
-        if !align.is_power_of_two() || align > ALIGN_MAX {
-            return bad("an alignment is a power of two, 4096 at most");
-        }
-        let spans = (len as u64).div_ceil(SPAN);
-        let (span, object, size) = match class::class_of(len as u64, align as u64) {
-            Some(class) => {
-                let (span, object) = self.heap.take_small(class)?;
-                (span, object, u64::from(SIZES[usize::from(class)]))
-            }
-            None if spans > u64::from(SPANS_MAX) => return bad("no heap is that large"),
-            None => (self.heap.take_large(spans as u32)?, 0, 0),
-        };
-        self.note(span, object, false);
-        Ok(Place(u64::from(span) * SPAN + u64::from(object) * size))
-    }
-
-    fn note(&mut self, span: u32, object: u32, freed: bool) {
-        self.changes.push(Change::new(span, object, freed));
+        let (place, change) = self.heap.take(len, align)?;
+        self.changes.push(change);
+        Ok(place)
     }
 
     /// Whether this transaction did something with an object.
@@ -159,7 +140,7 @@ impl<'h> HeapTransaction<'h> {
             Some(fresh) if (!fresh || self.took(number, object)) && span.give_up(kind, object, fresh) => {}
             _ => return Err(heap.not_allocated(place)),
         }
-        self.note(number, object, true);
+        self.changes.push(Change::new(number, object, true));
         Ok(())
     }
 
@@ -421,6 +402,28 @@ impl<'h> HeapTransaction<'h> {
 }
 
 impl Heap {
+    /// Takes an object, for an open transaction.
+    #[inline(always)]
+    pub(crate) fn take(&self, len: usize, align: usize) -> Result<(Place, Change), HeapError> {
+        let bad = |why| Err(HeapError::Size { heap: self.name().to_owned(), len, align, why });
+        if len == 0 {
+            return bad("an object has at least one byte");
+        }
+        if !align.is_power_of_two() || align > ALIGN_MAX {
+            return bad("an alignment is a power of two, 4096 at most");
+        }
+        let spans = (len as u64).div_ceil(SPAN);
+        let (span, object, size) = match class::class_of(len as u64, align as u64) {
+            Some(class) => {
+                let (span, object) = self.take_small(class)?;
+                (span, object, u64::from(SIZES[usize::from(class)]))
+            }
+            None if spans > u64::from(SPANS_MAX) => return bad("no heap is that large"),
+            None => (self.take_large(spans as u32)?, 0, 0),
+        };
+        Ok((Place(u64::from(span) * SPAN + u64::from(object) * size), Change::new(span, object, false)))
+    }
+
     /// Begins a transaction that can allocate and free.
     ///
     /// # Errors
@@ -450,7 +453,7 @@ impl HeapTransaction<'_> {
 }
 
 /// What was taken is given back, what was given up is kept: fresh, where the transaction took it before.
-fn undo_changes(heap: &Heap, changes: &mut [Change], mut is_fresh: impl FnMut(Change) -> bool) {
+pub(crate) fn undo_changes(heap: &Heap, changes: &mut [Change], mut is_fresh: impl FnMut(Change) -> bool) {
     changes.sort_unstable();
     for of_object in of_objects(changes) {
         let first = of_object[0];

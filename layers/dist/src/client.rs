@@ -354,7 +354,7 @@ impl Drop for Begun {
 async fn attach(cluster: &Cluster, coordinator: Node, clock: &Hybrid) -> Result<Place, Error> {
     // Where it is now.
     let mut node = NodeClient::new(cluster.channel(coordinator)?);
-    let request = AttachRequest { cluster: cluster.id().to_owned() };
+    let request = AttachRequest { cluster: cluster.id().to_owned(), needs: wire::VERSION };
     let mut stream = node.attach(request).await?.into_inner();
     let attached = stream.message().await?.ok_or_else(|| Status::unavailable("the node stops"))?;
     let heard = clock.hear(Timestamp(attached.clock), wall_ns());

@@ -43,4 +43,5 @@ pub mod timetable;
 pub mod travelling;
 pub mod wire;
 
+pub use caliburn_heap::{Heap, Place};
 pub use caliburn_nest::Timestamp;

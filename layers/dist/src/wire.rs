@@ -8,11 +8,27 @@ use crate::proto::caliburn as proto;
 use crate::proto::caliburn::letter::Word as ProtoWord;
 use crate::scope::Report;
 use caliburn_nest::Timestamp;
+use caliburn_os::simulated::planted;
 use prost::Message as _;
 use std::collections::BTreeMap;
 use tonic::Status;
 use tonic::codegen::http::HeaderMap;
 use tonic::metadata::{MetadataMap, MetadataValue};
+
+/// The version of the protocol that this is, and that what it says needs.
+pub const VERSION: u32 = 1;
+
+/// # Errors
+/// `FAILED_PRECONDITION` when a message says what this version does not know.
+pub(crate) fn is_known(needs: u32) -> Result<(), Status> {
+    match needs {
+        0..=VERSION => Ok(()),
+        _ if planted("versions-not-compared") => Ok(()),
+        _ => Err(Status::failed_precondition(format!(
+            "the peer speaks version {needs} of the protocol, and this node none after {VERSION}: update it first"
+        ))),
+    }
+}
 
 /// Where a context, or a report, is in a call's metadata.
 pub const KEY: &str = "caliburn-bin";
@@ -230,6 +246,7 @@ pub(crate) fn context_to(context: &Context) -> MetadataValue<tonic::metadata::Bi
         untold: untold_to(&context.untold),
         family: context.family,
         clock: context.clock.0,
+        needs: VERSION,
     };
     MetadataValue::from_bytes(&context.encode_to_vec())
 }
@@ -239,6 +256,7 @@ pub(crate) fn context_from(metadata: &MetadataMap) -> Result<Option<Context>, St
     let Some(value) = metadata.get_bin(KEY) else { return Ok(None) };
     let bytes = value.to_bytes().map_err(|_| wrong("no context"))?;
     let context = proto::Context::decode(bytes).map_err(|_| wrong("no context"))?;
+    is_known(context.needs)?;
     Ok(Some(Context {
         cluster: context.cluster,
         tid: tid(&context.tid)?,

@@ -166,7 +166,8 @@ async fn a_node_that_is_an_hour_ahead_is_refused_and_named() {
 async fn a_program_or_a_letter_that_is_an_hour_ahead_is_not_followed() {
     let world = World::new(2).await;
     let mut raw = NodeClient::new(world.cluster.channel(NodeId(1)).unwrap());
-    let mut stream = raw.attach(AttachRequest { cluster: "test".into() }).await.unwrap().into_inner();
+    let mut stream =
+        raw.attach(AttachRequest { cluster: "test".into(), needs: 0 }).await.unwrap().into_inner();
     let attached = stream.message().await.unwrap().unwrap();
     let clock = wall_ns() + HOUR;
     let tid = Tid {
@@ -185,7 +186,7 @@ async fn a_program_or_a_letter_that_is_an_hour_ahead_is_not_followed() {
     let refused = raw.end(end).await.unwrap_err();
     assert_eq!(refused.code(), Code::Aborted);
     assert!(refused.message().contains("the clock of the program at 127.0.0.1:"), "{refused}");
-    let letters = Letters { cluster: "test".into(), from: 2, to: 1, letters: vec![], clock };
+    let letters = Letters { cluster: "test".into(), from: 2, to: 1, letters: vec![], clock, needs: 0 };
     // Letters may say how transactions end.
     raw.deliver(tokio_stream::once(letters)).await.unwrap();
     // It has followed neither.

@@ -327,7 +327,7 @@ async fn peers_of_another_cluster_are_refused() {
     let node = caliburn_dist::commit::word::Node(1);
     let channel = world.cluster.channel(node).unwrap();
     let mut raw = caliburn_dist::proto::caliburn::node_client::NodeClient::new(channel);
-    let request = caliburn_dist::proto::caliburn::AttachRequest { cluster: "another".into() };
+    let request = caliburn_dist::proto::caliburn::AttachRequest { cluster: "another".into(), needs: 0 };
     let refused = raw.attach(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("\"test\"") && refused.message().contains("\"another\""));

@@ -75,7 +75,8 @@ async fn says(letters: &mut UnboundedReceiver<Letter>, said: &Said) {
 
 async fn tell(cluster: &Cluster, tid: Tid, word: Said) {
     let letter = Letter { tid: tid.to_bytes().to_vec(), word: Some(word) };
-    let letters = Letters { cluster: "test".into(), from: 1, to: 2, letters: vec![letter], clock: 0 };
+    let letters =
+        Letters { cluster: "test".into(), from: 1, to: 2, letters: vec![letter], clock: 0, needs: 0 };
     let letters = tokio_stream::once(letters);
     NodeClient::new(cluster.channel(NodeId(2)).unwrap()).deliver(letters).await.unwrap();
 }

@@ -12,9 +12,13 @@ use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::node::Node;
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::bank::bank_server::{Bank, BankServer};
-use caliburn_dist::proto::bank::{AddReply, AddRequest, MoveRequest, TotalReply, TotalRequest};
+use caliburn_dist::proto::bank::{
+    AddReply, AddRequest, MoveRequest, ShowReply, ShowRequest, TotalReply, TotalRequest,
+};
 use caliburn_dist::proto::caliburn::node_client::NodeClient;
-use caliburn_dist::proto::caliburn::{AttachRequest, Attached, Context, EndRequest, Participant, Report};
+use caliburn_dist::proto::caliburn::{
+    AttachRequest, Attached, Context, EndRequest, HearRequest, Letters, Participant, Report,
+};
 use prost::Message;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -109,7 +113,8 @@ async fn what_a_hasty_node_gives_up_is_not_half_done() {
 
 async fn attach(world: &World, node: u64) -> (NodeClient<Channel>, Attached, tonic::Streaming<Attached>) {
     let mut raw = NodeClient::new(world.cluster.channel(NodeId(node)).unwrap());
-    let mut stream = raw.attach(AttachRequest { cluster: "test".into() }).await.unwrap().into_inner();
+    let mut stream =
+        raw.attach(AttachRequest { cluster: "test".into(), needs: 0 }).await.unwrap().into_inner();
     let attached = stream.message().await.unwrap().unwrap();
     (raw, attached, stream)
 }
@@ -146,6 +151,37 @@ async fn what_is_ended_twice_ends_once() {
     assert_eq!(raw.clone().end(end(&attached, 1)).await.unwrap_err().code(), Code::Unavailable);
     // And the node's time goes on.
     assert!(!raw.clone().end(end(&attached, 2)).await.unwrap().into_inner().committed);
+    world.stop().await;
+}
+
+/// Whoever has been updated first, and says what the others do not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_later_version_says_is_refused() {
+    let world = World::new(1).await;
+    let (mut raw, attached, _stream) = attach(&world, 1).await;
+    let cluster = || "test".to_owned();
+    let tid = tid(&attached, 1).to_bytes().to_vec();
+    let attaches = raw.attach(AttachRequest { cluster: cluster(), needs: 2 }).await.map(drop);
+    let hear = HearRequest { cluster: cluster(), tid: tid.clone(), needs: 2, ..HearRequest::default() };
+    let heard = raw.hear(hear).await.map(drop);
+    let letters = Letters { cluster: cluster(), from: 2, to: 1, needs: 2, ..Letters::default() };
+    let delivered = raw.deliver(tokio_stream::once(letters)).await.map(drop);
+    // What this version does not even find the parts of.
+    let context = Context { cluster: cluster(), needs: 2, remaining: 1_000, ..Context::default() };
+    let mut request = Request::new(AddRequest { account: 1, amount: 1, receipt: 1 });
+    request.metadata_mut().insert_bin("caliburn-bin", MetadataValue::from_bytes(&context.encode_to_vec()));
+    let called = BankClient::new(world.cluster.channel(NodeId(1)).unwrap()).add(request).await.map(drop);
+    for refused in [attaches, heard, delivered, called] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(
+            refused.message().contains("version 2 of the protocol, and this node none after 1"),
+            "{refused}"
+        );
+    }
+    // Of those before there was a number everything is heard.
+    let hear = HearRequest { cluster: cluster(), tid, needs: 0, ..HearRequest::default() };
+    raw.hear(hear).await.unwrap();
     world.stop().await;
 }
 
@@ -265,6 +301,10 @@ impl Bank for Careless {
     }
 
     async fn r#move(&self, _: Request<MoveRequest>) -> Result<Response<AddReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn show(&self, _: Request<ShowRequest>) -> Result<Response<ShowReply>, Status> {
         Err(Status::unimplemented("not here"))
     }
 

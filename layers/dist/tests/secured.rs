@@ -127,7 +127,8 @@ async fn users_do_what_they_have_rights_to() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_speaks_for_others() {
     let secured = Secured::new().await;
-    let letters = |from| Letters { cluster: "bank".into(), from, to: 1, letters: Vec::new(), clock: 0 };
+    let letters =
+        |from| Letters { cluster: "bank".into(), from, to: 1, letters: Vec::new(), clock: 0, needs: 0 };
     let client = |name: String| {
         let channel = secured.cluster(name).channel(NodeNumber(1)).unwrap();
         NodeClient::new(channel)
@@ -146,7 +147,7 @@ async fn nobody_speaks_for_others() {
     let done = alice.transact(async |tx| {
         add(tx, 2, 1, 7, 0).await?;
         let tid = tx.tid().to_bytes().to_vec();
-        let attach = AttachRequest { cluster: "bank".into() };
+        let attach = AttachRequest { cluster: "bank".into(), needs: 0 };
         let _there = mallory.attach(attach).await.unwrap();
         let end = EndRequest { tid, commit: false, report: None, below: 0 };
         let refused = mallory.end(end).await.unwrap_err();
@@ -169,13 +170,16 @@ async fn nobody_undoes_what_others_do() {
         (0..4).map(|call| News { path: vec![call], outcome: Outcome::Aborted as i32 }).collect();
     let done = alice.transact(async |tx| {
         add(tx, 2, 5, -100, 0).await?;
-        let stream = NodeClient::new(mallory(1)).attach(AttachRequest { cluster: "bank".into() }).await;
+        let stream =
+            NodeClient::new(mallory(1)).attach(AttachRequest { cluster: "bank".into(), needs: 0 }).await;
         let own = stream.unwrap().into_inner().message().await.unwrap().unwrap();
         for client in (0..8).map(|before| own.client.wrapping_sub(before)) {
             for serial in 0..8 {
                 let tid = Tid { client, serial, ..tx.tid() };
                 let (cluster, tid, news) = ("bank".to_owned(), tid.to_bytes().to_vec(), news.clone());
-                let _ = NodeClient::new(mallory(2)).hear(HearRequest { cluster, tid, news, clock: 0 }).await;
+                let _ = NodeClient::new(mallory(2))
+                    .hear(HearRequest { cluster, tid, news, clock: 0, needs: 0 })
+                    .await;
             }
         }
         tx.nest(async |_| Ok::<_, Error>(())).await?;
@@ -187,7 +191,7 @@ async fn nobody_undoes_what_others_do() {
 
     // What names more nodes than there can be does not take the node's memory.
     let mut node = NodeClient::new(mallory(1));
-    let attach = AttachRequest { cluster: "bank".into() };
+    let attach = AttachRequest { cluster: "bank".into(), needs: 0 };
     let own = node.attach(attach).await.unwrap().into_inner().message().await.unwrap().unwrap();
     let tid = alice.transact(async |tx| Ok::<_, Error>(tx.tid())).await.unwrap();
     let tid = Tid { client: own.client, ..tid }.to_bytes().to_vec();
@@ -199,7 +203,8 @@ async fn nobody_undoes_what_others_do() {
     // What nodes begin by themselves could be guessed.
     let own =
         Tid { client: 0, serial: 1, ..alice.transact(async |tx| Ok::<_, Error>(tx.tid())).await.unwrap() };
-    let request = HearRequest { cluster: "bank".into(), tid: own.to_bytes().to_vec(), news, clock: 0 };
+    let request =
+        HearRequest { cluster: "bank".into(), tid: own.to_bytes().to_vec(), news, clock: 0, needs: 0 };
     let refused = NodeClient::new(mallory(2)).hear(request).await.unwrap_err();
     assert!(refused.message().contains("user \"mallory\" has not begun"), "{refused}");
     drop(alice);

@@ -1,6 +1,5 @@
 //! Locks of ranges: they go together if they have no byte in common, or are both shared.
 
-#[allow(dead_code, reason = "of it the numbers are wanted")]
 mod support;
 
 use caliburn_lock::{Detector, LockError, Owner, RangeLocks, Standard, Standard::*};

@@ -5,12 +5,13 @@
 mod support;
 
 use caliburn_engine::{Class, Policy, Store};
+use caliburn_history::{History, Op, check};
 use caliburn_serial::zerocopy::{FromBytes, Immutable, IntoBytes};
 use caliburn_serial::{Cells, Error, Ptr, Tx};
 use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use support::{History, Op, Random, check};
+use support::Random;
 
 const LISTS: usize = 6;
 const THREADS: u64 = 3;

@@ -20,6 +20,7 @@ mod node;
 mod nodes;
 mod progress;
 mod rdsinit;
+mod reckoning;
 mod recover;
 mod restore;
 mod rvmutl;

@@ -8,7 +8,8 @@ use crate::node::core::{Core, Name};
 use crate::node::work::{Work, WorkError};
 use crate::scope::{Report, Scope, Untold};
 use caliburn_engine::zerocopy::{FromBytes, Immutable, IntoBytes};
-use caliburn_engine::{RangeError, Region};
+use caliburn_engine::{RangeError, Region, SegmentError};
+use caliburn_heap::{Heap, HeapError, Place};
 use caliburn_lock::{Canceller, LockError, Standard};
 use caliburn_nest::Timestamp;
 use std::collections::BTreeMap;
@@ -50,6 +51,55 @@ impl<'c, 't> Call<'c, 't> {
     pub fn region(&self, name: &str) -> Result<&'t Region, Status> {
         let region = self.core.regions.get(name).copied();
         region.ok_or_else(|| Status::not_found(format!("this server has no segment {name:?}")))
+    }
+
+    /// A heap of the server. What is in an object is read and changed as in a segment: at [`Place`]s of its
+    /// [region](Heap::region). Where the first object is, a segment may say.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` when it has none of that name.
+    pub fn heap(&self, name: &str) -> Result<&'t Heap, Status> {
+        let heap = self.core.heaps.iter().find(|heap| heap.name() == name);
+        heap.ok_or_else(|| Status::not_found(format!("this server has no heap {name:?}")))
+    }
+
+    /// Allocates `len` bytes in a heap, aligned to 16, and locks them. What they hold is unknown. If the transaction
+    /// does not commit, or this call fails, they never were.
+    ///
+    /// # Errors
+    /// As [`Call::lock`]; `RESOURCE_EXHAUSTED` when the heap is full, `INVALID_ARGUMENT` when no heap has so much.
+    pub fn allocate(&mut self, heap: &'t Heap, len: usize) -> Result<Place, Status> {
+        let place =
+            work(&mut self.work).allocations(heap).allocate(len).map_err(|error| heap_status(&error))?;
+        let work = work(&mut self.work);
+        work.wrote = true;
+        // Others may look there yet, who have found it before it was freed.
+        match self.lock(heap.region(), extent(heap, place)?, Standard::Exclusive) {
+            Ok(()) => Ok(place),
+            Err(status) => {
+                let given_back = self::work(&mut self.work).allocations(heap).free(place);
+                given_back.map_err(|error| heap_status(&error))?;
+                Err(status)
+            }
+        }
+    }
+
+    /// Frees an object of a heap, and locks it: nobody else sees that before the transaction has committed.
+    ///
+    /// # Errors
+    /// As [`Call::lock`]; `NOT_FOUND` when there is no such object.
+    pub fn free(&mut self, heap: &'t Heap, place: Place) -> Result<(), Status> {
+        // Afterwards it may be freed, or another one.
+        loop {
+            let object = extent(heap, place)?;
+            self.lock(heap.region(), object.clone(), Standard::Exclusive)?;
+            if extent(heap, place)? == object {
+                break;
+            }
+        }
+        let work = work(&mut self.work);
+        work.wrote = true;
+        work.allocations(heap).free(place).map_err(|error| heap_status(&error))
     }
 
     /// Locks bytes of a region (`Camlib_Lock`).
@@ -355,6 +405,23 @@ fn status(error: &WorkError) -> Status {
         }
         WorkError::Prepared => Status::aborted(error.to_string()),
         _ => Status::internal(error.to_string()),
+    }
+}
+
+/// The bytes of an object.
+fn extent(heap: &Heap, place: Place) -> Result<Range<usize>, Status> {
+    let len = heap.usable_len(place).map_err(|error| heap_status(&error))?;
+    Ok(place.0 as usize..place.0 as usize + len)
+}
+
+fn heap_status(error: &HeapError) -> Status {
+    let text = error.to_string();
+    match error {
+        HeapError::NotAllocated { .. } => Status::not_found(text),
+        HeapError::Size { .. } => Status::invalid_argument(text),
+        HeapError::Full { .. } | HeapError::TooMany { .. } => Status::resource_exhausted(text),
+        HeapError::Segment(SegmentError::Io { .. }) => Status::resource_exhausted(text),
+        _ => Status::internal(text),
     }
 }
 

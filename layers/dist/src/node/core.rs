@@ -13,11 +13,13 @@ use crate::host::{Host, Role, Step};
 use crate::id::Tid;
 use crate::keep::{Claim, Kept};
 use crate::letter::{Brief, Letter, Word};
+use crate::node::heaps;
 use crate::node::ledger::{Ledger, lasting};
 use crate::node::outside::{Decision, Outside};
-use crate::node::state::{Doing, Preparing, State, from_global_id, global_id};
+use crate::node::state::{Doing, Preparing, State, global_id};
 use crate::node::work::Work;
 use caliburn_engine::{BeginError, Mode, Region, Store};
+use caliburn_heap::{Heap, HeapError};
 use caliburn_lock::{Canceller, Detector, Locks, RangeLocks, Standard};
 use caliburn_nest::{Clock, Timestamp};
 use caliburn_os::simulated::{even_if, planted, unless};
@@ -56,6 +58,7 @@ enum Made {
 pub(crate) struct Core<'t> {
     pub store: &'t Store,
     pub regions: BTreeMap<String, &'t Region>,
+    pub heaps: &'t [Heap],
     pub detector: Detector,
     pub locks: RangeLocks<u32>,
     pub names: Locks<Name, Standard>,
@@ -67,16 +70,10 @@ pub(crate) struct Core<'t> {
     earlier: Condvar,
 }
 
-/// What recovery found.
-pub(crate) struct Found {
-    pub commits: BTreeMap<Tid, Participants>,
-    pub slots: BTreeMap<Tid, Participants>,
-}
-
 impl<'t> Core<'t> {
     pub fn new(
         store: &'t Store,
-        regions: BTreeMap<String, &'t Region>,
+        (regions, heaps): (BTreeMap<String, &'t Region>, &'t [Heap]),
         ledger: Ledger<'t>,
         clock: Clock<'t>,
         outside: Arc<Outside>,
@@ -86,6 +83,7 @@ impl<'t> Core<'t> {
         Core {
             store,
             regions,
+            heaps,
             locks: detector.range_locks(),
             names: detector.locks(),
             detector,
@@ -95,48 +93,6 @@ impl<'t> Core<'t> {
             state: Mutex::new(State::new(host)),
             earlier: Condvar::new(),
         }
-    }
-
-    /// Before anything is called: locks what is prepared, and asks how it ends.
-    pub fn recover(&self, found: Found) {
-        let now = self.outside.now();
-        let mut steps = Vec::new();
-        let judged = self.ledger.judgements();
-        let mut state = self.state();
-        state.host.client_comes(0);
-        for prepared in self.store.prepared() {
-            let mut owner = self.detector.owner();
-            for (segment, range) in prepared.ranges.iter().filter(|_| !planted("prepared-not-locked")) {
-                let locked = self.locks.try_lock(&mut owner, &segment.0, range.clone(), Standard::Exclusive);
-                assert!(matches!(locked, Ok(true)), "two that are undecided had one lock");
-            }
-            if !planted("names-not-kept") {
-                // Which names it had is not known.
-                let _ = self.names.try_lock(&mut owner, Name::Any, Standard::Shared);
-            }
-            let Some((tid, at, participants)) = from_global_id(&prepared.global_id) else {
-                tracing::warn!("what another program has prepared stays locked until the node runs again");
-                std::mem::forget(owner);
-                continue;
-            };
-            let mut family = Family::new(Work::recovered(prepared.global_id, at, owner));
-            family.close();
-            state.owners.insert(family.top().owner.id().family, tid);
-            state.families.insert(tid, family);
-            if judged.iter().all(|judgement| judgement.tid != tid) {
-                steps.extend(state.host.recover_prepared(tid, participants, now));
-            }
-        }
-        steps.extend(self.recover_judged(&mut state, &judged));
-        for (tid, participants) in found.commits {
-            steps.extend(state.host.recover_commit(tid, participants, now));
-        }
-        for (tid, participants) in found.slots {
-            steps.extend(state.host.sweep(tid, participants, now));
-        }
-        let doing = state.begin_to_end(steps);
-        drop(state);
-        self.perform(doing);
     }
 
     pub fn state(&self) -> MutexGuard<'_, State<'t>> {
@@ -381,13 +337,13 @@ impl<'t> Core<'t> {
         if state.preparing.contains_key(&tid) {
             return Made::Elsewhere;
         }
-        let transaction = match state.families.get_mut(&tid).map(Family::finish) {
+        let (transaction, allocations) = match state.families.get_mut(&tid).map(Family::finish) {
             None => return Made::Elsewhere,
             Some(Err(_)) => return Made::Refused,
             Some(Ok(top)) if !top.wrote || top.global_id().is_some() => return Made::Durable,
             // If it is away, the store has refused it.
             Some(Ok(top)) => match top.take() {
-                Some(transaction) => transaction,
+                Some(both) => both,
                 None => return Made::Refused,
             },
         };
@@ -395,7 +351,14 @@ impl<'t> Core<'t> {
         state.preparing.insert(tid, Preparing::default());
         drop(state);
         let id = global_id(tid, at, participants);
-        let done = transaction.prepare(&id);
+        let intended = heaps::intend(transaction, allocations, &id);
+        let done = intended.and_then(|(transaction, intended)| {
+            let done = transaction.prepare(&id);
+            if done.is_err() {
+                heaps::settle(intended, Outcome::Aborted);
+            }
+            Ok(done?)
+        });
         let mut state = self.state();
         let Preparing { mut ended, record } = state.preparing.remove(&tid).unwrap_or_default();
         let family = match &mut ended {
@@ -429,22 +392,29 @@ impl<'t> Core<'t> {
         let mut state = self.state();
         let works = state.works.contains(&tid);
         let top = state.families.get_mut(&tid).filter(|_| works).and_then(|family| family.finish().ok());
-        let mut transaction = match (top.and_then(Work::take), works) {
-            (Some(transaction), _) => transaction,
+        let (mut transaction, allocations) = match (top.and_then(Work::take), works) {
+            (Some(both), _) => both,
             (None, true) => return Some(false),
             (None, false) => match self.store.begin(Mode::Restore) {
-                Ok(transaction) => transaction,
+                Ok(transaction) => (transaction, Vec::new()),
                 Err(error) => return self.unless_failed(Err(error)),
             },
         };
         drop(state);
         if let Err(error) = self.ledger.add(&mut transaction, tid, told) {
             tracing::warn!("no room for a decision: {error}");
+            // Before what it has allocated.
             drop(transaction);
             self.ledger.forget(tid);
             return Some(false);
         }
-        let done = transaction.commit(lasting(self.store));
+        let intended = heaps::intend(transaction, allocations, &tid.to_bytes());
+        let done = intended.and_then(|(transaction, intended)| {
+            let done = transaction.commit(lasting(self.store));
+            let outcome = if done.is_ok() { Outcome::Committed } else { Outcome::Aborted };
+            heaps::settle(intended, outcome);
+            Ok::<_, HeapError>(done?)
+        });
         if done.is_err() {
             self.ledger.forget(tid);
         }
@@ -501,6 +471,7 @@ impl<'t> Core<'t> {
         let top = family.into_top();
         let at = top.at;
         if let Some(id) = top.global_id() {
+            let intended = heaps::intended(self.heaps.iter(), id);
             // Nobody waits for a force: after a crash it is undecided again, and its coordinator remembers.
             let done = match outcome {
                 Outcome::Committed => self.store.commit_prepared_ticket(id),
@@ -517,6 +488,7 @@ impl<'t> Core<'t> {
                     return false;
                 }
             }
+            heaps::settle(intended, outcome);
         }
         drop(top);
         match hook {

@@ -14,8 +14,13 @@ pub enum NodeError {
     /// A segment.
     #[error("segment {0:?}: {1}")]
     Segment(String, Box<dyn std::error::Error + Send + Sync>),
+    /// A heap.
+    #[error("heap {0:?}: {1}")]
+    Heap(String, Box<caliburn_heap::HeapError>),
     /// Its segments and its log are more than it may have.
-    #[error("node {node} has a quota of {quota} bytes, and its segments and its log take {needed}")]
+    #[error(
+        "node {node} has a quota of {quota} bytes, and its segments, its heaps and its log take {needed}"
+    )]
     Quota {
         /// The node.
         node: u64,

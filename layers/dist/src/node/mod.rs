@@ -3,10 +3,12 @@
 //! | module | noun |
 //! |---|---|
 //! | `work` | what a transaction holds: changes and locks |
+//! | `heaps` | what a transaction has allocated, made part of it |
 //! | `ledger` | what the node itself remembers |
 //! | `outside` | what the node has around it |
 //! | `state` | what it is in the middle of |
 //! | `core` | does what its host wants |
+//! | `recovery` | what it does with what it finds when it runs again |
 //! | [`call`] | an operation of a data server at work |
 //! | `deadlocks` | what it knows of those between nodes |
 //! | `pool` | threads for calls that must not wait for one |
@@ -27,11 +29,13 @@ mod dumps;
 mod ending;
 mod error;
 mod guard;
+mod heaps;
 mod judgement;
 mod ledger;
 mod open;
 pub(crate) mod outside;
 mod pool;
+mod recovery;
 mod replicated;
 mod running;
 mod serve;

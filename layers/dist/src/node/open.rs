@@ -8,15 +8,17 @@ use crate::id::Tid;
 use crate::keep::keeper::Keeper;
 use crate::log_plan::LogPlan;
 use crate::node::call::Call;
-use crate::node::core::{Core, Found};
+use crate::node::core::Core;
 use crate::node::error::NodeError;
 use crate::node::ledger::{self, Ledger};
 use crate::node::outside::{DECIDING, Decision, Hooks, Outside};
 use crate::node::pool::Pool;
+use crate::node::recovery::Found;
 use crate::node::replicated::{Copies, Replicated};
 use crate::node::running::{Inner, Job, Node, alone};
 use crate::rights::Rights;
 use caliburn_engine::{Region, Store};
+use caliburn_heap::Heap;
 use caliburn_nest::{Clock, Timestamp};
 use caliburn_os::clock::wall_ns;
 use std::collections::BTreeMap;
@@ -95,6 +97,7 @@ pub struct Builder {
     path: PathBuf,
     options: caliburn_engine::Options,
     segments: Vec<(String, u64)>,
+    heaps: Vec<(String, u64)>,
     level: usize,
     patience: Patience,
     keeper: Option<Keeper>,
@@ -118,6 +121,7 @@ impl Node {
             path: path.into(),
             options: Store::options(),
             segments: Vec::new(),
+            heaps: Vec::new(),
             level: 16,
             patience: Patience::default(),
             keeper: None,
@@ -144,6 +148,12 @@ impl Builder {
     /// A segment of its servers, made with zeros if there is none.
     pub fn segment(mut self, name: impl Into<String>, bytes: u64) -> Builder {
         self.segments.push((name.into(), bytes));
+        self
+    }
+
+    /// A heap of its servers, made if there is none, which may grow to so many bytes.
+    pub fn heap(mut self, name: impl Into<String>, bytes: u64) -> Builder {
+        self.heaps.push((name.into(), bytes));
         self
     }
 
@@ -272,7 +282,7 @@ impl Builder {
     pub async fn start(self) -> Result<Node, NodeError> {
         let (ready, is_ready) = oneshot::channel();
         let (begin, may_begin) = oneshot::channel();
-        let Builder { number, cluster, path, mut options, segments, level, patience, .. } = self;
+        let Builder { number, cluster, path, mut options, segments, heaps, level, patience, .. } = self;
         let (keeper, first, hooks, rights, quota, log) =
             (self.keeper, self.first, self.hooks, self.rights, self.quota, self.log);
         log.set(&mut options);
@@ -294,6 +304,7 @@ impl Builder {
             path,
             options,
             segments,
+            heaps,
             level,
             patience,
             first,
@@ -367,6 +378,7 @@ struct Opening {
     path: PathBuf,
     options: caliburn_engine::Options,
     segments: Vec<(String, u64)>,
+    heaps: Vec<(String, u64)>,
     level: usize,
     patience: Patience,
     first: Option<First>,
@@ -431,6 +443,13 @@ impl Opening {
         let own = map(ledger::SEGMENT, ledger::SEGMENT_BYTES)?;
         let mapped = self.segments.iter().map(|(name, bytes)| Ok((name.clone(), map(name, *bytes)?)));
         let mapped = mapped.collect::<Result<Vec<_>, NodeError>>()?;
+        let heap = |(name, bytes): &(String, u64)| {
+            let heap = Heap::open(&store, name);
+            let heap = heap.map_err(|error| NodeError::Heap(name.to_owned(), Box::new(error)))?;
+            heap.set_limit(*bytes);
+            Ok(heap)
+        };
+        let heaps = self.heaps.iter().map(heap).collect::<Result<Vec<_>, NodeError>>()?;
         if let Some(Mapped(tell)) = &self.tell_mapped {
             mapped.iter().for_each(|(name, region)| tell(name, region));
         }
@@ -463,7 +482,7 @@ impl Opening {
                 }
             };
             outside.time.look(outside.own);
-            let core = Core::new(&store, regions, ledger, clock, outside, host);
+            let core = Core::new(&store, (regions, &heaps), ledger, clock, outside, host);
             core.recover(Found { commits, slots });
             let begun = self.first.take().map_or(Ok(()), |first| begin(&core, first));
             let goes_on = begun.is_ok();
@@ -472,7 +491,7 @@ impl Opening {
                 self.work(&core, queues);
             }
         }
-        drop((own, mapped));
+        drop((own, mapped, heaps));
         if let Err(error) = store.close() {
             tracing::warn!("node {}: its store was not closed in good order: {error}", self.number);
         }
@@ -482,7 +501,8 @@ impl Opening {
     /// Before anything is made that would be too much.
     fn is_within(&self, store: &Store) -> Result<(), NodeError> {
         let Some(quota) = self.quota else { return Ok(()) };
-        let segments = self.segments.iter().map(|(_, bytes)| *bytes).sum::<u64>() + ledger::SEGMENT_BYTES;
+        let all = self.segments.iter().chain(&self.heaps);
+        let segments = all.fold(ledger::SEGMENT_BYTES, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let needed = segments.saturating_add(store.query().log_bytes);
         if needed <= quota { Ok(()) } else { Err(NodeError::Quota { node: self.number, quota, needed }) }
     }

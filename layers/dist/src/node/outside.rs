@@ -387,7 +387,8 @@ async fn deliver(own: Node, to: Node, cluster: Cluster, time: Time, mut letters:
     while letters.recv_many(&mut some, LETTERS).await > 0 {
         for all in wire::batches(some.drain(..)) {
             let (clock, cluster_id) = (time.shows().0, cluster.id().to_owned());
-            let all = Letters { cluster: cluster_id, from: own.0, to: to.0, letters: all, clock };
+            let needs = wire::VERSION;
+            let all = Letters { cluster: cluster_id, from: own.0, to: to.0, letters: all, clock, needs };
             line = line.filter(|line| line.leads(to, &cluster)).or_else(|| Line::open(to, &cluster));
             if let Some(open) = &line
                 && tokio::time::timeout(ALIVE, open.letters.send(all)).await.is_err()

@@ -47,6 +47,7 @@ impl NodeService for Service {
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
         let node = &self.0;
         node.same_cluster(&request.get_ref().cluster)?;
+        wire::is_known(request.get_ref().needs)?;
         let outside = node.0.outside.clone();
         outside.goes_on()?;
         let client = outside.next_client().map_err(|error| Status::internal(error.to_string()))?;
@@ -99,8 +100,9 @@ impl NodeService for Service {
 
     async fn hear(&self, request: Request<HearRequest>) -> Result<Response<Heard>, Status> {
         let (peer, address) = (request.extensions().get::<Peer>().cloned(), request.remote_addr());
-        let HearRequest { cluster, tid, news, clock } = request.into_inner();
+        let HearRequest { cluster, tid, news, clock, needs } = request.into_inner();
         self.0.same_cluster(&cluster)?;
+        wire::is_known(needs)?;
         let outside = &self.0.0.outside;
         let (tid, news) = (wire::tid(&tid)?, wire::news_from(news)?);
         may_be_of(peer.as_ref(), tid)?;
@@ -158,8 +160,9 @@ impl NodeService for Service {
                 next = stream.message() => next?,
                 _ = stopped.wait_for(|stopped| *stopped) => None,
             };
-            let Some(Letters { cluster, from, to, letters, clock }) = next else { break };
+            let Some(Letters { cluster, from, to, letters, clock, needs }) = next else { break };
             node.same_cluster(&cluster)?;
+            wire::is_known(needs)?;
             let (from, own) = (NodeId(from), node.0.outside.own);
             is_from(peer.as_ref(), from)?;
             if NodeId(to) != own {

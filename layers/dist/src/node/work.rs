@@ -2,14 +2,17 @@
 
 use crate::family::Level;
 use caliburn_engine::{Branch, BranchError, RangeError, Transaction};
+use caliburn_heap::{Allocations, Heap};
 use caliburn_lock::Owner;
 use caliburn_nest::Timestamp;
 
 /// Changes and locks of a family, or of a call.
 #[derive(Debug)]
 pub(crate) struct Work<'t> {
-    // Undone before anybody can have its locks.
+    // Undone before anybody can have what it has allocated, and that before its locks.
     part: Part<'t>,
+    /// One for each heap that it has used.
+    allocations: Vec<Allocations<'t>>,
     pub owner: Owner,
     /// Whether it has changed anything.
     pub wrote: bool,
@@ -40,12 +43,16 @@ pub(crate) enum WorkError {
 
 impl<'t> Work<'t> {
     pub fn top(transaction: Transaction<'t>, owner: Owner) -> Work<'t> {
-        Work { part: Part::Top(transaction), owner, wrote: false, at: Timestamp::default() }
+        Work::new(Part::Top(transaction), owner, Timestamp::default())
     }
 
     /// What recovery found prepared.
     pub fn recovered(global_id: Vec<u8>, at: Timestamp, owner: Owner) -> Work<'t> {
-        Work { part: Part::Prepared(global_id), owner, wrote: true, at }
+        Work { wrote: true, ..Work::new(Part::Prepared(global_id), owner, at) }
+    }
+
+    fn new(part: Part<'t>, owner: Owner, at: Timestamp) -> Work<'t> {
+        Work { part, allocations: Vec::new(), owner, wrote: false, at }
     }
 
     pub fn transaction(&mut self) -> Result<&mut Transaction<'t>, WorkError> {
@@ -56,10 +63,20 @@ impl<'t> Work<'t> {
         }
     }
 
-    /// Takes the transaction, to prepare or commit it.
-    pub fn take(&mut self) -> Option<Transaction<'t>> {
+    /// What it has allocated and freed in a heap.
+    pub fn allocations(&mut self, heap: &'t Heap) -> &mut Allocations<'t> {
+        let at = self.allocations.iter().position(|of| std::ptr::eq(of.heap(), heap));
+        let at = at.unwrap_or_else(|| {
+            self.allocations.push(Allocations::new(heap));
+            self.allocations.len() - 1
+        });
+        &mut self.allocations[at]
+    }
+
+    /// Takes the transaction, with what it has allocated, to prepare or commit it.
+    pub fn take(&mut self) -> Option<(Transaction<'t>, Vec<Allocations<'t>>)> {
         match std::mem::replace(&mut self.part, Part::Away) {
-            Part::Top(transaction) => Some(transaction),
+            Part::Top(transaction) => Some((transaction, std::mem::take(&mut self.allocations))),
             part => {
                 self.part = part;
                 None
@@ -86,14 +103,14 @@ impl<'t> Level for Work<'t> {
 
     fn child(&mut self) -> Result<Work<'t>, WorkError> {
         let branch = self.transaction()?.branch()?;
-        let (owner, at) = (self.owner.child(), self.at);
-        Ok(Work { part: Part::Branch(branch), owner, wrote: false, at })
+        Ok(Work::new(Part::Branch(branch), self.owner.child(), self.at))
     }
 
     fn adopt(&mut self, child: Work<'t>) -> Result<(), WorkError> {
-        let Work { part, owner, wrote, .. } = child;
+        let Work { part, allocations, owner, wrote, .. } = child;
         let Part::Branch(branch) = part else { return Err(WorkError::Prepared) };
         self.transaction()?.adopt(branch)?;
+        allocations.into_iter().for_each(|of| self.allocations(of.heap()).adopt(of));
         self.wrote |= wrote;
         owner.commit();
         Ok(())

@@ -16,10 +16,10 @@ mod world;
 
 use caliburn_dist::commit::word::{Node, Outcome};
 use caliburn_dist::id::Tid;
+use caliburn_history::{History, Op, check};
 use caliburn_nest::Timestamp;
 use client::Client;
 use event::{Event, Seen};
-use random::{History, Op, check};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use world::{LISTS, NODES, World};
