@@ -98,6 +98,8 @@ pub enum Workload {
     Dumps,
     /// Transactions over data servers on one to three nodes.
     Camelot,
+    /// Camelot's Tables 6-1, 6-2 and 6-5, and Graph 6-1, redrawn.
+    CamelotTables,
     /// Nested transactions: children empty, with a range, aborted.
     Nest,
     /// Locks that nobody else wants, beside read-write locks in a hash map.

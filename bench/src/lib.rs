@@ -9,6 +9,7 @@
 mod arguments;
 mod calls;
 pub mod camelot;
+mod camelot_tables;
 mod coda;
 pub mod debit_credit;
 mod dumps;
@@ -59,6 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Snapshots => snapshots::run(arguments),
         Workload::Dumps => dumps::run(arguments),
         Workload::Camelot => camelot::run(arguments),
+        Workload::CamelotTables => camelot_tables::run(arguments),
         Workload::Nest => nest::run(arguments),
         Workload::Locks => locks::run(arguments),
     }

@@ -179,6 +179,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "dumps",
         "nest",
         "camelot",
+        "camelot-tables",
         "locks",
         "persistent --sizes 8,4096",
         "group-commit --threads 1,8",

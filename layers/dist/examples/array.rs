@@ -4,14 +4,10 @@
 use caliburn_dist::client::{Application, Error};
 use caliburn_dist::cluster::Cluster;
 use caliburn_dist::node::Node;
+use caliburn_dist::proto::array::array_client::ArrayClient;
+use caliburn_dist::proto::array::array_server::{Array, ArrayServer};
+use caliburn_dist::proto::array::{ReadReply, ReadRequest, WriteReply, WriteRequest};
 use tonic::{Request, Response, Status};
-
-mod interface {
-    tonic::include_proto!("caliburn.examples.v1");
-}
-use interface::array_client::ArrayClient;
-use interface::array_server::{Array, ArrayServer};
-use interface::{ReadReply, ReadRequest, WriteReply, WriteRequest};
 
 const SIZE: usize = 32;
 const RECORDS: usize = 1000;

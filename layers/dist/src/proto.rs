@@ -4,6 +4,9 @@
 pub mod admin {
     tonic::include_proto!("caliburn.admin.v1");
 }
+pub mod array {
+    tonic::include_proto!("caliburn.examples.v1");
+}
 pub mod bank {
     tonic::include_proto!("caliburn.bank.v1");
 }
