@@ -1,8 +1,8 @@
-//! `camelot-tables`: Camelot's Tables 6-1, 6-2 and 6-5, and Graph 6-1, redrawn. One program, one transaction after the
-//! other, over arrays of records: parts of one at the node that coordinates, as servers that are embedded share a store
-//! and a force ("local"), or each at a node of its own, on loopback, with a store of its own ("remote"). One to three
-//! servers, one or ten operations at each, of 32 or 1024 bytes, that read or write; one call for each operation, one
-//! after the other.
+//! `camelot-tables`: Camelot's Tables 6-1, 6-2 and 6-5, and Graph 6-1, redrawn. One program, one transaction after
+//! the other, over arrays of records: parts of one at the node that coordinates, as servers that are embedded
+//! share a store and a force ("local"), or each at a node of its own, on loopback, with a store of its own
+//! ("remote"). One to three servers, one or ten operations at each, of 32 or 1024 bytes, that read or write; one
+//! call for each operation, one after the other.
 //!
 //! The formulas are fitted as the paper has them: a transaction costs `a + b n`, and each operation `c`.
 
