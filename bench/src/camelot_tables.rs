@@ -286,14 +286,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 .map(|(n, k, time)| ((fitted[0] + fitted[1] * n + fitted[2] * n * k) / time - 1.0).abs());
             let row = Kind { operations: 0, ..of[0] }.row();
             let row = row.replacen(" 0 ", " ", 1).replace(" at each server", "");
-            for (part, value) in ["a transaction", "each server of it", "each operation"].iter().zip(fitted) {
-                say("6-5", &format!("{row}: {part}"), value);
+            let off = rounded(worst.fold(0.0, f64::max) * 100.0, 1);
+            let [a, b, c] = fitted.map(|us| rounded(us, 1));
+            match arguments.json {
+                true => println!(
+                    "{}",
+                    json!({
+                        "workload": "camelot-tables", "table": "6-5", "what": row, "transaction_us": a,
+                        "server_us": b, "operation_us": c, "off_percent": off,
+                    })
+                ),
+                false => println!("6-5        {row}: {a} + {b} n, and {c} us an operation; within {off} %"),
             }
-            say(
-                "6-5",
-                &format!("{row}: the formula is off by at most, in per cent"),
-                worst.fold(0.0, f64::max) * 100.0,
-            );
         }
         for node in &world.nodes {
             node.stop().await;
