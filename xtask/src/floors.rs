@@ -124,6 +124,7 @@ const TREES: [Tree; 13] = [
             "mappings",
             "map",
             "private",
+            "written",
             "persist",
             "guard",
             "medium",

@@ -9,6 +9,7 @@
 //!   settle             when that is decided: the list goes, and what it says happens
 //! ```
 //!
+//! Invariant: what is fresh is freed only by the transaction that has taken it: locks come later than objects.
 //! Invariant: it is undone, or settled, after the old values of the transaction are back, or its new ones stay:
 //! nobody may take the memory before.
 
@@ -19,13 +20,39 @@ use crate::transaction::undo_changes;
 use caliburn_engine::Transaction;
 use caliburn_os::simulated::planted;
 use smallvec::SmallVec;
+use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a transaction has allocated and not committed, in whichever heap, all of its parts together: they may free
+/// it again, and nobody else may. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub struct Taken(Arc<Mutex<HashSet<(usize, u64)>>>);
+
+impl Taken {
+    fn with<T>(&self, heap: &Heap, act: impl FnOnce(&mut HashSet<(usize, u64)>, usize) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner), std::ptr::from_ref(heap).addr())
+    }
+
+    fn add(&self, heap: &Heap, change: Change) {
+        self.with(heap, |all, heap| _ = all.insert((heap, change.whose())));
+    }
+
+    fn remove(&self, heap: &Heap, change: Change) {
+        self.with(heap, |all, heap| _ = all.remove(&(heap, change.whose())));
+    }
+
+    fn has(&self, heap: &Heap, change: Change) -> bool {
+        self.with(heap, |all, heap| all.contains(&(heap, change.whose())))
+    }
+}
 
 /// What a part of a transaction has allocated and freed. Dropped, it is undone: to be dropped when what the part has
 /// stored is undone, and not before.
 #[derive(Debug)]
 pub struct Allocations<'h> {
     heap: &'h Heap,
+    taken: Taken,
     changes: SmallVec<[Change; 4]>,
     /// Of what it has freed, that which had been allocated within the same transaction.
     fresh: SmallVec<[Change; 2]>,
@@ -51,9 +78,9 @@ pub struct Undecided {
 }
 
 impl<'h> Allocations<'h> {
-    /// None yet.
-    pub fn new(heap: &'h Heap) -> Allocations<'h> {
-        Allocations { heap, changes: SmallVec::new(), fresh: SmallVec::new() }
+    /// None yet, of a part of the transaction that has all that is `taken`.
+    pub fn new(heap: &'h Heap, taken: &Taken) -> Allocations<'h> {
+        Allocations { heap, taken: taken.clone(), changes: SmallVec::new(), fresh: SmallVec::new() }
     }
 
     /// The heap.
@@ -72,24 +99,25 @@ impl<'h> Allocations<'h> {
     /// As [`HeapTransaction::allocate`](crate::HeapTransaction::allocate).
     pub fn allocate(&mut self, len: usize) -> Result<Place, HeapError> {
         let (place, change) = self.heap.take(len, 16)?;
+        self.taken.add(self.heap, change);
         self.changes.push(change);
         Ok(place)
     }
 
     /// Frees an object. Its memory can be allocated again when the transaction has committed, not before.
     ///
-    /// An object that was not there when the transaction began is taken to be the transaction's own: whoever calls
-    /// this keeps others from those of theirs, by locks for example.
-    ///
     /// # Errors
-    /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it.
+    /// [`HeapError::NotAllocated`] when no object begins there, or somebody freed it, or another transaction that is
+    /// open has allocated it.
     pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
         let heap = self.heap;
         let (number, object, kind) = heap.place_in_span(place)?;
         let span = heap.spans.get(number);
-        let fresh = span.freshness(object).filter(|fresh| span.give_up(kind, object, *fresh));
-        let fresh = fresh.ok_or_else(|| heap.not_allocated(place))?;
         let change = Change::new(number, object, true);
+        let may =
+            |fresh: &bool| !fresh || planted("anybody-frees-what-is-new") || self.taken.has(heap, change);
+        let fresh = span.freshness(object).filter(may).filter(|fresh| span.give_up(kind, object, *fresh));
+        let fresh = fresh.ok_or_else(|| heap.not_allocated(place))?;
         self.changes.push(change);
         if fresh && !planted("heap-part-frees-for-good") {
             self.fresh.push(change);
@@ -108,7 +136,7 @@ impl<'h> Allocations<'h> {
     }
 
     /// Makes it part of a transaction, which then can be committed or prepared: both, or neither. For one that is
-    /// prepared `global_id` is the identifier; for one that commits at once, anything.
+    /// prepared `global_id` is the identifier; for one that commits at once, nothing.
     ///
     /// # Errors
     /// When the heap is full, or the transaction becomes too large: both are undone.
@@ -142,8 +170,11 @@ impl<'h> Allocations<'h> {
 
 impl Drop for Allocations<'_> {
     fn drop(&mut self) {
-        let fresh = &self.fresh;
-        undo_changes(self.heap, &mut self.changes, |change| fresh.contains(&change));
+        // What it has taken is nobody's from now on.
+        let taken = self.changes.iter().filter(|change| !change.freed());
+        taken.for_each(|change| self.taken.remove(self.heap, *change));
+        self.fresh.sort_unstable();
+        undo_changes(self.heap, &mut self.changes, |change| self.fresh.binary_search(&change).is_ok());
     }
 }
 
@@ -161,6 +192,16 @@ impl Heap {
         self.intended_by(global_id).map(|place| Intended { heap: self, place })
     }
 
+    /// The bytes of an object that is there, or was freed by a transaction that has not committed: those to be
+    /// locked by whoever wants to know which.
+    ///
+    /// # Errors
+    /// [`HeapError::NotAllocated`] when no object can begin there.
+    pub fn extent_of(&self, place: Place) -> Result<Range<u64>, HeapError> {
+        let (span, object, _) = self.place_in_span(place)?;
+        Ok(self.extent(span, object))
+    }
+
     /// What undecided transactions have allocated or freed.
     pub fn undecided(&self) -> Vec<Undecided> {
         let lists = lock(&self.intentions);
@@ -170,8 +211,8 @@ impl Heap {
             objects.dedup();
             objects
         };
-        lists
-            .iter()
+        let undecided = lists.iter().filter(|list| !list.global_id.is_empty());
+        undecided
             .map(|list| Undecided { global_id: list.global_id.clone(), objects: objects(&list.changes) })
             .collect()
     }

@@ -1,7 +1,7 @@
 //! Zeros where nothing is, so that its room can be given back to the file system.
 
 use crate::class::SPAN;
-use crate::heap::{Heap, HeapError, lock};
+use crate::heap::{Heap, HeapError};
 use caliburn_engine::{Class, Mode};
 use caliburn_os::simulated::planted;
 
@@ -15,11 +15,11 @@ impl Heap {
     pub fn clear_free(&self) -> Result<u64, HeapError> {
         const MOST: usize = 16;
         self.take_up_all()?;
-        self.reclaim(&mut lock(&self.free));
+        self.reclaim(&mut self.free_spans());
         let (mut next, mut cleared) = (0, 0);
         loop {
             let range = {
-                let mut spans = lock(&self.free);
+                let mut spans = self.free_spans();
                 let Some(first) = (next..spans.free.len()).find(|number| spans.free[*number]) else {
                     return Ok(cleared);
                 };
@@ -30,7 +30,7 @@ impl Heap {
             };
             next = range.end;
             let (from, len) = (range.start as u64 * SPAN, range.len() as u64 * SPAN);
-            let put = || lock(&self.free).put(range);
+            let put = || self.free_spans().put(range);
             if planted("cleared-spans-given-out") {
                 put();
                 cleared += self.clear(from, len)?;

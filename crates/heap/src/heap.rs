@@ -138,6 +138,9 @@ pub struct Heap {
     pub(crate) count: AtomicU32,
     /// Which spans nothing is in. Locked before the lists.
     pub(crate) free: Mutex<FreeSpans>,
+    /// Spans that nothing is in any more, which could not be told at once: who grows the heap waits for a disk, and
+    /// who gives something back must not.
+    pub(crate) returned: Mutex<Vec<Range<usize>>>,
     /// Spans of a class with free objects that are in no cache. Locked to put a span there, or take
     /// it away.
     pub(crate) partial: [Mutex<Vec<u32>>; CLASSES],
@@ -145,6 +148,8 @@ pub struct Heap {
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
     /// Bytes that it may grow to.
     pub(crate) limit: AtomicU64,
+    /// And so many more, for a list of intentions.
+    pub(crate) beyond: AtomicU64,
     /// What prepared transactions did. Locked before spans.
     pub(crate) intentions: Mutex<Vec<Intentions>>,
     /// After the regions: a store that is closed with a heap knows nothing of it any more.
@@ -234,6 +239,8 @@ impl Heap {
             caches: (0..CACHES).map(|_| Cache::default()).collect(),
             roots: Mutex::default(),
             limit: AtomicU64::new(u64::MAX),
+            beyond: AtomicU64::new(0),
+            returned: Mutex::default(),
             intentions: Mutex::default(),
         };
         heap.read_header(true)?;
@@ -254,9 +261,16 @@ impl Heap {
     }
 
     /// Bytes that it may grow to from now on, until it is opened again: what needs more is refused
-    /// ([`HeapError::Full`]). A hundredth of them comes on top, for what the heap knows of its objects.
+    /// ([`HeapError::Full`]). What the heap knows of its objects comes on top, a hundredth ([`Heap::bytes_with`]),
+    /// and lists of what is undecided.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that a heap with such a limit takes in its store, at most.
+    pub fn bytes_with(limit: u64) -> u64 {
+        let spans = (limit / SPAN).clamp(1, u64::from(span::SPANS_MAX));
+        spans * SPAN + meta::bytes_for(spans as u32)
     }
 
     /// The region of the objects: [`Place`]s are offsets in it.
@@ -453,7 +467,7 @@ impl Heap {
         if (self.meta.len() as u64) < meta::bytes_for(spans) {
             self.grow_meta(spans)?;
         }
-        let mut spans_free = lock(&self.free);
+        let mut spans_free = self.free_spans();
         spans_free.free.resize(spans as usize, false);
         spans_free.end = spans;
         self.count.store(spans, Ordering::Release);
@@ -473,6 +487,13 @@ impl Heap {
         self.refill(cached, class)
     }
 
+    /// Which spans nothing is in.
+    pub(crate) fn free_spans(&self) -> MutexGuard<'_, FreeSpans> {
+        let mut free = lock(&self.free);
+        lock(&self.returned).drain(..).for_each(|spans| free.put(spans));
+        free
+    }
+
     /// Gives back what no transaction has any more.
     #[inline]
     pub(crate) fn put(&self, number: u32, object: u32) {
@@ -487,7 +508,11 @@ impl Heap {
             Kind::Large(spans) => {
                 span.put(0);
                 span.set_kind(Kind::Free);
-                lock(&self.free).put(number as usize..(number + spans) as usize);
+                let spans = number as usize..(number + spans) as usize;
+                match self.free.try_lock() {
+                    Ok(mut free) => free.put(spans),
+                    Err(_) => lock(&self.returned).push(spans),
+                }
             }
             Kind::Free => unreachable!("an object is in a span that is in use"),
         }

@@ -38,7 +38,7 @@ mod statistics;
 mod supply;
 mod transaction;
 
-pub use allocations::{Allocations, Intended, Undecided};
+pub use allocations::{Allocations, Intended, Taken, Undecided};
 pub use heap::{Heap, HeapError, Place};
 pub use statistics::{ClassStatistics, Statistics};
 pub use transaction::{HeapTransaction, Savepoint};

@@ -25,6 +25,7 @@ use caliburn_engine::{Class, CommitError, Prepared};
 use caliburn_os::simulated::{planted, unless};
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the first list is named, in the header: its place and one.
 const FIRST: u64 = 24;
@@ -101,7 +102,10 @@ impl Heap {
     /// by [`Heap::commit_prepared`] or [`Heap::abort_prepared`]: those hold what they took until the heap is
     /// opened again.
     pub fn prepared(&self) -> Vec<Vec<u8>> {
-        lock(&self.intentions).iter().map(|list| list.global_id.clone()).collect()
+        // Those of transactions that commit at once have no identifier.
+        let lists = lock(&self.intentions);
+        let prepared = lists.iter().map(|list| list.global_id.clone()).filter(|id| !id.is_empty());
+        prepared.collect()
     }
 
     /// Commits a list of what an open transaction did, with what it took.
@@ -110,20 +114,30 @@ impl Heap {
         let next = lists.last().map_or(0, |list| list.place + 1);
         let words = Intentions::encode(next, changes, global_id);
         let mut tx = self.begin()?;
-        let place = tx.allocate(words.len() * 8)?;
+        // A full heap has room for it: what is to be freed could not be otherwise.
+        self.beyond.store(SPAN * (words.len() as u64 * 8).div_ceil(SPAN), Relaxed);
+        let allocated = tx.allocate(words.len() * 8);
+        self.beyond.store(0, Relaxed);
+        let place = allocated?;
         tx.write(place, 0, words.as_bytes())?;
         let first = meta::seal(place.0 + 1, FIRST);
         tx.inner().store(&self.meta, FIRST as usize, &first)?;
         let taken =
             changes.iter().filter(|change| !change.freed() && unless("intended-words-forgotten", true));
-        tx.rare.get_or_insert_default().others = taken.copied().collect();
-        tx.commit(Class::Process)?;
-        self.hide(place)?;
+        // It is no program's object, and never was: nobody can free it.
+        let own = tx.changes.pop().expect("it was just allocated");
+        tx.rare.get_or_insert_default().others = taken.copied().chain([own]).collect();
+        if let Err(error) = tx.commit(Class::Process) {
+            self.put(own.span(), own.object());
+            return Err(error);
+        }
+        let span = self.spans.get(own.span());
+        span.give_up(span.kind(), own.object(), true);
         lists.push(Intentions { place: place.0, global_id: global_id.to_vec(), changes: changes.to_vec() });
         Ok(place)
     }
 
-    /// Makes a list an object that is none for programs: nobody may free it.
+    /// Makes a list that is found an object that is none for programs: nobody may free it.
     fn hide(&self, place: Place) -> Result<(), HeapError> {
         let (span, object, kind) = self.place_in_span(place)?;
         self.spans.get(span).give_up(kind, object, false);

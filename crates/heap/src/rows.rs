@@ -11,7 +11,7 @@
 //! was not looked at. Spans that are free for the taking are known, or behind `end`; and those behind a large
 //! object's first are known when it is. So a row is taken up once, under the lock of the free spans.
 
-use crate::heap::{FreeSpans, Heap, HeapError, lock};
+use crate::heap::{FreeSpans, Heap, HeapError};
 use crate::meta::{self, Kind, PER_WORD};
 use caliburn_os::simulated::unless;
 
@@ -36,14 +36,14 @@ impl Heap {
 
     /// Takes up all rows.
     pub(crate) fn take_up_all(&self) -> Result<(), HeapError> {
-        self.take_up(&mut lock(&self.free), u32::MAX).map(|_| ())
+        self.take_up(&mut self.free_spans(), u32::MAX).map(|_| ())
     }
 
     /// Takes up the row of a span that seemed free, if it is unknown, since an object of it is asked for. Whether
     /// something is in it.
     #[cold]
     pub(crate) fn take_up_one(&self, number: u32) -> Result<bool, HeapError> {
-        let spans = lock(&self.free);
+        let spans = self.free_spans();
         let span = self.spans.get(number);
         if unless("rows-taken-up-twice", span.is_unknown()) && number < spans.end {
             self.read_row(number, spans.end)?;

@@ -48,7 +48,7 @@ impl Heap {
     /// length.
     pub fn statistics(&self) -> Statistics {
         let free = {
-            let mut spans = lock(&self.free);
+            let mut spans = self.free_spans();
             // What is behind damage seems to hold something.
             _ = self.take_up(&mut spans, u32::MAX);
             spans.free.clone()

@@ -30,7 +30,7 @@ impl Heap {
             }
             let listed = match self.unlist(class) {
                 // Perhaps among those that nobody has looked at.
-                None if self.take_up(&mut lock(&self.free), ROWS)? => self.unlist(class),
+                None if self.take_up(&mut self.free_spans(), ROWS)? => self.unlist(class),
                 listed => listed,
             };
             let number = match listed {
@@ -106,7 +106,7 @@ impl Heap {
 
     /// The first of so many free spans in a row; grows the heap if there are none.
     fn take_spans(&self, wanted: u32) -> Result<u32, HeapError> {
-        let mut spans = lock(&self.free);
+        let mut spans = self.free_spans();
         loop {
             if let Some(first) = spans.take(wanted as usize) {
                 return Ok(first as u32);
@@ -170,7 +170,7 @@ impl Heap {
             let len = wanted as usize * SPAN as usize;
             return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
         }
-        let limit = self.limit.load(Ordering::Relaxed);
+        let limit = self.limit.load(Ordering::Relaxed).saturating_add(self.beyond.load(Ordering::Relaxed));
         let wanted = u64::from(least) * SPAN;
         if wanted > limit {
             return Err(HeapError::Full { heap: self.name.clone(), limit, wanted });

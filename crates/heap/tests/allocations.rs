@@ -1,7 +1,7 @@
 //! What parts of a transaction allocate and free, where the transaction is in other hands.
 
 use caliburn_engine::{Class, Mode, Options, Policy, Store};
-use caliburn_heap::{Allocations, Heap, HeapError, Intended, Place};
+use caliburn_heap::{Allocations, Heap, HeapError, Intended, Place, Taken};
 use std::path::{Path, PathBuf};
 
 fn options() -> Options {
@@ -45,10 +45,11 @@ fn a_part_that_is_undone_leaves_what_its_parent_has_done() {
         let heap = Heap::open(&store, "h").unwrap();
         let old = [allocated(&heap), allocated(&heap)];
         let mut tx = store.begin(Mode::Restore).unwrap();
-        let mut all = Allocations::new(&heap);
+        let taken = Taken::default();
+        let mut all = Allocations::new(&heap, &taken);
         let (kept, dropped) = (all.allocate(40).unwrap(), all.allocate(40).unwrap());
         // A part frees what its parent has made, and what was there before, and is undone.
-        let mut undone = Allocations::new(&heap);
+        let mut undone = Allocations::new(&heap, &taken);
         let lost = undone.allocate(40).unwrap();
         for place in [kept, old[0]] {
             undone.free(place).unwrap();
@@ -56,7 +57,7 @@ fn a_part_that_is_undone_leaves_what_its_parent_has_done() {
         }
         drop(undone);
         // Another one does so, and goes well.
-        let mut part = Allocations::new(&heap);
+        let mut part = Allocations::new(&heap, &taken);
         part.free(dropped).unwrap();
         part.free(old[1]).unwrap();
         let mine = part.allocate(40).unwrap();
@@ -70,7 +71,7 @@ fn a_part_that_is_undone_leaves_what_its_parent_has_done() {
         expected.sort_unstable();
         assert_eq!(objects(&heap), expected);
         // What was allocated and freed, or freed, is anybody's.
-        let mut again = Allocations::new(&heap);
+        let mut again = Allocations::new(&heap, &Taken::default());
         let mut next = [again.allocate(40).unwrap(), again.allocate(40).unwrap()];
         next.sort_unstable();
         let mut free = [dropped, old[1]];
@@ -127,7 +128,7 @@ impl Both {
         tx.store(&word, 0, &1u64).unwrap();
         let mut intended = Vec::new();
         for (heap, old) in self.heaps.iter().zip(self.old) {
-            let mut all = Allocations::new(heap);
+            let mut all = Allocations::new(heap, &Taken::default());
             all.free(old).unwrap();
             let new = all.allocate(40).unwrap();
             tx.store(heap.region(), new.0 as usize, &5u64).unwrap();
@@ -212,7 +213,7 @@ fn a_heap_grows_no_further_than_it_may() {
     let store = options().open(dir.path().join("s")).unwrap();
     let heap = Heap::open(&store, "h").unwrap();
     heap.set_limit(1 << 20);
-    let mut all = Allocations::new(&heap);
+    let mut all = Allocations::new(&heap, &Taken::default());
     let full = loop {
         match all.allocate(60_000) {
             Ok(_) => {}
@@ -223,5 +224,58 @@ fn a_heap_grows_no_further_than_it_may() {
     assert_eq!(heap.region().len(), 1 << 20, "all that it may have");
     drop(all);
     // There is room again.
-    Allocations::new(&heap).allocate(60_000).unwrap();
+    Allocations::new(&heap, &Taken::default()).allocate(60_000).unwrap();
+}
+
+/// Whoever has an old place, and frees there what somebody else has just been given.
+#[test]
+fn what_another_transaction_has_allocated_is_not_there_to_be_freed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options().open(dir.path().join("s")).unwrap();
+    let heap = Heap::open(&store, "h").unwrap();
+    let (mine, others) = (Taken::default(), Taken::default());
+    let mut all = Allocations::new(&heap, &mine);
+    let places = [all.allocate(40).unwrap(), all.allocate(200_000).unwrap()];
+    for place in places {
+        let freed = Allocations::new(&heap, &others).free(place);
+        assert!(matches!(freed, Err(HeapError::NotAllocated { .. })));
+        let mut tx = heap.begin().unwrap();
+        assert!(matches!(tx.free(place), Err(HeapError::NotAllocated { .. })));
+    }
+    // A part of its own may.
+    let mut part = Allocations::new(&heap, &mine);
+    part.free(places[0]).unwrap();
+    drop(part);
+    // What was undone is nobody's, and then somebody else's.
+    let mut undone = Allocations::new(&heap, &mine);
+    let gone = undone.allocate(40).unwrap();
+    drop(undone);
+    let mut other = Allocations::new(&heap, &others);
+    assert_eq!(other.allocate(40).unwrap(), gone);
+    assert!(matches!(all.free(gone), Err(HeapError::NotAllocated { .. })));
+    drop((all, other));
+    assert_eq!(objects(&heap), []);
+}
+
+#[test]
+fn what_is_in_a_full_heap_can_be_freed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options().open(dir.path().join("s")).unwrap();
+    let heap = Heap::open(&store, "h").unwrap();
+    heap.set_limit(1 << 20);
+    let mut tx = heap.begin().unwrap();
+    let mut places = Vec::new();
+    while let Ok(place) = tx.allocate(65_536) {
+        places.push(place);
+    }
+    tx.commit(Class::Process).unwrap();
+    assert_eq!(places.len(), 16, "nothing is left");
+    let tx = store.begin(Mode::Restore).unwrap();
+    let mut all = Allocations::new(&heap, &Taken::default());
+    all.free(places[3]).unwrap();
+    let (tx, list) = all.intend(tx, b"").unwrap();
+    assert!(heap.prepared().is_empty() && heap.undecided().is_empty(), "it commits at once");
+    tx.commit(Class::Process).unwrap();
+    list.settle(true);
+    assert_eq!(objects(&heap).len(), 15);
 }

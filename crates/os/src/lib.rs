@@ -8,6 +8,7 @@
 //! | [`mappings`] | how many of them a process may have |
 //! | [`map`] | address space: reservations, private and shared file mappings |
 //! | [`private`] | pages of private file mappings: which are copies, and making one |
+//! | [`written`] | pages that were stored to, as the kernel notes |
 //! | [`guard`] | write protection, and the message when it is met |
 //! | [`observed`] | a medium whose reads are told to somebody |
 //! | [`duplex`] | two media that hold the same |
@@ -47,6 +48,7 @@ pub mod private;
 pub mod simulated;
 pub mod span;
 pub mod sync;
+pub mod written;
 
 /// The system's page size in bytes; a power of two, never assumed.
 pub fn page_size() -> usize {

@@ -1,7 +1,7 @@
 //! Address space: reserve generously, map pieces of media into the reservation, give pages back.
 
 use crate::page_size;
-use crate::simulated;
+use crate::simulated::{self, planted};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
@@ -167,6 +167,14 @@ impl Reservation {
     ) -> io::Result<()> {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "mapping outside its reservation");
         let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        if kind.contains(MapFlags::SYNC) && !planted("sync-refused-in-place") {
+            // Elsewhere first: when a file system refuses, the kernel has already let go of what was there, and another
+            // thread's memory might come to lie in the middle of the reservation.
+            // SAFETY: a new mapping where nothing is, which is gone again before anybody knows of it.
+            unsafe {
+                munmap(mmap(std::ptr::null_mut(), page_size(), protection, kind, fd, offset)?, page_size())?
+            };
+        }
         // SAFETY: the target lies within this reservation, which is ours to replace; the caller vouches
         // that nobody refers to it.
         unsafe {
@@ -396,6 +404,23 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         drop(first);
         assert_eq!(Reservation::new(page_size(), Some(at)).unwrap().base().as_ptr().addr(), at);
+    }
+
+    #[test]
+    fn what_a_file_system_refuses_leaves_the_reservation_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = Files.create(&dir.path().join("f")).unwrap();
+        let len = 16 * page_size();
+        medium.set_len(len as u64).unwrap();
+        let map = Reservation::new(len, None).unwrap();
+        // SAFETY: the map is fresh, and used by this thread alone.
+        let mapped = unsafe { map.map_shared(0, len, medium.descriptor(), 0, true) };
+        if mapped.is_ok() {
+            return println!("not run: the file system is on persistent memory");
+        }
+        // SAFETY: it changes nothing, and fails where nothing is mapped.
+        let there = unsafe { libc::msync(map.base().as_ptr().cast(), len, libc::MS_ASYNC) };
+        assert_eq!(there, 0, "there is a hole in it, which anybody may get");
     }
 
     #[test]

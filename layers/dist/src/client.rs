@@ -305,8 +305,10 @@ impl Begun {
             let mut node = node.map_err(|error| Status::unavailable(error.to_string()))?;
             node.end(request).await
         };
-        let ended = tokio::time::timeout(left, ending).await;
-        let ended = ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("its node does not answer")));
+        // By itself: a request whose answer nobody waits for may never be sent, and its node would hear of nothing.
+        let ended = tokio::time::timeout(left, tokio::spawn(ending)).await;
+        let ended = ended.unwrap_or_else(|_| Ok(Err(Status::deadline_exceeded("its node does not answer"))));
+        let ended = ended.unwrap_or_else(|_| Err(Status::unavailable("the program's runtime stops")));
         Some(ended.map(tonic::Response::into_inner))
     }
 
@@ -326,7 +328,8 @@ impl Begun {
         }
         let untold = std::mem::take(&mut *lock(&self.tx.family.untold));
         let report = Some(wire::report_to(&scope.into_report(untold)));
-        Some(EndRequest { tid: self.tx.tid().to_bytes().to_vec(), commit, report, below: self.below() })
+        let (tid, below) = (self.tx.tid().to_bytes().to_vec(), self.below());
+        Some(EndRequest { tid, commit, report, below, needs: wire::NEEDS })
     }
 }
 
@@ -354,7 +357,7 @@ impl Drop for Begun {
 async fn attach(cluster: &Cluster, coordinator: Node, clock: &Hybrid) -> Result<Place, Error> {
     // Where it is now.
     let mut node = NodeClient::new(cluster.channel(coordinator)?);
-    let request = AttachRequest { cluster: cluster.id().to_owned(), needs: wire::VERSION };
+    let request = AttachRequest { cluster: cluster.id().to_owned(), needs: wire::NEEDS };
     let mut stream = node.attach(request).await?.into_inner();
     let attached = stream.message().await?.ok_or_else(|| Status::unavailable("the node stops"))?;
     let heard = clock.hear(Timestamp(attached.clock), wall_ns());

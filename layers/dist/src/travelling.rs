@@ -75,7 +75,7 @@ impl Family {
             let heard = async {
                 let (cluster, tid) = (self.cluster.id().to_owned(), self.tid.to_bytes().to_vec());
                 let (news, clock) = (wire::news_to(&news), self.clock.last().0);
-                let request = HearRequest { cluster, tid, news, clock, needs: wire::VERSION };
+                let request = HearRequest { cluster, tid, news, clock, needs: wire::NEEDS };
                 let mut client = NodeClient::new(self.cluster.channel(node).ok()?);
                 let heard = client.hear(request).await.ok()?;
                 self.hear(Timestamp(heard.get_ref().clock), node).ok()

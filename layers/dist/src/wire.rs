@@ -15,8 +15,12 @@ use tonic::Status;
 use tonic::codegen::http::HeaderMap;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-/// The version of the protocol that this is, and that what it says needs.
+/// The version of the protocol that this is.
 pub const VERSION: u32 = 1;
+
+/// The version that must be known to understand what there has been from the first on, which is all: a message that
+/// has something later in it says so instead, and no other.
+pub const NEEDS: u32 = 1;
 
 /// # Errors
 /// `FAILED_PRECONDITION` when a message says what this version does not know.
@@ -246,7 +250,7 @@ pub(crate) fn context_to(context: &Context) -> MetadataValue<tonic::metadata::Bi
         untold: untold_to(&context.untold),
         family: context.family,
         clock: context.clock.0,
-        needs: VERSION,
+        needs: NEEDS,
     };
     MetadataValue::from_bytes(&context.encode_to_vec())
 }

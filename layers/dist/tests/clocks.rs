@@ -182,6 +182,7 @@ async fn a_program_or_a_letter_that_is_an_hour_ahead_is_not_followed() {
         commit: true,
         report: Some(Report { clock, touched: vec![2], ..Report::default() }),
         below: 0,
+        needs: 0,
     };
     let refused = raw.end(end).await.unwrap_err();
     assert_eq!(refused.code(), Code::Aborted);

@@ -68,6 +68,31 @@ async fn whoever_gives_up_while_it_commits_gets_all_or_nothing() {
     world.stop().await;
 }
 
+/// It has just asked its node to commit, and the request may not have left: the node hears of it all the same, and
+/// nothing stays locked.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_gives_up_as_soon_as_it_commits_holds_nothing() {
+    let world = World::new(2).await;
+    let application = world.application(1).await;
+    for receipt in 1..=20u64 {
+        let begun = application.begin(BOTH[(receipt % 2) as usize]).await.unwrap();
+        for (node, amount) in [(1, -1), (2, 1)] {
+            add(begun.tx(), node, receipt as u32, amount, receipt).await.unwrap();
+        }
+        tokio::select! {
+            biased;
+            _ = begun.commit() => {}
+            () = std::future::ready(()) => {}
+        }
+    }
+    // Not even those that nobody begins another one behind.
+    let totals =
+        tokio::time::timeout(Duration::from_secs(20), world.totals()).await.expect("nothing is locked");
+    let [one, two] = [0, 1].map(|node| totals[node].receipts.iter().copied().collect::<BTreeSet<_>>());
+    assert_eq!((one.len(), two), (20, one));
+    world.stop().await;
+}
+
 /// A node that gives transactions up at once: what it has undone is not committed elsewhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_hasty_node_gives_up_is_not_half_done() {
@@ -133,6 +158,7 @@ fn end(attached: &Attached, serial: u64) -> EndRequest {
         commit: true,
         report: Some(report),
         below: 0,
+        needs: 0,
     }
 }
 

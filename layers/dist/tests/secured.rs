@@ -149,7 +149,7 @@ async fn nobody_speaks_for_others() {
         let tid = tx.tid().to_bytes().to_vec();
         let attach = AttachRequest { cluster: "bank".into(), needs: 0 };
         let _there = mallory.attach(attach).await.unwrap();
-        let end = EndRequest { tid, commit: false, report: None, below: 0 };
+        let end = EndRequest { tid, commit: false, report: None, below: 0, needs: 0 };
         let refused = mallory.end(end).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
         add(tx, 2, 1, 7, 0).await
@@ -197,7 +197,7 @@ async fn nobody_undoes_what_others_do() {
     let tid = Tid { client: own.client, ..tid }.to_bytes().to_vec();
     let used = (0..20_000).map(|node| Participant { node, stay: 1 }).collect();
     let report = Some(Report { used, ..Report::default() });
-    let refused = node.end(EndRequest { tid, commit: true, report, below: 0 }).await.unwrap_err();
+    let refused = node.end(EndRequest { tid, commit: true, report, below: 0, needs: 0 }).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
 
     // What nodes begin by themselves could be guessed.

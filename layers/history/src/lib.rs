@@ -30,6 +30,9 @@ pub enum Op {
 pub struct History {
     /// What each has done, in its order.
     pub committed: Vec<Vec<Op>>,
+    /// When each began and was known to have committed, by one clock, if the order must be that of what followed
+    /// each other (strict serializability); empty if any order will do.
+    pub times: Vec<(u64, Option<u64>)>,
     /// Numbers that must be in no list.
     pub aborted: HashSet<u64>,
 }
@@ -46,8 +49,8 @@ pub enum Anomaly {
     /// A list does not begin with what was read of it, or lacks an append (G0, or a lost update).
     #[error("list {0} lacks what was appended, or was read (a lost update, or G0)")]
     Lists(usize),
-    /// These depend on each other in a circle, by writes alone (G0), writes and reads (G1c), or anti-dependencies
-    /// too (G2).
+    /// These depend on each other in a circle, by writes alone (G0), writes and reads (G1c), anti-dependencies too
+    /// (G2), or since one had ended before another one began (real time).
     #[error("transactions {1:?} depend on each other in a circle ({0})")]
     Circle(&'static str, Vec<usize>),
 }
@@ -57,6 +60,7 @@ enum Edge {
     Write,
     Read,
     Anti,
+    Time,
 }
 
 /// Checks a history against the lists as they are in the end.
@@ -116,11 +120,37 @@ pub fn check(history: &History, lists: &[Vec<u64>]) -> Result<(), Anomaly> {
             }
         }
     }
-    for (most, name) in [(Edge::Write, "G0"), (Edge::Read, "G1c"), (Edge::Anti, "G2")] {
+    add_times(&mut graph, &nodes, &history.times);
+    let kinds = [(Edge::Write, "G0"), (Edge::Read, "G1c"), (Edge::Anti, "G2"), (Edge::Time, "real time")];
+    for (most, name) in kinds {
         let part = graph.filter_map(|_, ()| Some(()), |_, kind| (*kind <= most).then_some(*kind));
         if let Some(circle) = tarjan_scc(&part).into_iter().find(|of| of.len() > 1) {
-            return Err(Anomaly::Circle(name, circle.into_iter().map(NodeIndex::index).collect()));
+            let of = circle.into_iter().map(NodeIndex::index).filter(|at| *at < history.committed.len());
+            return Err(Anomaly::Circle(name, of.collect()));
         }
     }
     Ok(())
+}
+
+/// Whoever had ended before another one began comes first. By a chain of moments, one for each end, since not all
+/// pairs can be named: an end leads to its moment, and the last moment before a begin to that.
+fn add_times(graph: &mut DiGraph<(), Edge>, nodes: &[NodeIndex], times: &[(u64, Option<u64>)]) {
+    let mut ends: Vec<(u64, NodeIndex)> =
+        times.iter().zip(nodes).filter_map(|((_, end), node)| Some(((*end)?, *node))).collect();
+    ends.sort_unstable();
+    let mut moments: Vec<(u64, NodeIndex)> = Vec::new();
+    for (end, node) in ends {
+        let moment = graph.add_node(());
+        graph.add_edge(node, moment, Edge::Time);
+        if let Some((_, before)) = moments.last() {
+            graph.add_edge(*before, moment, Edge::Time);
+        }
+        moments.push((end, moment));
+    }
+    for ((begin, _), node) in times.iter().zip(nodes) {
+        let before = moments.partition_point(|(end, _)| end < begin);
+        if let Some((_, moment)) = before.checked_sub(1).map(|at| moments[at]) {
+            graph.add_edge(moment, *node, Edge::Time);
+        }
+    }
 }

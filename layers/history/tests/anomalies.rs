@@ -6,7 +6,8 @@ use caliburn_history::{Anomaly, History, Op, check};
 fn the_checker_finds_each_anomaly() {
     use Op::{Append, Read};
     let check_of = |committed: Vec<Vec<Op>>, aborted: &[u64], lists: &[&[u64]]| {
-        let history = History { committed, aborted: aborted.iter().copied().collect() };
+        let aborted = aborted.iter().copied().collect();
+        let history = History { committed, aborted, ..History::default() };
         check(&history, &lists.iter().map(|list| list.to_vec()).collect::<Vec<_>>())
     };
     // One after the other.
@@ -37,4 +38,32 @@ fn the_checker_finds_each_anomaly() {
     circle(check_of(read, &[], &[&[1], &[2]]), "G1c", vec![0, 1]);
     let skewed = vec![vec![Read(0, vec![]), Append(1, 2)], vec![Read(1, vec![]), Append(0, 1)]];
     circle(check_of(skewed, &[], &[&[1], &[2]]), "G2", vec![0, 1]);
+}
+
+/// One has ended before the other began, which has not seen it.
+#[test]
+fn a_stale_read_is_found_where_times_are_known() {
+    use Op::{Append, Read};
+    let committed = vec![vec![Append(0, 1)], vec![Read(0, vec![])], vec![Read(0, vec![1])]];
+    let check_at = |times: &[(u64, Option<u64>)]| {
+        let history = History { committed: committed.clone(), times: times.to_vec(), ..History::default() };
+        check(&history, &[vec![1]])
+    };
+    assert_eq!(check_at(&[]), Ok(()), "in some order");
+    assert_eq!(check_at(&[(5, Some(9)), (1, Some(3)), (10, Some(11))]), Ok(()));
+    assert_eq!(check_at(&[(5, Some(9)), (8, Some(12)), (8, Some(20))]), Ok(()), "side by side");
+    assert_eq!(check_at(&[(5, None), (10, Some(12)), (11, Some(13))]), Ok(()), "nobody was told when");
+    let Err(Anomaly::Circle("real time", mut circle)) =
+        check_at(&[(5, Some(9)), (10, Some(12)), (20, Some(21))])
+    else {
+        panic!("it read what was no more")
+    };
+    circle.sort_unstable();
+    assert_eq!(circle, [0, 1]);
+    // By way of others.
+    let found = check_at(&[(13, Some(14)), (1, Some(3)), (10, Some(12))]);
+    assert!(
+        matches!(found, Err(Anomaly::Circle("real time", _))),
+        "it was read before it was there: {found:?}"
+    );
 }

@@ -116,7 +116,7 @@ fn run(policy: Policy, seed: u64, transactions: u64) {
         let aborted = world.aborted.into_inner().unwrap().into_iter();
         let aborted = aborted.filter(|number| !appended.contains(number)).collect();
         let lists: Vec<_> = (0..LISTS).map(|of| list(&region, of)).collect();
-        (History { committed, aborted }, lists)
+        (History { committed, aborted, ..History::default() }, lists)
     };
     assert!(history.committed.len() as u64 > transactions, "most were to commit");
     assert_eq!(check(&history, &lists), Ok(()), "{policy:?}, seed {seed}");

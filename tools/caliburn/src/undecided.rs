@@ -89,7 +89,7 @@ impl Which {
 
     async fn say(&self, transaction: &str, outcome: Outcome, done: &str) -> Result<ExitCode, Failure> {
         let mut node = self.contact.node_or(self.server.as_deref()).await?;
-        let request = JudgeRequest { transaction: transaction.to_owned(), outcome: outcome as i32 };
+        let request = JudgeRequest { transaction: transaction.to_owned(), outcome: outcome as i32, needs: 0 };
         node.judge(request).await.map_err(said)?;
         self.contact.done(&format!("transaction {transaction} {done}"))
     }

@@ -89,11 +89,12 @@ impl<'c, 't> Call<'c, 't> {
     /// # Errors
     /// As [`Call::lock`]; `NOT_FOUND` when there is no such object.
     pub fn free(&mut self, heap: &'t Heap, place: Place) -> Result<(), Status> {
-        // Afterwards it may be freed, or another one.
+        // Whether it is there is known when it is locked; by then it may be another one.
+        let mut object = extent(heap, place)?;
         loop {
-            let object = extent(heap, place)?;
             self.lock(heap.region(), object.clone(), Standard::Exclusive)?;
-            if extent(heap, place)? == object {
+            let now = extent(heap, place)?;
+            if std::mem::replace(&mut object, now.clone()) == now {
                 break;
             }
         }
@@ -408,10 +409,10 @@ fn status(error: &WorkError) -> Status {
     }
 }
 
-/// The bytes of an object.
+/// The bytes of an object, whether it is there or not.
 fn extent(heap: &Heap, place: Place) -> Result<Range<usize>, Status> {
-    let len = heap.usable_len(place).map_err(|error| heap_status(&error))?;
-    Ok(place.0 as usize..place.0 as usize + len)
+    let extent = heap.extent_of(place).map_err(|error| heap_status(&error))?;
+    Ok(extent.start as usize..extent.end as usize)
 }
 
 fn heap_status(error: &HeapError) -> Status {

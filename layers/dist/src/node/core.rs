@@ -408,7 +408,7 @@ impl<'t> Core<'t> {
             self.ledger.forget(tid);
             return Some(false);
         }
-        let intended = heaps::intend(transaction, allocations, &tid.to_bytes());
+        let intended = heaps::intend(transaction, allocations, b"");
         let done = intended.and_then(|(transaction, intended)| {
             let done = transaction.commit(lasting(self.store));
             let outcome = if done.is_ok() { Outcome::Committed } else { Outcome::Aborted };

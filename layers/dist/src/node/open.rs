@@ -501,8 +501,10 @@ impl Opening {
     /// Before anything is made that would be too much.
     fn is_within(&self, store: &Store) -> Result<(), NodeError> {
         let Some(quota) = self.quota else { return Ok(()) };
-        let all = self.segments.iter().chain(&self.heaps);
-        let segments = all.fold(ledger::SEGMENT_BYTES, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let present = |name: &str| store.segment(name).map_or(0, |segment| segment.len());
+        let heaps = self.heaps.iter().map(|(name, limit)| Heap::bytes_with(*limit).max(present(name)));
+        let all = self.segments.iter().map(|(_, bytes)| *bytes).chain(heaps);
+        let segments = all.fold(ledger::SEGMENT_BYTES, u64::saturating_add);
         let needed = segments.saturating_add(store.query().log_bytes);
         if needed <= quota { Ok(()) } else { Err(NodeError::Quota { node: self.number, quota, needed }) }
     }

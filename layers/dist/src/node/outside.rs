@@ -369,7 +369,7 @@ impl Line {
         let (letters, stream) = mpsc::channel(UNDER_WAY);
         tokio::spawn(async move {
             if let Err(error) = NodeClient::new(channel).deliver(ReceiverStream::new(stream)).await {
-                tracing::debug!("node {} does not take letters: {error}", to.0);
+                tracing::warn!("node {} does not take letters: {error}", to.0);
             }
         });
         Some(Line { address, letters })
@@ -387,7 +387,7 @@ async fn deliver(own: Node, to: Node, cluster: Cluster, time: Time, mut letters:
     while letters.recv_many(&mut some, LETTERS).await > 0 {
         for all in wire::batches(some.drain(..)) {
             let (clock, cluster_id) = (time.shows().0, cluster.id().to_owned());
-            let needs = wire::VERSION;
+            let needs = wire::NEEDS;
             let all = Letters { cluster: cluster_id, from: own.0, to: to.0, letters: all, clock, needs };
             line = line.filter(|line| line.leads(to, &cluster)).or_else(|| Line::open(to, &cluster));
             if let Some(open) = &line

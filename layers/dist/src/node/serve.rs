@@ -78,7 +78,8 @@ impl NodeService for Service {
         let outside = self.0.0.outside.clone();
         outside.goes_on()?;
         let (peer, address) = (request.extensions().get::<Peer>().cloned(), request.remote_addr());
-        let EndRequest { tid, commit, report, below } = request.into_inner();
+        let EndRequest { tid, commit, report, below, needs } = request.into_inner();
+        wire::is_known(needs)?;
         let (tid, report) = (wire::tid(&tid)?, wire::report_from(report.unwrap_or_default())?);
         if (tid.coordinator, tid.incarnation) != (outside.own, outside.incarnation) {
             return Err(Status::aborted("it was begun in another life of this node, or at another one"));
@@ -127,7 +128,8 @@ impl NodeService for Service {
     }
 
     async fn judge(&self, request: Request<JudgeRequest>) -> Result<Response<Judged>, Status> {
-        let JudgeRequest { transaction, outcome } = request.into_inner();
+        let JudgeRequest { transaction, outcome, needs } = request.into_inner();
+        wire::is_known(needs)?;
         let outcome = match outcome {
             0 => None,
             outcome => Some(wire::outcome_from(outcome)?),

@@ -2,7 +2,7 @@
 
 use crate::family::Level;
 use caliburn_engine::{Branch, BranchError, RangeError, Transaction};
-use caliburn_heap::{Allocations, Heap};
+use caliburn_heap::{Allocations, Heap, Taken};
 use caliburn_lock::Owner;
 use caliburn_nest::Timestamp;
 
@@ -13,6 +13,8 @@ pub(crate) struct Work<'t> {
     part: Part<'t>,
     /// One for each heap that it has used.
     allocations: Vec<Allocations<'t>>,
+    /// What its family has allocated.
+    taken: Taken,
     pub owner: Owner,
     /// Whether it has changed anything.
     pub wrote: bool,
@@ -52,7 +54,7 @@ impl<'t> Work<'t> {
     }
 
     fn new(part: Part<'t>, owner: Owner, at: Timestamp) -> Work<'t> {
-        Work { part, allocations: Vec::new(), owner, wrote: false, at }
+        Work { part, allocations: Vec::new(), taken: Taken::default(), owner, wrote: false, at }
     }
 
     pub fn transaction(&mut self) -> Result<&mut Transaction<'t>, WorkError> {
@@ -67,7 +69,7 @@ impl<'t> Work<'t> {
     pub fn allocations(&mut self, heap: &'t Heap) -> &mut Allocations<'t> {
         let at = self.allocations.iter().position(|of| std::ptr::eq(of.heap(), heap));
         let at = at.unwrap_or_else(|| {
-            self.allocations.push(Allocations::new(heap));
+            self.allocations.push(Allocations::new(heap, &self.taken));
             self.allocations.len() - 1
         });
         &mut self.allocations[at]
@@ -103,11 +105,13 @@ impl<'t> Level for Work<'t> {
 
     fn child(&mut self) -> Result<Work<'t>, WorkError> {
         let branch = self.transaction()?.branch()?;
-        Ok(Work::new(Part::Branch(branch), self.owner.child(), self.at))
+        let child = Work::new(Part::Branch(branch), self.owner.child(), self.at);
+        Ok(Work { taken: self.taken.clone(), ..child })
     }
 
     fn adopt(&mut self, child: Work<'t>) -> Result<(), WorkError> {
-        let Work { part, allocations, owner, wrote, .. } = child;
+        // If it can't be adopted, what it has allocated goes before its locks.
+        let Work { owner, allocations, part, wrote, .. } = child;
         let Part::Branch(branch) = part else { return Err(WorkError::Prepared) };
         self.transaction()?.adopt(branch)?;
         allocations.into_iter().for_each(|of| self.allocations(of.heap()).adopt(of));
