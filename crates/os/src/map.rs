@@ -168,9 +168,9 @@ impl Reservation {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "mapping outside its reservation");
         let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         if kind.contains(MapFlags::SYNC) && !planted("sync-refused-in-place") {
-            // Elsewhere first: when a file system refuses, the kernel has already let go of what was there, and another
-            // thread's memory might come to lie in the middle of the reservation.
-            // SAFETY: a new mapping where nothing is, which is gone again before anybody knows of it.
+            // Elsewhere first: when a file system refuses, the kernel has already let go of what was there, and
+            // another thread's memory might come to lie in the middle of the reservation. SAFETY: a new mapping
+            // where nothing is, which is gone again before anybody knows of it.
             unsafe {
                 munmap(mmap(std::ptr::null_mut(), page_size(), protection, kind, fd, offset)?, page_size())?
             };
