@@ -16,6 +16,7 @@
 use crate::change::Change;
 use crate::heap::{Heap, HeapError, Place, lock};
 use crate::intentions::DECIDED;
+use crate::prepared::extent;
 use crate::transaction::undo_changes;
 use caliburn_engine::Transaction;
 use caliburn_os::simulated::planted;
@@ -198,16 +199,18 @@ impl Heap {
     /// # Errors
     /// [`HeapError::NotAllocated`] when no object can begin there.
     pub fn extent_of(&self, place: Place) -> Result<Range<u64>, HeapError> {
-        let (span, object, _) = self.place_in_span(place)?;
-        Ok(self.extent(span, object))
+        let (span, object, kind) = self.place_in_span(place)?;
+        Ok(extent(kind, span, object))
     }
 
     /// What undecided transactions have allocated or freed.
     pub fn undecided(&self) -> Vec<Undecided> {
         let lists = lock(&self.intentions);
         let objects = |changes: &[Change]| {
-            let mut objects: Vec<_> =
-                changes.iter().map(|change| self.extent(change.span(), change.object())).collect();
+            let mut objects: Vec<_> = changes
+                .iter()
+                .map(|c| extent(self.spans.get(c.span()).kind(), c.span(), c.object()))
+                .collect();
             objects.dedup();
             objects
         };

@@ -148,8 +148,6 @@ pub struct Heap {
     pub(crate) roots: Mutex<Vec<Option<Root>>>,
     /// Bytes that it may grow to.
     pub(crate) limit: AtomicU64,
-    /// And so many more, for a list of intentions.
-    pub(crate) beyond: AtomicU64,
     /// What prepared transactions did. Locked before spans.
     pub(crate) intentions: Mutex<Vec<Intentions>>,
     /// After the regions: a store that is closed with a heap knows nothing of it any more.
@@ -176,11 +174,11 @@ pub(crate) struct FreeSpans {
 }
 
 impl FreeSpans {
-    /// Takes the first so many free spans in a row; the first of them.
-    pub fn take(&mut self, wanted: usize) -> Option<usize> {
+    /// Takes the first so many free spans in a row, of the first `most` that there are; the first of them.
+    pub fn take(&mut self, wanted: usize, most: usize) -> Option<usize> {
         self.low += self.free[self.low..].iter().take_while(|free| !**free).count();
         let mut run = 0;
-        for at in self.low..self.free.len() {
+        for at in self.low..self.free.len().min(most) {
             run = if self.free[at] { run + 1 } else { 0 };
             if run == wanted {
                 self.free[at + 1 - run..=at].fill(false);
@@ -239,7 +237,6 @@ impl Heap {
             caches: (0..CACHES).map(|_| Cache::default()).collect(),
             roots: Mutex::default(),
             limit: AtomicU64::new(u64::MAX),
-            beyond: AtomicU64::new(0),
             returned: Mutex::default(),
             intentions: Mutex::default(),
         };

@@ -25,7 +25,6 @@ use caliburn_engine::{Class, CommitError, Prepared};
 use caliburn_os::simulated::{planted, unless};
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Where the first list is named, in the header: its place and one.
 const FIRST: u64 = 24;
@@ -114,11 +113,7 @@ impl Heap {
         let next = lists.last().map_or(0, |list| list.place + 1);
         let words = Intentions::encode(next, changes, global_id);
         let mut tx = self.begin()?;
-        // A full heap has room for it: what is to be freed could not be otherwise.
-        self.beyond.store(SPAN * (words.len() as u64 * 8).div_ceil(SPAN), Relaxed);
-        let allocated = tx.allocate(words.len() * 8);
-        self.beyond.store(0, Relaxed);
-        let place = allocated?;
+        let place = tx.allocate_list(words.len() * 8)?;
         tx.write(place, 0, words.as_bytes())?;
         let first = meta::seal(place.0 + 1, FIRST);
         tx.inner().store(&self.meta, FIRST as usize, &first)?;
@@ -265,17 +260,6 @@ impl Heap {
         Ok(())
     }
 
-    /// The bytes of an object; nothing of a span that is free.
-    pub(crate) fn extent(&self, span: u32, object: u32) -> Range<u64> {
-        let (first, size) = match self.spans.get(span).kind() {
-            Kind::Small(class) => (u64::from(object), u64::from(SIZES[usize::from(class)])),
-            Kind::Large(spans) => (0, u64::from(spans) * SPAN),
-            Kind::Free => (0, 0),
-        };
-        let start = u64::from(span) * SPAN + first * size;
-        start..start + size
-    }
-
     /// Makes an allocated object what it is while its transaction is undecided. Nothing if it is not allocated.
     fn mark_intended(&self, of: &[Change]) -> Option<()> {
         let (number, object) = (of[0].span(), of[0].object());
@@ -286,7 +270,7 @@ impl Heap {
         if span.is_unknown() {
             self.take_up_one(number).ok()?;
         }
-        let (_, _, kind) = self.look(Place(self.extent(number, object).start)).ok()?;
+        let (_, _, kind) = self.look(Place(extent(span.kind(), number, object).start)).ok()?;
         if of[of.len() - 1].freed() {
             span.give_up(kind, object, false).then_some(())
         } else {
@@ -294,4 +278,15 @@ impl Heap {
             Some(())
         }
     }
+}
+
+/// The bytes of an object of a span of that kind; nothing of one that is free.
+pub(crate) fn extent(kind: Kind, span: u32, object: u32) -> Range<u64> {
+    let (first, size) = match kind {
+        Kind::Small(class) => (u64::from(object), u64::from(SIZES[usize::from(class)])),
+        Kind::Large(spans) => (0, u64::from(spans) * SPAN),
+        Kind::Free => (0, 0),
+    };
+    let start = u64::from(span) * SPAN + first * size;
+    start..start + size
 }

@@ -35,7 +35,7 @@ impl Heap {
             };
             let number = match listed {
                 Some(number) => number,
-                None => match self.take_spans(1) {
+                None => match self.take_spans(1, self.most()) {
                     Ok(number) => {
                         let span = self.spans.get(number);
                         span.set_at(SpanOwner::Cache);
@@ -97,22 +97,28 @@ impl Heap {
         })
     }
 
-    /// Takes free spans for one object, for a transaction.
-    pub(crate) fn take_large(&self, spans: u32) -> Result<u32, HeapError> {
-        let number = self.take_spans(spans)?;
+    /// Spans that programs' objects may be in.
+    pub(crate) fn most(&self) -> u32 {
+        let limit = self.limit.load(Ordering::Relaxed) / SPAN;
+        u32::try_from(limit).map_or(SPANS_MAX, |most| most.min(SPANS_MAX))
+    }
+
+    /// Takes free spans for one object, for a transaction, of the first `most`.
+    pub(crate) fn take_large(&self, spans: u32, most: u32) -> Result<u32, HeapError> {
+        let number = self.take_spans(spans, most)?;
         self.spans.get(number).make_large(spans);
         Ok(number)
     }
 
     /// The first of so many free spans in a row; grows the heap if there are none.
-    fn take_spans(&self, wanted: u32) -> Result<u32, HeapError> {
+    fn take_spans(&self, wanted: u32, most: u32) -> Result<u32, HeapError> {
         let mut spans = self.free_spans();
         loop {
-            if let Some(first) = spans.take(wanted as usize) {
+            if let Some(first) = spans.take(wanted as usize, most as usize) {
                 return Ok(first as u32);
             }
             if !self.take_up(&mut spans, ROWS)? && !self.reclaim(&mut spans) {
-                let grown = self.grow(&mut spans, wanted);
+                let grown = self.grow(&mut spans, wanted, most);
                 if grown.is_err() && !self.evict() {
                     return grown.map(|()| 0);
                 }
@@ -162,7 +168,7 @@ impl Heap {
         any
     }
 
-    fn grow(&self, known: &mut FreeSpans, wanted: u32) -> Result<(), HeapError> {
+    fn grow(&self, known: &mut FreeSpans, wanted: u32, most: u32) -> Result<(), HeapError> {
         let now = known.free.len() as u32;
         let least = now.saturating_add(wanted);
         if least > SPANS_MAX {
@@ -170,13 +176,11 @@ impl Heap {
             let len = wanted as usize * SPAN as usize;
             return Err(HeapError::Size { heap: self.name.clone(), len, align: 1, why });
         }
-        let limit = self.limit.load(Ordering::Relaxed).saturating_add(self.beyond.load(Ordering::Relaxed));
-        let wanted = u64::from(least) * SPAN;
-        if wanted > limit {
+        if least > most {
+            let (limit, wanted) = (self.limit.load(Ordering::Relaxed), u64::from(least) * SPAN);
             return Err(HeapError::Full { heap: self.name.clone(), limit, wanted });
         }
         // Half as much again, if it may, and the disk has it.
-        let most = u32::try_from(limit / SPAN).map_or(SPANS_MAX, |most| most.min(SPANS_MAX));
         let wish = least.max(now + now / 2).min(most);
         let grown = self
             .grow_to(wish)

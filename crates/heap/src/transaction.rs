@@ -105,6 +105,19 @@ impl<'h> HeapTransaction<'h> {
         self.allocate_aligned(len, 16)
     }
 
+    /// Allocates room for a list of intentions. Where a heap is full, that is in spans of its own behind all that
+    /// programs may have: what is to be freed could not be otherwise.
+    pub(crate) fn allocate_list(&mut self, len: usize) -> Result<Place, HeapError> {
+        match self.allocate(len) {
+            Err(HeapError::Full { .. }) => {
+                let number = self.heap.take_large((len as u64).div_ceil(SPAN) as u32, SPANS_MAX)?;
+                self.changes.push(Change::new(number, 0, false));
+                Ok(Place(u64::from(number) * SPAN))
+            }
+            allocated => allocated,
+        }
+    }
+
     /// Allocates `len` bytes at a multiple of `align`, a power of two up to 4096.
     ///
     /// # Errors
@@ -419,7 +432,7 @@ impl Heap {
                 (span, object, u64::from(SIZES[usize::from(class)]))
             }
             None if spans > u64::from(SPANS_MAX) => return bad("no heap is that large"),
-            None => (self.take_large(spans as u32)?, 0, 0),
+            None => (self.take_large(spans as u32, self.most())?, 0, 0),
         };
         Ok((Place(u64::from(span) * SPAN + u64::from(object) * size), Change::new(span, object, false)))
     }

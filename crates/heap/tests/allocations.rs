@@ -270,12 +270,30 @@ fn what_is_in_a_full_heap_can_be_freed() {
     }
     tx.commit(Class::Process).unwrap();
     assert_eq!(places.len(), 16, "nothing is left");
-    let tx = store.begin(Mode::Restore).unwrap();
-    let mut all = Allocations::new(&heap, &Taken::default());
-    all.free(places[3]).unwrap();
-    let (tx, list) = all.intend(tx, b"").unwrap();
-    assert!(heap.prepared().is_empty() && heap.undecided().is_empty(), "it commits at once");
-    tx.commit(Class::Process).unwrap();
-    list.settle(true);
-    assert_eq!(objects(&heap).len(), 15);
+    // Again and again, also where somebody takes what was freed; lists of several sizes; and where it may have less
+    // than it has.
+    for round in 0..6 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        let mut all = Allocations::new(&heap, &Taken::default());
+        let freed = places.split_off(places.len() - 1 - round % 2);
+        freed.iter().for_each(|place| all.free(*place).unwrap());
+        let (tx, list) = all.intend(tx, &b"an identifier of some length"[..round * 5]).unwrap();
+        assert_eq!(
+            heap.prepared().len(),
+            usize::from(round > 0),
+            "one without an identifier commits at once"
+        );
+        tx.commit(Class::Process).unwrap();
+        list.settle(true);
+        assert_eq!(objects(&heap).len(), places.len());
+        let mut tx = heap.begin().unwrap();
+        let again = if round < 4 { freed.len() } else { 0 };
+        (0..again).for_each(|_| places.push(tx.allocate(65_536).unwrap()));
+        assert!(round == 5 || matches!(tx.allocate(65_536), Err(HeapError::Full { .. })), "{round}");
+        tx.commit(Class::Process).unwrap();
+        if round == 3 {
+            heap.set_limit(1 << 19);
+        }
+    }
+    heap.check().unwrap();
 }

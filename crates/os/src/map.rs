@@ -177,9 +177,17 @@ impl Reservation {
         }
         // SAFETY: the target lies within this reservation, which is ours to replace; the caller vouches
         // that nobody refers to it.
-        unsafe {
-            mmap(self.base.as_ptr().add(at).cast(), len, protection, kind | MapFlags::FIXED, fd, offset)?
+        let mapped = unsafe {
+            mmap(self.base.as_ptr().add(at).cast(), len, protection, kind | MapFlags::FIXED, fd, offset)
         };
+        if mapped.is_err() {
+            // If there is a hole now, it is filled at once; if there is none, this does nothing.
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+            // SAFETY: it replaces nothing.
+            let _ =
+                unsafe { mmap_anonymous(self.base.as_ptr().add(at).cast(), len, ProtFlags::empty(), flags) };
+        }
+        mapped?;
         Ok(())
     }
 }

@@ -161,7 +161,10 @@ impl Written {
     ///
     /// # Errors
     /// When they are not mapped.
-    pub fn leave(&self, start: *mut u8, len: usize) -> io::Result<()> {
+    ///
+    /// # Safety
+    /// They are watched by this: some kernels take others' pages from whoever watches them.
+    pub unsafe fn leave(&self, start: *mut u8, len: usize) -> io::Result<()> {
         let mut range = span(start, len);
         // SAFETY: the structure is the one that the request takes; it lifts what `watch` has made.
         unsafe { ioctl(&self.faults, uffd::IOCTL_UNREGISTER, &mut range) }.map(drop)
@@ -171,7 +174,8 @@ impl Written {
     /// their numbers from `start` on. A store that is made meanwhile is found now or the next time.
     ///
     /// # Errors
-    /// When pages among them are not watched. What was found by then counts as taken.
+    /// When pages among them are not watched. All from there on, and perhaps some before, have been told as found by
+    /// then: what was may not be known any more.
     pub fn take(&self, start: *const u8, len: usize, mut found: impl FnMut(Range<usize>)) -> io::Result<()> {
         let (base, page) = (start.addr() as u64, page_size() as u64);
         let end = base + len as u64;
@@ -191,14 +195,23 @@ impl Written {
             };
             runs.as_mut_ptr().expose_provenance();
             // SAFETY: the structure is the one that the request takes, and the kernel writes so many runs at most.
-            let count = unsafe { ioctl(&self.pages, scan::IOCTL, &mut arguments)? };
+            let count = unsafe { ioctl(&self.pages, scan::IOCTL, &mut arguments) };
+            let count =
+                count.inspect_err(|_| found(((from - base) / page) as usize..len.div_ceil(page as usize)))?;
             for run in &runs[..count] {
                 found(((run.start - base) / page) as usize..((run.end - base) / page) as usize);
             }
-            from = arguments.walk_end;
-            if from >= end {
+            if arguments.walk_end >= end {
                 return Ok(());
             }
+            if arguments.walk_end <= from {
+                // A part of a huge page is not taken.
+                found(((from - base) / page) as usize..len.div_ceil(page as usize));
+                return Err(io::Error::other(
+                    "PAGEMAP_SCAN does not go on: the range ends within a huge page",
+                ));
+            }
+            from = arguments.walk_end;
         }
     }
 }
@@ -346,8 +359,11 @@ mod tests {
     #[test]
     fn what_is_not_watched_is_an_error() {
         let Some(world) = World::new(false) else { return };
-        world.written.leave(world.at(0), PAGES * page_size()).unwrap();
+        // SAFETY: it is what was watched.
+        unsafe { world.written.leave(world.at(0), PAGES * page_size()).unwrap() };
         world.store(1);
-        assert!(world.written.take(world.at(0), PAGES * page_size(), |_| {}).is_err());
+        let mut told = 0;
+        assert!(world.written.take(world.at(0), PAGES * page_size(), |run| told += run.len()).is_err());
+        assert_eq!(told, PAGES, "nobody knows which of them were");
     }
 }

@@ -208,7 +208,8 @@ impl Application {
         scope.hear(self.clock());
         let scope = Arc::new(Mutex::new(scope));
         let tx = Tx { family: Arc::new(family), scope, until };
-        Ok(Begun { application: self.clone(), tx, ended: false })
+        let open = Some(Open { application: self.clone(), tid });
+        Ok(Begun { application: self.clone(), tx, open })
     }
 
     fn is_lost(&self) -> bool {
@@ -239,7 +240,24 @@ impl Application {
 pub struct Begun {
     application: Application,
     tx: Tx,
-    ended: bool,
+    /// Until its end is asked for.
+    open: Option<Open>,
+}
+
+/// A transaction that has not ended, as far as its program knows: its node must not take it for one that has.
+#[derive(Debug)]
+struct Open {
+    application: Application,
+    tid: Tid,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut place = self.application.place();
+        if (self.tid.client, self.tid.incarnation) == (place.client, place.incarnation) {
+            place.open.remove(&self.tid.serial);
+        }
+    }
 }
 
 impl Begun {
@@ -296,20 +314,28 @@ impl Begun {
     /// waits to hear.
     async fn end(&mut self, commit: bool) -> Option<Result<EndReply, Status>> {
         let request = self.ending(commit);
-        self.ended = true;
-        let request = request?;
+        let open = self.open.take();
+        // By itself: a request whose answer nobody waits for may never be sent, and its node would hear of nothing.
+        let ended = tokio::spawn(self.ask(request?, open)).await;
+        Some(ended.unwrap_or_else(|_| Err(Status::unavailable("the program's runtime stops"))))
+    }
+
+    /// Asks its node to end it, which is open until the node has.
+    fn ask(
+        &self,
+        request: EndRequest,
+        open: Option<Open>,
+    ) -> impl Future<Output = Result<EndReply, Status>> + Send + 'static {
         let Attached { cluster, coordinator, .. } = &*self.application.0;
         let node = cluster.channel(*coordinator).map(NodeClient::new);
         let left = self.tx.until.saturating_duration_since(Instant::now()).max(END);
-        let ending = async {
+        async move {
+            let _open = open;
             let mut node = node.map_err(|error| Status::unavailable(error.to_string()))?;
-            node.end(request).await
-        };
-        // By itself: a request whose answer nobody waits for may never be sent, and its node would hear of nothing.
-        let ended = tokio::time::timeout(left, tokio::spawn(ending)).await;
-        let ended = ended.unwrap_or_else(|_| Ok(Err(Status::deadline_exceeded("its node does not answer"))));
-        let ended = ended.unwrap_or_else(|_| Err(Status::unavailable("the program's runtime stops")));
-        Some(ended.map(tonic::Response::into_inner))
+            let ended = tokio::time::timeout(left, node.end(request)).await;
+            let ended = ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("its node does not answer")));
+            ended.map(tonic::Response::into_inner)
+        }
     }
 
     /// Below this, all have ended, this one not counted.
@@ -335,21 +361,12 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        let tid = self.tx.tid();
-        let mut place = self.application.place();
-        if (tid.client, tid.incarnation) == (place.client, place.incarnation) {
-            place.open.remove(&tid.serial);
-        }
-        drop(place);
         // Given up while it ran: whoever it has called need not wait to find out.
-        if !self.ended
+        if let Some(open) = self.open.take()
             && let Some(request) = self.ending(false)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let Attached { cluster, coordinator, .. } = &*self.application.0;
-            if let Ok(channel) = cluster.channel(*coordinator) {
-                runtime.spawn(async move { NodeClient::new(channel).end(request).await });
-            }
+            runtime.spawn(self.ask(request, Some(open)));
         }
     }
 }

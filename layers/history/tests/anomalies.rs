@@ -67,3 +67,11 @@ fn a_stale_read_is_found_where_times_are_known() {
         "it was read before it was there: {found:?}"
     );
 }
+
+#[test]
+fn a_long_history_is_checked() {
+    let committed: Vec<Vec<Op>> = (0..300_000).map(|number| vec![Op::Append(0, number)]).collect();
+    let times = (0..300_000).map(|at| (at * 2, Some(at * 2 + 1))).collect();
+    let history = History { committed, times, ..History::default() };
+    assert_eq!(check(&history, &[(0..300_000).collect()]), Ok(()));
+}

@@ -69,17 +69,22 @@ impl<'c, 't> Call<'c, 't> {
     /// # Errors
     /// As [`Call::lock`]; `RESOURCE_EXHAUSTED` when the heap is full, `INVALID_ARGUMENT` when no heap has so much.
     pub fn allocate(&mut self, heap: &'t Heap, len: usize) -> Result<Place, Status> {
-        let place =
-            work(&mut self.work).allocations(heap).allocate(len).map_err(|error| heap_status(&error))?;
-        let work = work(&mut self.work);
-        work.wrote = true;
-        // Others may look there yet, who have found it before it was freed.
-        match self.lock(heap.region(), extent(heap, place)?, Standard::Exclusive) {
-            Ok(()) => Ok(place),
-            Err(status) => {
-                let given_back = self::work(&mut self.work).allocations(heap).free(place);
-                given_back.map_err(|error| heap_status(&error))?;
-                Err(status)
+        loop {
+            let work = work(&mut self.work);
+            let place = work.allocations(heap).allocate(len).map_err(|error| heap_status(&error))?;
+            work.wrote = true;
+            // Others may look there yet, who have found it before it was freed; another call of the family may even
+            // free it.
+            let locked = self.lock(heap.region(), extent(heap, place)?, Standard::Exclusive);
+            let is_there = heap.usable_len(place).is_ok();
+            match locked {
+                Ok(()) if is_there => return Ok(place),
+                Err(status) if is_there => {
+                    let given_back = self::work(&mut self.work).allocations(heap).free(place);
+                    return given_back.map_err(|error| heap_status(&error)).and(Err(status));
+                }
+                Err(status) => return Err(status),
+                Ok(()) => {}
             }
         }
     }

@@ -501,8 +501,7 @@ impl Opening {
     /// Before anything is made that would be too much.
     fn is_within(&self, store: &Store) -> Result<(), NodeError> {
         let Some(quota) = self.quota else { return Ok(()) };
-        let present = |name: &str| store.segment(name).map_or(0, |segment| segment.len());
-        let heaps = self.heaps.iter().map(|(name, limit)| Heap::bytes_with(*limit).max(present(name)));
+        let heaps = self.heaps.iter().map(|(_, limit)| Heap::bytes_with(*limit));
         let all = self.segments.iter().map(|(_, bytes)| *bytes).chain(heaps);
         let segments = all.fold(ledger::SEGMENT_BYTES, u64::saturating_add);
         let needed = segments.saturating_add(store.query().log_bytes);
