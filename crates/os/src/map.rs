@@ -1,7 +1,7 @@
 //! Address space: reserve generously, map pieces of media into the reservation, give pages back.
 
 use crate::page_size;
-use crate::simulated::{self, planted};
+use crate::simulated::{self, unless};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
 };
@@ -167,7 +167,8 @@ impl Reservation {
     ) -> io::Result<()> {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "mapping outside its reservation");
         let protection = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        if kind.contains(MapFlags::SYNC) && !planted("sync-refused-in-place") {
+        let careful = unless("sync-refused-in-place", true);
+        if careful && kind.contains(MapFlags::SYNC) {
             // Elsewhere first: when a file system refuses, the kernel has already let go of what was there, and
             // another thread's memory might come to lie in the middle of the reservation. SAFETY: a new mapping
             // where nothing is, which is gone again before anybody knows of it.
@@ -180,7 +181,7 @@ impl Reservation {
         let mapped = unsafe {
             mmap(self.base.as_ptr().add(at).cast(), len, protection, kind | MapFlags::FIXED, fd, offset)
         };
-        if mapped.is_err() {
+        if careful && mapped.is_err() {
             // If there is a hole now, it is filled at once; if there is none, this does nothing.
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
             // SAFETY: it replaces nothing.
