@@ -264,7 +264,7 @@ impl Heap {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that a heap with such a limit takes in its store, at most.
+    /// Bytes that a heap with such a limit takes in its store at most, but for lists of what is undecided.
     pub fn bytes_with(limit: u64) -> u64 {
         let spans = (limit / SPAN).clamp(1, u64::from(span::SPANS_MAX));
         spans * SPAN + meta::bytes_for(spans as u32)

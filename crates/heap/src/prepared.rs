@@ -145,6 +145,8 @@ impl Heap {
         if planted("intentions-by-name") {
             return lists.iter().rfind(|list| list.global_id == global_id).map(|list| Place(list.place));
         }
+        // Most transactions have none.
+        lists.iter().find(|list| list.global_id == global_id)?;
         let prepared = self.store.prepared_or_deciding();
         let own = prepared.iter().find(|prepared| prepared.global_id == global_id)?;
         lists.iter().map(|list| Place(list.place)).find(|place| self.is_bound(*place, own))

@@ -1,33 +1,11 @@
 //! What parts of a transaction allocate and free, where the transaction is in other hands.
 
-use caliburn_engine::{Class, Mode, Options, Policy, Store};
+mod support;
+
+use caliburn_engine::{Class, Mode, Policy, Store};
 use caliburn_heap::{Allocations, Heap, HeapError, Intended, Place, Taken};
 use std::path::{Path, PathBuf};
-
-fn options() -> Options {
-    let mut options = Store::options();
-    // A copy of a store that is in use stands for a process that was killed.
-    options.copied(true).create(true).background(false).log_bytes(4 << 20).stage_bytes(1 << 20);
-    options.reserve_bytes(1 << 30);
-    options
-}
-
-const POLICIES: [Policy; 2] = [Policy::Redo, Policy::Undo];
-
-fn copy(from: &Path, to: &Path) -> PathBuf {
-    _ = std::fs::remove_dir_all(to);
-    std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
-    to.to_owned()
-}
-
-fn objects(heap: &Heap) -> Vec<Place> {
-    heap.check().unwrap();
-    heap.objects().map(|(place, _)| place).collect()
-}
+use support::{POLICIES, copy, objects, options};
 
 /// An object that stays.
 fn allocated(heap: &Heap) -> Place {

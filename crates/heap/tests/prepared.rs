@@ -1,36 +1,14 @@
 //! Prepared transactions that allocate and free: undecided across crashes, decided in either way, by whoever.
 
-use caliburn_engine::{Class, CommitError, Options, Policy, Store};
+mod support;
+
+use caliburn_engine::{Class, CommitError, Policy, Store};
 use caliburn_heap::{Heap, HeapError, Place};
-use std::path::{Path, PathBuf};
-
-fn options() -> Options {
-    let mut options = Store::options();
-    // A copy of a store that is in use stands for a process that was killed.
-    options.copied(true).create(true).background(false).log_bytes(4 << 20).stage_bytes(1 << 20);
-    options.reserve_bytes(1 << 30);
-    options
-}
-
-/// What holds with every policy.
-const POLICIES: [Policy; 2] = [Policy::Redo, Policy::Undo];
+use std::path::Path;
+use support::{POLICIES, copy, objects, options};
 
 fn open_with(path: impl AsRef<Path>, policy: Policy) -> Store {
     options().policy(policy).open(path).unwrap()
-}
-
-fn copy(from: &Path, to: &Path) -> PathBuf {
-    std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
-    to.to_owned()
-}
-
-fn objects(heap: &Heap) -> Vec<Place> {
-    heap.check().unwrap();
-    heap.objects().map(|(place, _)| place).collect()
 }
 
 /// What a heap holds before, and what an undecided transaction has done to it.
