@@ -330,7 +330,9 @@ async fn a_node_stops_without_etcd() {
     let one = loop {
         match place.build(&cluster, 1, "a").start().await {
             Ok(node) => break node,
-            Err(error) => assert!(Instant::now() < until, "{error}"),
+            Err(error) => {
+                assert!(Instant::now() < until, "{error}: {}", place.members.printed(0).unwrap());
+            }
         }
     };
     one.stop().await;

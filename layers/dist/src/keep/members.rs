@@ -4,9 +4,10 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 /// Why there are no members.
 #[derive(Debug, thiserror::Error)]
@@ -34,13 +35,29 @@ struct Member {
     child: Option<Child>,
 }
 
-/// Addresses that were free a moment ago.
+/// Addresses that are free, and stay so until this process listens there: while a member that was killed is away,
+/// too. They are on an address of loopback of this process's own, where the system puts neither another's listener
+/// nor a connection's end; and none is given out twice.
 ///
 /// # Errors
 /// When loopback has none.
 pub fn free_addresses(count: usize) -> io::Result<Vec<SocketAddr>> {
-    let listeners: io::Result<Vec<_>> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
-    listeners?.iter().map(TcpListener::local_addr).collect()
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    // A process's identifier has at most 22 bits.
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, 64 + high % 64, middle, low);
+    let next = || -> io::Result<SocketAddr> {
+        loop {
+            let address = SocketAddr::from((own, NEXT.fetch_add(1, Relaxed)));
+            match TcpListener::bind(address) {
+                Ok(_) => return Ok(address),
+                // Someone listens to this port of all addresses.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    (0..count).map(|_| next()).collect()
 }
 
 impl Members {
@@ -113,6 +130,14 @@ impl Members {
     /// Stops one (SIGSTOP), or lets it go on.
     pub fn pause(&self, member: usize, stops: bool) {
         pause(self.all[member].child.as_ref(), stops);
+    }
+
+    /// What one printed since it was run.
+    ///
+    /// # Errors
+    /// When it never ran.
+    pub fn printed(&self, member: usize) -> io::Result<String> {
+        std::fs::read_to_string(self.dir.join(format!("m{member}.log")))
     }
 
     /// How many there are, running or not.
