@@ -295,7 +295,15 @@ fn a_refused_prepare_leaves_nothing_to_be_committed() {
     tx.store(b, 0, &c.0).unwrap();
     tx.prepare(ID).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
+    /// Also when the test fails, which would wait for the thread.
+    struct Stop<'s>(&'s std::sync::atomic::AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
     std::thread::scope(|scope| {
+        let stops = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 let mut tx = heap.begin().unwrap();
@@ -312,7 +320,7 @@ fn a_refused_prepare_leaves_nothing_to_be_committed() {
             assert!(heap.usable_len(a).is_ok(), "round {round}: freed, though nobody committed that");
             assert!(heap.usable_len(c).is_ok(), "round {round}");
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        drop(stops);
     });
     heap.commit_prepared(ID).unwrap();
     assert!(heap.usable_len(a).is_ok() && heap.usable_len(c).is_ok() && heap.prepared().is_empty());

@@ -19,7 +19,11 @@ pub fn copy(from: &Path, to: &Path) -> PathBuf {
     std::fs::create_dir(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        match std::fs::copy(entry.path(), to.join(entry.file_name())) {
+            // A file that was to take another's place has taken it.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            done => drop(done.unwrap()),
+        }
     }
     to.to_owned()
 }
