@@ -28,6 +28,9 @@ struct Command {
     /// With two copies of the log.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted"])]
     duplex: bool,
+    /// With the shadow policy.
+    #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex"])]
+    shadow: bool,
     /// The machine is short of memory and descriptors.
     #[arg(long, global = true)]
     short: bool,
@@ -43,6 +46,7 @@ impl Command {
             () if self.undo => Flavour::Undo,
             () if self.persistent => Flavour::Persistent,
             () if self.adopted => Flavour::Adopted,
+            () if self.shadow => Flavour::Shadow,
             () if self.duplex || matches!(self.kind, Kind::Copies { .. }) => Flavour::Duplex,
             () => Flavour::Redo,
         }
@@ -170,6 +174,7 @@ pub fn main() -> ExitCode {
         Flavour::Persistent => " --persistent",
         Flavour::Adopted => " --adopted",
         Flavour::Duplex => " --duplex",
+        Flavour::Shadow => " --shadow",
     };
     let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));
     let start = Instant::now();

@@ -3,6 +3,7 @@
 
 use crate::disk::Loss;
 use crate::explore::{Cut, Failure, How, begin};
+use crate::flavour::Flavour;
 use crate::life::{STORE, Start};
 use crate::random::Random;
 use crate::script::{End, Script, Step};
@@ -40,8 +41,12 @@ pub fn flips(start: &Start, script: &Script, count: u64, random: &mut Random) ->
         };
         let Some(mut child) = end.at(&journal, cut, 0) else { continue };
         // While a log is there, pages that it names are not compared with their sums.
-        let names: &[&str] =
-            if closed { &["data.segment", "data.sums", "log"] } else { &["log", "log", "catalog", "stage"] };
+        let names: &[&str] = match (start.flavour, closed) {
+            // Nothing there is compared with anything.
+            (Flavour::Shadow, _) => &["shadow", "shadow", "catalog"],
+            (_, true) => &["data.segment", "data.sums", "log"],
+            (_, false) => &["log", "log", "catalog", "stage"],
+        };
         let name = *random.pick(names);
         let Some(file) = child.disk.lookup(&Path::new(STORE).join(name)) else { continue };
         let len = child.disk.content(file).len();
@@ -50,7 +55,7 @@ pub fn flips(start: &Start, script: &Script, count: u64, random: &mut Random) ->
         // Beginnings, where the structure is, more often than the rest.
         let offset = match random.below(3) {
             0 => random.below(len.min(128)),
-            1 if name == "log" => 65536 + random.below(4096.min(len - 65536)),
+            1 if len > 65536 && name != "data.segment" => 65536 + random.below(4096.min(len - 65536)),
             _ => random.below(len),
         };
         child.disk.flip(file, offset, 1 << random.below(8));

@@ -185,7 +185,8 @@ impl Explorer {
                 continue;
             }
             let losing = start.flavour.logs_all() && end.disk.unforced(SEGMENT);
-            for how in hows(act, effort, depth, losing, random) {
+            let lasting = !matches!(act, Act::Store(..)) || start.flavour.steals();
+            for how in hows(act, effort, depth, (losing, lasting), random) {
                 let cut = Cut { after: after + 1, how };
                 let child = end.start(cut, &before, act, depth);
                 let mut hasher = DefaultHasher::new();
@@ -312,8 +313,15 @@ impl End {
     }
 }
 
-/// The ways in which a life is cut after an act. `losing`: segments have what can be lost on its way.
-fn hows(act: &Act, effort: Effort, depth: usize, losing: bool, random: &mut Random) -> Vec<How> {
+/// The ways in which a life is cut after an act. `losing`: segments have what can be lost on its way. `lasting`: the
+/// act may have changed what a power cut leaves.
+fn hows(
+    act: &Act,
+    effort: Effort,
+    depth: usize,
+    (losing, lasting): (bool, bool),
+    random: &mut Random,
+) -> Vec<How> {
     let mut hows = vec![How::Killed];
     if losing {
         hows.extend([How::Lost(random.bits()), How::Pulled]);
@@ -323,8 +331,7 @@ fn hows(act: &Act, effort: Effort, depth: usize, losing: bool, random: &mut Rand
     {
         hows.push(How::Interrupted(4096 * (1 + random.below(bytes.len() as u64 / 4096) as usize)));
     }
-    // Memory does not survive a power cut; nothing else has changed.
-    if !matches!(act, Act::Store(..)) {
+    if lasting {
         hows.push(How::Power(Loss::All));
         hows.push(How::Power(Loss::Nothing));
         hows.extend((0..effort.losses).map(|_| How::Power(Loss::Some(random.bits()))));

@@ -16,6 +16,8 @@ pub enum Flavour {
     Adopted,
     /// With the redo policy, and two copies of the log.
     Duplex,
+    /// With the shadow policy.
+    Shadow,
 }
 
 impl Flavour {
@@ -24,12 +26,28 @@ impl Flavour {
         match self {
             Flavour::Redo | Flavour::Adopted | Flavour::Duplex => Policy::Redo,
             Flavour::Undo | Flavour::Persistent => Policy::Undo,
+            Flavour::Shadow => Policy::Shadow,
         }
     }
 
-    /// Whether its segments get all of what is in its log.
+    /// Whether what its segments have and was not forced is in its log, or what it replaced is.
     pub fn logs_all(self) -> bool {
-        matches!(self, Flavour::Redo | Flavour::Duplex)
+        matches!(self, Flavour::Redo | Flavour::Duplex | Flavour::Shadow)
+    }
+
+    /// Whether memory that was stored to may be found after a power cut.
+    pub fn steals(self) -> bool {
+        self == Flavour::Shadow
+    }
+
+    /// Whether a transaction has savepoints, branches, and can be prepared.
+    pub fn has_parts(self) -> bool {
+        self != Flavour::Shadow
+    }
+
+    /// Whether every commit is forced.
+    pub fn forces_all(self) -> bool {
+        matches!(self, Flavour::Persistent | Flavour::Shadow)
     }
 
     /// The machine for it.

@@ -265,6 +265,10 @@ impl Life {
                 }
                 done => done?,
             }
+            // Old values that are on the medium alone are not to be had from one that fails.
+            if self.flavour.steals() && self.store().query().failed {
+                return Err(Ended::Failed(format!("the store failed in step {i}")));
+            }
             if let Some(at) = self.live.differs(bytes(self.region())) {
                 return wrong(format!("after step {i}, {step}, the memory is not as it was left, at {at}"));
             }
@@ -283,7 +287,7 @@ impl Life {
 
     /// Without threads nobody else does, so nobody must have to wait for it.
     fn make_room(&mut self) -> Step0 {
-        if self.flavour.policy() == Policy::Undo {
+        if self.flavour.policy() != Policy::Redo {
             return Ok(());
         }
         let free = |life: &Life| {
@@ -384,7 +388,8 @@ impl Life {
         let mut tx = store.begin(mode).map_err(failure)?;
         // Old values could not be saved: what that was for is not done, and the transaction goes on.
         let goes_on = || self.flavour != Flavour::Redo && self.machine.failed() && !store.query().failed;
-        let changes = act(region, &goes_on, &mut tx, restore, number, ranges)?;
+        let parts = restore && self.flavour.has_parts();
+        let changes = act(region, &goes_on, &mut tx, parts, number, ranges)?;
         if end == End::Abort {
             tx.abort();
             return Ok(());
@@ -393,6 +398,7 @@ impl Life {
         // Forced ones are not to be had with the undo policy.
         let end = match (self.flavour, end) {
             (Flavour::Undo, End::Power | End::Async) => End::Lazy,
+            (Flavour::Shadow, End::Prepare) => End::Power,
             _ => end,
         };
         if end == End::Prepare {
@@ -415,7 +421,7 @@ impl Life {
             _ => tx.commit(Class::Process).map_err(failure)?,
         }
         // Who has changed nothing waits for nothing.
-        let forced = end == End::Power && !changes.is_empty() || self.flavour == Flavour::Persistent;
+        let forced = end == End::Power && !changes.is_empty() || self.flavour.forces_all();
         self.machine.mark(if forced { Mark::Forced(state) } else { Mark::Committed(state) });
         self.apply_live(&changes);
         Ok(())
@@ -580,12 +586,13 @@ pub fn default_start(flavour: Flavour) -> Start {
     }
 }
 
-/// Declares and changes what a transaction does, with its savepoints and branches. What is changed in the end.
+/// Declares and changes what a transaction does, with its savepoints and branches if it can have `parts`. What is
+/// changed in the end.
 fn act<'s>(
     region: &'s Region,
     goes_on: &dyn Fn() -> bool,
     tx: &mut Transaction<'s>,
-    restore: bool,
+    parts: bool,
     number: u64,
     ranges: &[(usize, usize)],
 ) -> Result<Changes, Ended> {
@@ -597,7 +604,7 @@ fn act<'s>(
             (levels.last_mut().expect("the transaction's own is there"), branches.is_empty());
         let part = branches.last_mut().map_or(&mut *tx, |branch| &mut **branch);
         match (*offset, *bytes) {
-            _ if *bytes == 0 && !restore => {}
+            _ if *bytes == 0 && !parts => {}
             SAVE => level.savepoints.push((part.savepoint().map_err(failure)?, level.changes.len())),
             BACK => {
                 if let Some((savepoint, changes)) = level.savepoints.last() {

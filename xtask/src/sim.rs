@@ -58,6 +58,11 @@ pub fn test() -> Result<(), String> {
         "exhaustive --transactions 2 --later 0 --adopted",
         "torture --images 10000 --adopted",
         "creation --adopted",
+        "exhaustive --transactions 3 --shadow",
+        "torture --images 30000 --shadow",
+        "faults --shadow",
+        "creation --shadow",
+        "flips --workloads 400 --shadow",
         "copies",
         "torture --images 10000 --duplex",
         "creation --duplex",
@@ -105,6 +110,7 @@ pub fn soak() -> Result<(), String> {
         "torture --images 1000000 --seed 3 --undo",
         "torture --images 1000000 --seed 4 --persistent",
         "torture --images 300000 --seed 5 --adopted",
+        "torture --images 1000000 --seed 6 --shadow",
         "names --walks 10000 --seed 1000",
     ] {
         simulate(SIM, line)?;

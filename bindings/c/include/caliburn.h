@@ -117,7 +117,7 @@
 // Opens a damaged store read-only and shows what precedes the damage: 0 or 1. Default 0.
 #define CALIBURN_SALVAGE 4
 
-// Recovery policy of a new store: CALIBURN_REDO (default) or CALIBURN_UNDO.
+// Recovery policy of a new store: CALIBURN_REDO (default), CALIBURN_UNDO or CALIBURN_SHADOW.
 #define CALIBURN_RECOVERY_POLICY 5
 
 // Bytes of a new store's log, a multiple of 4096. Default 64 MiB. A transaction takes half of it at most.
@@ -175,6 +175,10 @@
 
 // The segments are the store; old values are kept until the commit (Vista).
 #define CALIBURN_UNDO 1
+
+// The segments are the store; what pages held is on the medium before they are stored to (UMS). One transaction
+// at a time is open, as large as the disk.
+#define CALIBURN_SHADOW 2
 
 // A commit survives the death of the process.
 #define CALIBURN_PROCESS 0
@@ -597,7 +601,7 @@ int caliburn_tend(struct caliburn_store *store);
 // Changes one of the options that can be changed later: CALIBURN_TRUNCATE_PERCENT to CALIBURN_MERGE_LAZY.
 int caliburn_tune(struct caliburn_store *store, int option, uint64_t value);
 
-// The recovery policy, CALIBURN_REDO or CALIBURN_UNDO; -1 if there is no such store.
+// The recovery policy, CALIBURN_REDO, CALIBURN_UNDO or CALIBURN_SHADOW; -1 if there is no such store.
 int caliburn_policy(const struct caliburn_store *store);
 
 // The most that a commit can survive: CALIBURN_PROCESS, _OS or _POWER; -1 if there is no such store.

@@ -2,8 +2,8 @@
 
 use caliburn::heap::HeapError;
 use caliburn::{
-    BeginError, BranchError, CloseError, CommitError, Defect, Failure, LogError, MapError, MediaError,
-    OpenError, RangeError, SavepointError, SegmentError, StageError, UndoError,
+    BeginError, BranchError, CloseError, CommitError, Defect, Failure, ImagesError, LogError, MapError,
+    MediaError, OpenError, RangeError, SavepointError, SegmentError, StageError, UndoError,
 };
 use std::any::Any;
 use std::cell::RefCell;
@@ -197,9 +197,11 @@ impl Code for OpenError {
             OpenError::Catalog { defect, .. } => of_defect(defect),
             OpenError::Log(LogError::Status { defect, .. })
             | OpenError::Undo(UndoError::Bad { defect, .. } | UndoError::Prepared { defect, .. })
+            | OpenError::Images(ImagesError::Bad { defect, .. })
             | OpenError::Stage(StageError::Bad { defect, .. }) => of_defect(defect),
             OpenError::Log(LogError::Media(error))
             | OpenError::Undo(UndoError::Media(error))
+            | OpenError::Images(ImagesError::Media(error))
             | OpenError::Stage(StageError::Media(error)) => error.code(),
             OpenError::Segment(error) => error.code(),
             OpenError::Damaged(_) | OpenError::Stray { .. } | OpenError::Copied { .. } => CALIBURN_DAMAGED,
@@ -247,6 +249,7 @@ impl Code for BeginError {
         match self {
             BeginError::Failed(_) => CALIBURN_FAILED,
             BeginError::ReadOnly => CALIBURN_READ_ONLY,
+            BeginError::Open => CALIBURN_BUSY,
         }
     }
 }
@@ -287,6 +290,7 @@ impl Code for CommitError {
             CommitError::Class { .. } => CALIBURN_CLASS,
             CommitError::ReadOnly => CALIBURN_READ_ONLY,
             CommitError::NotPrepared(_) => CALIBURN_NOT_FOUND,
+            CommitError::NeverUndecided => CALIBURN_POLICY,
             CommitError::Segment(error) => error.code(),
             CommitError::Range(error) => error.code(),
         }

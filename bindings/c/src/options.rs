@@ -20,7 +20,7 @@ pub const CALIBURN_CREATE_NEW: c_int = 2;
 pub const CALIBURN_OPEN_READ_ONLY: c_int = 3;
 /// Opens a damaged store read-only and shows what precedes the damage: 0 or 1. Default 0.
 pub const CALIBURN_SALVAGE: c_int = 4;
-/// Recovery policy of a new store: CALIBURN_REDO (default) or CALIBURN_UNDO.
+/// Recovery policy of a new store: CALIBURN_REDO (default), CALIBURN_UNDO or CALIBURN_SHADOW.
 pub const CALIBURN_RECOVERY_POLICY: c_int = 5;
 /// Bytes of a new store's log, a multiple of 4096. Default 64 MiB. A transaction takes half of it at most.
 pub const CALIBURN_LOG_BYTES: c_int = 6;
@@ -62,6 +62,9 @@ pub const CALIBURN_COPIED: c_int = 20;
 pub const CALIBURN_REDO: c_int = 0;
 /// The segments are the store; old values are kept until the commit (Vista).
 pub const CALIBURN_UNDO: c_int = 1;
+/// The segments are the store; what pages held is on the medium before they are stored to (UMS). One transaction
+/// at a time is open, as large as the disk.
+pub const CALIBURN_SHADOW: c_int = 2;
 
 /// A commit survives the death of the process.
 pub const CALIBURN_PROCESS: c_int = 0;
@@ -151,7 +154,11 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
             CALIBURN_RECOVERY_POLICY => options.policy(match c_int::try_from(value) {
                 Ok(CALIBURN_REDO) => Policy::Redo,
                 Ok(CALIBURN_UNDO) => Policy::Undo,
-                _ => return Err(Fault::invalid("a recovery policy is CALIBURN_REDO or CALIBURN_UNDO")),
+                Ok(CALIBURN_SHADOW) => Policy::Shadow,
+                _ => {
+                    let text = "a recovery policy is CALIBURN_REDO, CALIBURN_UNDO or CALIBURN_SHADOW";
+                    return Err(Fault::invalid(text));
+                }
             }),
             CALIBURN_LOG_BYTES => options.log_bytes(value),
             CALIBURN_STAGE_BYTES => options.stage_bytes(value),

@@ -3,8 +3,8 @@
 use crate::error::{CALIBURN_BUSY, Done, Fault, call};
 use crate::handle::Table;
 use crate::options::{
-    self, CALIBURN_OS, CALIBURN_POWER, CALIBURN_PROCESS, CALIBURN_REDO, CALIBURN_UNDO, caliburn_options,
-    class,
+    self, CALIBURN_OS, CALIBURN_POWER, CALIBURN_PROCESS, CALIBURN_REDO, CALIBURN_SHADOW, CALIBURN_UNDO,
+    caliburn_options, class,
 };
 use crate::text;
 use caliburn::{Class, Policy, Store};
@@ -124,11 +124,12 @@ pub extern "C" fn caliburn_tune(store: *mut caliburn_store, option: c_int, value
     })
 }
 
-/// The recovery policy, CALIBURN_REDO or CALIBURN_UNDO; -1 if there is no such store.
+/// The recovery policy, CALIBURN_REDO, CALIBURN_UNDO or CALIBURN_SHADOW; -1 if there is no such store.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_policy(store: *const caliburn_store) -> c_int {
     open(store).map_or(-1, |open| match open.store.policy() {
         Policy::Undo => CALIBURN_UNDO,
+        Policy::Shadow => CALIBURN_SHADOW,
         _ => CALIBURN_REDO,
     })
 }

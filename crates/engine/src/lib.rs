@@ -36,6 +36,7 @@ pub use api::transaction::{Branch, ByAddress, Mode, OldValue, Savepoint, Transac
 pub use caliburn_log::SegmentId;
 pub use caliburn_log::dump::StreamError;
 pub use caliburn_log::format::Defect;
+pub use caliburn_log::images::ImagesError;
 pub use caliburn_log::log::LogError;
 pub use caliburn_log::media_error::MediaError;
 pub use caliburn_log::scan::Damage;

@@ -6,6 +6,7 @@
 //! | [`mod@format`] | every byte that reaches a medium: structures, offsets, magics, checksums |
 //! | [`record`] | one log record: encoded and decoded |
 //! | [`log`] | the ring on its medium: append, force, head and status pages |
+//! | [`images`] | what pages held before they were stored to, durable before they are |
 //! | [`mend`](mod@mend) | what one of two copies of a log lacks, from the other |
 //! | [`media_error`] | media that fail, and forces that fail for good |
 //! | `ring` | the ring of a log, read and written |
@@ -27,6 +28,7 @@
 pub mod archive;
 pub mod dump;
 pub mod format;
+pub mod images;
 pub mod log;
 pub mod media_error;
 pub mod mend;

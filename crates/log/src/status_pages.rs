@@ -31,10 +31,22 @@ pub fn read(
     what: &'static str,
     store: Option<&Id>,
 ) -> Result<Result<Vec<u8>, Defect>, MediaError> {
+    read_parts(medium, BLOCK, (magic, what), store)
+}
+
+/// The same of a structure that stands in each page as often as parts of so many bytes fit, each with a checksum: so
+/// that what damages one of them later does not pass for a write that was cut short.
+pub fn read_parts(
+    medium: &dyn Medium,
+    part: usize,
+    (magic, what): ([u8; 8], &'static str),
+    store: Option<&Id>,
+) -> Result<Result<Vec<u8>, Defect>, MediaError> {
     let mut best: Option<Vec<u8>> = None;
     let mut defects = Vec::new();
-    for at in STATUS_AT {
-        let mut page = vec![0; BLOCK];
+    let parts = STATUS_AT.into_iter().flat_map(|page| (page..page + BLOCK as u64).step_by(part));
+    for at in parts {
+        let mut page = vec![0; part];
         match medium.read_at(&mut page, at) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -58,9 +70,22 @@ pub fn read(
 
 /// Writes a structure to the place that its generation names; that place.
 pub fn put(medium: &dyn Medium, status: &[u8], magic: [u8; 8], store: Id) -> Result<u64, MediaError> {
+    put_parts(medium, BLOCK, status, magic, store)
+}
+
+/// The same in parts of so many bytes, for [`read_parts`].
+pub fn put_parts(
+    medium: &dyn Medium,
+    part: usize,
+    status: &[u8],
+    magic: [u8; 8],
+    store: Id,
+) -> Result<u64, MediaError> {
     let mut page = vec![0; BLOCK];
-    page[..status.len()].copy_from_slice(status);
-    format::seal(&mut page, magic, store);
+    for part in page.chunks_mut(part) {
+        part[..status.len()].copy_from_slice(status);
+        format::seal(part, magic, store);
+    }
     let at = STATUS_AT[(generation(&page) % 2) as usize];
     medium.write_at(&page, at).map_err(|e| MediaError::new("write the status", medium, at, e))?;
     Ok(at)

@@ -1,7 +1,7 @@
 //! `create` and `add-segment`.
 
 use crate::{Failure, Outside, size};
-use caliburn::Store as Opened;
+use caliburn::{OpenError, Store as Opened};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;
@@ -22,8 +22,9 @@ pub struct Store {
     #[arg(long, value_name = "PATH", conflicts_with = "policy")]
     duplex_log: Option<PathBuf>,
     /// How changes are undone and redone: `undo` keeps old values until the commit, needs no log, and survives
-    /// what the memory of its files does: the death of a process, or more if it is persistent.
-    #[arg(long, value_enum, default_value_t = Policy::Redo, conflicts_with = "log")]
+    /// what the memory of its files does: the death of a process, or more if it is persistent; `shadow` has what
+    /// pages held on the medium before they are stored to, so that a transaction is as large as the disk.
+    #[arg(long, value_enum, default_value_t = Policy::Redo)]
     policy: Policy,
     /// What commits must be able to survive; refused where they are not.
     #[arg(long, value_enum, default_value_t = Class::Process)]
@@ -38,6 +39,7 @@ pub struct Store {
 enum Policy {
     Redo,
     Undo,
+    Shadow,
 }
 
 /// What commits can survive, by name.
@@ -81,8 +83,14 @@ pub fn store(arguments: &Store) -> Result<ExitCode, Failure> {
     if let Some(path) = &arguments.duplex_log {
         options.duplex_log(path);
     }
-    if arguments.policy == Policy::Undo {
-        options.policy(caliburn::Policy::Undo);
+    options.policy(match arguments.policy {
+        Policy::Redo => caliburn::Policy::Redo,
+        Policy::Undo => caliburn::Policy::Undo,
+        Policy::Shadow => caliburn::Policy::Shadow,
+    });
+    if arguments.policy == Policy::Undo && arguments.log.is_some() {
+        let why = "a store with the undo policy has no log that could be elsewhere (--log)";
+        return Err(OpenError::Policy { path: arguments.store.clone(), why }.into());
     }
     options.require(match arguments.require {
         Class::Process => caliburn::Class::Process,
@@ -91,11 +99,12 @@ pub fn store(arguments: &Store) -> Result<ExitCode, Failure> {
     });
     options.open(&arguments.store)?.close()?;
     let path = arguments.store.display().to_string();
-    if arguments.policy == Policy::Undo {
-        let text = format!("created store {path} with the undo policy");
+    if arguments.policy != Policy::Redo {
+        let name = if arguments.policy == Policy::Undo { "undo" } else { "shadow" };
+        let text = format!("created store {path} with the {name} policy");
         println!(
             "{}",
-            if arguments.json { json!({"store": path, "policy": "undo"}).to_string() } else { text }
+            if arguments.json { json!({"store": path, "policy": name}).to_string() } else { text }
         );
     } else if arguments.json {
         println!("{}", json!({"store": path, "log_bytes": arguments.log_bytes}));

@@ -27,7 +27,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         println!(
             "{}",
             json!({"store": arguments.store.display().to_string(), "id": info.id, "format": info.format,
-                "policy": policy(info.policy), "survives": survives(info.reach), "clean": info.clean, "in_use_by": info.in_use_by,
+                "policy": info.policy.name(), "survives": survives(info.reach), "clean": info.clean, "in_use_by": info.in_use_by,
                 "log": log, "segments": segments, "advice": advice(&info)})
         );
         return Ok(ExitCode::SUCCESS);
@@ -38,7 +38,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         None if info.clean => println!("state    closed in good order"),
         None => println!("state    not closed in good order: the next opening recovers it"),
     }
-    println!("policy   {}; commits survive {}", policy(info.policy), survives(info.reach));
+    println!("policy   {}; commits survive {}", info.policy.name(), survives(info.reach));
     for line in advice(&info) {
         println!("         {line}");
     }
@@ -121,12 +121,5 @@ fn survives(class: Class) -> &'static str {
         Class::Power => "a power cut",
         Class::Os => "a warm start",
         _ => "a killed process",
-    }
-}
-
-fn policy(policy: Policy) -> &'static str {
-    match policy {
-        Policy::Undo => "undo",
-        _ => "redo",
     }
 }

@@ -5,7 +5,6 @@
 //! it, every segment reads as before.
 
 use crate::api::options::Options;
-use crate::policy::kind::Policy;
 use crate::storage::error::{CloseError, OpenError};
 use crate::storage::progress::Phase;
 use crate::storage::segment::SegmentState;
@@ -31,13 +30,13 @@ impl Options {
     /// From then on a full disk is met when segments are written, by truncation, and fails the store until there
     /// is room and it is opened again. Nothing that was committed is lost.
     ///
-    /// # Errors
-    /// When the store is in use, cannot be opened, or its file system has no holes. [`OpenError::Policy`] of one
-    /// with the undo policy: its memory is its segments, and a full disk would kill the program (SIGBUS).
+    /// # Errors When the store is in use, cannot be opened, or its file system has no holes. [`OpenError::Policy`]
+    /// where segments are not mapped privately, as with the undo and the shadow policy: memory is the segments,
+    /// and a full disk would kill the program (SIGBUS).
     pub fn compact(&self, path: impl AsRef<Path>) -> Result<Compacted, OpenError> {
         let path = path.as_ref();
         let store = self.clone().background(false).open(path)?;
-        if store.policy() == Policy::Undo {
+        if !store.shared.terms.private {
             let why =
                 "its memory is its segments: a full disk would kill the program. Dump and restore it instead";
             return Err(OpenError::Policy { path: path.to_owned(), why });

@@ -14,6 +14,9 @@ impl Shared {
             set.end_branch();
             set.passed().release();
         });
+        if self.terms.alone {
+            self.sets.turn.give();
+        }
     }
 
     /// Puts the old values behind a position back into memory.
@@ -39,7 +42,8 @@ impl Shared {
             return;
         }
         set.check_branches();
-        let cannot = !set.keeps_old() && !set.is_empty() && !self.terms.declared_only;
+        let restores = set.keeps_old() || self.terms.declared_only || self.terms.restores;
+        let cannot = !restores && !set.is_empty();
         if cannot && self.storage.failure().is_ok() {
             // The memory may hold changes that can neither be kept nor undone. The slot stays taken for
             // good, so that no truncation writes those pages from memory; reopening the store clears it.

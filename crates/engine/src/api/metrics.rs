@@ -236,7 +236,7 @@ impl Shared {
         );
         all.gauge("caliburn_failed", "1 if the store has failed.", u64::from(query.failed));
         self.waits(&mut all);
-        if self.kind != Policy::Undo {
+        if self.kind == Policy::Redo {
             log_metrics(&mut all, &query, &s);
             all.histogram("caliburn_force_seconds", "Forces of the log for commits.", &meter.force);
             let help = "Forces of segments by truncation.";

@@ -5,7 +5,7 @@ use crate::api::shared::Shared;
 use crate::policy::kind::{New, Opening, Policy};
 use crate::policy::table;
 use crate::storage;
-use crate::storage::directory::{self, CATALOG, LOCK, LOG, STAGE, UNDO};
+use crate::storage::directory::{self, CATALOG, LOCK, LOG, SHADOW, STAGE, UNDO};
 use crate::storage::error::OpenError;
 use crate::storage::segment::Opener;
 use crate::storage::segment_file::Descriptors;
@@ -69,6 +69,7 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
         let _ = media.remove(&dir.join(LOG));
         let _ = media.remove(&dir.join(STAGE));
         let _ = media.remove(&dir.join(UNDO));
+        let _ = media.remove(&dir.join(SHADOW));
         directory::end_making(media, dir);
         if made_dir {
             let _ = media.remove(&dir.join(LOCK));

@@ -109,7 +109,7 @@ impl Shared {
             self.storage.segment_of(range.segment).map_err(|error| unclaim(error.into()))?;
         }
         let _mapping = self.storage.lock_mapping();
-        let set = self.sets.slots.begin(self.terms.keeps_old);
+        let set = self.sets.slots.begin(self.terms.keeps_old[0]);
         if let Err(error) = self.declare_and_store(&set, &claimed.body) {
             // What was declared is not stored to yet.
             set.counters().aborted.add(1);

@@ -41,6 +41,9 @@ impl Shared {
         let wanted = options.tracking();
         let tracked = Tracked::begin(&wanted, &storage, &sets);
         let terms = policy.terms();
+        if terms.alone {
+            storage.gate.fetch_or(gate::ALONE, Ordering::SeqCst);
+        }
         let shared = Arc::new_cyclic(|me| {
             let me = me.clone();
             Shared { me, storage, sets, policy, tracked, terms, kind, told: Event::default(), damage }

@@ -33,6 +33,11 @@ pub enum BeginError {
     /// The store was opened read-only.
     #[error("the store was opened read-only: it takes no changes")]
     ReadOnly,
+    /// One transaction at a time is open, and this thread began the one that is.
+    #[error(
+        "the store has one transaction at a time, since its changes are told apart by pages, and this thread has begun the one that is open: end that first"
+    )]
+    Open,
 }
 
 /// An open store of recoverable memory: a handle, of which there can be any number. Clones are cheap.
@@ -256,10 +261,11 @@ impl Store {
 
     /// Begins a transaction.
     ///
-    /// Waits while private pages exceed the memory budget and truncation is giving them back.
+    /// Waits while private pages exceed the memory budget and truncation is giving them back; with the shadow
+    /// policy, while another transaction is open.
     ///
     /// # Errors
-    /// When the store has failed or was opened read-only.
+    /// When the store has failed or was opened read-only; [`BeginError::Open`] where it would wait for itself.
     #[inline]
     pub fn begin(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
         if self.shared.storage.gate.load(Ordering::Relaxed) != 0 {
@@ -274,8 +280,16 @@ impl Store {
         if shared.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY != 0 {
             return Err(BeginError::ReadOnly);
         }
+        if shared.terms.alone && !shared.sets.turn.take() {
+            return Err(BeginError::Open);
+        }
         shared.policy.wait_memory();
-        Ok(shared.storage.failure()?)
+        shared.storage.failure().inspect_err(|_| {
+            if shared.terms.alone {
+                shared.sets.turn.give();
+            }
+        })?;
+        Ok(())
     }
 
     /// Waits until every commit so far survives a power cut.

@@ -91,7 +91,7 @@ impl std::fmt::Debug for Transaction<'_> {
 impl<'t> Transaction<'t> {
     #[inline(always)]
     pub(crate) fn new(store: &'t Shared, mode: Mode) -> Transaction<'t> {
-        let keeps_old = store.terms.keeps_old || mode == Mode::Restore;
+        let keeps_old = store.terms.keeps_old[mode as usize];
         Transaction { store, set: store.sets.slots.begin(keeps_old), mode }
     }
 
@@ -299,9 +299,10 @@ impl<'t> Transaction<'t> {
     /// As [`Transaction::commit`].
     ///
     /// # Panics
-    /// In `NoRestore` mode, which keeps no old values.
+    /// When it keeps no old values in memory: in `NoRestore` mode, and with the shadow policy.
     pub fn commit_returning_old(self, class: Class) -> Result<Vec<OldValue>, CommitError> {
-        assert!(self.restores(), "a no-restore transaction has no old values to return");
+        let keeps = self.restores() && self.set.keeps_old();
+        assert!(keeps, "the transaction keeps no old values in memory that could be returned");
         let oldest = self.set.oldest().into_iter();
         let old = oldest.map(|((segment, offset), bytes)| OldValue { segment, offset, bytes }).collect();
         self.commit(class)?;
@@ -327,7 +328,7 @@ impl<'t> Transaction<'t> {
 
     /// Whether [`Transaction::abort`] can be called.
     pub fn can_abort(&self) -> bool {
-        self.set.keeps_old() || self.store.terms.declared_only
+        self.set.keeps_old() || self.store.terms.declared_only || self.store.terms.restores
     }
 
     /// Makes the transaction durable but undecided, under an identifier that the program's coordinator

@@ -36,14 +36,20 @@ pub enum Policy {
     /// [`Class::Power`](crate::Class::Power); on a region that `memmap=` reserves, a warm start,
     /// [`Class::Os`](crate::Class::Os). [`Store::reach`](crate::Store::reach) tells.
     Undo = 1,
+    /// The segments are the store, mapped shared, and what a page held is durable in a log of before-images before
+    /// it is stored to; a commit forces the pages that changed (UMS: McNamee, chapter 5). A transaction is as
+    /// large as the disk, not as memory or log: the system writes its pages back and takes their memory when it is
+    /// short. One transaction at a time is open, and every commit is in [`Class::Power`](crate::Class::Power).
+    Shadow = 2,
 }
 
 impl Policy {
-    /// Its name for people.
-    pub(crate) fn name(self) -> &'static str {
+    /// Its name for people: `redo`.
+    pub fn name(self) -> &'static str {
         match self {
             Policy::Redo => "redo",
             Policy::Undo => "undo",
+            Policy::Shadow => "shadow",
         }
     }
 }

@@ -5,11 +5,13 @@
 
 pub(crate) mod backup;
 pub(crate) mod kind;
+mod log_file;
 mod parts;
 mod prepared;
 pub(crate) mod query;
 pub(crate) mod read_only;
 pub(crate) mod redo;
+pub(crate) mod shadow;
 pub(crate) mod table;
 pub(crate) mod undo;
 

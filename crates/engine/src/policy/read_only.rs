@@ -56,7 +56,15 @@ impl Recovery for ReadOnly {
     }
 
     fn terms(&self) -> Terms {
-        Terms { clears: 0, keeps_old: false, forces: false, private: true, declared_only: false }
+        Terms {
+            clears: 0,
+            keeps_old: [false; 2],
+            forces: false,
+            private: true,
+            declared_only: false,
+            restores: false,
+            alone: false,
+        }
     }
 
     fn save(&self, _: &WriteSet<'_>, _: &RegionState, _: usize, _: usize) -> Result<(), RangeError> {

@@ -1,7 +1,7 @@
 //! The policies that there are.
 
 use super::kind::{Kind, Policy};
-use super::{redo, undo};
+use super::{redo, shadow, undo};
 use crate::storage::catalog::Catalog;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
@@ -9,7 +9,7 @@ use caliburn_log::format::Defect;
 use std::path::Path;
 
 /// Every policy. A new one is a folder, its name in [`Policy`], and a line here.
-const KINDS: [&dyn Kind; 2] = [&redo::Kind, &undo::Kind];
+const KINDS: [&dyn Kind; 3] = [&redo::Kind, &undo::Kind, &shadow::Kind];
 
 /// What a policy does with stores that are not open.
 pub(crate) fn kind(policy: Policy) -> &'static dyn Kind {
@@ -32,7 +32,7 @@ mod tests {
 
     #[test]
     fn every_policy_has_one_line() {
-        for policy in [Policy::Redo, Policy::Undo] {
+        for policy in [Policy::Redo, Policy::Undo, Policy::Shadow] {
             assert_eq!(KINDS.iter().filter(|kind| kind.policy() == policy).count(), 1);
             assert_eq!(kind(policy).policy(), policy);
         }

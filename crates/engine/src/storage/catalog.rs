@@ -2,7 +2,7 @@
 //! loader maps them. One small file, replaced atomically and durably at every change.
 
 use crate::storage::copies::LogCopy;
-use crate::storage::directory::{LOG, OTHER_LOG};
+use crate::storage::directory::{LOG, OTHER_LOG, SHADOW};
 use crate::storage::segment;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect, SEGMENT_DATA};
@@ -130,7 +130,7 @@ impl Catalog {
         let log = &self.log_path;
         if !log.as_os_str().is_empty()
             && !log.is_absolute()
-            && ![LOG, OTHER_LOG].map(Path::new).contains(&&**log)
+            && ![LOG, OTHER_LOG, SHADOW].map(Path::new).contains(&&**log)
         {
             return Err(format!("the log is said to be {log:?}, neither in the store nor an absolute path"));
         }

@@ -23,6 +23,8 @@ pub(crate) const LOG: &str = "log";
 pub(crate) const OTHER_LOG: &str = "log.2";
 pub(crate) const STAGE: &str = "stage";
 pub(crate) const UNDO: &str = "undo";
+/// The log of before-images.
+pub(crate) const SHADOW: &str = "shadow";
 /// While a store is being made: without it no file is taken for what an unfinished attempt has left.
 const MAKING: &str = "making";
 /// What it holds.
@@ -50,7 +52,8 @@ pub(crate) fn only_ours(media: &dyn Media, dir: &Path) -> Result<(), OpenError> 
     let names = media.list(dir).map_err(OpenError::io("list directory", dir))?;
     let begun = even_if("foreign-files-taken", is_making(media, dir)?);
     let ours = |name: &OsString| {
-        let left = begun && [LOG, STAGE, UNDO, CATALOG, "catalog.new"].iter().any(|ours| name == ours);
+        let left =
+            begun && [LOG, STAGE, UNDO, SHADOW, CATALOG, "catalog.new"].iter().any(|ours| name == ours);
         left || name == LOCK || name == MAKING
     };
     if names.iter().all(ours) { Ok(()) } else { Err(OpenError::Exists { path: dir.to_owned() }) }

@@ -2,6 +2,7 @@
 
 use crate::storage::class::Class;
 use caliburn_log::format::Defect;
+use caliburn_log::images::ImagesError;
 use caliburn_log::log::LogError;
 use caliburn_log::media_error::MediaError;
 use caliburn_log::scan::Damage;
@@ -149,6 +150,9 @@ pub enum OpenError {
     /// The undo logs are unusable.
     #[error(transparent)]
     Undo(#[from] UndoError),
+    /// The log of before-images is unusable.
+    #[error(transparent)]
+    Images(#[from] ImagesError),
     /// The stage is unusable.
     #[error(transparent)]
     Stage(#[from] StageError),
@@ -429,7 +433,7 @@ pub enum RangeError {
         /// Why not.
         source: std::io::Error,
     },
-    /// The undo log could not be made longer.
+    /// The undo log, or that of before-images, could not be made longer.
     #[error("the transaction's old values could not be kept: {0}")]
     Undo(#[from] MediaError),
     /// There is no memory for old values.
@@ -531,6 +535,11 @@ pub enum CommitError {
     /// The store was opened read-only.
     #[error("the store was opened read-only: it takes no changes")]
     ReadOnly,
+    /// A store with the shadow policy has no undecided transactions. This one was aborted.
+    #[error(
+        "a store with the shadow policy cannot prepare a transaction: its pages hold either the old values or the new ones; use the redo or the undo policy"
+    )]
+    NeverUndecided,
     /// No prepared transaction has that identifier.
     #[error("no prepared transaction has the global identifier {0:?}; Store::prepared lists them")]
     NotPrepared(String),

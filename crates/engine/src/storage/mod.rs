@@ -53,6 +53,8 @@ pub(crate) mod gate {
     pub const READ_ONLY: u32 = 8;
     /// Closing has written the last it had to write.
     pub const DONE: u32 = 16;
+    /// One transaction at a time is open.
+    pub const ALONE: u32 = 32;
 }
 
 /// The files and mapped memory of an open store, and whether they can be relied on.

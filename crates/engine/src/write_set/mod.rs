@@ -22,11 +22,13 @@ mod run;
 mod savepoint;
 mod set;
 mod slots;
+mod turn;
 
 pub(crate) use reserve::{RESERVED, Reserve};
 pub(crate) use run::{Chunk, HEAD, Layout, Saved, set_word};
 pub(crate) use set::{Position, Terms, WriteSet, Written};
 pub(crate) use slots::Slots;
+pub(crate) use turn::Turn;
 
 /// The write sets of an open store.
 pub(crate) struct Sets {
@@ -34,11 +36,13 @@ pub(crate) struct Sets {
     pub reserve: Reserve,
     /// Something tracks changes, and must see each declaration.
     pub tracked: bool,
+    /// Whose turn it is, where one transaction at a time is open.
+    pub turn: Turn,
 }
 
 impl Sets {
     pub fn new(layout: Layout, tracked: bool) -> Sets {
-        Sets { slots: Slots::new(layout), reserve: Reserve::default(), tracked }
+        Sets { slots: Slots::new(layout), reserve: Reserve::default(), tracked, turn: Turn::default() }
     }
 
     /// Says how much a transaction may declare before the policy must think, from the next ones on: nothing

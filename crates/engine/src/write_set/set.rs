@@ -13,14 +13,18 @@ use caliburn_os::sync::atomic::{Ordering, compiler_fence};
 pub(crate) struct Terms {
     /// Emptying the set commits it, in classes below this one.
     pub clears: u8,
-    /// Old bytes are kept in both modes.
-    pub keeps_old: bool,
+    /// Whether sets keep old bytes, by [`Mode`](crate::Mode).
+    pub keeps_old: [bool; 2],
     /// A force can make a commit survive more than it does when it returns.
     pub forces: bool,
     /// Memory is the process's own, not the segment.
     pub private: bool,
     /// Of memory nothing but what was declared reaches the segments.
     pub declared_only: bool,
+    /// What is changed can be undone though sets keep no old bytes.
+    pub restores: bool,
+    /// One transaction at a time is open.
+    pub alone: bool,
 }
 
 /// A place in a run: what was declared up to there.

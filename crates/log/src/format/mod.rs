@@ -5,9 +5,11 @@
 //! stores the address that the segment loader promised, and nothing else does.
 
 mod backup;
+mod images;
 
 pub use backup::*;
 use caliburn_os::host::Id;
+pub use images::*;
 use std::fmt;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -4,6 +4,7 @@
 
 pub(crate) mod dump;
 pub(crate) mod restore;
+pub(crate) mod segments;
 
 use crate::storage::error::{Failure, OpenError, SegmentError};
 use caliburn_log::dump::StreamError;

@@ -3,12 +3,12 @@
 use super::prepared::{self, PreparedTable};
 use super::recovery;
 use crate::policy::kind::{New, Policy};
+use crate::policy::log_file;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory::{self, LOG, STAGE};
 use crate::storage::error::OpenError;
-use crate::storage::segment;
 use crate::storage::settings::LOG_BYTES;
-use caliburn_log::format::{BLOCK, Lsn, STATUS_AT};
+use caliburn_log::format::Lsn;
 use caliburn_log::log::{self, Log};
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{self, Kind};
@@ -16,7 +16,6 @@ use caliburn_log::scan::Scanned;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 pub(super) fn create(new: New<'_>) -> Result<(), OpenError> {
@@ -30,43 +29,9 @@ pub(super) fn create_with(
     segments: Vec<Entry>,
     undecided: &mut PreparedTable,
 ) -> Result<(), OpenError> {
-    let (media, settings) = (&*new.settings.media, new.settings);
-    let log_path = match &settings.log_path {
-        Some(path) => std::path::absolute(path).map_err(OpenError::io("resolve", path))?,
-        None => PathBuf::from(LOG),
-    };
-    let catalog = Catalog {
-        store: new.store,
-        policy: Policy::Redo as u16,
-        log_path,
-        copies: Vec::new(),
-        next,
-        segments,
-    };
-    let path = Catalog::resolve(new.dir, &catalog.log_path);
-    directory::refuse_own(media, &catalog.log_path)?;
-    if !catalog.log_path.is_absolute() {
-        let _ = media.remove(&path);
-    }
-    let (medium, made) = match media.create(&path) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (media.open(&path, true), false),
-        other => (other, true),
-    };
-    let medium = medium.map_err(OpenError::io("create log", &path))?;
-    segment::refuse_foreign(&*medium)?;
-    let elsewhere = catalog.log_path.is_absolute();
-    let _claim = elsewhere.then(|| medium.claim(false)).transpose().map_err(OpenError::io("lock", &path))?;
-    let done = fill(&new, &catalog, &medium, made, undecided);
-    *new.uncatalogued = done.is_ok() || directory::uncatalogued(media, new.dir);
-    if done.is_err() && *new.uncatalogued {
-        // A second attempt must not take what is left for another store's log.
-        if made {
-            let _ = media.remove(&path);
-        } else {
-            let _ = STATUS_AT.map(|at| medium.write_at(&[0; BLOCK], at));
-        }
-    }
-    done
+    log_file::create(new, (Policy::Redo, LOG), (next, segments), |new, catalog, medium, made| {
+        fill(new, catalog, medium, made, undecided)
+    })
 }
 
 fn fill(

@@ -239,7 +239,15 @@ impl Recovery for Redo {
 
     fn terms(&self) -> Terms {
         let declared_only = self.declared_only;
-        Terms { clears: 0, keeps_old: false, forces: true, private: true, declared_only }
+        Terms {
+            clears: 0,
+            keeps_old: [false, true],
+            forces: true,
+            private: true,
+            declared_only,
+            restores: false,
+            alone: false,
+        }
     }
 
     fn save(

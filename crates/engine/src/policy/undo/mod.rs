@@ -143,10 +143,12 @@ impl Recovery for Undo {
         let plain = self.chunks.persistent().is_none() && !self.sets.tracked;
         Terms {
             clears: if plain { self.storage.reach as u8 + 1 } else { 0 },
-            keeps_old: true,
+            keeps_old: [true; 2],
             forces: false,
             private: false,
             declared_only: false,
+            restores: false,
+            alone: false,
         }
     }
 

@@ -1,0 +1,319 @@
+//! The shadow policy (McNamee, chapter 5: UMS): the segments are the store, mapped shared, and the system writes
+//! their pages back whenever it likes. Before a page is stored to, what it held is durable in a log of
+//! before-images. A transaction is as large as the disk, not the memory; one at a time is open.
+//!
+//! ```text
+//!   declare, or a page that is caught:  images of its pages to the log - force - then they are stored to
+//!   commit:   1 the segments are forced    2 the log is emptied in one step, forced
+//!   abort:    1 images back - the segments are forced    2 as above
+//!   opening:  the same as abort, for what the log holds
+//! ```
+//!
+//! Steal, force: nothing is ever brought to the segments later, and every commit survives what the media do.
+//!
+//! Invariant: a byte that a segment durably lacks of the last commit is in an image that the log durably holds.
+
+mod backup;
+mod pages;
+mod recovery;
+
+use crate::policy::backup::BackupError;
+use crate::policy::backup::dump::{DumpOptions, Dumped};
+use crate::policy::backup::restore::{Making, Restored};
+use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
+use crate::policy::parts;
+use crate::policy::query::{LogInfo, Prepared, Query};
+use crate::policy::{Claimed, Recovery, Undecided};
+use crate::storage::Storage;
+use crate::storage::catalog::Catalog;
+use crate::storage::class::Class;
+use crate::storage::directory;
+use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
+use crate::storage::progress::Watch;
+use crate::storage::region::RegionState;
+use crate::storage::report::Report;
+use crate::storage::segment::SegmentState;
+use crate::storage::settings::Settings;
+use crate::write_set::{Position, Sets, Terms, WriteSet};
+use caliburn_log::format::IMAGE;
+use caliburn_log::images::{ImageLog, Page};
+use caliburn_log::media_error::MediaError;
+use caliburn_os::medium::Medium;
+use caliburn_os::simulated::{planted, unless};
+use caliburn_os::sync::{Mutex, MutexGuard};
+use pages::Pages;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the shadow policy does with stores that are not open.
+pub(super) struct Kind;
+
+impl kind::Kind for Kind {
+    fn policy(&self) -> Policy {
+        Policy::Shadow
+    }
+
+    /// The segments are mapped shared: nobody sees the stores to them.
+    fn sums(&self) -> bool {
+        false
+    }
+
+    fn create(&self, new: New<'_>) -> Result<(), OpenError> {
+        recovery::create(new, 0, Vec::new())
+    }
+
+    fn open(&self, opening: Opening<'_>) -> Result<Opened, OpenError> {
+        recovery::open(opening)
+    }
+
+    fn check(
+        &self,
+        store: &Closed<'_>,
+        segments: &[Arc<SegmentState>],
+        report: &mut Report,
+    ) -> Result<(), OpenError> {
+        recovery::check(store, segments, report)
+    }
+
+    fn info(&self, store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
+        recovery::info(store)
+    }
+
+    fn dump(
+        &self,
+        settings: &Settings,
+        dir: &Path,
+        how: &DumpOptions,
+        target: &mut dyn Write,
+    ) -> Result<Dumped, BackupError> {
+        backup::dump(settings, dir, how, target)
+    }
+
+    fn restore(&self, making: Making<'_>, first: Catalog) -> Result<Restored, BackupError> {
+        backup::restore(making, first)
+    }
+
+    fn keeper<'c>(&self, catalog: &'c Catalog) -> &'c Path {
+        &catalog.log_path
+    }
+
+    fn survives(&self, medium: &dyn Medium) -> Class {
+        directory::forced(medium.volatile())
+    }
+}
+
+/// An open store with the shadow policy.
+pub(crate) struct Shadow {
+    storage: Arc<Storage>,
+    sets: Arc<Sets>,
+    images: Mutex<Images>,
+}
+
+/// The log of before-images, and what it has images of.
+struct Images {
+    log: ImageLog,
+    pages: Pages,
+}
+
+impl Recovery for Shadow {
+    fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
+        region.map_shared(&self.storage, part, false)
+    }
+
+    fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
+        let forced = unused.iter().try_for_each(|segment| segment.sync());
+        forced.map_err(|e| self.storage.fail(e))?;
+        unused.iter().for_each(|segment| segment.rest());
+        Ok(())
+    }
+
+    fn survives(&self, medium: &dyn Medium) -> Class {
+        directory::forced(medium.volatile())
+    }
+
+    fn terms(&self) -> Terms {
+        Terms {
+            clears: 0,
+            keeps_old: [false; 2],
+            forces: false,
+            private: false,
+            declared_only: false,
+            restores: true,
+            alone: true,
+        }
+    }
+
+    /// The images of pages that have none yet, to the log. When this returns they may be stored to.
+    fn save(
+        &self,
+        _: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        if planted("images-not-kept") {
+            return Ok(());
+        }
+        let start = region.start + offset as u64;
+        let pages = start / IMAGE as u64..(start + len as u64).div_ceil(IMAGE as u64);
+        let mut images = self.lock();
+        let missing = images.pages.missing(region.id, pages.clone());
+        if missing.is_empty() {
+            return Ok(());
+        }
+        self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
+        images.log.make_room(missing.len() as u64)?;
+        let done = images.log.append(&missing, |i, image| {
+            let at = (missing[i].number * IMAGE as u64 - region.start) as usize;
+            parts::copy(region, at, image);
+        });
+        done.inspect_err(|error| drop(self.storage.fail(error.clone())))?;
+        images.pages.insert(region.id, pages);
+        Ok(())
+    }
+
+    fn restore(&self, _: &WriteSet<'_>, _: Position) {
+        let mut images = self.lock();
+        if images.pages.is_empty() || planted("images-not-restored") {
+            return;
+        }
+        // Also in a store that has failed, so that programs see the old values.
+        let back = images.put_back(&self.storage);
+        if self.storage.failure().is_err() {
+            return;
+        }
+        if let Err(error) = back.and_then(|()| images.end(&self.storage)) {
+            self.storage.fail(error);
+        }
+    }
+
+    fn roll_back(&self, _: &WriteSet<'_>, _: Position) {
+        unreachable!("{NO_PARTS}")
+    }
+
+    fn adopt(&self, _: &WriteSet<'_>, _: &WriteSet<'_>) -> Result<(), RangeError> {
+        unreachable!("{NO_PARTS}")
+    }
+
+    fn clear(&self, set: &WriteSet<'_>) {
+        set.clear_all();
+    }
+
+    fn commit(&self, _: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+        let mut images = self.lock();
+        self.storage.failure()?;
+        if !images.pages.is_empty() {
+            images.end(&self.storage).map_err(|e| self.storage.fail(e))?;
+        }
+        Ok(None)
+    }
+
+    /// Every commit was forced before it returned.
+    fn flush(&self) -> Result<(), Failure> {
+        self.storage.failure()
+    }
+
+    fn undecided(&self) -> &dyn Undecided {
+        self
+    }
+
+    fn dump(
+        &self,
+        how: &DumpOptions,
+        watch: &Watch,
+        target: &mut dyn Write,
+    ) -> Option<Result<Dumped, BackupError>> {
+        Some(self.dump_open(how, watch, target))
+    }
+
+    fn tuned(&self) {
+        self.sets.grant(0);
+    }
+
+    fn close(&self) -> Result<(), Failure> {
+        self.lock().log.close().map_err(|e| self.storage.fail(e))
+    }
+
+    fn query(&self, query: &mut Query) {
+        let images = self.lock();
+        (query.log_bytes, query.log_used) = (images.log.held(), images.log.used());
+    }
+}
+
+/// Why some methods are never called.
+const NO_PARTS: &str = "its sets keep no old values, so there are neither savepoints nor branches";
+
+impl Shadow {
+    fn lock(&self) -> MutexGuard<'_, Images> {
+        self.images.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Images {
+    /// What the log holds, back to the segments: programs see it where they are mapped.
+    fn put_back(&mut self, storage: &Storage) -> Result<(), MediaError> {
+        let done = self.log.each(|page, image| put(storage, page, image));
+        done.map_err(|error| recovery::of_media(error, &self.log))
+    }
+
+    /// Ends a transaction: what the segments show is what they hold.
+    fn end(&mut self, storage: &Storage) -> Result<(), MediaError> {
+        if planted("images-emptied-first") {
+            self.log.empty()?;
+        }
+        // 1 the segments are forced
+        for id in self.pages.segments() {
+            if let Some(segment) =
+                storage.segment_state(id).filter(|_| unless("shadow-segments-not-forced", true))
+            {
+                segment.sync()?;
+            }
+        }
+        // 2 nothing is to be undone any more
+        if unless("images-not-emptied", true) {
+            self.log.empty()?;
+        }
+        self.pages.clear();
+        Ok(())
+    }
+}
+
+/// Writes an image to its segment.
+fn put(storage: &Storage, page: Page, image: &[u8]) -> Result<(), recovery::PutError> {
+    let segment = storage.segment_state(page.segment).ok_or(recovery::PutError::Stray(page))?;
+    recovery::put_image(&segment, page, image)
+}
+
+impl Undecided for Shadow {
+    fn list(&self) -> Vec<Prepared> {
+        Vec::new()
+    }
+
+    fn list_all(&self) -> Vec<Prepared> {
+        Vec::new()
+    }
+
+    fn check(&self, _: &[u8]) -> Result<(), CommitError> {
+        Err(CommitError::NeverUndecided)
+    }
+
+    fn prepare(&self, _: &WriteSet<'_>, _: &[u8], _: &mut dyn FnMut() -> usize) -> Result<(), CommitError> {
+        Err(CommitError::NeverUndecided)
+    }
+
+    fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError> {
+        Err(CommitError::NotPrepared(String::from_utf8_lossy(global_id).into_owned()))
+    }
+
+    fn unclaim(&self, _: &[u8]) {}
+
+    fn decide(&self, _: &[u8], _: Option<&Claimed>) -> Result<(), Failure> {
+        unreachable!("nobody has claimed it")
+    }
+
+    fn leave(&self) -> Result<Vec<usize>, Failure> {
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,90 @@
+//! Pages of segments, as runs of neighbours.
+
+use caliburn_log::SegmentId;
+use caliburn_log::images::Page;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A set of pages.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    /// The end of each run, by its beginning. No two runs meet or adjoin.
+    runs: BTreeMap<(SegmentId, u64), u64>,
+}
+
+impl Pages {
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.runs.clear();
+    }
+
+    #[cfg(test)]
+    fn count(&self) -> u64 {
+        self.runs.iter().map(|((_, start), end)| end - start).sum()
+    }
+
+    /// The segments that they are of.
+    pub fn segments(&self) -> Vec<SegmentId> {
+        let mut all: Vec<SegmentId> = self.runs.keys().map(|(segment, _)| *segment).collect();
+        all.dedup();
+        all
+    }
+
+    /// Those of a range that are not in the set.
+    pub fn missing(&self, segment: SegmentId, range: Range<u64>) -> Vec<Page> {
+        let (mut missing, mut at) = (Vec::new(), range.start);
+        let before = self.runs.range(..(segment, range.start)).next_back();
+        let inside = self.runs.range((segment, range.start)..(segment, range.end));
+        for ((_, start), end) in before.filter(|((of, _), _)| *of == segment).into_iter().chain(inside) {
+            missing.extend((at..*start.max(&at)).map(|number| Page { segment, number }));
+            at = at.max(*end);
+        }
+        missing.extend((at..range.end).map(|number| Page { segment, number }));
+        missing
+    }
+
+    /// Adds a range.
+    pub fn insert(&mut self, segment: SegmentId, range: Range<u64>) {
+        let Range { mut start, mut end } = range;
+        // Every run that it meets or adjoins becomes part of it.
+        while let Some((first, last)) = self.runs.range((segment, 0)..=(segment, end)).next_back()
+            && *last >= start
+        {
+            let (first, last) = (first.1, *last);
+            self.runs.remove(&(segment, first));
+            (start, end) = (start.min(first), end.max(last));
+        }
+        self.runs.insert((segment, start), end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn is_a_set(steps in prop::collection::vec((0u32..2, 0u64..40, 1u64..8, any::<bool>()), 1..60)) {
+            let (mut pages, mut model) = (Pages::default(), BTreeSet::new());
+            for (segment, start, len, adds) in steps {
+                let (segment, range) = (SegmentId(segment), start..start + len);
+                let all = range.clone().map(|number| Page { segment, number });
+                let missing: Vec<Page> = all.clone().filter(|page| !model.contains(page)).collect();
+                prop_assert_eq!(pages.missing(segment, range.clone()), missing);
+                if adds {
+                    pages.insert(segment, range);
+                    model.extend(all);
+                }
+                prop_assert_eq!(pages.count(), model.len() as u64);
+                let segments: BTreeSet<SegmentId> = model.iter().map(|page| page.segment).collect();
+                prop_assert_eq!(pages.segments(), segments.into_iter().collect::<Vec<_>>());
+                prop_assert_eq!(pages.is_empty(), model.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Creating, opening and checking stores with the shadow policy.
+//!
+//! ```text
+//!   1 every image that the log holds is verified, and lies in a segment
+//!   2 the images go to their segments, which are forced
+//!   3 the log is emptied, in one step; durably in use
+//! ```
+//!
+//! Cut short, recovery begins again with 1, to the same result.
+
+use super::pages::Pages;
+use super::{Images, Shadow};
+use crate::policy::kind::{Closed, New, Opened, Opening, Policy};
+use crate::policy::log_file;
+use crate::policy::query::LogInfo;
+use crate::policy::read_only;
+use crate::storage::Storage;
+use crate::storage::catalog::{Catalog, Entry};
+use crate::storage::directory::{self, SHADOW};
+use crate::storage::error::OpenError;
+use crate::storage::progress::{Phase, Watch};
+use crate::storage::redo_ranges::RedoRanges;
+use crate::storage::report::Report;
+use crate::storage::segment::SegmentState;
+use crate::write_set::{Layout, Sets};
+use caliburn_log::format::{IMAGE, IMAGES_DATA, ImagesStatus};
+use caliburn_log::images::{self, CLEAN, Found, ImageLog, ImagesError, Page};
+use caliburn_log::media_error::MediaError;
+use caliburn_log::record::push_range;
+use caliburn_log::{Lsn, SegmentId};
+use caliburn_os::medium::Medium;
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+/// Makes the files of a new store, whose segments may be there: the log, and the catalog last.
+pub(super) fn create(new: New<'_>, next: u32, segments: Vec<Entry>) -> Result<(), OpenError> {
+    log_file::create(new, (Policy::Shadow, SHADOW), (next, segments), |new, catalog, log, made| {
+        let reach = directory::forced(log.volatile());
+        new.settings.require(new.dir, (log.path().to_owned(), reach))?;
+        images::create(&**log, catalog.store)?;
+        let elsewhere = made && catalog.log_path.is_absolute();
+        directory::name_files(&*new.settings.media, new.dir, catalog, elsewhere)
+    })
+}
+
+/// Why an image was not put back.
+pub(super) enum PutError {
+    Images(ImagesError),
+    Media(MediaError),
+    /// No segment has that page.
+    Stray(Page),
+}
+
+impl From<ImagesError> for PutError {
+    fn from(error: ImagesError) -> PutError {
+        PutError::Images(error)
+    }
+}
+
+impl PutError {
+    fn of_opening(self, log: &dyn Medium) -> OpenError {
+        match self {
+            PutError::Images(ImagesError::Media(error)) | PutError::Media(error) => error.into(),
+            PutError::Images(error) => error.into(),
+            PutError::Stray(Page { segment, number }) => {
+                let text = format!(
+                    "it has an image of page {number} of segment {}, which has no such page",
+                    segment.0
+                );
+                OpenError::Stray {
+                    what: "before-images",
+                    path: log.path().to_owned(),
+                    offset: IMAGES_DATA,
+                    text,
+                }
+            }
+        }
+    }
+}
+
+/// As a failure of the log's medium, which does not hold what was written there.
+pub(super) fn of_media(error: PutError, log: &ImageLog) -> MediaError {
+    match error.of_opening(log.medium()) {
+        OpenError::Media(error) => error,
+        other => {
+            let source = io::Error::new(io::ErrorKind::InvalidData, other.to_string());
+            MediaError::new("read before-images", log.medium(), IMAGES_DATA, source)
+        }
+    }
+}
+
+/// Writes an image to its segment.
+pub(super) fn put_image(segment: &SegmentState, page: Page, image: &[u8]) -> Result<(), PutError> {
+    let offset = page.number.checked_mul(IMAGE as u64).filter(|at| *at < segment.len());
+    let offset = offset.ok_or(PutError::Stray(page))?;
+    // The last page of a segment may be cut off.
+    let len = image.len().min((segment.len() - offset) as usize);
+    segment.write_part(offset, &image[..len]).map_err(PutError::Media)
+}
+
+/// The images of a store that is not open, each verified and of a page that there is: `each` is called with them.
+fn each_sound(
+    (log, status): (&dyn Medium, &ImagesStatus),
+    segments: &[Arc<SegmentState>],
+    watch: &Watch,
+    mut each: impl FnMut(&SegmentState, Page, &[u8]) -> Result<(), PutError>,
+) -> Result<(), OpenError> {
+    if status.clean.get() == CLEAN {
+        return Ok(());
+    }
+    let total = log.len().map_err(|e| MediaError::new("measure before-images", log, 0, e))?;
+    let (store, generation) = (status.preamble.store, status.generation.get());
+    let by_id: BTreeMap<SegmentId, &Arc<SegmentState>> = segments.iter().map(|of| (of.id, of)).collect();
+    let done = watch.reading(Phase::ReadLog, log, total, |log| {
+        images::each_image(log, &store, generation, |page, found| {
+            let segment = by_id.get(&page.segment).ok_or(PutError::Stray(page))?;
+            let offset = page.number.checked_mul(IMAGE as u64).filter(|at| *at < segment.len());
+            let offset = offset.ok_or(PutError::Stray(page))?;
+            match found {
+                Found::Image(image) => each(segment, page, image).map(|()| true),
+                Found::Torn(crc) => {
+                    let mut there = vec![0; IMAGE];
+                    segment.read(offset, &mut there).map_err(PutError::Media)?;
+                    Ok(images::checksum(&there) == crc)
+                }
+            }
+        })
+    });
+    done.map(drop).map_err(|error| error.of_opening(log))
+}
+
+/// Opens a store; its catalog was read.
+pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
+    let (dir, write, settings) = (opening.dir().to_owned(), opening.write(), opening.settings);
+    if settings.replica().is_some() {
+        let why = "a store with the shadow policy has no log of changes that a replica could keep";
+        return Err(OpenError::Policy { path: dir, why });
+    }
+    let path = Catalog::resolve(&dir, &opening.found.catalog.log_path);
+    let log = opening.media().open(&path, write).map_err(OpenError::io("open before-images", &path))?;
+    let claim = directory::claim(&*log, write)?;
+    opening.found.log_locks.extend(claim.map(|lock| (path, lock)));
+    let (store, segments) = (opening.found.catalog.store, opening.found.segments.clone());
+    let status = images::read_status(&*log, &store)?;
+    if status.clean.get() != CLEAN {
+        opening.copied_from(&*log, status.place)?;
+    }
+    let media = segments.iter().map(|segment| (segment.file.path().to_owned(), segment.file.is_volatile()));
+    let media = media.chain([(log.path().to_owned(), log.volatile())]);
+    let reach = settings.reach(&dir, media.map(|(path, volatile)| (path, directory::forced(volatile))))?;
+    let (of, watch) = ((&*log, &status), &settings.watch);
+    // 1 verified: what is damaged changes nothing
+    if !write {
+        let mut lacking = RedoRanges::none(Lsn(0));
+        let noted = each_sound(of, &segments, watch, |_, page, image| {
+            let mut body = Vec::new();
+            push_range(&mut body, page.segment, page.number * IMAGE as u64, image);
+            lacking.push(body, Lsn(0));
+            Ok(())
+        });
+        return match noted {
+            Ok(()) => Ok(read_only::open(opening, reach, Some(lacking), Vec::new(), None)),
+            Err(error @ (OpenError::Images(_) | OpenError::Stray { .. })) if settings.salvage => {
+                Ok(read_only::open(opening, reach, None, Vec::new(), Some(error)))
+            }
+            Err(error) => Err(error),
+        };
+    }
+    each_sound(of, &segments, watch, |_, _, _| Ok(()))?;
+    // 2 images back
+    let mut touched = BTreeSet::new();
+    if planted("recovered-images-emptied-first") {
+        drop(ImageLog::open(log.clone(), store, status, log.place().unwrap_or_default())?);
+    }
+    each_sound(of, &segments, &Watch::default(), |segment, page, image| {
+        touched.insert(page.segment);
+        put_image(segment, page, image)
+    })?;
+    for segment in segments.iter().filter(|segment| touched.contains(&segment.id)) {
+        if !planted("recovered-images-not-forced") {
+            segment.sync()?;
+        }
+    }
+    // 3 the log is empty
+    let place = log.place().unwrap_or_default();
+    let log = ImageLog::open(log, store, status, place)?;
+    let storage = Arc::new(Storage::new(opening.found, settings, reach));
+    let sets = Arc::new(Sets::new(Layout { trailer: 0 }, opening.tracked));
+    let images = Mutex::new(Images { log, pages: Pages::default() });
+    let policy = Box::new(Shadow { storage: storage.clone(), sets: sets.clone(), images });
+    Ok(Opened { storage, sets, policy, damage: None })
+}
+
+fn open_log(store: &Closed<'_>) -> Result<Arc<dyn Medium>, OpenError> {
+    let path = Catalog::resolve(store.dir, &store.catalog.log_path);
+    store.media.open(&path, false).map_err(OpenError::io("open before-images", &path))
+}
+
+pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
+    let status = images::read_status(&*open_log(store)?, &store.catalog.store)?;
+    Ok((None, status.clean.get() == CLEAN))
+}
+
+/// Verifies the before-images; a segment's data has no checksums with this policy.
+pub(super) fn check(
+    store: &Closed<'_>,
+    segments: &[Arc<SegmentState>],
+    report: &mut Report,
+) -> Result<(), OpenError> {
+    let log = open_log(store)?;
+    let status = match images::read_status(&*log, &store.catalog.store) {
+        Err(ImagesError::Bad { path, offset, defect }) => {
+            report.problem(&path, offset, defect);
+            return Ok(());
+        }
+        other => other?,
+    };
+    if store.in_use {
+        return Ok(());
+    }
+    if status.clean.get() != CLEAN {
+        store.report_copy(&*log, status.place, report);
+    }
+    let mut count = 0;
+    let sound = each_sound((&*log, &status), segments, store.watch, |_, _, _| {
+        count += 1;
+        Ok(())
+    });
+    match sound {
+        Err(OpenError::Images(ImagesError::Bad { path, offset, defect })) => {
+            report.problem(&path, offset, defect)
+        }
+        Err(error @ OpenError::Stray { .. }) => report.problem(log.path(), IMAGES_DATA, error),
+        other => other?,
+    }
+    if count > 0 {
+        let text = "page(s) of a transaction that was not committed await being put back";
+        report.notes.push(format!("{count} {text}"));
+    }
+    Ok(())
+}

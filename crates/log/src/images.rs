@@ -1,0 +1,384 @@
+//! The log of before-images: what pages of segments held before a transaction stored to them, durable before they
+//! are stored to (McNamee, section 5.2.2).
+//!
+//! ```text
+//!   a page is to be stored to:  append - force - then it is
+//!   commit, abort:              the segments are forced - a status page of the next generation - force: empty
+//!   recovery:                   images back to the segments - force - as above
+//! ```
+//!
+//! The paper's metadata, which pages the images are of, stands between the images, so that one write and one force
+//! bring both; what it calls resetting the metadata is a status page of a new generation.
+//!
+//! Invariant: a batch is forced before the next one is written. So the last one alone may be there in part, and
+//! what it has images of was not stored to: its pages are what the head says that the images were. One whose
+//! images are not what its head says, and whose pages are not either, was damaged after it was forced.
+
+use crate::format::{
+    self, BATCH_MAGIC, BATCH_MAX, BLOCK, BatchHead, Defect, HEAD_HALF, IMAGE, IMAGES_DATA, IMAGES_MAGIC,
+    ImagePlace, ImagesStatus, SegmentId,
+};
+use crate::media_error::{Forcing, MediaError};
+use crate::status_pages;
+use caliburn_os::host::Id;
+use caliburn_os::medium::Medium;
+use caliburn_os::simulated::{even_if, planted, unless};
+use std::path::PathBuf;
+use std::sync::Arc;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// Value of [`ImagesStatus::clean`] after an orderly close.
+pub const CLEAN: u32 = 1;
+
+/// The file grows by as much as it holds, but by no more, and no less, than this.
+const GROWTH: (u64, u64) = if cfg!(caliburn_sim) { (8 << 10, 64 << 10) } else { (1 << 20, 256 << 20) };
+
+/// Why a log of before-images cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImagesError {
+    /// The medium failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The file is not what it must be.
+    #[error("before-images {}, offset {offset}: {defect}", path.display())]
+    Bad {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        defect: Defect,
+    },
+}
+
+fn bad(medium: &dyn Medium, offset: u64, defect: Defect) -> ImagesError {
+    ImagesError::Bad { path: medium.path().to_owned(), offset, defect }
+}
+
+/// Makes the file of a new store, durably.
+///
+/// # Errors
+/// When the medium fails.
+pub fn create(medium: &dyn Medium, store: Id) -> Result<(), MediaError> {
+    medium.set_len(IMAGES_DATA).map_err(|e| MediaError::new("allocate before-images", medium, 0, e))?;
+    for generation in 0..2u64 {
+        let status =
+            ImagesStatus { generation: generation.into(), clean: CLEAN.into(), ..ImagesStatus::new_zeroed() };
+        put_status(medium, &status, store)?;
+    }
+    medium.sync().map_err(|e| MediaError::new("force before-images", medium, 0, e))
+}
+
+/// Reads the status page that counts.
+///
+/// # Errors
+/// [`ImagesError`].
+pub fn read_status(medium: &dyn Medium, store: &Id) -> Result<ImagesStatus, ImagesError> {
+    let what = (IMAGES_MAGIC, "file of before-images");
+    let page = status_pages::read_parts(medium, status_part(), what, Some(store))?;
+    let page = page.map_err(|defect| bad(medium, 0, defect))?;
+    Ok(ImagesStatus::read_from_prefix(&page).expect("a page holds a status").0)
+}
+
+/// Bytes of each of the copies of the status in its page.
+fn status_part() -> usize {
+    if planted("one-status-of-images") { BLOCK } else { HEAD_HALF }
+}
+
+fn put_status(medium: &dyn Medium, status: &ImagesStatus, store: Id) -> Result<(), MediaError> {
+    status_pages::put_parts(medium, status_part(), status.as_bytes(), IMAGES_MAGIC, store).map(drop)
+}
+
+/// A page of a segment's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Page {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Its number in the segment's data.
+    pub number: u64,
+}
+
+/// What calls of [`each_image`] are about.
+#[derive(Debug)]
+pub enum Found<'i> {
+    /// A page's image.
+    Image(&'i [u8]),
+    /// There is no image: the page must have this checksum, or it was stored to, and its image was lost. What it is.
+    Torn(u32),
+}
+
+/// Calls `each` with every page that a generation has images of; how many whole batches there are.
+///
+/// # Errors
+/// When the medium fails; when a batch is damaged that was forced; those of `each`, which tells whether the page is
+/// as it should be.
+pub fn each_image<E: From<ImagesError>>(
+    medium: &dyn Medium,
+    store: &Id,
+    generation: u64,
+    mut each: impl FnMut(Page, Found<'_>) -> Result<bool, E>,
+) -> Result<u32, E> {
+    let len = medium
+        .len()
+        .map_err(|e| ImagesError::from(MediaError::new("measure before-images", medium, 0, e)))?;
+    let (mut at, mut ordinal, mut images) = (IMAGES_DATA, 0, Vec::new());
+    while let Some(places) = read_batch(medium, (store, generation, ordinal), (at, len), &mut images)? {
+        let mut whole = true;
+        for (place, image) in places.iter().zip(images.chunks(IMAGE)) {
+            let page = Page { segment: SegmentId(place.segment.get()), number: place.page.get() };
+            let there = even_if("torn-images-restored", place.crc.get() == checksum(image));
+            whole &= there;
+            let found = if there { Found::Image(image) } else { Found::Torn(place.crc.get()) };
+            if !even_if("damaged-images-taken-for-torn", each(page, found)?) {
+                let text = format!(
+                    "the image of page {} of segment {} is damaged, and that page was stored to",
+                    page.number, page.segment.0
+                );
+                return Err(bad(medium, at, Defect::Value(text)).into());
+            }
+        }
+        if !whole {
+            break;
+        }
+        (at, ordinal) = (at + batch_bytes(places.len()), ordinal + 1);
+    }
+    let later = (1..=BATCH_MAX as u64 + 1).map(|block| at + block * BLOCK as u64);
+    for behind in later.take_while(|behind| behind + BLOCK as u64 <= len) {
+        let head = read_head(medium, store, behind).map_err(ImagesError::from)?;
+        let stands =
+            head.is_some_and(|(head, _)| head.generation.get() == generation && head.ordinal.get() > ordinal);
+        if unless("damaged-batch-taken-for-the-end", stands) {
+            let text = format!(
+                "a batch of images is damaged: another one, at {behind}, was written after it was forced"
+            );
+            return Err(bad(medium, at, Defect::Value(text)).into());
+        }
+    }
+    Ok(ordinal)
+}
+
+/// The checksum of an image.
+pub fn checksum(image: &[u8]) -> u32 {
+    crc32c::crc32c(image)
+}
+
+/// Bytes of a batch with so many images.
+fn batch_bytes(count: usize) -> u64 {
+    (BLOCK + count * IMAGE) as u64
+}
+
+/// The head of a batch and its places, if one begins there: one of its halves is whole.
+fn read_head(
+    medium: &dyn Medium,
+    store: &Id,
+    at: u64,
+) -> Result<Option<(BatchHead, Vec<ImagePlace>)>, MediaError> {
+    let mut block = vec![0; BLOCK];
+    medium.read_at(&mut block, at).map_err(|e| MediaError::new("read before-images", medium, at, e))?;
+    let halves = block.chunks(HEAD_HALF).take(if planted("one-head-of-images") { 1 } else { 2 });
+    let sound =
+        |half: &&[u8]| format::unseal(half, BATCH_MAGIC, "batch of before-images", Some(store)).is_ok();
+    let Some(half) = halves.into_iter().find(sound) else { return Ok(None) };
+    let (head, rest) = BatchHead::read_from_prefix(half).expect("a half holds a head");
+    let count = head.count.get() as usize;
+    if !(1..=BATCH_MAX).contains(&count) {
+        return Ok(None);
+    }
+    let places = <[ImagePlace]>::ref_from_prefix_with_elems(rest, count).expect("a half holds so many").0;
+    Ok(Some((head, places.to_vec())))
+}
+
+/// The batch that begins there, if it is the one that is looked for: its places, and its images, which may be
+/// torn, in the buffer.
+fn read_batch(
+    medium: &dyn Medium,
+    (store, generation, ordinal): (&Id, u64, u32),
+    (at, len): (u64, u64),
+    images: &mut Vec<u8>,
+) -> Result<Option<Vec<ImagePlace>>, ImagesError> {
+    if at + batch_bytes(1) > len {
+        return Ok(None);
+    }
+    let Some((head, places)) = read_head(medium, store, at)? else { return Ok(None) };
+    let other = head.ordinal.get() != ordinal
+        || unless("images-of-another-generation", head.generation.get() != generation);
+    if other || at + batch_bytes(places.len()) > len {
+        return Ok(None);
+    }
+    images.resize(places.len() * IMAGE, 0);
+    let read = medium.read_at(images, at + BLOCK as u64);
+    read.map_err(|e| MediaError::new("read before-images", medium, at, e))?;
+    Ok(Some(places))
+}
+
+/// The log of before-images of an open store.
+#[derive(Debug)]
+pub struct ImageLog {
+    medium: Arc<dyn Medium>,
+    store: Id,
+    status: ImagesStatus,
+    forcing: Forcing,
+    /// Where the next batch comes.
+    end: u64,
+    /// How many batches there are.
+    ordinal: u32,
+    /// Bytes of the file.
+    held: u64,
+    batch: Vec<u8>,
+}
+
+impl ImageLog {
+    /// Takes the file into use, when what it held is back in the segments, durably: it is empty.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        store: Id,
+        found: ImagesStatus,
+        place: [u64; 2],
+    ) -> Result<ImageLog, MediaError> {
+        let held = medium.len().map_err(|e| MediaError::new("measure before-images", &*medium, 0, e))?;
+        let status = ImagesStatus { clean: 0.into(), place: place.map(Into::into), ..found };
+        let (forcing, end, ordinal, batch) = (Forcing::default(), IMAGES_DATA, 0, Vec::new());
+        let mut log = ImageLog { medium, store, status, forcing, end, ordinal, held, batch };
+        // What was found may be in the page cache alone, and never reach the medium, if forcing it has failed: its
+        // twin is written when it is durable.
+        if unless("found-images-status-trusted", true) {
+            put_status(&*log.medium, &found, store)?;
+            log.force()?;
+        }
+        log.empty()?;
+        Ok(log)
+    }
+
+    /// Its medium.
+    pub fn medium(&self) -> &dyn Medium {
+        &*self.medium
+    }
+
+    /// Bytes that its medium has for batches.
+    pub fn held(&self) -> u64 {
+        self.held - IMAGES_DATA
+    }
+
+    /// Bytes that its batches take.
+    pub fn used(&self) -> u64 {
+        self.end - IMAGES_DATA
+    }
+
+    /// Makes room for the images of so many pages. The log is as it was if there is none.
+    ///
+    /// # Errors
+    /// When the medium is full, or fails.
+    pub fn make_room(&mut self, pages: u64) -> Result<(), MediaError> {
+        let needed = self.end + pages * IMAGE as u64 + pages.div_ceil(BATCH_MAX as u64) * BLOCK as u64;
+        if needed <= self.held {
+            return Ok(());
+        }
+        let wished = needed + (self.held.clamp(GROWTH.0, GROWTH.1)).next_multiple_of(BLOCK as u64);
+        // A device, or a disk that is nearly full, may have what is needed, and not what would be convenient.
+        let grown = self.medium.set_len(wished).or_else(|_| self.medium.set_len(needed));
+        grown.map_err(|e| MediaError::new("allocate before-images", &*self.medium, needed, e))?;
+        self.held =
+            self.medium.len().map_err(|e| MediaError::new("measure before-images", &*self.medium, 0, e))?;
+        Ok(())
+    }
+
+    /// Writes the images of pages, for which there is room, and forces them. `fill` is called with the index of each
+    /// page and the place for its image.
+    ///
+    /// # Errors
+    /// When the medium fails: nothing is known of what the log holds then.
+    pub fn append(
+        &mut self,
+        pages: &[Page],
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), MediaError> {
+        for (batch, part) in pages.chunks(BATCH_MAX).enumerate() {
+            if batch > 0 && !planted("image-batches-forced-together") {
+                self.force()?;
+            }
+            self.write(part, |i, image| fill(batch * BATCH_MAX + i, image))?;
+        }
+        match planted("images-not-forced") {
+            true => Ok(()),
+            false => self.force(),
+        }
+    }
+
+    fn write(&mut self, pages: &[Page], mut fill: impl FnMut(usize, &mut [u8])) -> Result<(), MediaError> {
+        self.batch.resize(BLOCK + pages.len() * IMAGE, 0);
+        let (block, images) = self.batch.split_at_mut(BLOCK);
+        let (first, second) = block.split_at_mut(HEAD_HALF);
+        first.fill(0);
+        let (generation, ordinal, count) =
+            (self.status.generation, self.ordinal.into(), (pages.len() as u32).into());
+        let head = BatchHead { generation, ordinal, count, ..BatchHead::new_zeroed() };
+        let (head_bytes, places) = first.split_at_mut(size_of::<BatchHead>());
+        head_bytes.copy_from_slice(head.as_bytes());
+        let places = places.chunks_mut(size_of::<ImagePlace>());
+        for (i, ((page, image), place)) in pages.iter().zip(images.chunks_mut(IMAGE)).zip(places).enumerate()
+        {
+            fill(i, image);
+            let crc = checksum(image).into();
+            let of = ImagePlace { segment: page.segment.0.into(), crc, page: page.number.into() };
+            place.copy_from_slice(of.as_bytes());
+        }
+        format::seal(first, BATCH_MAGIC, self.store);
+        second.copy_from_slice(first);
+        let at = self.end;
+        self.medium
+            .write_at(&self.batch, at)
+            .map_err(|e| MediaError::new("write before-images", &*self.medium, at, e))?;
+        (self.end, self.ordinal) = (at + self.batch.len() as u64, self.ordinal + 1);
+        Ok(())
+    }
+
+    fn force(&self) -> Result<(), MediaError> {
+        self.forcing.sync(&*self.medium, "force before-images", self.end)
+    }
+
+    /// Calls `each` with every image.
+    ///
+    /// # Errors
+    /// When the medium fails, or does not hold what was written; those of `each`.
+    pub fn each<E: From<ImagesError>>(
+        &self,
+        mut each: impl FnMut(Page, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let generation = self.status.generation.get();
+        let found = each_image(&*self.medium, &self.store, generation, |page, found| match found {
+            Found::Image(image) => each(page, image).map(|()| true),
+            Found::Torn(_) => Ok(false),
+        })?;
+        if found < self.ordinal {
+            let text = format!("there are {found} batches of images, and {} were written", self.ordinal);
+            return Err(bad(&*self.medium, self.end, Defect::Value(text)).into());
+        }
+        Ok(())
+    }
+
+    /// Empties it, durably, in one step.
+    ///
+    /// # Errors
+    /// When the medium fails: it is not known whether it is empty.
+    pub fn empty(&mut self) -> Result<(), MediaError> {
+        self.status.generation = (self.status.generation.get() + 1).into();
+        put_status(&*self.medium, &self.status, self.store)?;
+        if !planted("images-emptied-unforced") {
+            self.force()?;
+        }
+        (self.end, self.ordinal) = (IMAGES_DATA, 0);
+        Ok(())
+    }
+
+    /// Says durably that the store was closed in good order. It is empty.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub fn close(&mut self) -> Result<(), MediaError> {
+        self.status.clean = CLEAN.into();
+        self.empty()
+    }
+}
