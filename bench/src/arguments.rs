@@ -28,7 +28,7 @@ pub struct Arguments {
     /// Range sizes of synthetic, in bytes.
     #[arg(long, value_delimiter = ',', default_value = "8,64,256,1024,4096,65536,1048576")]
     pub sizes: Vec<usize>,
-    /// Megabytes of data of synthetic (50 unless told) and restart (100 and 1024).
+    /// Megabytes of data of synthetic (50 unless told), pages (64) and restart (100 and 1024).
     #[arg(long)]
     pub data_mb: Option<usize>,
     /// Threads of group-commit (1,8,32 unless told) and of threads (1,2).
@@ -90,6 +90,8 @@ pub enum Workload {
     Calls,
     /// What is done many times at once: transactions, ranges, segments, regions.
     Limits,
+    /// Changes that are found by page faults, and before-images.
+    Pages,
     /// Typed objects: debit-credit through guards, and maps, `Process` class
     Typed,
     /// Snapshots of typed objects: taking one, changing what it has not kept yet, and what it has

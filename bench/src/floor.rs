@@ -29,6 +29,11 @@ impl Mapped {
             unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)? };
         Ok(Mapped { base: base.cast(), len })
     }
+
+    /// Its first byte.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
 }
 
 impl Drop for Mapped {

@@ -22,6 +22,7 @@ mod locks;
 mod nest;
 mod order_entry;
 pub mod page;
+mod pages;
 mod persistent;
 pub mod report;
 pub mod restart;
@@ -56,6 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Latency => latency::run(arguments),
         Workload::Sustained => sustained::run(arguments),
         Workload::Limits => limits::run(arguments),
+        Workload::Pages => pages::run(arguments),
         Workload::Typed => typed::run(arguments),
         Workload::Snapshots => snapshots::run(arguments),
         Workload::Dumps => dumps::run(arguments),

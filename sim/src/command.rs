@@ -31,6 +31,9 @@ struct Command {
     /// With the shadow policy.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex"])]
     shadow: bool,
+    /// With the shadow policy, by programs that declare nothing.
+    #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow"])]
+    caught: bool,
     /// The machine is short of memory and descriptors.
     #[arg(long, global = true)]
     short: bool,
@@ -47,6 +50,7 @@ impl Command {
             () if self.persistent => Flavour::Persistent,
             () if self.adopted => Flavour::Adopted,
             () if self.shadow => Flavour::Shadow,
+            () if self.caught => Flavour::Caught,
             () if self.duplex || matches!(self.kind, Kind::Copies { .. }) => Flavour::Duplex,
             () => Flavour::Redo,
         }
@@ -175,6 +179,7 @@ pub fn main() -> ExitCode {
         Flavour::Adopted => " --adopted",
         Flavour::Duplex => " --duplex",
         Flavour::Shadow => " --shadow",
+        Flavour::Caught => " --caught",
     };
     let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));
     let start = Instant::now();

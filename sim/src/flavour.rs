@@ -18,6 +18,8 @@ pub enum Flavour {
     Duplex,
     /// With the shadow policy.
     Shadow,
+    /// The same, by programs that declare nothing: their stores are caught.
+    Caught,
 }
 
 impl Flavour {
@@ -26,28 +28,28 @@ impl Flavour {
         match self {
             Flavour::Redo | Flavour::Adopted | Flavour::Duplex => Policy::Redo,
             Flavour::Undo | Flavour::Persistent => Policy::Undo,
-            Flavour::Shadow => Policy::Shadow,
+            Flavour::Shadow | Flavour::Caught => Policy::Shadow,
         }
     }
 
     /// Whether what its segments have and was not forced is in its log, or what it replaced is.
     pub fn logs_all(self) -> bool {
-        matches!(self, Flavour::Redo | Flavour::Duplex | Flavour::Shadow)
+        matches!(self, Flavour::Redo | Flavour::Duplex | Flavour::Shadow | Flavour::Caught)
     }
 
     /// Whether memory that was stored to may be found after a power cut.
     pub fn steals(self) -> bool {
-        self == Flavour::Shadow
+        self.policy() == Policy::Shadow
     }
 
     /// Whether a transaction has savepoints, branches, and can be prepared.
     pub fn has_parts(self) -> bool {
-        self != Flavour::Shadow
+        self.policy() != Policy::Shadow
     }
 
     /// Whether every commit is forced.
     pub fn forces_all(self) -> bool {
-        matches!(self, Flavour::Persistent | Flavour::Shadow)
+        matches!(self, Flavour::Persistent | Flavour::Shadow | Flavour::Caught)
     }
 
     /// The machine for it.

@@ -3,14 +3,14 @@
 use crate::content::Content;
 use crate::disk::{Disk, Loss};
 pub use crate::flavour::Flavour;
-use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia};
+use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia, just_store};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
 use crate::script::{ADOPT, BACK, BRANCH, End, LEAVE, RELEASE, SAVE, Script, Step};
 use crate::undecided::{self, Undecided};
 use caliburn::{
-    Branch, Class, Mode, Options, Policy, Region, Savepoint, Segment, SegmentError, Store, Transaction,
-    Tuning,
+    Branch, Class, Mode, Options, Policy, Region, Savepoint, Segment, SegmentError, Store, Tracking,
+    Transaction, Tuning,
 };
 use caliburn_os::host::Id;
 use caliburn_os::medium::Media;
@@ -129,6 +129,9 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
         .media(Arc::new(MachineMedia(machine.clone())));
     if flavour == Flavour::Duplex {
         options.duplex_log(SECOND);
+    }
+    if flavour == Flavour::Caught {
+        options.tracking(Tracking::Fault);
     }
     options
 }
@@ -389,7 +392,8 @@ impl Life {
         // Old values could not be saved: what that was for is not done, and the transaction goes on.
         let goes_on = || self.flavour != Flavour::Redo && self.machine.failed() && !store.query().failed;
         let parts = restore && self.flavour.has_parts();
-        let changes = act(region, &goes_on, &mut tx, parts, number, ranges)?;
+        let how = (parts, self.flavour == Flavour::Caught);
+        let changes = act(region, &goes_on, &mut tx, how, number, ranges)?;
         if end == End::Abort {
             tx.abort();
             return Ok(());
@@ -398,7 +402,7 @@ impl Life {
         // Forced ones are not to be had with the undo policy.
         let end = match (self.flavour, end) {
             (Flavour::Undo, End::Power | End::Async) => End::Lazy,
-            (Flavour::Shadow, End::Prepare) => End::Power,
+            (Flavour::Shadow | Flavour::Caught, End::Prepare) => End::Power,
             _ => end,
         };
         if end == End::Prepare {
@@ -586,13 +590,13 @@ pub fn default_start(flavour: Flavour) -> Start {
     }
 }
 
-/// Declares and changes what a transaction does, with its savepoints and branches if it can have `parts`. What is
-/// changed in the end.
+/// Declares and changes what a transaction does, with its savepoints and branches if it can have `parts`; or only
+/// changes it, if that is `caught`. What is changed in the end.
 fn act<'s>(
     region: &'s Region,
     goes_on: &dyn Fn() -> bool,
     tx: &mut Transaction<'s>,
-    parts: bool,
+    (parts, caught): (bool, bool),
     number: u64,
     ranges: &[(usize, usize)],
 ) -> Result<Changes, Ended> {
@@ -641,6 +645,11 @@ fn act<'s>(
             }
             (offset, len) => {
                 let bytes = pattern(number, i, len);
+                if caught {
+                    just_store(region, offset, &bytes);
+                    level.changes.push((offset, bytes));
+                    continue;
+                }
                 match part.write(region, offset, &bytes) {
                     Ok(()) => level.changes.push((offset, bytes)),
                     Err(_) if goes_on() => {}

@@ -29,6 +29,7 @@
 //! On the **shelf** ([`Disk::flip`]): 10. A bit is flipped.
 
 use crate::disk::{Act, Disk, FileId};
+use caliburn::Region;
 use caliburn::medium::{Media, Medium, Replaced};
 use caliburn_os::host::{Id, Lock, LockError};
 use caliburn_os::memory::Limits;
@@ -391,6 +392,15 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
     fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Stores as a program does that declares nothing.
+pub fn just_store(region: &Region, offset: usize, bytes: &[u8]) {
+    assert!(offset + bytes.len() <= region.len());
+    let target = region.as_ptr().wrapping_add(offset);
+    // SAFETY: the bytes are mapped while the region is borrowed, and only this thread uses them.
+    unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    caliburn_os::simulated::stored(target, bytes.len());
 }
 
 /// Unlocks the machine's directory.

@@ -190,6 +190,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "latency --rates 1000,20000",
         "sustained",
         "limits",
+        "pages --data-mb 8",
     ] {
         run(&format!("{OWN} {workload} {small} --log-mb 16 --stage-mb 4"))?;
     }

@@ -133,6 +133,7 @@ const TREES: [Tree; 13] = [
             "private",
             "written",
             "persist",
+            "faults",
             "guard",
             "medium",
             "observed",

@@ -62,6 +62,8 @@ pub fn test() -> Result<(), String> {
         "torture --images 30000 --shadow",
         "faults --shadow",
         "creation --shadow",
+        "exhaustive --transactions 2 --caught",
+        "torture --images 5000 --caught",
         "flips --workloads 400 --shadow",
         "copies",
         "torture --images 10000 --duplex",

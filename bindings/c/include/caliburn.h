@@ -170,6 +170,9 @@
 // far as it can be: 0 or 1. Default 0.
 #define CALIBURN_COPIED 20
 
+// How changes are found: CALIBURN_DECLARED (default) or CALIBURN_FAULTS.
+#define CALIBURN_TRACKING 21
+
 // New values go to a log, and from there to the segments (RVM).
 #define CALIBURN_REDO 0
 
@@ -179,6 +182,14 @@
 // The segments are the store; what pages held is on the medium before they are stored to (UMS). One transaction
 // at a time is open, as large as the disk.
 #define CALIBURN_SHADOW 2
+
+// The program declares what it is about to change.
+#define CALIBURN_DECLARED 0
+
+// The program just stores while a transaction is open, the only one: the first store to each page faults, and waits
+// until what the page holds is kept. System calls that store to a page which is not open fail with EFAULT, unless
+// the range was declared. Transactions have neither savepoints nor branches.
+#define CALIBURN_FAULTS 1
 
 // A commit survives the death of the process.
 #define CALIBURN_PROCESS 0

@@ -27,12 +27,14 @@ typedef caliburn_tx vista_tid;
 __attribute__((weak)) caliburn_store *vista_store;
 __attribute__((weak)) caliburn_heap *vista_heap;
 
-/* Opens the store in a directory, or makes it, and recovers it. */
-static inline int vista_init(const char *path)
+/* Opens the store in a directory, or makes it, and recovers it. With CALIBURN_FAULTS for tracking nothing needs to be
+   declared (section 4): what a transaction stores to is found by page faults, and one at a time is open. */
+static inline int vista_init_tracking(const char *path, int tracking)
 {
     caliburn_options *options = caliburn_options_new();
     caliburn_options_set(options, CALIBURN_CREATE, 1);
     caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, CALIBURN_UNDO);
+    caliburn_options_set(options, CALIBURN_TRACKING, (uint64_t)tracking);
     int code = caliburn_open(path, options, &vista_store);
     caliburn_options_free(options);
     if (code != CALIBURN_OK)
@@ -41,6 +43,12 @@ static inline int vista_init(const char *path)
     if (code != CALIBURN_OK)
         caliburn_close(vista_store);
     return code;
+}
+
+/* The same; transactions declare what they are about to change. */
+static inline int vista_init(const char *path)
+{
+    return vista_init_tracking(path, CALIBURN_DECLARED);
 }
 
 /* Maps a segment, made of zeros if there is none of that name. */

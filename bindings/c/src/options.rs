@@ -3,7 +3,7 @@
 use crate::error::{Done, Fault, call};
 use crate::handle::Table;
 use crate::text;
-use caliburn::{Class, Guard, Options, Phase, Policy, Tuning};
+use caliburn::{Class, Guard, Options, Phase, Policy, Tracking, Tuning};
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};
@@ -57,6 +57,8 @@ pub const CALIBURN_FILE_MODE: c_int = 19;
 /// Opens for writing also a store that was copied, or restored, while it was in use, after all of it was verified as
 /// far as it can be: 0 or 1. Default 0.
 pub const CALIBURN_COPIED: c_int = 20;
+/// How changes are found: CALIBURN_DECLARED (default) or CALIBURN_FAULTS.
+pub const CALIBURN_TRACKING: c_int = 21;
 
 /// New values go to a log, and from there to the segments (RVM).
 pub const CALIBURN_REDO: c_int = 0;
@@ -65,6 +67,13 @@ pub const CALIBURN_UNDO: c_int = 1;
 /// The segments are the store; what pages held is on the medium before they are stored to (UMS). One transaction
 /// at a time is open, as large as the disk.
 pub const CALIBURN_SHADOW: c_int = 2;
+
+/// The program declares what it is about to change.
+pub const CALIBURN_DECLARED: c_int = 0;
+/// The program just stores while a transaction is open, the only one: the first store to each page faults, and waits
+/// until what the page holds is kept. System calls that store to a page which is not open fail with EFAULT, unless
+/// the range was declared. Transactions have neither savepoints nor branches.
+pub const CALIBURN_FAULTS: c_int = 1;
 
 /// A commit survives the death of the process.
 pub const CALIBURN_PROCESS: c_int = 0;
@@ -159,6 +168,11 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
                     let text = "a recovery policy is CALIBURN_REDO, CALIBURN_UNDO or CALIBURN_SHADOW";
                     return Err(Fault::invalid(text));
                 }
+            }),
+            CALIBURN_TRACKING => options.tracking(match c_int::try_from(value) {
+                Ok(CALIBURN_DECLARED) => Tracking::Declared,
+                Ok(CALIBURN_FAULTS) => Tracking::Fault,
+                _ => return Err(Fault::invalid("changes are found by CALIBURN_DECLARED or CALIBURN_FAULTS")),
             }),
             CALIBURN_LOG_BYTES => options.log_bytes(value),
             CALIBURN_STAGE_BYTES => options.stage_bytes(value),

@@ -1,4 +1,4 @@
-/* RMS follows McNamee, section 5.3: stores are found by the faults that they cause, in either policy. */
+/* RMS follows McNamee, section 5.3: stores are found by the faults that they cause, whatever the policy. */
 #include "check.h"
 
 #include <rms.h>
@@ -91,16 +91,49 @@ static void too_large(const char *file)
     rms_detach(file);
 }
 
+/* A file with its log and what else belongs to it elsewhere; a part of it is mapped, and a transaction is larger than any
+   log but that. */
+static void shadowed(const char *file, char *log, char *metadata)
+{
+    static const char zeros[1 << 16];
+    FILE *first = fopen(file, "w");
+    for (int i = 0; i < 640; i++)
+        CHECK(fwrite(zeros, sizeof zeros, 1, first) == 1);
+    CHECK(fclose(first) == 0);
+    caliburn_store *store;
+    caliburn_region *region;
+    for (int turn = 0; turn < 2; turn++) {
+        long long *words = mmap_shadow(file, 500 << 16, log, metadata, &store, &region);
+        CHECK(words != NULL && caliburn_region_len(region) == 500 << 16);
+        CHECK(caliburn_policy(store) == CALIBURN_SHADOW && caliburn_reach(store) == CALIBURN_POWER);
+        caliburn_tx tx = CALIBURN_TX_INITIALIZER;
+        CHECK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx) == CALIBURN_OK);
+        for (int i = 0; i < 500 << 13; i += 512)
+            words[i] += i + 1;
+        CHECK(caliburn_commit(&tx, CALIBURN_POWER) == CALIBURN_OK);
+        for (int i = 0; i < 500 << 13; i += 512)
+            CHECK(at(words, i) == (turn + 1) * (i + 1LL));
+        CHECK(caliburn_unmap(region) == CALIBURN_OK && caliburn_close(store) == CALIBURN_OK);
+    }
+    free(log);
+    free(metadata);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
-    char *redo = in(argv[1], "redo"), *undo = in(argv[1], "undo"), *none = in(argv[1], "none");
+    char *redo = in(argv[1], "redo"), *undo = in(argv[1], "undo"), *none = in(argv[1], "none"), *shadow = in(argv[1], "shadow"),
+         *mapped = in(argv[1], "mapped");
     CHECK(rms_attach(none) == NULL && caliburn_message()[0] != 0);
     policy(redo, CALIBURN_REDO);
     policy(undo, CALIBURN_UNDO);
+    policy(shadow, CALIBURN_SHADOW);
+    shadowed(mapped, in(argv[1], "log"), in(argv[1], "metadata"));
     too_large(redo);
     free(redo);
     free(undo);
+    free(shadow);
+    free(mapped);
     free(none);
     puts("sound");
     return 0;

@@ -63,6 +63,28 @@ int main(int argc, char **argv)
     OK(vista_end_transaction(&tid));
     CHECK(vista_root("message") == NULL);
     OK(vista_exit());
+
+    /* Nothing is declared. */
+    char *found = in(argv[1], "found");
+    OK(vista_init_tracking(found, CALIBURN_FAULTS));
+    words = vista_map("words", 65536);
+    CHECK(words != NULL);
+    for (int turn = 0; turn < 4; turn++) {
+        tid = (vista_tid)VISTA_TID;
+        OK(vista_begin_transaction(&tid));
+        for (int i = 0; i < 8000; i += 100)
+            words[i] = turn;
+        kept = vista_malloc(&tid, sizeof *kept);
+        CHECK(kept != NULL);
+        kept->number = turn;
+        OK(vista_set_root(&tid, "message", kept));
+        OK(turn < 3 ? vista_end_transaction(&tid) : vista_abort_transaction(&tid));
+    }
+    for (int i = 0; i < 8000; i += 100)
+        CHECK(words[i] == 2);
+    CHECK(((struct message *)vista_root("message"))->number == 2);
+    OK(vista_exit());
+    free(found);
     free(path);
     puts("sound");
     return 0;

@@ -251,3 +251,42 @@ fn a_dump_is_of_a_moment_between_transactions() {
     let refused = Options::new().dump(&killed, &DumpOptions::new(), &mut Vec::new()).unwrap_err();
     assert!(matches!(refused, BackupError::NotClosed { .. }), "{refused}");
 }
+
+/// A file that is nothing but data is mapped as it is; its last page may be cut off.
+#[test]
+fn a_file_is_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, path) = (dir.path().join("data"), dir.path().join("s"));
+    std::fs::write(&data, [1; 10_000]).unwrap();
+    let with = || {
+        let mut with = options();
+        with.outside(dir.path());
+        with
+    };
+    let store = with().open(&path).unwrap();
+    let region = store.adopt_segment(&data).unwrap().map_all().unwrap();
+    assert_eq!(region.len(), 9728);
+    for commits in [true, false] {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 4000, &[2 + u8::from(!commits); 200]).unwrap();
+        tx.write(&region, 9720, &[2 + u8::from(!commits); 8]).unwrap();
+        if commits {
+            tx.commit(Class::Power).unwrap()
+        } else {
+            tx.abort()
+        }
+        let there = std::fs::read(&data).unwrap();
+        assert!(there[4000..4200].iter().chain(&there[9720..9728]).all(|byte| *byte == 2));
+        assert_eq!((there[3999], there[4200], there[9719], there[9728], there.len()), (1, 1, 1, 1, 10_000));
+    }
+    // The file became longer: what is behind the region's end is not the transaction's.
+    let grown: Vec<u8> = std::fs::read(&data).unwrap().into_iter().chain([3; 6384]).collect();
+    let file = std::fs::OpenOptions::new().write(true).open(&data).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &grown[9728..], 9728).unwrap();
+    let again = store.adopt_segment(&data).unwrap();
+    assert_eq!(again.len(), 16_384);
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&region, 9000, &[9; 700]).unwrap();
+    tx.abort();
+    assert_eq!(std::fs::read(&data).unwrap(), grown);
+}

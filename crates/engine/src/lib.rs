@@ -57,6 +57,7 @@ pub use policy::query::{Archived, LogInfo, Prepared, Query, Statistics};
 pub use policy::redo::backup::archive::{ArchiveOptions, ArchivePart, Archiver, archive_parts};
 pub use policy::redo::backup::past::{Changed, Past};
 pub use policy::redo::history::{Change, Event, Filter, History};
+pub use tracking::Tracking;
 
 pub use storage::class::Class;
 pub use storage::error::{

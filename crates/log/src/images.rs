@@ -89,6 +89,16 @@ fn put_status(medium: &dyn Medium, status: &ImagesStatus, store: Id) -> Result<(
     status_pages::put_parts(medium, status_part(), status.as_bytes(), IMAGES_MAGIC, store).map(drop)
 }
 
+/// How [`ImagePlace::page_and_len`] is made.
+const LEN_BITS: u32 = 13;
+
+/// The page and the length that a place says, if there is such a page.
+fn place(of: &ImagePlace) -> Option<(Page, usize)> {
+    let (number, len) = (of.page_and_len.get() >> LEN_BITS, of.page_and_len.get() as usize % (1 << LEN_BITS));
+    let page = Page { segment: SegmentId(of.segment.get()), number };
+    (1..=IMAGE).contains(&len).then_some((page, len))
+}
+
 /// A page of a segment's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Page {
@@ -103,8 +113,9 @@ pub struct Page {
 pub enum Found<'i> {
     /// A page's image.
     Image(&'i [u8]),
-    /// There is no image: the page must have this checksum, or it was stored to, and its image was lost. What it is.
-    Torn(u32),
+    /// There is no image: so many bytes of the page must have this checksum, or it was stored to, and its image
+    /// was lost.
+    Torn(usize, u32),
 }
 
 /// Calls `each` with every page that a generation has images of; how many whole batches there are.
@@ -124,11 +135,15 @@ pub fn each_image<E: From<ImagesError>>(
     let (mut at, mut ordinal, mut images) = (IMAGES_DATA, 0, Vec::new());
     while let Some(places) = read_batch(medium, (store, generation, ordinal), (at, len), &mut images)? {
         let mut whole = true;
-        for (place, image) in places.iter().zip(images.chunks(IMAGE)) {
-            let page = Page { segment: SegmentId(place.segment.get()), number: place.page.get() };
-            let there = even_if("torn-images-restored", place.crc.get() == checksum(image));
+        for (of, image) in places.iter().zip(images.chunks(IMAGE)) {
+            let Some((page, len)) = place(of) else {
+                let defect = Defect::Value("an image has no bytes, or more than a page".into());
+                return Err(bad(medium, at, defect).into());
+            };
+            let image = &image[..len];
+            let there = even_if("torn-images-restored", of.crc.get() == checksum(image));
             whole &= there;
-            let found = if there { Found::Image(image) } else { Found::Torn(place.crc.get()) };
+            let found = if there { Found::Image(image) } else { Found::Torn(len, of.crc.get()) };
             if !even_if("damaged-images-taken-for-torn", each(page, found)?) {
                 let text = format!(
                     "the image of page {} of segment {} is damaged, and that page was stored to",
@@ -286,14 +301,14 @@ impl ImageLog {
     }
 
     /// Writes the images of pages, for which there is room, and forces them. `fill` is called with the index of each
-    /// page and the place for its image.
+    /// page and the place for its image; how many bytes the page has.
     ///
     /// # Errors
     /// When the medium fails: nothing is known of what the log holds then.
     pub fn append(
         &mut self,
         pages: &[Page],
-        mut fill: impl FnMut(usize, &mut [u8]),
+        mut fill: impl FnMut(usize, &mut [u8]) -> usize,
     ) -> Result<(), MediaError> {
         for (batch, part) in pages.chunks(BATCH_MAX).enumerate() {
             if batch > 0 && !planted("image-batches-forced-together") {
@@ -307,7 +322,11 @@ impl ImageLog {
         }
     }
 
-    fn write(&mut self, pages: &[Page], mut fill: impl FnMut(usize, &mut [u8])) -> Result<(), MediaError> {
+    fn write(
+        &mut self,
+        pages: &[Page],
+        mut fill: impl FnMut(usize, &mut [u8]) -> usize,
+    ) -> Result<(), MediaError> {
         self.batch.resize(BLOCK + pages.len() * IMAGE, 0);
         let (block, images) = self.batch.split_at_mut(BLOCK);
         let (first, second) = block.split_at_mut(HEAD_HALF);
@@ -320,9 +339,11 @@ impl ImageLog {
         let places = places.chunks_mut(size_of::<ImagePlace>());
         for (i, ((page, image), place)) in pages.iter().zip(images.chunks_mut(IMAGE)).zip(places).enumerate()
         {
-            fill(i, image);
-            let crc = checksum(image).into();
-            let of = ImagePlace { segment: page.segment.0.into(), crc, page: page.number.into() };
+            let len = fill(i, image);
+            image[len..].fill(0);
+            let crc = checksum(&image[..len]).into();
+            let page_and_len = (page.number << LEN_BITS | len as u64).into();
+            let of = ImagePlace { segment: page.segment.0.into(), crc, page_and_len };
             place.copy_from_slice(of.as_bytes());
         }
         format::seal(first, BATCH_MAGIC, self.store);
@@ -350,7 +371,7 @@ impl ImageLog {
         let generation = self.status.generation.get();
         let found = each_image(&*self.medium, &self.store, generation, |page, found| match found {
             Found::Image(image) => each(page, image).map(|()| true),
-            Found::Torn(_) => Ok(false),
+            Found::Torn(..) => Ok(false),
         })?;
         if found < self.ordinal {
             let text = format!("there are {found} batches of images, and {} were written", self.ordinal);

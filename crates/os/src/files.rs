@@ -140,6 +140,18 @@ unsafe impl Medium for FileMedium {
         }
     }
 
+    fn fill_holes(&self) -> io::Result<()> {
+        let len = self.len()?;
+        if self.device || len == 0 {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), 0, len) {
+            // As with `set_len`.
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

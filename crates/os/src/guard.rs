@@ -4,11 +4,12 @@
 //! By pages: `mprotect` around each use, two system calls. By keys, where the processor has them: the pages
 //! carry a key, and each thread says in a register whether it may store to pages with that key.
 
+use crate::faults;
 use rustix::mm::{MprotectFlags, mprotect};
 use std::cell::Cell;
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// How memory is protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,18 +198,58 @@ static BEFORE: OnceLock<[libc::sigaction; 2]> = OnceLock::new();
 
 /// Takes the signals over, for good; what is not ours goes to the handlers that had them.
 fn install() {
-    BEFORE.get_or_init(|| {
-        // SAFETY: both structures are plain integers, zero is valid for them; the handler does only what a
-        // handler may: it reads atomics, writes to a descriptor, and sets an action.
-        SIGNALS.map(|signal| unsafe {
-            let mut before: libc::sigaction = std::mem::zeroed();
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_fault as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            libc::sigaction(signal, &action, &mut before);
-            before
-        })
-    });
+    BEFORE.get_or_init(|| SIGNALS.map(take));
+}
+
+fn take(signal: libc::c_int) -> libc::sigaction {
+    // SAFETY: both structures are plain integers, zero is valid for them; the handler does only what a handler
+    // may: it reads and writes atomics, waits for one, writes to a descriptor, and sets an action.
+    unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_fault as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigaction(signal, &action, &mut before);
+        before
+    }
+}
+
+/// Handlers that were put in place of ours later, and that ours has come before again: the last of each signal.
+static LATER: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
+
+/// Comes before the handlers that others have put in place of ours since. They get what is not ours, as before, and
+/// may hand it on to ours. Whether there were some.
+pub fn come_first() -> bool {
+    if BEFORE.get().is_none() {
+        return false;
+    }
+    let mut replaced = false;
+    for (number, signal) in SIGNALS.into_iter().enumerate() {
+        // SAFETY: as in `take`; nothing is set.
+        let now = unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut now);
+            now
+        };
+        if now.sa_sigaction != on_fault as *const () as usize {
+            // Never freed: a handler may be reading what was there.
+            let put = |action| LATER[number].store(Box::into_raw(Box::new(action)), Ordering::SeqCst);
+            put(now);
+            let was = take(signal);
+            // Another one may have come in between.
+            if was.sa_sigaction != now.sa_sigaction && was.sa_sigaction != on_fault as *const () as usize {
+                put(was);
+            }
+            replaced = true;
+        }
+    }
+    replaced
+}
+
+thread_local! {
+    /// Where on this thread's stack a call of ours is that called another's handler, which may call ours: further
+    /// down the same stack. It may have left without returning.
+    static HANDED_ON: Cell<usize> = const { Cell::new(0) };
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -220,6 +261,9 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
         libc::SIGBUS => (false, code == libc::BUS_ADRERR),
         _ => (code == ACCESS || code == KEY, false),
     };
+    if stored && is_store(context) && faults::opened(address) == Some(true) {
+        return;
+    }
     if stored || gone {
         for known in &LIST {
             let (base, len) = (known.base.load(Ordering::SeqCst), known.len.load(Ordering::SeqCst));
@@ -231,7 +275,42 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
         }
     }
     let before = BEFORE.get().zip(SIGNALS.iter().position(|ours| *ours == signal));
-    let Some(before) = before.map(|(before, number)| before[number]) else { return restore_default(signal) };
+    let Some((before, number)) = before else { return restore_default(signal) };
+    let later = LATER[number].load(Ordering::SeqCst);
+    // SAFETY: it was put there whole, and is never freed.
+    let later = unsafe { later.as_ref() };
+    const NEAR: usize = 16 << 10;
+    let (here, above) = ((&raw const later).addr(), HANDED_ON.get());
+    let nested = here < above && above - here < NEAR;
+    HANDED_ON.set(if nested { 0 } else { here });
+    hand_on(later.filter(|_| !nested).unwrap_or(&before[number]), signal, info, context);
+    HANDED_ON.set(0);
+}
+
+/// Whether the fault is that of a store, as far as the processor tells: not a jump to what is no code.
+fn is_store(context: *mut libc::c_void) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const WRITE: i64 = 2;
+        // SAFETY: the kernel hands over a valid structure of this type.
+        let error =
+            unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
+        error & WRITE != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = context;
+        true
+    }
+}
+
+/// Calls another's handler.
+fn hand_on(
+    before: &libc::sigaction,
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     match before.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => restore_default(signal),
         // SAFETY: this is the handler that was there, called as the kernel would have called it.
@@ -281,7 +360,7 @@ fn tell(known: &Known, address: usize, offset: u64, gone: bool) {
     put(number(address as u64, 16, &mut digits));
     put(match gone {
         true => &b"): the file was cut off, or its medium has failed\n"[..],
-        false => &b"): protected by Options::guard\n"[..],
+        false => &b"): protected (Options::guard, Options::tracking)\n"[..],
     });
     // SAFETY: the bytes are ours; a failure is of no consequence.
     unsafe { libc::write(2, line.as_ptr().cast(), len) };

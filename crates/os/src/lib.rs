@@ -9,6 +9,7 @@
 //! | [`map`] | address space: reservations, private and shared file mappings |
 //! | [`private`] | pages of private file mappings: which are copies, and making one |
 //! | [`written`] | pages that were stored to, as the kernel notes |
+//! | [`faults`] | stores to protected memory, caught |
 //! | [`guard`] | write protection, and the message when it is met |
 //! | [`observed`] | a medium whose reads are told to somebody |
 //! | [`duplex`] | two media that hold the same |
@@ -32,6 +33,7 @@ pub mod barrier;
 pub mod clock;
 pub mod duplex;
 pub mod event;
+pub mod faults;
 pub mod files;
 pub mod guard;
 pub mod host;

@@ -4,12 +4,20 @@
 
 use std::fs;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Mappings that a reservation of address space can become: itself, cut in two by what is mapped into it.
 const EACH: i64 = 3;
 /// Reservations that may be made before the mappings are counted again.
 static LEFT: AtomicI64 = AtomicI64::new(1024);
+
+/// How many mappings a process may have (`vm.max_map_count`), as it was when this was asked first.
+pub fn allowed() -> usize {
+    static ALLOWED: OnceLock<usize> = OnceLock::new();
+    let read = || fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok();
+    *ALLOWED.get_or_init(|| read().unwrap_or(65_530))
+}
 
 /// Takes the mappings of one reservation.
 ///

@@ -42,6 +42,10 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     /// Grows to `len` bytes with the space allocated, so that later writes cannot meet a full disk.
     /// A device is left alone, and refused if it is smaller. Never shrinks.
     fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Has room made for what lies in holes, so that storing there where it is mapped cannot meet a full disk.
+    fn fill_holes(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// A descriptor to map. Its page cache must show what `write_at` wrote.
     fn descriptor(&self) -> BorrowedFd<'_>;
     /// Whether what the descriptor maps is all that is read here.

@@ -51,6 +51,9 @@ impl Shared {
                 "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
             );
             set.suspend();
+            if self.terms.alone {
+                self.sets.turn.give();
+            }
             return;
         }
         self.restore(&set, Position::default());

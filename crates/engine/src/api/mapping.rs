@@ -12,7 +12,7 @@ use caliburn_os::host;
 use caliburn_os::map::Reservation;
 use caliburn_os::mappings;
 use caliburn_os::simulated::unless;
-use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
+use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
@@ -87,6 +87,8 @@ impl Shared {
             base: reservation.base().as_ptr().expose_provenance(),
             len: AtomicUsize::new(0),
             reservation,
+            shared: AtomicBool::new(false),
+            synced: AtomicBool::new(false),
             unread: matches!(at, Placement::Unread(_)),
         });
         self.map_part(&region, 0, len)?;

@@ -39,6 +39,8 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
     }
     let mut options = options.clone();
     options.settings.media = directory::hold(dir, settings)?;
+    // What a transaction has stored that could not be kept is in memory until it is undone.
+    options.settings.declared_only |= options.wanted().faults;
     let (settings, media) = (&options.settings, &*options.settings.media);
     let there = || media.exists(&dir.join(CATALOG));
     // What is there is looked at under the lock: another process may be creating or removing it.
@@ -103,7 +105,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     let descriptors = Descriptors::of(media);
     let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write, claim: true };
     let segments = directory::open_segments(opener, &catalog, kind.sums())?;
-    let (wanted, locks, dir) = (options.tracking(), vec![lock], dir.to_owned());
+    let (wanted, locks, dir) = (options.wanted(), vec![lock], dir.to_owned());
     let found = storage::Found {
         dir,
         catalog,

@@ -11,8 +11,8 @@ use crate::storage::replica::Replica;
 use crate::storage::report::Report;
 use crate::storage::settings::{Copies, LOG_BYTES, Settings};
 use crate::storage::tuning::Tuning;
-use crate::tracking::Wanted;
 use crate::tracking::guard::Guard;
+use crate::tracking::{Tracking, Wanted};
 use caliburn_log::format::{BLOCK, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use caliburn_log::staged_tail::{STAGE_BYTES_MAX, STAGE_BYTES_MIN};
 use caliburn_os::medium::Media;
@@ -181,6 +181,12 @@ impl Options {
         self
     }
 
+    /// How changes are found. Default: they are declared.
+    pub fn tracking(&mut self, tracking: Tracking) -> &mut Options {
+        self.wanted.faults = tracking == Tracking::Fault;
+        self
+    }
+
     /// Looks at every commit for bytes that were changed without being declared, and panics if there are any. For
     /// tests and debugging: it takes as much memory again as the regions, and time in proportion to them.
     pub fn verify(&mut self, yes: bool) -> &mut Options {
@@ -286,12 +292,12 @@ impl Options {
         }
     }
 
-    /// What is to track changes. Nothing does where there are none.
-    pub(crate) fn tracking(&self) -> Wanted {
-        if self.settings.read_only {
-            Wanted { guard: Guard::Off, verify: false }
-        } else {
-            self.wanted.clone()
+    /// What is to track changes. Nothing does where there are none; a guard would open what is caught.
+    pub(crate) fn wanted(&self) -> Wanted {
+        match self.settings.read_only {
+            true => Wanted { guard: Guard::Off, verify: false, faults: false },
+            false if self.wanted.faults => Wanted { guard: Guard::Off, ..self.wanted.clone() },
+            false => self.wanted.clone(),
         }
     }
 
@@ -315,6 +321,10 @@ impl Options {
         if self.wanted.guard == Guard::Keys && caliburn_os::guard::key().is_none() {
             let why = "this processor or kernel has no memory protection keys; use Guard::Pages";
             return bad("guard", 2, why.into());
+        }
+        if self.wanted.faults && self.wanted.verify {
+            let why = "nothing is undeclared where changes are found by page faults";
+            return bad("verify", 1, why.into());
         }
         if self.create_new && self.settings.read_only {
             return bad("read_only", 1, "a store is not created read-only".into());

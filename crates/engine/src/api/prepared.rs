@@ -108,6 +108,10 @@ impl Shared {
         for range in Ranges::of(&claimed.body) {
             self.storage.segment_of(range.segment).map_err(|error| unclaim(error.into()))?;
         }
+        if self.terms.alone && !self.sets.turn.take() {
+            let why = "this thread has begun a transaction that is open: it must end first";
+            return Err(unclaim(CommitError::GlobalId { len: global_id.len(), why }));
+        }
         let _mapping = self.storage.lock_mapping();
         let set = self.sets.slots.begin(self.terms.keeps_old[0]);
         if let Err(error) = self.declare_and_store(&set, &claimed.body) {
@@ -124,6 +128,9 @@ impl Shared {
             }
             Err(TakeUpError::Keep(failure)) => {
                 set.suspend();
+                if self.terms.alone {
+                    self.sets.turn.give();
+                }
                 return Err(failure.into());
             }
         }

@@ -14,6 +14,7 @@ use crate::storage::{Storage, gate};
 use crate::tracking::Tracked;
 use crate::write_set::{Sets, Terms, WriteSet};
 use caliburn_os::event::Event;
+use caliburn_os::simulated::unless;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -38,9 +39,14 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn new(options: &Options, kind: Policy, opened: Opened) -> Arc<Shared> {
         let Opened { storage, sets, policy, damage } = opened;
-        let wanted = options.tracking();
+        let wanted = options.wanted();
         let tracked = Tracked::begin(&wanted, &storage, &sets);
-        let terms = policy.terms();
+        let mut terms = policy.terms();
+        terms.alone |= tracked.catches();
+        if tracked.catches() && !terms.restores {
+            // Whole pages are kept: what was stored to one and not undone would become part of the next commit.
+            terms.keeps_old = [true; 2];
+        }
         if terms.alone {
             storage.gate.fetch_or(gate::ALONE, Ordering::SeqCst);
         }
@@ -50,6 +56,30 @@ impl Shared {
         });
         shared.policy.tuned();
         shared
+    }
+
+    /// The life of the thread that serves who stores where stores are caught.
+    pub fn catch(&self) {
+        self.tracked.all(|way| {
+            way.catch(&|set, region, offset, len| self.save(set, region, offset, len));
+        });
+    }
+
+    /// Saves what bytes hold that a transaction is about to change. What it changes first waits while others want
+    /// that nothing is changed.
+    fn save(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        let first = set.is_untouched();
+        self.policy.save(set, region, offset, len)?;
+        if unless("caught-stores-do-not-stand-by", first) {
+            self.sets.reserve.stand_by(set);
+        }
+        Ok(())
     }
 
     /// For handles that outlive the call: whoever has a reference keeps it alive meanwhile.
@@ -112,12 +142,9 @@ impl Shared {
             }
             return Ok(());
         }
-        let first = set.is_untouched();
         self.tracked.each(|way| way.declaring(set, region, offset, len))?;
-        self.policy.save(set, region, offset, len)?;
-        if first {
-            reserve.stand_by(set);
-        }
-        Ok(())
+        self.tracked.declare(set, region, (offset, len), &|set, region, offset, len| {
+            self.save(set, region, offset, len)
+        })
     }
 }

@@ -76,6 +76,17 @@ impl Store {
     }
 
     pub(crate) fn open_with(path: &Path, options: &Options) -> Result<Store, OpenError> {
+        fn start(
+            shared: &Shared,
+            name: &str,
+            life: impl FnOnce() + Send + 'static,
+        ) -> Result<JoinHandle<()>, OpenError> {
+            std::thread::Builder::new().name(name.into()).spawn(life).map_err(|error| {
+                shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+                shared.policy.wake();
+                OpenError::io("start a thread for", &shared.storage.dir)(error)
+            })
+        }
         let shared = open::open(path, options)?;
         let mut threads = Vec::new();
         let wanted = if options.settings.background { shared.policy.threads() } else { &[] };
@@ -84,14 +95,11 @@ impl Store {
                 let shared = shared.clone();
                 move || shared.policy.run(number)
             };
-            match std::thread::Builder::new().name((*name).into()).spawn(life) {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
-                    shared.policy.wake();
-                    return Err(OpenError::io("start a thread for", path)(error));
-                }
-            }
+            threads.push(start(&shared, name, life)?);
+        }
+        if shared.tracked.catches() {
+            let catching = shared.clone();
+            threads.push(start(&shared, "caliburn-faults", move || catching.catch())?);
         }
         if options.settings.background && options.observable && !shared.storage.is_read_only() {
             let telling = shared.clone();
@@ -190,13 +198,13 @@ impl Store {
     ///
     /// # Errors
     /// When the file cannot be opened for reading and writing, is shorter than a sector, is part of a store, is
-    /// a segment under another name, or survives less than commits of this store do; with the undo policy,
-    /// which has no log to bring it up to date.
+    /// a segment under another name, or survives less than commits of this store do; with the undo policy, whose
+    /// commits do not survive what a file is to.
     pub fn adopt_segment(&self, path: impl AsRef<Path>) -> Result<Segment, SegmentError> {
         let (shared, storage) = (&self.shared, &self.shared.storage);
         storage.writable()?;
         let path = self.outside(path.as_ref())?;
-        if !shared.terms.private {
+        if !shared.terms.adopts {
             return Err(SegmentError::Undo { path });
         }
         let mut catalog = storage.catalog.lock().expect("no panic under this lock");
@@ -219,7 +227,16 @@ impl Store {
         while catalog.segments.iter().any(|e| e.name == entry.name && e.id != entry.id) {
             entry.name.push('_');
         }
-        let state = Arc::new(SegmentState::adopt(storage, &mut entry, &|medium| self.admit_outside(medium))?);
+        let admit = |medium: &dyn Medium| {
+            self.admit_outside(medium)?;
+            if shared.terms.private {
+                return Ok(());
+            }
+            let fail =
+                |source| SegmentError::Io { action: "allocate", path: medium.path().to_owned(), source };
+            medium.fill_holes().map_err(fail)
+        };
+        let state = Arc::new(SegmentState::adopt(storage, &mut entry, &admit)?);
         storage.change_catalog(&mut catalog, |catalog| {
             catalog.segments.retain(|e| e.id != entry.id);
             catalog.next = catalog.next.max(entry.id.0 + 1);
@@ -269,17 +286,18 @@ impl Store {
     #[inline]
     pub fn begin(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
         if self.shared.storage.gate.load(Ordering::Relaxed) != 0 {
-            self.pass_gate()?;
+            return self.begin_gated(mode);
         }
         Ok(Transaction::new(&self.shared, mode))
     }
 
     #[cold]
-    fn pass_gate(&self) -> Result<(), BeginError> {
+    fn begin_gated(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
         let shared = &self.shared;
         if shared.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY != 0 {
             return Err(BeginError::ReadOnly);
         }
+        shared.storage.failure()?;
         if shared.terms.alone && !shared.sets.turn.take() {
             return Err(BeginError::Open);
         }
@@ -289,7 +307,11 @@ impl Store {
                 shared.sets.turn.give();
             }
         })?;
-        Ok(())
+        let tx = Transaction::new(shared, mode);
+        if shared.terms.alone {
+            shared.tracked.all(|way| way.begun(tx.write_set()));
+        }
+        Ok(tx)
     }
 
     /// Waits until every commit so far survives a power cut.
@@ -442,6 +464,7 @@ impl Life {
         shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
         shared.policy.wake();
         shared.told.signal();
+        shared.tracked.all(|way| way.stop());
         for thread in self.threads.drain(..) {
             // A panic there was printed; the store was not marked clean.
             let _ = thread.join();

@@ -103,6 +103,10 @@ impl<'t> Transaction<'t> {
         unsafe { ptr::read(&this.set) }
     }
 
+    pub(crate) fn write_set(&self) -> &WriteSet<'t> {
+        &self.set
+    }
+
     fn restores(&self) -> bool {
         self.mode == Mode::Restore
     }
@@ -260,7 +264,7 @@ impl<'t> Transaction<'t> {
             store.reaches(class)?;
         }
         if !planted("verified-too-late") {
-            store.tracked.all(|way| way.committing(&self.set));
+            store.tracked.each(|way| way.committing(&self.set))?;
         }
         let stamp = store.policy.commit(&self.set)?;
         store.end(self.into_set());
@@ -347,7 +351,10 @@ impl<'t> Transaction<'t> {
         self.set.check_branches();
         let store = self.store;
         let undecided = store.policy.undecided();
-        store.tracked.all(|way| way.committing(&self.set));
+        if store.terms.alone {
+            return Err(CommitError::NeverUndecided);
+        }
+        store.tracked.each(|way| way.committing(&self.set))?;
         undecided.check(global_id)?;
         let (set, mut this) = (self.set.passed(), Some(self));
         undecided.prepare(&set, global_id, &mut || this.take().expect("called once").into_set().suspend())
@@ -358,7 +365,7 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// In `NoRestore` mode with the redo policy, which keeps no old values.
     pub fn savepoint(&mut self) -> Result<Savepoint, SavepointError> {
-        if !self.set.keeps_old() {
+        if !self.set.keeps_old() || self.store.terms.alone {
             return Err(SavepointError::NoOldValues);
         }
         Ok(Savepoint { transaction: self.id(), serial: self.set.savepoint() })
@@ -405,7 +412,7 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// When old values are not kept, or the undo log could not be made longer.
     pub fn branch(&mut self) -> Result<Branch<'t>, BranchError> {
-        if !self.set.keeps_old() {
+        if !self.set.keeps_old() || self.store.terms.alone {
             return Err(BranchError::NoOldValues);
         }
         let tx = Transaction::new(self.store, Mode::Restore);

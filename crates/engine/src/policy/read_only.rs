@@ -64,6 +64,7 @@ impl Recovery for ReadOnly {
             declared_only: false,
             restores: false,
             alone: false,
+            adopts: true,
         }
     }
 

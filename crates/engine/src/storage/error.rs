@@ -535,9 +535,9 @@ pub enum CommitError {
     /// The store was opened read-only.
     #[error("the store was opened read-only: it takes no changes")]
     ReadOnly,
-    /// A store with the shadow policy has no undecided transactions. This one was aborted.
+    /// A store that tells changes apart by pages has no undecided transactions. This one was aborted.
     #[error(
-        "a store with the shadow policy cannot prepare a transaction: its pages hold either the old values or the new ones; use the redo or the undo policy"
+        "a store with the shadow policy, or that finds changes by page faults, cannot prepare a transaction: use another policy, and declare changes"
     )]
     NeverUndecided,
     /// No prepared transaction has that identifier.
@@ -546,7 +546,8 @@ pub enum CommitError {
     /// A prepared transaction's range is not within its segment.
     #[error(transparent)]
     Segment(#[from] SegmentError),
-    /// A prepared transaction's changes could not be brought to memory.
+    /// A prepared transaction's changes could not be brought to memory; or what a page held that was stored to
+    /// could not be kept ([`Tracking::Fault`](crate::Tracking::Fault)), and the transaction was aborted.
     #[error(transparent)]
     Range(#[from] RangeError),
 }

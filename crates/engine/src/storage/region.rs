@@ -14,7 +14,7 @@ use crate::storage::segment::SegmentState;
 use caliburn_log::SegmentId;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::simulated::unless;
-use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
+use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use caliburn_os::{simulated, span};
 use std::io;
 use std::ops::Range;
@@ -31,6 +31,9 @@ pub(crate) struct RegionState {
     pub base: usize,
     pub len: AtomicUsize,
     pub reservation: Reservation,
+    /// It is the segment, not a copy; as persistent memory.
+    pub shared: AtomicBool,
+    pub synced: AtomicBool,
     /// Its memory was not read from the segment, and does not show it when private copies are dropped.
     pub unread: bool,
 }
@@ -112,6 +115,8 @@ impl RegionState {
             // SAFETY: the part was just mapped and is whole pages.
             unsafe { map::advise_huge(start, len) };
         }
+        self.shared.store(true, Ordering::Relaxed);
+        self.synced.store(sync, Ordering::Relaxed);
         simulated::mapped(medium.descriptor(), start, len, at);
         self.advise(storage, &part)
     }

@@ -4,7 +4,7 @@
 //! A page is opened by the first range that a transaction declares in it, and closed when the last such
 //! transaction has ended. With keys, a region is, and that is each thread's own affair.
 
-use super::{Tracking, Wanted};
+use super::{Tracker, Wanted};
 use crate::storage::Storage;
 use crate::storage::error::{MapError, RangeError};
 use crate::storage::region::RegionState;
@@ -58,7 +58,7 @@ pub(super) struct Guards {
     regions: Mutex<BTreeMap<usize, Arc<RegionGuard>>>,
 }
 
-pub(super) fn begin(wanted: &Wanted, _: &Arc<Storage>, _: &Arc<Sets>) -> Option<Box<dyn Tracking>> {
+pub(super) fn begin(wanted: &Wanted, _: &Arc<Storage>, _: &Arc<Sets>) -> Option<Box<dyn Tracker>> {
     let kind = wanted.guard.kind()?;
     Some(Box::new(Guards { kind, regions: Mutex::default() }))
 }
@@ -104,7 +104,7 @@ impl Guards {
     }
 }
 
-impl Tracking for Guards {
+impl Tracker for Guards {
     fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError> {
         let make = || {
             let state = Mutex::default();

@@ -3,6 +3,7 @@
 //!
 //! Every way sees every transaction: [`Tracked`] calls one after the other.
 
+pub(crate) mod fault;
 pub(crate) mod guard;
 pub(crate) mod verify;
 
@@ -15,8 +16,28 @@ use std::ops::Range;
 use std::sync::Arc;
 use verify::Undeclared;
 
+/// How changes are found: [`Options::tracking`](crate::Options::tracking).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Tracking {
+    /// The program declares them before it makes them ([`Transaction::set_range`](crate::Transaction::set_range)).
+    #[default]
+    Declared,
+    /// By page faults: a program just stores, while a transaction is open, and the first store to each page waits
+    /// until what the page holds is kept. With the redo policy whole pages are logged then, and truncation goes by
+    /// the log alone ([`Options::declared_only`](crate::Options::declared_only)). One transaction at a time is
+    /// open, and stores of all threads are its; while one of its methods runs no other thread stores. What system
+    /// calls store (`read` into a region) fails with EFAULT on pages that are not open: the program declares such
+    /// ranges before. Ranges can be declared as well, which keeps their pages together. Transactions can neither
+    /// be prepared nor have branches.
+    Fault,
+}
+
+/// Saves what bytes of a region hold, as the policy does.
+pub(crate) type Save<'a> = &'a dyn Fn(&WriteSet<'_>, &RegionState, usize, usize) -> Result<(), RangeError>;
+
 /// A way of tracking at work in an open store. It knows storage and write sets, and no policy.
-pub(crate) trait Tracking: Send + Sync {
+pub(crate) trait Tracker: Send + Sync {
     /// Part of a region, to its end, was mapped; nobody can declare bytes there yet.
     fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError>;
 
@@ -32,8 +53,35 @@ pub(crate) trait Tracking: Send + Sync {
         Ok(())
     }
 
-    /// A transaction is about to commit. Whatever a way has found by itself must be declared now.
-    fn committing(&self, _set: &WriteSet<'_>) {}
+    /// Whether it catches stores that nobody declared.
+    fn catches(&self) -> bool {
+        false
+    }
+
+    /// A transaction has begun, the only one that is open: where stores are caught.
+    fn begun(&self, _set: &WriteSet<'_>) {}
+
+    /// Has `len` bytes at `offset` saved by `save`, and what it needs beside them. None: they are to be saved as
+    /// they are.
+    fn declares(
+        &self,
+        _set: &WriteSet<'_>,
+        _region: &RegionState,
+        (_offset, _len): (usize, usize),
+        _save: Save<'_>,
+    ) -> Option<Result<(), RangeError>> {
+        None
+    }
+
+    /// The life of the thread that serves who stores, until it is stopped.
+    fn catch(&self, _save: Save<'_>) {}
+    fn stop(&self) {}
+
+    /// A transaction is about to commit. Whatever a way has found by itself must be declared now. An error: it
+    /// cannot be committed.
+    fn committing(&self, _set: &WriteSet<'_>) -> Result<(), RangeError> {
+        Ok(())
+    }
 
     /// What a branch has declared is its parent's now.
     fn adopted(&self, _set: &WriteSet<'_>, _branch: &WriteSet<'_>) {}
@@ -58,7 +106,7 @@ pub(crate) trait Tracking: Send + Sync {
         Vec::new()
     }
 
-    /// Whether [`Tracking::undeclared`] finds such stores.
+    /// Whether [`Tracker::undeclared`] finds such stores.
     fn verifies(&self) -> bool {
         false
     }
@@ -69,19 +117,21 @@ pub(crate) trait Tracking: Send + Sync {
 pub(crate) struct Wanted {
     pub guard: Guard,
     pub verify: bool,
+    /// Stores are caught.
+    pub faults: bool,
 }
 
 /// Begins a way of tracking, if it is wanted.
-type Begin = fn(&Wanted, &Arc<Storage>, &Arc<Sets>) -> Option<Box<dyn Tracking>>;
+type Begin = fn(&Wanted, &Arc<Storage>, &Arc<Sets>) -> Option<Box<dyn Tracker>>;
 
 /// All ways, in the order in which they are called: the verifier reads memory that the guard then keeps others
 /// from.
-const WAYS: &[Begin] = &[verify::begin, guard::begin];
+const WAYS: &[Begin] = &[verify::begin, guard::begin, fault::begin];
 
 impl Wanted {
     /// Whether anything must see each declaration.
     pub fn any(&self) -> bool {
-        self.verify || self.guard != Guard::Off
+        self.verify || self.faults || self.guard != Guard::Off
     }
 
     /// Whether regions get a protection key.
@@ -91,7 +141,7 @@ impl Wanted {
 }
 
 /// What tracks the changes of an open store.
-pub(crate) struct Tracked(Vec<Box<dyn Tracking>>);
+pub(crate) struct Tracked(Vec<Box<dyn Tracker>>);
 
 impl Tracked {
     pub fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -> Tracked {
@@ -99,18 +149,18 @@ impl Tracked {
     }
 
     /// Calls one way after the other, until one refuses.
-    pub fn each<E>(&self, mut call: impl FnMut(&dyn Tracking) -> Result<(), E>) -> Result<(), E> {
+    pub fn each<E>(&self, mut call: impl FnMut(&dyn Tracker) -> Result<(), E>) -> Result<(), E> {
         self.0.iter().try_for_each(|way| call(&**way))
     }
 
     /// The same, where none can refuse.
-    pub fn all(&self, mut call: impl FnMut(&dyn Tracking)) {
+    pub fn all(&self, mut call: impl FnMut(&dyn Tracker)) {
         self.0.iter().for_each(|way| call(&**way));
     }
 
     /// Ends a transaction within what every way does around it.
     pub fn ending(&self, set: &WriteSet<'_>, end: &mut dyn FnMut()) {
-        fn within(ways: &[Box<dyn Tracking>], set: &WriteSet<'_>, end: &mut dyn FnMut()) {
+        fn within(ways: &[Box<dyn Tracker>], set: &WriteSet<'_>, end: &mut dyn FnMut()) {
             match ways {
                 [] => end(),
                 [way, others @ ..] => way.ending(set, &mut || within(others, set, end)),
@@ -121,13 +171,29 @@ impl Tracked {
 
     /// Undoes declarations within what every way does around it.
     pub fn shortening(&self, shorten: &mut dyn FnMut()) {
-        fn within(ways: &[Box<dyn Tracking>], shorten: &mut dyn FnMut()) {
+        fn within(ways: &[Box<dyn Tracker>], shorten: &mut dyn FnMut()) {
             match ways {
                 [] => shorten(),
                 [way, others @ ..] => way.shortening(&mut || within(others, shorten)),
             }
         }
         within(&self.0, shorten);
+    }
+
+    /// Saves what is declared, as a way wants it done, or as it is.
+    pub fn declare(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        (offset, len): (usize, usize),
+        save: Save<'_>,
+    ) -> Result<(), RangeError> {
+        let done = self.0.iter().find_map(|way| way.declares(set, region, (offset, len), save));
+        done.unwrap_or_else(|| save(set, region, offset, len))
+    }
+
+    pub fn catches(&self) -> bool {
+        self.0.iter().any(|way| way.catches())
     }
 
     pub fn undeclared(&self) -> Vec<Undeclared> {

@@ -5,9 +5,9 @@
 //! It keeps a shadow of every region, what its memory must be but for open transactions, and compares at every
 //! commit. For tests and debugging: it doubles the memory, and a commit reads every region.
 
-use super::{Tracking, Wanted};
+use super::{Tracker, Wanted};
 use crate::storage::Storage;
-use crate::storage::error::MapError;
+use crate::storage::error::{MapError, RangeError};
 use crate::storage::region::RegionState;
 use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Sets, WriteSet};
@@ -54,14 +54,12 @@ type Shadows = BTreeMap<usize, Vec<u8>>;
 /// How much is compared at a time.
 const STEP: usize = 64 << 10;
 
-pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -> Option<Box<dyn Tracking>> {
+pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -> Option<Box<dyn Tracker>> {
     let (storage, sets) = (storage.clone(), sets.clone());
-    wanted
-        .verify
-        .then(|| Box::new(Verifier { storage, sets, shadows: Mutex::default() }) as Box<dyn Tracking>)
+    wanted.verify.then(|| Box::new(Verifier { storage, sets, shadows: Mutex::default() }) as Box<dyn Tracker>)
 }
 
-impl Tracking for Verifier {
+impl Tracker for Verifier {
     /// Takes the part for what it must be, before anybody can declare bytes there.
     fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError> {
         let mut shadows = self.lock();
@@ -73,12 +71,13 @@ impl Tracking for Verifier {
 
     /// # Panics
     /// When something was stored that nobody declared.
-    fn committing(&self, _: &WriteSet<'_>) {
+    fn committing(&self, _: &WriteSet<'_>) -> Result<(), RangeError> {
         let found = self.undeclared();
         if let Some(first) = found.first() {
             let more = found.len() - 1;
             panic!("{first}{}", if more > 0 { format!("; and {more} more like it") } else { String::new() });
         }
+        Ok(())
     }
 
     /// Takes what the transaction declared for what it must be: it is committed, or undone. Until it has ended

@@ -25,6 +25,8 @@ pub(crate) struct Terms {
     pub restores: bool,
     /// One transaction at a time is open.
     pub alone: bool,
+    /// Segments may be files that are nothing but data.
+    pub adopts: bool,
 }
 
 /// A place in a run: what was declared up to there.

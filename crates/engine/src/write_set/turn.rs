@@ -3,18 +3,47 @@
 
 use caliburn_os::event::Event;
 use caliburn_os::sync::{Mutex, MutexGuard};
-use std::thread::ThreadId;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whose turn it is.
+/// A number that no other thread ever has.
+fn this_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    caliburn_os::sync::thread_local! {
+        static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.with(|number| *number)
+}
+
+/// Whose turn it is. Who comes first is first.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
-    /// The thread that began the transaction which is open.
-    holder: Mutex<Option<ThreadId>>,
+    state: Mutex<State>,
     given: Event,
 }
 
-/// The turn of somebody who is no transaction; given back when dropped.
+#[derive(Debug, Default)]
+struct State {
+    /// The thread that began the transaction which is open.
+    holder: Option<u64>,
+    /// Numbers of those who wait: of the next one to come, and of the one whose turn comes next.
+    next: u64,
+    serving: u64,
+    /// Those who want that no transaction is open.
+    wanted: u32,
+}
+
+/// Somebody waits until no transaction is open: none begins.
+pub(crate) struct Wanted<'t>(&'t Turn);
+
+/// No transaction is open, as long as this is kept.
 pub(crate) struct Held<'t>(&'t Turn);
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.lock().wanted -= 1;
+        self.0.given.signal();
+    }
+}
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
@@ -22,21 +51,40 @@ impl Drop for Held<'_> {
     }
 }
 
+impl<'t> Wanted<'t> {
+    /// Has transactions wait, if none is open; they wait no more for this.
+    pub fn try_take(&self) -> Option<Held<'t>> {
+        let mut state = self.0.lock();
+        if state.holder.is_some() {
+            return None;
+        }
+        state.holder = Some(this_thread());
+        Some(Held(self.0))
+    }
+}
+
 impl Turn {
-    fn lock(&self) -> MutexGuard<'_, Option<ThreadId>> {
-        self.holder.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Waits for the turn, and takes it. False if this thread took it last, and would wait for itself.
     pub fn take(&self) -> bool {
-        let own = std::thread::current().id();
+        let own = Some(this_thread());
+        let number = {
+            let mut state = self.lock();
+            if state.holder == own {
+                return false;
+            }
+            state.next += 1;
+            state.next - 1
+        };
         loop {
             let seen = self.given.count();
-            match &mut *self.lock() {
-                Some(thread) if *thread == own => return false,
-                Some(_) => {}
-                free => {
-                    *free = Some(own);
+            {
+                let mut state = self.lock();
+                if state.holder.is_none() && state.serving == number && state.wanted == 0 {
+                    (state.holder, state.serving) = (own, number + 1);
                     return true;
                 }
             }
@@ -44,19 +92,15 @@ impl Turn {
         }
     }
 
-    /// Takes it if nobody has it.
-    pub fn try_take(&self) -> Option<Held<'_>> {
-        let mut holder = self.lock();
-        if holder.is_some() {
-            return None;
-        }
-        *holder = Some(std::thread::current().id());
-        Some(Held(self))
+    /// Says that no transaction is to begin.
+    pub fn want(&self) -> Wanted<'_> {
+        self.lock().wanted += 1;
+        Wanted(self)
     }
 
     /// It is the next one's.
     pub fn give(&self) {
-        *self.lock() = None;
+        self.lock().holder = None;
         self.given.signal();
     }
 }

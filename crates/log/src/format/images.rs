@@ -66,8 +66,9 @@ pub struct ImagePlace {
     pub segment: U32,
     /// Checksum of the image.
     pub crc: U32,
-    /// Number of the page in the segment's data.
-    pub page: U64,
+    /// Number of the page in the segment's data, times 8192, and the bytes of the image that count: fewer than all
+    /// where a file that was adopted ends within the page.
+    pub page_and_len: U64,
 }
 
 const _: () = {

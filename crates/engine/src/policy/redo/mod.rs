@@ -247,6 +247,7 @@ impl Recovery for Redo {
             declared_only,
             restores: false,
             alone: false,
+            adopts: true,
         }
     }
 

@@ -10,6 +10,7 @@ use crate::storage::error::OpenError;
 use crate::storage::progress::Watch;
 use crate::storage::settings::Settings;
 use caliburn_log::images::{self, CLEAN};
+use std::cell::RefCell;
 use std::io::Write;
 use std::path::Path;
 
@@ -39,7 +40,14 @@ impl Shadow {
         watch: &Watch,
         target: &mut dyn Write,
     ) -> Result<Dumped, BackupError> {
-        segments::dump_open(&self.storage, how, watch, target, || self.sets.turn.try_take())
+        let wanted = RefCell::new(Some(self.sets.turn.want()));
+        segments::dump_open(&self.storage, how, watch, target, || {
+            let held = wanted.borrow().as_ref().and_then(|wanted| wanted.try_take());
+            if held.is_some() {
+                wanted.take();
+            }
+            held
+        })
     }
 }
 

@@ -142,6 +142,7 @@ impl Recovery for Shadow {
             declared_only: false,
             restores: true,
             alone: true,
+            adopts: true,
         }
     }
 
@@ -167,7 +168,10 @@ impl Recovery for Shadow {
         images.log.make_room(missing.len() as u64)?;
         let done = images.log.append(&missing, |i, image| {
             let at = (missing[i].number * IMAGE as u64 - region.start) as usize;
-            parts::copy(region, at, image);
+            // The last page of a file that was adopted may be cut off.
+            let len = IMAGE.min(region.len() - at);
+            parts::copy(region, at, &mut image[..len]);
+            len
         });
         done.inspect_err(|error| drop(self.storage.fail(error.clone())))?;
         images.pages.insert(region.id, pages);

@@ -92,13 +92,16 @@ pub(super) fn of_media(error: PutError, log: &ImageLog) -> MediaError {
     }
 }
 
+/// Where so many bytes of a page are in its segment, which must have them.
+fn offset_of(segment: &SegmentState, page: Page, len: usize) -> Result<u64, PutError> {
+    let offset = page.number.checked_mul(IMAGE as u64);
+    let has = |at: &u64| at.checked_add(len as u64).is_some_and(|end| end <= segment.len());
+    offset.filter(has).ok_or(PutError::Stray(page))
+}
+
 /// Writes an image to its segment.
 pub(super) fn put_image(segment: &SegmentState, page: Page, image: &[u8]) -> Result<(), PutError> {
-    let offset = page.number.checked_mul(IMAGE as u64).filter(|at| *at < segment.len());
-    let offset = offset.ok_or(PutError::Stray(page))?;
-    // The last page of a segment may be cut off.
-    let len = image.len().min((segment.len() - offset) as usize);
-    segment.write_part(offset, &image[..len]).map_err(PutError::Media)
+    segment.write_part(offset_of(segment, page, image.len())?, image).map_err(PutError::Media)
 }
 
 /// The images of a store that is not open, each verified and of a page that there is: `each` is called with them.
@@ -117,12 +120,13 @@ fn each_sound(
     let done = watch.reading(Phase::ReadLog, log, total, |log| {
         images::each_image(log, &store, generation, |page, found| {
             let segment = by_id.get(&page.segment).ok_or(PutError::Stray(page))?;
-            let offset = page.number.checked_mul(IMAGE as u64).filter(|at| *at < segment.len());
-            let offset = offset.ok_or(PutError::Stray(page))?;
             match found {
-                Found::Image(image) => each(segment, page, image).map(|()| true),
-                Found::Torn(crc) => {
-                    let mut there = vec![0; IMAGE];
+                Found::Image(image) => {
+                    offset_of(segment, page, image.len())?;
+                    each(segment, page, image).map(|()| true)
+                }
+                Found::Torn(len, crc) => {
+                    let (offset, mut there) = (offset_of(segment, page, len)?, vec![0; len]);
                     segment.read(offset, &mut there).map_err(PutError::Media)?;
                     Ok(images::checksum(&there) == crc)
                 }

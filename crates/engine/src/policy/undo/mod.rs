@@ -149,6 +149,7 @@ impl Recovery for Undo {
             declared_only: false,
             restores: false,
             alone: false,
+            adopts: false,
         }
     }
 

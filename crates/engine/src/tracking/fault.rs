@@ -1,0 +1,381 @@
+//! Changes that are found by page faults (McNamee, section 5.2; Vista, section 4). Regions are protected. The
+//! first store of a transaction to a page is caught, and waits until what the page holds is kept; then the page is
+//! opened, until the transaction ends.
+//!
+//! ```text
+//!   store - fault - the thread of the store: save the page and what lies close - open them - the store goes on
+//!   set_range:      save the pages - open them
+//!   end:            protect again what was opened
+//! ```
+//!
+//! One transaction at a time is open: whoever stores, stores for it. Without one, and in a forked child, the store
+//! ends the process, as a wild one. System calls that store to a page which is not open fail with EFAULT: who
+//! calls one declares the range before.
+
+use super::{Save, Tracker, Wanted};
+use crate::storage::Storage;
+use crate::storage::error::{MapError, RangeError};
+use crate::storage::region::RegionState;
+use crate::write_set::{Sets, WriteSet};
+use caliburn_log::media_error::MediaError;
+use caliburn_os::faults::{Caught, Desk};
+use caliburn_os::guard::{self, Named};
+use caliburn_os::simulated::{planted, unless};
+use caliburn_os::sync::atomic::Ordering;
+use caliburn_os::sync::{Mutex, MutexGuard};
+use caliburn_os::{mappings, page_size, span};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most pages that one fault opens, as long as there are mappings enough: what one force of the policy brings.
+const RUN_MAX: usize = 120;
+
+/// Pages so close to one that is open are worth saving with others: decision 036.
+const NEAR: usize = 8;
+
+/// Catches the stores to a store's regions.
+pub(super) struct Faults {
+    storage: Arc<Storage>,
+    sets: Arc<Sets>,
+    desk: &'static Desk,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The slot of the transaction that is open.
+    current: Option<usize>,
+    /// By their addresses.
+    regions: BTreeMap<usize, Watched>,
+    /// Pages that one fault opens at least, in stretches of as many: more than one when mappings run out.
+    grain: usize,
+    /// How many pages the last fault opened.
+    last: usize,
+    /// Why the transaction that is open cannot be committed.
+    doomed: Option<RangeError>,
+}
+
+/// A region whose stores are caught.
+struct Watched {
+    region: Arc<RegionState>,
+    /// Bytes that are protected but for what is open.
+    len: usize,
+    /// Pages that can be stored to: runs, the end of each by its beginning. No two adjoin.
+    open: BTreeMap<usize, usize>,
+    /// Pages of which what they held could not be kept.
+    lost: Vec<Lost>,
+    caught: Caught,
+    named: Option<Named>,
+}
+
+/// A page that was stored to though what it held could not be kept as it should be.
+struct Lost {
+    page: usize,
+    /// What it held, where memory is the process's own. None: it is a copy of the segment's, made for the
+    /// transaction.
+    held: Option<Vec<u8>>,
+}
+
+pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -> Option<Box<dyn Tracker>> {
+    let made = || -> Box<dyn Tracker> {
+        let (storage, sets, state) = (storage.clone(), sets.clone(), Mutex::default());
+        Box::new(Faults { storage, sets, desk: Desk::new(), state })
+    };
+    (wanted.faults && !storage.is_read_only()).then(made)
+}
+
+impl Tracker for Faults {
+    fn catches(&self) -> bool {
+        true
+    }
+
+    fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError> {
+        let mut state = self.lock();
+        self.watch(&mut state, region, part.clone()).map_err(|source| {
+            if part.start == 0 {
+                // There is no such region.
+                state.regions.remove(&region.base);
+            }
+            MapError::Io { segment: region.segment.name.clone(), len: part.len() as u64, source }
+        })
+    }
+
+    fn begun(&self, set: &WriteSet<'_>) {
+        if !planted("replaced-handler-not-noticed") && guard::come_first() {
+            tracing::warn!(
+                "another handler of SIGSEGV had been put before Caliburn's, and comes after it now"
+            );
+        }
+        let mut state = self.lock();
+        (state.current, state.last, state.doomed) = (Some(set.number()), 1, None);
+    }
+
+    fn declares(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        (offset, len): (usize, usize),
+        save: Save<'_>,
+    ) -> Option<Result<(), RangeError>> {
+        let mut state = self.lock();
+        let page = page_size();
+        let pages = offset / page..(offset + len).div_ceil(page);
+        let watched =
+            state.regions.get_mut(&region.base).expect("a transaction keeps mapped what it declares");
+        Some(watched.open(pages, set, save))
+    }
+
+    fn committing(&self, _: &WriteSet<'_>) -> Result<(), RangeError> {
+        let doomed = self.lock().doomed.take().filter(|_| unless("lost-transaction-committed", true));
+        doomed.map_or(Ok(()), Err)
+    }
+
+    /// What was opened is protected before the next transaction begins.
+    fn ending(&self, _: &WriteSet<'_>, end: &mut dyn FnMut()) {
+        {
+            let mut state = self.lock();
+            state.current = None;
+            for watched in state.regions.values_mut() {
+                if let Err(source) = watched.close(&self.storage).and_then(|()| watched.protect_again()) {
+                    // A store that is not caught would be undone by nobody.
+                    let path = watched.region.segment.file.path().to_owned();
+                    self.storage.fail(MediaError::of_name("protect the memory of", path, source));
+                }
+            }
+        }
+        end();
+    }
+
+    fn unmapped(&self, region: &RegionState, left: bool) {
+        let watched = self.lock().regions.remove(&region.base);
+        if let Some(watched) = watched.filter(|_| left)
+            && let Err(error) = watched.set(0..watched.len.div_ceil(page_size()), true)
+        {
+            let segment = &region.segment.name;
+            tracing::warn!(%error, segment, "a region that was left stays protected");
+        }
+    }
+
+    fn catch(&self, save: Save<'_>) {
+        self.desk.serve(|address| self.serve(address, save));
+    }
+
+    fn stop(&self) {
+        self.desk.close();
+    }
+}
+
+impl Drop for Faults {
+    fn drop(&mut self) {
+        self.desk.give_back();
+    }
+}
+
+impl Faults {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Protects part of a region, to its end, and has its stores caught.
+    fn watch(&self, state: &mut State, region: &Arc<RegionState>, part: Range<usize>) -> io::Result<()> {
+        if part.start == 0 {
+            let too_many = || io::Error::other("the process has too many regions whose stores are caught");
+            let caught = Caught::new(region.base, part.end, self.desk).ok_or_else(too_many)?;
+            let (region, open, lost) = (region.clone(), BTreeMap::new(), Vec::new());
+            let base = region.base;
+            let watched = Watched { region, len: 0, open, lost, caught, named: None };
+            state.regions.insert(base, watched);
+        }
+        // SAFETY: the part was just mapped, and nobody may store to it before it is known.
+        unsafe { guard::protect(region.at(part.start), part.len(), false)? };
+        let watched = state.regions.get_mut(&region.base).expect("it was put there when it was mapped");
+        watched.caught.extend(part.end);
+        watched.len = part.end;
+        watched.named = None;
+        watched.named = Some(Named::new(region.base, part.end, region.start, &region.segment.name));
+        Ok(())
+    }
+
+    /// Lets a store to that address go on, if a transaction is open.
+    fn serve(&self, address: usize, save: Save<'_>) -> bool {
+        let mut state = self.lock();
+        let State { current, regions, grain, last, doomed } = &mut *state;
+        let Some(current) = *current else {
+            return false;
+        };
+        let Some((base, watched)) = regions.range_mut(..=address).next_back() else { return false };
+        if address - base >= watched.bytes_mapped() {
+            return false;
+        }
+        let page = (address - base) / page_size();
+        if watched.is_open(page) {
+            // Another thread stored there at the same time.
+            return true;
+        }
+        let set = self.sets.slots.resume(current);
+        *grain = watched.grain(*grain);
+        // Faults that are close together are served together: the more, the more of them there are.
+        let run = if watched.is_near(page) { (2 * *last).min(RUN_MAX) } else { (*last / 2).max(1) };
+        let pages = watched.around(page, run, *grain);
+        *last = run;
+        // What is too much for several may not be for one.
+        let done = watched.open(pages, &set, save).or_else(|_| watched.open(page..page + 1, &set, save));
+        let Err(error) = done else { return true };
+        tracing::error!(%error, "the transaction that is open cannot be committed");
+        doomed.get_or_insert(error);
+        watched.lose(page, &self.storage)
+    }
+}
+
+impl Watched {
+    fn is_open(&self, page: usize) -> bool {
+        self.open.range(..=page).next_back().is_some_and(|(_, end)| *end > page)
+    }
+
+    /// Whether a page close to this one is open.
+    fn is_near(&self, page: usize) -> bool {
+        let before = self.open.range(..=page).next_back().is_some_and(|(_, end)| end + NEAR > page);
+        before || self.open.range(page..).next().is_some_and(|(start, _)| page + NEAR >= *start)
+    }
+
+    /// A part that is just being mapped is protected before anybody may know of it.
+    fn bytes_mapped(&self) -> usize {
+        self.len.min(self.region.len())
+    }
+
+    fn pages(&self) -> usize {
+        self.bytes_mapped().div_ceil(page_size())
+    }
+
+    /// Pages that one fault is to open at least, in stretches of as many, so that no more mappings are made than the
+    /// program can spare.
+    fn grain(&self, now: usize) -> usize {
+        let most = mappings::allowed() / 4;
+        if self.open.len() < most.max(1) {
+            return now.max(1);
+        }
+        now.max((2 * self.pages() / most.max(1)).next_power_of_two())
+    }
+
+    /// What a fault is to open: a run of pages that are not open, or the stretch that the page lies in.
+    fn around(&self, page: usize, run: usize, grain: usize) -> Range<usize> {
+        let next = self.open.range(page..).next().map_or(self.pages(), |(start, _)| *start);
+        let end = (page + run).min(next);
+        let stretch = page / grain * grain..((page / grain + 1) * grain).min(self.pages());
+        stretch.start.min(page)..stretch.end.max(end)
+    }
+
+    /// Saves what pages hold, those that are not open, and opens them.
+    fn open(&mut self, pages: Range<usize>, set: &WriteSet<'_>, save: Save<'_>) -> Result<(), RangeError> {
+        let page = page_size();
+        let mut at = pages.start;
+        while at < pages.end {
+            if let Some((_, end)) = self.open.range(..=at).next_back().filter(|(_, end)| **end > at) {
+                at = *end;
+                continue;
+            }
+            let next = self.open.range(at..).next().map_or(pages.end, |(start, _)| (*start).min(pages.end));
+            let (from, to) = (at * page, (next * page).min(self.len));
+            let early = planted("opened-before-it-is-saved");
+            if early {
+                self.set(at..next, true).map_err(|source| self.refused(source))?;
+            }
+            if unless("found-pages-not-saved", true) {
+                save(set, &self.region, from, to - from)?;
+            }
+            if !early {
+                self.set(at..next, true).map_err(|source| self.refused(source))?;
+            }
+            self.note(at..next);
+            at = next;
+        }
+        Ok(())
+    }
+
+    fn refused(&self, source: io::Error) -> RangeError {
+        RangeError::Guard { segment: self.region.segment.name.clone(), source }
+    }
+
+    /// Pages are open: a run, joined with those that it adjoins.
+    fn note(&mut self, pages: Range<usize>) {
+        let Range { mut start, mut end } = pages;
+        if let Some((before, at)) = self.open.range(..start).next_back().filter(|(_, at)| **at == start) {
+            debug_assert!(*at == start);
+            start = *before;
+        }
+        if let Some(behind) = self.open.remove(&end) {
+            end = behind;
+        }
+        self.open.insert(start, end);
+    }
+
+    /// Lets pages be stored to, or not.
+    fn set(&self, pages: Range<usize>, write: bool) -> io::Result<()> {
+        let (start, end) = (pages.start * page_size(), (pages.end * page_size()).min(self.len));
+        if start >= end {
+            return Ok(());
+        }
+        // SAFETY: the pages are mapped; they are protected when no transaction is open.
+        unsafe { guard::protect(self.region.at(start), end - start, write) }
+    }
+
+    fn bytes(&self, page: usize) -> Range<usize> {
+        page * page_size()..((page + 1) * page_size()).min(self.len)
+    }
+
+    /// What a page holds could not be kept, and who stores to it waits. Where memory is the segment, the store
+    /// goes to a copy of the page, which goes when the transaction does, as it must; else what it holds is kept
+    /// here. False if that cannot be had either.
+    fn lose(&mut self, page: usize, storage: &Storage) -> bool {
+        let part = self.bytes(page);
+        let held = if self.region.shared.load(Ordering::Relaxed) {
+            if self.region.map_private(storage, part, None, true).is_err() {
+                return false;
+            }
+            None
+        } else {
+            let mut held = vec![0; part.len()];
+            // SAFETY: the page is mapped, and as long as it is protected nobody stores to it.
+            unsafe { span::copy(self.region.at(part.start), held.as_mut_ptr(), held.len()) };
+            if self.set(page..page + 1, true).is_err() {
+                return false;
+            }
+            Some(held)
+        };
+        self.lost.push(Lost { page, held });
+        if unless("lost-page-saved-again", true) {
+            self.note(page..page + 1);
+        }
+        true
+    }
+
+    /// The pages that were lost are as they were.
+    fn close(&mut self, storage: &Storage) -> io::Result<()> {
+        for Lost { page, held } in std::mem::take(&mut self.lost) {
+            let part = self.bytes(page);
+            match held {
+                // SAFETY: the page is mapped and open, and who stored to it does so no more.
+                Some(held) => unsafe { span::copy(held.as_ptr(), self.region.at(part.start), held.len()) },
+                None => {
+                    self.region.map_shared(storage, part, self.region.synced.load(Ordering::Relaxed))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Protects what is open. Many runs are protected in one: that takes no mappings, but gives some back.
+    fn protect_again(&mut self) -> io::Result<()> {
+        const MANY: usize = 64;
+        let open = std::mem::take(&mut self.open);
+        if planted("not-protected-again") {
+            return Ok(());
+        }
+        match open.len() {
+            ..=MANY => open.into_iter().try_for_each(|(start, end)| self.set(start..end, false)),
+            _ => self.set(0..self.pages(), false),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Stores to protected memory, caught (McNamee, section 5.2.2): the thread that stores waits in a signal handler
+//! until another one has done what must come first, and has let the page be stored to; then its store goes on.
+//!
+//! ```text
+//!   who stores:   fault - handler: leave the address on the desk - wait - store again
+//!   who serves:   wait for an address - save what the page holds, force, unprotect - say so
+//! ```
+//!
+//! The handler itself only reads and writes atomics and makes system calls, so that it does not matter what the
+//! thread was doing when it stored.
+
+use rustix::process::getpid;
+use rustix::thread::{futex, gettid};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+/// Where those who store and the one who serves them meet. Never freed, since a handler may be there, but used
+/// again.
+#[derive(Debug, Default)]
+pub struct Desk {
+    used: AtomicBool,
+    /// Whether somebody is being served: a lock, 2 if others wait.
+    taken: AtomicU32,
+    state: AtomicU32,
+    address: AtomicUsize,
+    /// The process of the server, and its thread.
+    process: AtomicU32,
+    thread: AtomicU32,
+}
+
+/// Values of [`Desk::state`].
+mod state {
+    /// Nobody has left anything.
+    pub const IDLE: u32 = 0;
+    /// An address was left.
+    pub const ASKED: u32 = 1;
+    /// The page can be stored to.
+    pub const OPENED: u32 = 2;
+    /// It must not be.
+    pub const REFUSED: u32 = 3;
+    /// Nobody serves any more.
+    pub const CLOSED: u32 = 4;
+}
+
+/// Sleeps until the word is not `seen` any more. Who is woken for another reason looks again.
+fn sleep(word: &AtomicU32, seen: u32) {
+    let _ = futex::wait(word, futex::Flags::PRIVATE, seen, None);
+}
+
+fn wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::PRIVATE, u32::MAX >> 1);
+}
+
+impl Desk {
+    /// One at which nobody serves yet: whoever stores waits.
+    pub fn new() -> &'static Desk {
+        static ALL: Mutex<Vec<&'static Desk>> = Mutex::new(Vec::new());
+        let mut all = ALL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let free = all.iter().find(|desk| !desk.used.swap(true, Ordering::SeqCst)).copied();
+        let desk = free.unwrap_or_else(|| {
+            let made: &'static Desk = Box::leak(Box::new(Desk { used: true.into(), ..Desk::default() }));
+            all.push(made);
+            made
+        });
+        desk.thread.store(0, Ordering::SeqCst);
+        desk.process.store(getpid().as_raw_nonzero().get() as u32, Ordering::SeqCst);
+        // Whoever waited for the last one who served has been refused, or asks the next one, who knows no such
+        // address.
+        desk.state.store(state::IDLE, Ordering::SeqCst);
+        desk
+    }
+
+    /// It may serve another store: nothing that is caught comes here any more.
+    pub fn give_back(&self) {
+        self.close();
+        self.used.store(false, Ordering::SeqCst);
+    }
+
+    /// Calls `open` with each address that is stored to, until the desk is closed: whether it can be stored to now.
+    pub fn serve(&self, mut open: impl FnMut(usize) -> bool) {
+        /// Who waits must not wait for a thread that has panicked.
+        struct Close<'d>(&'d Desk);
+        impl Drop for Close<'_> {
+            fn drop(&mut self) {
+                self.0.close();
+            }
+        }
+        let _close = Close(self);
+        self.thread.store(gettid().as_raw_nonzero().get() as u32, Ordering::SeqCst);
+        loop {
+            match self.state.load(Ordering::SeqCst) {
+                state::ASKED => {
+                    let opened = open(self.address.load(Ordering::SeqCst));
+                    let answer = if opened { state::OPENED } else { state::REFUSED };
+                    // It may have been closed meanwhile.
+                    let answered = (Ordering::SeqCst, Ordering::SeqCst);
+                    let _ = self.state.compare_exchange(state::ASKED, answer, answered.0, answered.1);
+                    wake(&self.state);
+                }
+                state::CLOSED => return,
+                seen => sleep(&self.state, seen),
+            }
+        }
+    }
+
+    /// Nobody serves any more: what is stored to is refused.
+    pub fn close(&self) {
+        self.state.store(state::CLOSED, Ordering::SeqCst);
+        wake(&self.state);
+    }
+
+    /// In a handler: has the page opened. False if it must not be stored to.
+    fn ask(&self, address: usize) -> bool {
+        let of_this = self.process.load(Ordering::SeqCst) == getpid().as_raw_nonzero().get() as u32;
+        // A child has no server, and a server that stores would wait for itself.
+        if !of_this || self.thread.load(Ordering::SeqCst) == gettid().as_raw_nonzero().get() as u32 {
+            return false;
+        }
+        let mut free = self.taken.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        while !free {
+            free = self.taken.swap(2, Ordering::SeqCst) == 0;
+            if !free {
+                sleep(&self.taken, 2);
+            }
+        }
+        self.address.store(address, Ordering::SeqCst);
+        let asked =
+            self.state.compare_exchange(state::IDLE, state::ASKED, Ordering::SeqCst, Ordering::SeqCst);
+        if asked.is_ok() {
+            wake(&self.state);
+        }
+        while self.state.load(Ordering::SeqCst) == state::ASKED {
+            sleep(&self.state, state::ASKED);
+        }
+        let opened = self.state.load(Ordering::SeqCst) == state::OPENED;
+        for answer in [state::OPENED, state::REFUSED] {
+            let _ = self.state.compare_exchange(answer, state::IDLE, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        if self.taken.swap(0, Ordering::SeqCst) == 2 {
+            wake(&self.taken);
+        }
+        opened
+    }
+}
+
+/// Stretches of memory whose stores can be caught, in a process.
+const KNOWN: usize = 1024;
+
+struct Known {
+    base: AtomicUsize,
+    len: AtomicUsize,
+    desk: AtomicPtr<Desk>,
+}
+
+static LIST: [Known; KNOWN] = [const {
+    Known { base: AtomicUsize::new(0), len: AtomicUsize::new(0), desk: AtomicPtr::new(std::ptr::null_mut()) }
+}; KNOWN];
+
+/// An address that nothing is mapped at: the entry is being filled.
+const FILLING: usize = 1;
+
+/// While it lives, stores to that stretch which its protection forbids are caught.
+#[derive(Debug)]
+pub struct Caught(usize);
+
+impl Caught {
+    /// Has stores to `len` bytes at `base` brought before a desk, by the handler that
+    /// [`Named`](crate::guard::Named) installs. None if there are too many such stretches.
+    pub fn new(base: usize, len: usize, desk: &'static Desk) -> Option<Caught> {
+        let free = |known: &Known| {
+            known.base.compare_exchange(0, FILLING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        let number = LIST.iter().position(free)?;
+        let known = &LIST[number];
+        known.len.store(len, Ordering::SeqCst);
+        known.desk.store(std::ptr::from_ref(desk).cast_mut(), Ordering::SeqCst);
+        known.base.store(base, Ordering::SeqCst);
+        Some(Caught(number))
+    }
+
+    /// The stretch is so long now.
+    pub fn extend(&self, len: usize) {
+        LIST[self.0].len.store(len, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Caught {
+    fn drop(&mut self) {
+        LIST[self.0].base.store(0, Ordering::SeqCst);
+    }
+}
+
+/// In a handler, for a store that a protection forbids: whether it can be made now. None if nobody wants to know.
+pub(crate) fn opened(address: usize) -> Option<bool> {
+    let known = LIST.iter().find(|known| {
+        let (base, len) = (known.base.load(Ordering::SeqCst), known.len.load(Ordering::SeqCst));
+        base > FILLING && address >= base && address - base < len
+    })?;
+    // SAFETY: a desk was put there before the base, and is never freed.
+    Some(unsafe { &*known.desk.load(Ordering::SeqCst) }.ask(address))
+}
