@@ -10,7 +10,7 @@
  * A segment is a file, mapped read-only but for the pages that a transaction has stored to (CALIBURN_FAULTS). With
  * CALIBURN_SHADOW and CALIBURN_REDO the file holds the data; with CALIBURN_UNDO it was their first version, and they live
  * in the directory FILE.caliburn. One transaction is open per segment; stores of all threads are its. A store outside of a
- * transaction ends the program as any wild store does.
+ * transaction ends the program as any wild store does. A file is whole sectors of 512 bytes, else it is refused (EINVAL).
  *
  * System calls cannot store to a page that the transaction has not stored to yet: they fail with EFAULT. */
 #ifndef RMS_H
@@ -18,6 +18,7 @@
 
 #include <caliburn.h>
 
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,33 +59,63 @@ static inline struct rms_segment *rms_find(const char *file)
     return NULL;
 }
 
-/* The segment of a file in its store. With the undo policy its content is loaded once; its last eight bytes say that it was,
-   in the same transaction. */
+/* Bytes of a file, which are whole sectors of 512: else -1, with errno EINVAL, since what is behind them could not be undone. */
+static inline long long rms_file_len(const char *file)
+{
+    struct stat about;
+    if (stat(file, &about) != 0)
+        return 0; /* whoever opens it says so */
+    if (about.st_size % 512 == 0)
+        return about.st_size;
+    errno = EINVAL;
+    return -1;
+}
+
+/* Whether a segment's last eight bytes say that the file was loaded. */
+static inline int rms_is_loaded(caliburn_region *region)
+{
+    uint64_t mark = 0;
+    if (region != NULL)
+        memcpy(&mark, (char *)caliburn_region_address(region) + caliburn_region_len(region) - sizeof mark, sizeof mark);
+    return mark == 1;
+}
+
+/* The segment of a file in its store. With the undo policy its content is loaded once; the segment's last eight bytes say
+   that it was, in the same transaction. */
 static inline int rms_segment_of(struct rms_segment *segment, const char *file, caliburn_segment **found)
 {
     static const uint64_t loaded = 1;
     caliburn_region *region = NULL;
     caliburn_tx tx = CALIBURN_TX_INITIALIZER;
-    struct stat about;
     if (caliburn_policy(segment->store) != CALIBURN_UNDO)
         return caliburn_segment_adopt(segment->store, file, found);
+    /* One that was loaded stays as long as it is, whatever becomes of the file. */
+    if (caliburn_segment_open(segment->store, "data", found) == CALIBURN_OK) {
+        int there = caliburn_map(*found, 0, 0, &region) == CALIBURN_OK && rms_is_loaded(region);
+        if (region != NULL)
+            caliburn_unmap(region);
+        if (there)
+            return CALIBURN_OK;
+        caliburn_segment_release(*found);
+        *found = NULL;
+        region = NULL;
+    }
     FILE *first = fopen(file, "r");
-    int code = first != NULL && fstat(fileno(first), &about) == 0 ? CALIBURN_OK : CALIBURN_IO;
-    size_t len = code == CALIBURN_OK ? (size_t)about.st_size : 0;
+    long long len = rms_file_len(file);
+    int code = first != NULL && len >= 0 ? CALIBURN_OK : CALIBURN_IO;
     if (code == CALIBURN_OK)
-        code = caliburn_segment_open_or_create(segment->store, "data", len + sizeof loaded, found);
+        code = caliburn_segment_open_or_create(segment->store, "data", (uint64_t)len + sizeof loaded, found);
     if (code == CALIBURN_OK)
         code = caliburn_map(*found, 0, 0, &region);
-    char *start = (char *)caliburn_region_address(region);
-    char *mark = start + caliburn_region_len(region) - sizeof loaded;
-    if (code == CALIBURN_OK && memcmp(mark, &loaded, sizeof loaded) != 0) {
+    if (code == CALIBURN_OK) {
+        char *start = (char *)caliburn_region_address(region);
         code = caliburn_begin(segment->store, CALIBURN_RESTORE, &tx);
-        if (code == CALIBURN_OK)
-            code = caliburn_set_range(&tx, start, len);
-        if (code == CALIBURN_OK && fread(start, 1, len, first) != len)
+        if (code == CALIBURN_OK && len > 0)
+            code = caliburn_set_range(&tx, start, (size_t)len);
+        if (code == CALIBURN_OK && fread(start, 1, (size_t)len, first) != (size_t)len)
             code = CALIBURN_IO;
         if (code == CALIBURN_OK)
-            code = caliburn_write(&tx, mark, &loaded, sizeof loaded);
+            code = caliburn_write(&tx, start + caliburn_region_len(region) - sizeof loaded, &loaded, sizeof loaded);
         if (code == CALIBURN_OK)
             code = caliburn_commit(&tx, CALIBURN_PROCESS);
         else
@@ -105,6 +136,8 @@ static inline void *mmap_shadow(const char *file, size_t length, const char *log
                                 caliburn_store **store, caliburn_region **region)
 {
     caliburn_segment *found = NULL;
+    if (rms_file_len(file) < 0)
+        return NULL;
     caliburn_options *options = caliburn_options_new();
     caliburn_options_set(options, CALIBURN_CREATE, 1);
     caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, CALIBURN_SHADOW);
@@ -131,6 +164,8 @@ static inline void *mmap_shadow(const char *file, size_t length, const char *log
 static inline int rms_map(struct rms_segment *segment, const char *file, const char *directory)
 {
     caliburn_segment *found = NULL;
+    if (rms_file_len(file) < 0)
+        return CALIBURN_INVALID;
     caliburn_options *options = caliburn_options_new();
     caliburn_options_set(options, CALIBURN_CREATE, 1);
     caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, (uint64_t)rms_policy);

@@ -247,9 +247,9 @@ pub fn come_first() -> bool {
 }
 
 thread_local! {
-    /// Where on this thread's stack a call of ours is that called another's handler, which may call ours: further
-    /// down the same stack. It may have left without returning.
-    static HANDED_ON: Cell<usize> = const { Cell::new(0) };
+    /// What a call of ours was about that called another's handler, which may call ours, about the same; and where
+    /// on the stack it is: further up. It may have left without returning.
+    static HANDED_ON: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -261,7 +261,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
         libc::SIGBUS => (false, code == libc::BUS_ADRERR),
         _ => (code == ACCESS || code == KEY, false),
     };
-    if stored && is_store(context) && faults::opened(address) == Some(true) {
+    if signal == libc::SIGSEGV && code == ACCESS && is_store(context) && faults::opened(address) == Some(true)
+    {
         return;
     }
     if stored || gone {
@@ -279,12 +280,12 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     let later = LATER[number].load(Ordering::SeqCst);
     // SAFETY: it was put there whole, and is never freed.
     let later = unsafe { later.as_ref() };
-    const NEAR: usize = 16 << 10;
-    let (here, above) = ((&raw const later).addr(), HANDED_ON.get());
-    let nested = here < above && above - here < NEAR;
-    HANDED_ON.set(if nested { 0 } else { here });
+    let (here, about) = ((&raw const later).addr(), context.addr());
+    let (before_this, above) = HANDED_ON.get();
+    let nested = about == before_this && here < above;
+    HANDED_ON.set(if nested { (0, 0) } else { (about, here) });
     hand_on(later.filter(|_| !nested).unwrap_or(&before[number]), signal, info, context);
-    HANDED_ON.set(0);
+    HANDED_ON.set((0, 0));
 }
 
 /// Whether the fault is that of a store, as far as the processor tells: not a jump to what is no code.

@@ -300,7 +300,8 @@ impl Shared {
     }
 
     fn check_undeclared(&self, region: &RegionState) -> Result<(), MapError> {
-        let transactions = self.sets.slots.touching(region.id, region.start..region.end()).len();
+        let touching = self.sets.slots.touching(region.id, region.start..region.end()).len();
+        let transactions = touching.max(usize::from(self.policy.touches(region)));
         if transactions > 0 {
             return Err(MapError::Uncommitted { segment: region.segment.name.clone(), transactions });
         }

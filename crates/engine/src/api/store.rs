@@ -33,7 +33,7 @@ pub enum BeginError {
     /// The store was opened read-only.
     #[error("the store was opened read-only: it takes no changes")]
     ReadOnly,
-    /// One transaction at a time is open, and this thread began the one that is.
+    /// One transaction at a time is open, and this thread began the one that is, whoever has it now.
     #[error(
         "the store has one transaction at a time, since its changes are told apart by pages, and this thread has begun the one that is open: end that first"
     )]
@@ -214,6 +214,10 @@ impl Store {
         if let Some(state) = open {
             let len = state.external_len()?;
             if len > state.len() {
+                if !shared.terms.private {
+                    let fail = |source| SegmentError::Io { action: "allocate", path: path.clone(), source };
+                    state.file.medium().and_then(|medium| medium.fill_holes()).map_err(fail)?;
+                }
                 // What the catalog says of the file must outlive what the file was told.
                 if !planted("adopted-growth-not-forced") {
                     state.sync()?;
@@ -281,8 +285,8 @@ impl Store {
     /// Waits while private pages exceed the memory budget and truncation is giving them back; with the shadow
     /// policy, while another transaction is open.
     ///
-    /// # Errors
-    /// When the store has failed or was opened read-only; [`BeginError::Open`] where it would wait for itself.
+    /// # Errors When the store has failed or was opened read-only; [`BeginError::Open`] where it would wait for
+    /// itself: a thread that was handed a transaction which another has begun, and begins one, waits for ever.
     #[inline]
     pub fn begin(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
         if self.shared.storage.gate.load(Ordering::Relaxed) != 0 {

@@ -42,6 +42,10 @@ pub(crate) trait Recovery: Any + Send + Sync {
 
     /// Maps part of a region, to its end, as transactions are to see it. The part was never mapped.
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()>;
+    /// Whether a transaction that is open has changed something of a region, beyond what its write set says.
+    fn touches(&self, _region: &RegionState) -> bool {
+        false
+    }
     /// A region is about to be unmapped: its segment is up to date when this returns.
     fn unmapping(&self, _region: &RegionState) -> Result<(), Failure> {
         Ok(())

@@ -21,7 +21,7 @@ use caliburn_log::media_error::MediaError;
 use caliburn_os::faults::{Caught, Desk};
 use caliburn_os::guard::{self, Named};
 use caliburn_os::simulated::{planted, unless};
-use caliburn_os::sync::atomic::Ordering;
+use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use caliburn_os::{mappings, page_size, span};
 use std::collections::BTreeMap;
@@ -31,6 +31,9 @@ use std::sync::Arc;
 
 /// Most pages that one fault opens, as long as there are mappings enough: what one force of the policy brings.
 const RUN_MAX: usize = 120;
+
+/// Runs of pages that are open, in all regions of the process.
+static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 /// Pages so close to one that is open are worth saving with others: decision 036.
 const NEAR: usize = 8;
@@ -49,8 +52,6 @@ struct State {
     current: Option<usize>,
     /// By their addresses.
     regions: BTreeMap<usize, Watched>,
-    /// Pages that one fault opens at least, in stretches of as many: more than one when mappings run out.
-    grain: usize,
     /// How many pages the last fault opened.
     last: usize,
     /// Why the transaction that is open cannot be committed.
@@ -70,10 +71,10 @@ struct Watched {
     named: Option<Named>,
 }
 
-/// A page that was stored to though what it held could not be kept as it should be.
+/// Pages that were stored to though what they held could not be kept as it should be.
 struct Lost {
-    page: usize,
-    /// What it held, where memory is the process's own. None: it is a copy of the segment's, made for the
+    pages: Range<usize>,
+    /// What they held, where memory is the process's own. None: they are copies of the segment's, made for the
     /// transaction.
     held: Option<Vec<u8>>,
 }
@@ -150,6 +151,7 @@ impl Tracker for Faults {
 
     fn unmapped(&self, region: &RegionState, left: bool) {
         let watched = self.lock().regions.remove(&region.base);
+        RUNS.fetch_sub(watched.as_ref().map_or(0, |watched| watched.open.len()), Ordering::Relaxed);
         if let Some(watched) = watched.filter(|_| left)
             && let Err(error) = watched.set(0..watched.len.div_ceil(page_size()), true)
         {
@@ -201,7 +203,7 @@ impl Faults {
     /// Lets a store to that address go on, if a transaction is open.
     fn serve(&self, address: usize, save: Save<'_>) -> bool {
         let mut state = self.lock();
-        let State { current, regions, grain, last, doomed } = &mut *state;
+        let State { current, regions, last, doomed } = &mut *state;
         let Some(current) = *current else {
             return false;
         };
@@ -215,17 +217,17 @@ impl Faults {
             return true;
         }
         let set = self.sets.slots.resume(current);
-        *grain = watched.grain(*grain);
+        let grain = watched.grain();
         // Faults that are close together are served together: the more, the more of them there are.
         let run = if watched.is_near(page) { (2 * *last).min(RUN_MAX) } else { (*last / 2).max(1) };
-        let pages = watched.around(page, run, *grain);
+        let pages = watched.around(page, run, grain);
         *last = run;
         // What is too much for several may not be for one.
         let done = watched.open(pages, &set, save).or_else(|_| watched.open(page..page + 1, &set, save));
         let Err(error) = done else { return true };
         tracing::error!(%error, "the transaction that is open cannot be committed");
         doomed.get_or_insert(error);
-        watched.lose(page, &self.storage)
+        watched.lose(page, grain, &self.storage)
     }
 }
 
@@ -249,20 +251,28 @@ impl Watched {
         self.bytes_mapped().div_ceil(page_size())
     }
 
-    /// Pages that one fault is to open at least, in stretches of as many, so that no more mappings are made than the
-    /// program can spare.
-    fn grain(&self, now: usize) -> usize {
-        let most = mappings::allowed() / 4;
-        if self.open.len() < most.max(1) {
-            return now.max(1);
+    /// Pages that one fault is to open at least, in stretches of as many: the more, the more runs the process has
+    /// open, each of which takes two mappings; in the end all of the region. So the program is left a third of
+    /// what it may have.
+    fn grain(&self) -> usize {
+        const STEPS: usize = 8;
+        let most = (mappings::allowed() / 6).max(STEPS);
+        let over = RUNS.load(Ordering::Relaxed).saturating_sub(most);
+        match over / (most / STEPS) {
+            0 if over == 0 => 1,
+            step if step < STEPS => 16 << step,
+            _ => self.pages().max(1),
         }
-        now.max((2 * self.pages() / most.max(1)).next_power_of_two())
+    }
+
+    /// The first page that is open behind one that is not; their number if there is none.
+    fn next_open(&self, page: usize) -> usize {
+        self.open.range(page..).next().map_or(self.pages(), |(start, _)| *start)
     }
 
     /// What a fault is to open: a run of pages that are not open, or the stretch that the page lies in.
     fn around(&self, page: usize, run: usize, grain: usize) -> Range<usize> {
-        let next = self.open.range(page..).next().map_or(self.pages(), |(start, _)| *start);
-        let end = (page + run).min(next);
+        let end = (page + run).min(self.next_open(page));
         let stretch = page / grain * grain..((page / grain + 1) * grain).min(self.pages());
         stretch.start.min(page)..stretch.end.max(end)
     }
@@ -305,10 +315,13 @@ impl Watched {
             debug_assert!(*at == start);
             start = *before;
         }
+        let before = self.open.len();
         if let Some(behind) = self.open.remove(&end) {
             end = behind;
         }
         self.open.insert(start, end);
+        // The difference may be less than nothing, which wraps.
+        RUNS.fetch_add(self.open.len().wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// Lets pages be stored to, or not.
@@ -321,15 +334,18 @@ impl Watched {
         unsafe { guard::protect(self.region.at(start), end - start, write) }
     }
 
-    fn bytes(&self, page: usize) -> Range<usize> {
-        page * page_size()..((page + 1) * page_size()).min(self.len)
+    fn bytes(&self, pages: &Range<usize>) -> Range<usize> {
+        pages.start * page_size()..(pages.end * page_size()).min(self.len)
     }
 
     /// What a page holds could not be kept, and who stores to it waits. Where memory is the segment, the store
     /// goes to a copy of the page, which goes when the transaction does, as it must; else what it holds is kept
-    /// here. False if that cannot be had either.
-    fn lose(&mut self, page: usize, storage: &Storage) -> bool {
-        let part = self.bytes(page);
+    /// here. So do those about it, as far as one fault opens them. False if that cannot be had either.
+    fn lose(&mut self, page: usize, grain: usize, storage: &Storage) -> bool {
+        let stretch = self.around(page, 1, grain);
+        let before = self.open.range(..=page).next_back().map_or(0, |(_, end)| *end);
+        let pages = stretch.start.max(before)..stretch.end.min(self.next_open(page));
+        let part = self.bytes(&pages);
         let held = if self.region.shared.load(Ordering::Relaxed) {
             if self.region.map_private(storage, part, None, true).is_err() {
                 return false;
@@ -337,26 +353,26 @@ impl Watched {
             None
         } else {
             let mut held = vec![0; part.len()];
-            // SAFETY: the page is mapped, and as long as it is protected nobody stores to it.
+            // SAFETY: the pages are mapped, and as long as they are protected nobody stores to them.
             unsafe { span::copy(self.region.at(part.start), held.as_mut_ptr(), held.len()) };
-            if self.set(page..page + 1, true).is_err() {
+            if self.set(pages.clone(), true).is_err() {
                 return false;
             }
             Some(held)
         };
-        self.lost.push(Lost { page, held });
+        self.lost.push(Lost { pages: pages.clone(), held });
         if unless("lost-page-saved-again", true) {
-            self.note(page..page + 1);
+            self.note(pages);
         }
         true
     }
 
     /// The pages that were lost are as they were.
     fn close(&mut self, storage: &Storage) -> io::Result<()> {
-        for Lost { page, held } in std::mem::take(&mut self.lost) {
-            let part = self.bytes(page);
+        for Lost { pages, held } in std::mem::take(&mut self.lost) {
+            let part = self.bytes(&pages);
             match held {
-                // SAFETY: the page is mapped and open, and who stored to it does so no more.
+                // SAFETY: the pages are mapped and open, and who stored to them does so no more.
                 Some(held) => unsafe { span::copy(held.as_ptr(), self.region.at(part.start), held.len()) },
                 None => {
                     self.region.map_shared(storage, part, self.region.synced.load(Ordering::Relaxed))?;
@@ -370,6 +386,7 @@ impl Watched {
     fn protect_again(&mut self) -> io::Result<()> {
         const MANY: usize = 64;
         let open = std::mem::take(&mut self.open);
+        RUNS.fetch_sub(open.len(), Ordering::Relaxed);
         if planted("not-protected-again") {
             return Ok(());
         }

@@ -4,6 +4,7 @@
 use caliburn_os::event::Event;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// A number that no other thread ever has.
 fn this_thread() -> u64 {
@@ -52,14 +53,21 @@ impl Drop for Held<'_> {
 }
 
 impl<'t> Wanted<'t> {
-    /// Has transactions wait, if none is open; they wait no more for this.
-    pub fn try_take(&self) -> Option<Held<'t>> {
-        let mut state = self.0.lock();
-        if state.holder.is_some() {
-            return None;
+    /// Waits for so long for the one that is open.
+    pub fn take_within(&self, limit: Duration) -> Option<Held<'t>> {
+        let begun = Instant::now();
+        loop {
+            let seen = self.0.given.count();
+            {
+                let mut state = self.0.lock();
+                if state.holder.is_none() {
+                    state.holder = Some(this_thread());
+                    return Some(Held(self.0));
+                }
+            }
+            let left = limit.checked_sub(begun.elapsed())?;
+            self.0.given.wait(seen, Some(left));
         }
-        state.holder = Some(this_thread());
-        Some(Held(self.0))
     }
 }
 

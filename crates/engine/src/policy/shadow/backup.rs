@@ -13,6 +13,7 @@ use caliburn_log::images::{self, CLEAN};
 use std::cell::RefCell;
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
 /// Dumps a store that nobody has open for writing.
 pub(super) fn dump(
@@ -32,6 +33,9 @@ pub(super) fn dump(
     })
 }
 
+/// How long a dump waits each time for a transaction that is open.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 impl Shadow {
     /// Dumps the store that is open, between two transactions.
     pub(super) fn dump_open(
@@ -42,7 +46,7 @@ impl Shadow {
     ) -> Result<Dumped, BackupError> {
         let wanted = RefCell::new(Some(self.sets.turn.want()));
         segments::dump_open(&self.storage, how, watch, target, || {
-            let held = wanted.borrow().as_ref().and_then(|wanted| wanted.try_take());
+            let held = wanted.borrow().as_ref().and_then(|wanted| wanted.take_within(PATIENCE));
             if held.is_some() {
                 wanted.take();
             }

@@ -122,6 +122,11 @@ impl Recovery for Shadow {
         region.map_shared(&self.storage, part, false)
     }
 
+    fn touches(&self, region: &RegionState) -> bool {
+        let pages = region.pages(IMAGE as u64);
+        self.lock().pages.missing(region.id, pages.clone()).len() < (pages.end - pages.start) as usize
+    }
+
     fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
         let forced = unused.iter().try_for_each(|segment| segment.sync());
         forced.map_err(|e| self.storage.fail(e))?;
