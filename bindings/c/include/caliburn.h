@@ -569,8 +569,8 @@ int caliburn_segment_open_or_create(struct caliburn_store *store,
                                     struct caliburn_segment **segment);
 
 // Takes over a file or block device that is nothing but data, as it is: its whole sectors are the segment.
-// Redo policy only. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on what is
-// not declared.
+// Not with the undo policy. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on
+// what is not declared.
 int caliburn_segment_adopt(struct caliburn_store *store, const char *path, struct caliburn_segment **segment);
 
 // Bytes of data; 0 if there is no such segment.
@@ -632,8 +632,11 @@ int caliburn_check_with(const char *path,
                         void *context);
 
 // Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the
-// memory budget.
-int caliburn_begin(struct caliburn_store *store, int mode, struct caliburn_tx *tx);
+// memory budget; with CALIBURN_SHADOW or CALIBURN_FAULTS while another one is open, CALIBURN_BUSY if the calling
+// thread has begun that.
+int caliburn_begin(struct caliburn_store *store,
+                   int mode,
+                   struct caliburn_tx *tx);
 
 // Declares that len bytes at an address, within one region of the store, are about to be changed. To be called
 // before they are. After an error nothing is declared, and the transaction goes on.

@@ -59,16 +59,15 @@ static inline struct rms_segment *rms_find(const char *file)
     return NULL;
 }
 
-/* Bytes of a file, which are whole sectors of 512: else -1, with errno EINVAL, since what is behind them could not be undone. */
-static inline long long rms_file_len(const char *file)
+/* Whether a file is whole sectors of 512 bytes: else errno is EINVAL, since what is behind them could not be undone. One
+   that is not there whoever opens it will tell of. */
+static inline int rms_is_whole(const char *file)
 {
     struct stat about;
-    if (stat(file, &about) != 0)
-        return 0; /* whoever opens it says so */
-    if (about.st_size % 512 == 0)
-        return about.st_size;
+    if (stat(file, &about) != 0 || about.st_size % 512 == 0)
+        return 1;
     errno = EINVAL;
-    return -1;
+    return 0;
 }
 
 /* Whether a segment's last eight bytes say that the file was loaded. */
@@ -82,15 +81,16 @@ static inline int rms_is_loaded(caliburn_region *region)
 
 /* The segment of a file in its store. With the undo policy its content is loaded once; the segment's last eight bytes say
    that it was, in the same transaction. */
-static inline int rms_segment_of(struct rms_segment *segment, const char *file, caliburn_segment **found)
+static inline int rms_segment_of(caliburn_store *store, const char *file, caliburn_segment **found)
 {
     static const uint64_t loaded = 1;
     caliburn_region *region = NULL;
     caliburn_tx tx = CALIBURN_TX_INITIALIZER;
-    if (caliburn_policy(segment->store) != CALIBURN_UNDO)
-        return caliburn_segment_adopt(segment->store, file, found);
+    struct stat about;
+    if (caliburn_policy(store) != CALIBURN_UNDO)
+        return rms_is_whole(file) ? caliburn_segment_adopt(store, file, found) : CALIBURN_INVALID;
     /* One that was loaded stays as long as it is, whatever becomes of the file. */
-    if (caliburn_segment_open(segment->store, "data", found) == CALIBURN_OK) {
+    if (caliburn_segment_open(store, "data", found) == CALIBURN_OK) {
         int there = caliburn_map(*found, 0, 0, &region) == CALIBURN_OK && rms_is_loaded(region);
         if (region != NULL)
             caliburn_unmap(region);
@@ -101,18 +101,18 @@ static inline int rms_segment_of(struct rms_segment *segment, const char *file, 
         region = NULL;
     }
     FILE *first = fopen(file, "r");
-    long long len = rms_file_len(file);
-    int code = first != NULL && len >= 0 ? CALIBURN_OK : CALIBURN_IO;
+    int code = first != NULL && fstat(fileno(first), &about) == 0 ? CALIBURN_OK : CALIBURN_IO;
+    size_t len = code == CALIBURN_OK ? (size_t)about.st_size : 0;
     if (code == CALIBURN_OK)
-        code = caliburn_segment_open_or_create(segment->store, "data", (uint64_t)len + sizeof loaded, found);
+        code = caliburn_segment_open_or_create(store, "data", len + sizeof loaded, found);
     if (code == CALIBURN_OK)
         code = caliburn_map(*found, 0, 0, &region);
     if (code == CALIBURN_OK) {
         char *start = (char *)caliburn_region_address(region);
-        code = caliburn_begin(segment->store, CALIBURN_RESTORE, &tx);
+        code = caliburn_begin(store, CALIBURN_RESTORE, &tx);
         if (code == CALIBURN_OK && len > 0)
-            code = caliburn_set_range(&tx, start, (size_t)len);
-        if (code == CALIBURN_OK && fread(start, 1, (size_t)len, first) != (size_t)len)
+            code = caliburn_set_range(&tx, start, len);
+        if (code == CALIBURN_OK && fread(start, 1, len, first) != len)
             code = CALIBURN_IO;
         if (code == CALIBURN_OK)
             code = caliburn_write(&tx, start + caliburn_region_len(region) - sizeof loaded, &loaded, sizeof loaded);
@@ -128,29 +128,24 @@ static inline int rms_segment_of(struct rms_segment *segment, const char *file, 
     return code;
 }
 
-/* Maps a file with the shadow policy (section 5.2.2): its first length bytes, or all of them if that is 0. What pages held
-   is written to the log before they are stored to; what belongs to the file besides is kept in the directory of
-   metadata. Null for a log: a file in that directory. Null with caliburn_message() if it cannot be done. The store and the
-   region are the caller's, to begin and commit transactions, and to close. */
-static inline void *mmap_shadow(const char *file, size_t length, const char *log, const char *metadata,
-                                caliburn_store **store, caliburn_region **region)
+/* Opens the store in a directory, or makes it, and maps the first length bytes of a file's segment, or all if that is 0. */
+static inline void *rms_map(const char *file, size_t length, int policy, const char *log, const char *directory,
+                            caliburn_store **store, caliburn_region **region)
 {
     caliburn_segment *found = NULL;
-    if (rms_file_len(file) < 0)
-        return NULL;
     caliburn_options *options = caliburn_options_new();
     caliburn_options_set(options, CALIBURN_CREATE, 1);
-    caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, CALIBURN_SHADOW);
+    caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, (uint64_t)policy);
     caliburn_options_set(options, CALIBURN_TRACKING, CALIBURN_FAULTS);
     caliburn_options_set(options, CALIBURN_RESERVE_BYTES, 0);
     caliburn_options_add_outside(options, file);
     if (log != NULL)
         caliburn_options_set_log_path(options, log);
-    int code = caliburn_open(metadata, options, store);
+    int code = caliburn_open(directory, options, store);
     caliburn_options_free(options);
     if (code != CALIBURN_OK)
         return NULL;
-    code = caliburn_segment_adopt(*store, file, &found);
+    code = rms_segment_of(*store, file, &found);
     if (code == CALIBURN_OK)
         code = caliburn_map(found, 0, length, region);
     caliburn_segment_release(found);
@@ -160,36 +155,22 @@ static inline void *mmap_shadow(const char *file, size_t length, const char *log
     return NULL;
 }
 
-/* Opens the store of a file, and maps it: what rms_attach() does with the other policies. */
-static inline int rms_map(struct rms_segment *segment, const char *file, const char *directory)
+/* Maps a file with the shadow policy (section 5.2.2): its first length bytes, or all of them if that is 0. What pages held
+   is written to the log before they are stored to; what belongs to the file besides is kept in the directory of
+   metadata. Null for a log: a file in that directory. Null with caliburn_message(), or errno, if it cannot be done. The
+   store and the region are the caller's, to begin and commit transactions, and to close. */
+static inline void *mmap_shadow(const char *file, size_t length, const char *log, const char *metadata,
+                                caliburn_store **store, caliburn_region **region)
 {
-    caliburn_segment *found = NULL;
-    if (rms_file_len(file) < 0)
-        return CALIBURN_INVALID;
-    caliburn_options *options = caliburn_options_new();
-    caliburn_options_set(options, CALIBURN_CREATE, 1);
-    caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, (uint64_t)rms_policy);
-    caliburn_options_set(options, CALIBURN_TRACKING, CALIBURN_FAULTS);
-    caliburn_options_set(options, CALIBURN_RESERVE_BYTES, 0);
-    caliburn_options_add_outside(options, file);
-    int code = caliburn_open(directory, options, &segment->store);
-    caliburn_options_free(options);
-    if (code != CALIBURN_OK)
-        return code;
-    code = rms_segment_of(segment, file, &found);
-    if (code == CALIBURN_OK)
-        code = caliburn_map(found, 0, 0, &segment->region);
-    caliburn_segment_release(found);
-    if (code != CALIBURN_OK)
-        caliburn_close(segment->store);
-    return code;
+    return rms_map(file, length, CALIBURN_SHADOW, log, metadata, store, region);
 }
 
-/* Maps a segment's file, recovered if need be. Null with caliburn_message() if it cannot. Attached once. */
+/* Maps a segment's file, recovered if need be. Null with caliburn_message(), or errno, if it cannot. Attached once. */
 static inline void *rms_attach(const char *file)
 {
     struct rms_segment *segment = NULL;
-    int i, mapped = 0;
+    void *start = NULL;
+    int i;
     if (rms_find(file) != NULL)
         return caliburn_region_address(rms_find(file)->region);
     for (i = 0; i < RMS_SEGMENTS && segment == NULL; i++)
@@ -198,16 +179,14 @@ static inline void *rms_attach(const char *file)
     char *directory = (char *)malloc(strlen(file) + sizeof ".caliburn"), *name = strdup(file);
     if (segment != NULL && directory != NULL && name != NULL) {
         sprintf(directory, "%s.caliburn", file);
-        if (rms_policy == CALIBURN_SHADOW)
-            mapped = mmap_shadow(file, 0, NULL, directory, &segment->store, &segment->region) != NULL;
-        else
-            mapped = rms_map(segment, file, directory) == CALIBURN_OK;
+        start = rms_map(file, 0, rms_policy, NULL, directory, &segment->store, &segment->region);
     }
     free(directory);
-    if (!mapped)
-        return free(name), (void *)NULL;
-    segment->name = name;
-    return caliburn_region_address(segment->region);
+    if (start == NULL)
+        free(name);
+    else
+        segment->name = name;
+    return start;
 }
 
 static inline void rms_begin_transaction(const char *file)

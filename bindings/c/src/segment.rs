@@ -81,8 +81,8 @@ pub extern "C" fn caliburn_segment_open_or_create(
 }
 
 /// Takes over a file or block device that is nothing but data, as it is: its whole sectors are the segment.
-/// Redo policy only. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on what is
-/// not declared.
+/// Not with the undo policy. The store should be opened with CALIBURN_DECLARED_ONLY if other programs rely on
+/// what is not declared.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_segment_adopt(
     store: *mut caliburn_store,

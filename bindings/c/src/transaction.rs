@@ -242,7 +242,8 @@ unsafe fn declare(tx: *mut caliburn_tx, address: *const u8, len: usize) -> Done 
 }
 
 /// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the
-/// memory budget.
+/// memory budget; with CALIBURN_SHADOW or CALIBURN_FAULTS while another one is open, CALIBURN_BUSY if the calling
+/// thread has begun that.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_begin(store: *mut caliburn_store, mode: c_int, tx: *mut caliburn_tx) -> c_int {
     call(|| {

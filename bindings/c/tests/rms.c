@@ -91,6 +91,16 @@ static void too_large(const char *file)
     rms_detach(file);
 }
 
+/* What was loaded is what was committed since, whatever becomes of the file. */
+static void loaded_once(const char *file)
+{
+    CHECK(truncate(file, (1 << 20) + 3) == 0);
+    rms_options(CALIBURN_UNDO, CALIBURN_PROCESS);
+    long long *words = rms_attach(file);
+    CHECK(words != NULL && at(words, 0) == 0 && at(words, 3800) == 19 && at(words, 3801) == 3801);
+    rms_detach(file);
+}
+
 /* A file with its log and what else belongs to it elsewhere; a part of it is mapped, and a transaction is larger than any
    log but that. */
 static void shadowed(const char *file, char *log, char *metadata)
@@ -117,6 +127,11 @@ static void shadowed(const char *file, char *log, char *metadata)
     }
     free(log);
     free(metadata);
+    /* What is behind its last whole sector could not be undone. */
+    CHECK(truncate(file, 700) == 0);
+    rms_options(CALIBURN_SHADOW, CALIBURN_POWER);
+    errno = 0;
+    CHECK(rms_attach(file) == NULL && errno == EINVAL);
 }
 
 int main(int argc, char **argv)
@@ -127,6 +142,7 @@ int main(int argc, char **argv)
     CHECK(rms_attach(none) == NULL && caliburn_message()[0] != 0);
     policy(redo, CALIBURN_REDO);
     policy(undo, CALIBURN_UNDO);
+    loaded_once(undo);
     policy(shadow, CALIBURN_SHADOW);
     shadowed(mapped, in(argv[1], "log"), in(argv[1], "metadata"));
     too_large(redo);

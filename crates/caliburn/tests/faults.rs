@@ -67,6 +67,38 @@ fn a_program_just_stores() {
     }
 }
 
+/// In memory that is taken for persistent, what was found is sealed, and written back, as what was declared.
+#[test]
+fn a_program_just_stores_to_persistent_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("s"), dir.path().join("c"));
+    let with = || {
+        let mut with = options(Policy::Undo);
+        with.memory_survives(Class::Power);
+        with
+    };
+    let store = with().open(&path).unwrap();
+    let region = store.create_segment("data", LEN as u64).unwrap().map_all().unwrap();
+    for turn in 1..=3u64 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        (0..LEN / 8).for_each(|i| set(&region, i * 8, turn));
+        if turn == 2 {
+            tx.abort()
+        } else {
+            tx.commit(Class::Power).unwrap()
+        }
+        let there = if turn == 2 { 1 } else { turn };
+        assert!((0..LEN / 8).all(|i| word(&region, i * 8) == there));
+    }
+    let tx = store.begin(Mode::Restore).unwrap();
+    (0..LEN / 8).for_each(|i| set(&region, i * 8, 4));
+    copy_store(&path, &copy);
+    drop(tx);
+    let store = with().open(&copy).unwrap();
+    let region = store.segment("data").unwrap().map_all().unwrap();
+    assert!((0..LEN / 8).all(|i| word(&region, i * 8) == 3));
+}
+
 #[test]
 fn declared_ranges_and_found_pages_mix() {
     for policy in ALL {

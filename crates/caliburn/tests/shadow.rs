@@ -216,6 +216,8 @@ fn its_log_may_lie_elsewhere() {
     let store = options().outside(&log).open(&path).unwrap();
     assert_eq!(word(&store.segment("data").unwrap().map_all().unwrap(), 0), 5);
     store.close().unwrap();
+    let moved = options().log_path(dir.path().join("other")).open(&path).unwrap_err();
+    assert!(matches!(moved, OpenError::Policy { .. }), "{moved}");
     // It is some store's.
     let taken = options().log_path(&log).open(dir.path().join("t")).unwrap_err();
     assert!(taken.to_string().contains("it already holds part of a store"), "{taken}");

@@ -259,7 +259,7 @@ impl ImageLog {
         let mut log = ImageLog { medium, store, status, forcing, end, ordinal, held, batch };
         // What was found may be in the page cache alone, and never reach the medium, if forcing it has failed: its
         // twin is written when it is durable.
-        if unless("found-images-status-trusted", true) {
+        if !planted("found-images-status-trusted") {
             put_status(&*log.medium, &found, store)?;
             log.force()?;
         }

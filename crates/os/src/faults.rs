@@ -93,14 +93,18 @@ impl Desk {
                     let opened = open(self.address.load(Ordering::SeqCst));
                     let answer = if opened { state::OPENED } else { state::REFUSED };
                     // It may have been closed meanwhile.
-                    let answered = (Ordering::SeqCst, Ordering::SeqCst);
-                    let _ = self.state.compare_exchange(state::ASKED, answer, answered.0, answered.1);
+                    self.change(state::ASKED, answer);
                     wake(&self.state);
                 }
                 state::CLOSED => return,
                 seen => sleep(&self.state, seen),
             }
         }
+    }
+
+    /// Goes from one state to another, if it is in that.
+    fn change(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// Nobody serves any more: what is stored to is refused.
@@ -124,9 +128,7 @@ impl Desk {
             }
         }
         self.address.store(address, Ordering::SeqCst);
-        let asked =
-            self.state.compare_exchange(state::IDLE, state::ASKED, Ordering::SeqCst, Ordering::SeqCst);
-        if asked.is_ok() {
+        if self.change(state::IDLE, state::ASKED) {
             wake(&self.state);
         }
         while self.state.load(Ordering::SeqCst) == state::ASKED {
@@ -134,7 +136,7 @@ impl Desk {
         }
         let opened = self.state.load(Ordering::SeqCst) == state::OPENED;
         for answer in [state::OPENED, state::REFUSED] {
-            let _ = self.state.compare_exchange(answer, state::IDLE, Ordering::SeqCst, Ordering::SeqCst);
+            self.change(answer, state::IDLE);
         }
         if self.taken.swap(0, Ordering::SeqCst) == 2 {
             wake(&self.taken);

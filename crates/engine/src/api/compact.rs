@@ -30,9 +30,10 @@ impl Options {
     /// From then on a full disk is met when segments are written, by truncation, and fails the store until there
     /// is room and it is opened again. Nothing that was committed is lost.
     ///
-    /// # Errors When the store is in use, cannot be opened, or its file system has no holes. [`OpenError::Policy`]
-    /// where segments are not mapped privately, as with the undo and the shadow policy: memory is the segments,
-    /// and a full disk would kill the program (SIGBUS).
+    /// # Errors
+    /// When the store is in use, cannot be opened, or its file system has no holes. [`OpenError::Policy`] where
+    /// segments are not mapped privately, as with the undo and the shadow policy: memory is the segments, and a
+    /// full disk would kill the program (SIGBUS).
     pub fn compact(&self, path: impl AsRef<Path>) -> Result<Compacted, OpenError> {
         let path = path.as_ref();
         let store = self.clone().background(false).open(path)?;

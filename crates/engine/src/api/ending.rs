@@ -14,9 +14,7 @@ impl Shared {
             set.end_branch();
             set.passed().release();
         });
-        if self.terms.alone {
-            self.sets.turn.give();
-        }
+        self.give_turn();
     }
 
     /// Puts the old values behind a position back into memory.
@@ -51,9 +49,7 @@ impl Shared {
                 "a no-restore transaction was dropped without commit; its pages stay as they are in memory and are lost at the next opening"
             );
             set.suspend();
-            if self.terms.alone {
-                self.sets.turn.give();
-            }
+            self.give_turn();
             return;
         }
         self.restore(&set, Position::default());

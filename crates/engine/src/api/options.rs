@@ -87,7 +87,8 @@ impl Options {
 
     /// File or block device for the log. Default: in the store. The log of a store that is opened for writing and
     /// has it elsewhere is moved there, before the opening returns. A file or device outside of the store's
-    /// directory that it was moved from is no log any more, and stays.
+    /// directory that it was moved from is no log any more, and stays. With the shadow policy a store's log of
+    /// before-images stays where it was made.
     pub fn log_path(&mut self, path: impl AsRef<Path>) -> &mut Options {
         self.settings.log_path = Some(path.as_ref().to_owned());
         self
@@ -98,7 +99,7 @@ impl Options {
     /// gets this second one before the opening returns; so does one that has lost one of two, at this path or
     /// another, or, if the one at this path is left, where that one was. A copy that fails is left out from then on,
     /// and the store goes on with the other one: [`Query::log_copies`](crate::Query::log_copies) says how many
-    /// there are. Not with the undo policy.
+    /// there are. With the redo policy only.
     pub fn duplex_log(&mut self, path: impl AsRef<Path>) -> &mut Options {
         self.settings.copies = Copies::Two(path.as_ref().to_owned());
         self

@@ -128,9 +128,7 @@ impl Shared {
             }
             Err(TakeUpError::Keep(failure)) => {
                 set.suspend();
-                if self.terms.alone {
-                    self.sets.turn.give();
-                }
+                self.give_turn();
                 return Err(failure.into());
             }
         }

@@ -82,6 +82,13 @@ impl Shared {
         Ok(())
     }
 
+    /// The transaction that was open is so no more: where one at a time is, the next one may begin.
+    pub fn give_turn(&self) {
+        if self.terms.alone {
+            self.sets.turn.give();
+        }
+    }
+
     /// For handles that outlive the call: whoever has a reference keeps it alive meanwhile.
     pub fn handle(&self) -> Arc<Shared> {
         self.me.upgrade().expect("a reference is alive")

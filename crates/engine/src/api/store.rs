@@ -194,6 +194,8 @@ impl Store {
     /// while the log holds changes for it is changed back. Adopting it again gives the same segment, as long as
     /// the file is by then.
     ///
+    /// With the shadow policy the file is the memory: a commit forces it, and truncation has nothing to do.
+    ///
     /// A store opens without such a file as long as its log holds nothing for it.
     ///
     /// # Errors
@@ -306,11 +308,7 @@ impl Store {
             return Err(BeginError::Open);
         }
         shared.policy.wait_memory();
-        shared.storage.failure().inspect_err(|_| {
-            if shared.terms.alone {
-                shared.sets.turn.give();
-            }
-        })?;
+        shared.storage.failure().inspect_err(|_| shared.give_turn())?;
         let tx = Transaction::new(shared, mode);
         if shared.terms.alone {
             shared.tracked.all(|way| way.begun(tx.write_set()));

@@ -256,7 +256,7 @@ pub enum SegmentError {
     },
     /// A file that is nothing but data cannot be a segment of a store with the undo policy.
     #[error(
-        "{}: a file is taken over as it is by a store with the redo policy only; create a segment in place of it",
+        "{}: a file is taken over as it is by a store with the redo or the shadow policy; create a segment in place of it",
         path.display()
     )]
     Undo {

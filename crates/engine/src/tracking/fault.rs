@@ -20,7 +20,7 @@ use crate::write_set::{Sets, WriteSet};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::faults::{Caught, Desk};
 use caliburn_os::guard::{self, Named};
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use caliburn_os::{mappings, page_size, span};
@@ -129,7 +129,7 @@ impl Tracker for Faults {
     }
 
     fn committing(&self, _: &WriteSet<'_>) -> Result<(), RangeError> {
-        let doomed = self.lock().doomed.take().filter(|_| unless("lost-transaction-committed", true));
+        let doomed = self.lock().doomed.take().filter(|_| !planted("lost-transaction-committed"));
         doomed.map_or(Ok(()), Err)
     }
 
@@ -292,7 +292,7 @@ impl Watched {
             if early {
                 self.set(at..next, true).map_err(|source| self.refused(source))?;
             }
-            if unless("found-pages-not-saved", true) {
+            if !planted("found-pages-not-saved") {
                 save(set, &self.region, from, to - from)?;
             }
             if !early {
@@ -311,8 +311,7 @@ impl Watched {
     /// Pages are open: a run, joined with those that it adjoins.
     fn note(&mut self, pages: Range<usize>) {
         let Range { mut start, mut end } = pages;
-        if let Some((before, at)) = self.open.range(..start).next_back().filter(|(_, at)| **at == start) {
-            debug_assert!(*at == start);
+        if let Some((before, _)) = self.open.range(..start).next_back().filter(|(_, at)| **at == start) {
             start = *before;
         }
         let before = self.open.len();
@@ -361,7 +360,7 @@ impl Watched {
             Some(held)
         };
         self.lost.push(Lost { pages: pages.clone(), held });
-        if unless("lost-page-saved-again", true) {
+        if !planted("lost-page-saved-again") {
             self.note(pages);
         }
         true

@@ -39,7 +39,7 @@ use caliburn_log::format::IMAGE;
 use caliburn_log::images::{ImageLog, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use pages::Pages;
 use std::io::{self, Write};
@@ -123,8 +123,7 @@ impl Recovery for Shadow {
     }
 
     fn touches(&self, region: &RegionState) -> bool {
-        let pages = region.pages(IMAGE as u64);
-        self.lock().pages.missing(region.id, pages.clone()).len() < (pages.end - pages.start) as usize
+        self.lock().pages.meet(region.id, region.pages(IMAGE as u64))
     }
 
     fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
@@ -274,14 +273,13 @@ impl Images {
         }
         // 1 the segments are forced
         for id in self.pages.segments() {
-            if let Some(segment) =
-                storage.segment_state(id).filter(|_| unless("shadow-segments-not-forced", true))
-            {
+            let segment = storage.segment_state(id).expect("a page of it was kept");
+            if !planted("shadow-segments-not-forced") {
                 segment.sync()?;
             }
         }
         // 2 nothing is to be undone any more
-        if unless("images-not-emptied", true) {
+        if !planted("images-not-emptied") {
             self.log.empty()?;
         }
         self.pages.clear();

@@ -33,6 +33,12 @@ impl Pages {
         all
     }
 
+    /// Whether one of a range is in the set.
+    pub fn meet(&self, segment: SegmentId, range: Range<u64>) -> bool {
+        let last = self.runs.range((segment, 0)..(segment, range.end)).next_back();
+        last.is_some_and(|(_, end)| *end > range.start)
+    }
+
     /// Those of a range that are not in the set.
     pub fn missing(&self, segment: SegmentId, range: Range<u64>) -> Vec<Page> {
         let (mut missing, mut at) = (Vec::new(), range.start);
@@ -75,6 +81,8 @@ mod tests {
                 let (segment, range) = (SegmentId(segment), start..start + len);
                 let all = range.clone().map(|number| Page { segment, number });
                 let missing: Vec<Page> = all.clone().filter(|page| !model.contains(page)).collect();
+                let meet = missing.len() < (range.end - range.start) as usize;
+                prop_assert_eq!(pages.meet(segment, range.clone()), meet);
                 prop_assert_eq!(pages.missing(segment, range.clone()), missing);
                 if adds {
                     pages.insert(segment, range);

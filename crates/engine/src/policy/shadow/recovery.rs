@@ -144,6 +144,12 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
         return Err(OpenError::Policy { path: dir, why });
     }
     let path = Catalog::resolve(&dir, &opening.found.catalog.log_path);
+    if let Some(wanted) = &settings.log_path
+        && std::path::absolute(wanted).map_err(OpenError::io("resolve", wanted))? != path
+    {
+        let why = "its log of before-images stays where it was made: open it without a path of a log, or with that one";
+        return Err(OpenError::Policy { path: dir, why });
+    }
     let log = opening.media().open(&path, write).map_err(OpenError::io("open before-images", &path))?;
     let claim = directory::claim(&*log, write)?;
     opening.found.log_locks.extend(claim.map(|lock| (path, lock)));
