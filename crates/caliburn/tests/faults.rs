@@ -8,7 +8,9 @@ use caliburn::{
 use std::io::Read;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 use support::copy_store;
 
 const LEN: usize = 1 << 20;
@@ -292,31 +294,35 @@ fn what_was_aborted_is_part_of_no_later_commit() {
 /// A dump is of a moment at which no transaction had stored anything.
 #[test]
 fn a_dump_has_no_part_of_a_transaction() {
-    const WIDE: usize = 8 << 20;
+    const WIDE: usize = 32 << 20;
+    const STEP: usize = 1 << 20;
     for policy in [Policy::Shadow, Policy::Undo] {
         let dir = tempfile::tempdir().unwrap();
         let store = options(policy).open(dir.path().join("s")).unwrap();
         let region = store.create_segment("data", WIDE as u64).unwrap().map_all().unwrap();
-        let stop = AtomicBool::new(false);
+        let tx = store.begin(Mode::Restore).unwrap();
+        (0..WIDE / 4096).for_each(|page| set(&region, page * 4096 + 8, 1));
+        tx.commit(Class::Process).unwrap();
+        let begun = &Barrier::new(2);
         let dumps: Vec<Vec<u8>> = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for turn in 1.. {
-                    if stop.load(SeqCst) {
-                        break;
-                    }
+            let (store, region) = (&store, &region);
+            scope.spawn(move || {
+                for turn in 1..=4 {
                     let tx = store.begin(Mode::Restore).unwrap();
-                    std::thread::yield_now();
-                    (0..WIDE / 4096).for_each(|page| set(&region, page * 4096, turn));
+                    begun.wait();
+                    // It stores while the dump reads. If it does so before, the dump waits, and shows nothing.
+                    std::thread::sleep(Duration::from_millis(turn));
+                    (0..WIDE).step_by(STEP).for_each(|at| set(region, at, turn));
                     tx.commit(Class::Process).unwrap();
                 }
             });
-            let dumped = (0..6).map(|_| {
+            let dump = |_| {
                 let mut dump = Vec::new();
-                store.dump(&DumpOptions::new(), &mut dump).map(|_| dump)
-            });
-            let dumped: Result<Vec<_>, _> = dumped.collect();
-            stop.store(true, SeqCst);
-            dumped.unwrap()
+                begun.wait();
+                store.dump(&DumpOptions::new(), &mut dump).unwrap();
+                dump
+            };
+            (1..=4).map(dump).collect()
         });
         for (number, dump) in dumps.iter().enumerate() {
             let to = dir.path().join(number.to_string());
@@ -324,7 +330,7 @@ fn a_dump_has_no_part_of_a_transaction() {
             let store = Store::options().read_only(true).open(&to).unwrap();
             let region = store.segment("data").unwrap().map_all().unwrap();
             let first = word(&region, 0);
-            let other = (0..WIDE / 4096).find(|page| word(&region, page * 4096) != first);
+            let other = (0..WIDE).step_by(STEP).find(|at| word(&region, *at) != first);
             assert_eq!(other, None, "{policy:?}, dump {number}");
         }
     }
