@@ -1,6 +1,6 @@
-//! `pages`: what it costs to find changes by page faults, and to keep what pages held on the medium: a transaction
-//! that changes a word in each of many pages, in order, in runs of sixteen, or scattered. The floors: the same
-//! stores to a file mapped shared, alone, and with a force of it.
+//! `pages`: what it costs to find changes by page faults and by looking, and to keep what pages held on the
+//! medium: a transaction that changes a word in each of many pages, in order, in runs of sixteen, or scattered.
+//! The floors: the same stores to a file mapped shared, alone, and with a force of it.
 
 use crate::Arguments;
 use crate::floor::Mapped;
@@ -18,12 +18,13 @@ const PAGE: usize = 4096;
 const ORDERS: [&str; 3] = ["in order", "runs of 16", "scattered"];
 
 /// Systems: their policy, if they are Caliburn's, how changes are found, and whether they are forced.
-const SYSTEMS: [(&str, Option<Policy>, Tracking, bool); 7] = [
+const SYSTEMS: [(&str, Option<Policy>, Tracking, bool); 8] = [
     ("mmap", None, Tracking::Declared, false),
     ("caliburn", Some(Policy::Undo), Tracking::Declared, false),
     ("caliburn", Some(Policy::Undo), Tracking::Fault, false),
     ("caliburn", Some(Policy::Redo), Tracking::Declared, false),
     ("caliburn", Some(Policy::Redo), Tracking::Fault, false),
+    ("caliburn", Some(Policy::Redo), Tracking::Scan, false),
     ("mmap and fdatasync", None, Tracking::Declared, true),
     ("caliburn", Some(Policy::Shadow), Tracking::Fault, true),
 ];
@@ -61,7 +62,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             let is_floor = |of: &(_, Option<Policy>, _, bool)| of.1.is_none() && of.3 == *forced;
             let floor = medians[SYSTEMS.iter().position(is_floor).expect("both floors are there")];
             let policy = policy.map_or("none", Policy::name);
-            let tracking = if *tracking == Tracking::Fault { "fault" } else { "declared" };
+            let tracking = match tracking {
+                Tracking::Fault => "fault",
+                Tracking::Scan => "scan",
+                _ => "declared",
+            };
             let class = if *forced { "power" } else { "process" };
             let ratio = us / floor;
             if arguments.json {

@@ -140,9 +140,9 @@ impl<'t> Campaign<'t> {
     }
 
     /// Workloads on machines whose operations fail, each once.
-    pub fn faults(&self, workloads: u64, seed: u64) {
+    pub fn faults(&self, workloads: u64, share: usize, seed: u64) {
         let start = &self.start;
-        let small = script::workloads(2);
+        let small = script::workloads(2).step_by(share.max(1));
         let random = (0..workloads).map(|number| script::random(seed_of(seed, number), 30));
         // More than a log of this size takes.
         let logged = start.flavour.policy() == Policy::Redo;

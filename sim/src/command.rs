@@ -34,6 +34,9 @@ struct Command {
     /// With the shadow policy, by programs that declare nothing.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow"])]
     caught: bool,
+    /// With the redo policy, by programs that declare nothing.
+    #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow", "caught"])]
+    found: bool,
     /// The machine is short of memory and descriptors.
     #[arg(long, global = true)]
     short: bool,
@@ -51,6 +54,7 @@ impl Command {
             () if self.adopted => Flavour::Adopted,
             () if self.shadow => Flavour::Shadow,
             () if self.caught => Flavour::Caught,
+            () if self.found => Flavour::Found,
             () if self.duplex || matches!(self.kind, Kind::Copies { .. }) => Flavour::Duplex,
             () => Flavour::Redo,
         }
@@ -82,6 +86,9 @@ enum Kind {
         /// Random workloads.
         #[arg(long, default_value_t = 20)]
         workloads: u64,
+        /// Of so many short workloads one is taken.
+        #[arg(long, default_value_t = 1)]
+        share: usize,
         /// Where the random numbers begin.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -180,6 +187,7 @@ pub fn main() -> ExitCode {
         Flavour::Duplex => " --duplex",
         Flavour::Shadow => " --shadow",
         Flavour::Caught => " --caught",
+        Flavour::Found => " --found",
     };
     let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));
     let start = Instant::now();
@@ -304,7 +312,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
     match command.kind {
         Kind::Exhaustive { transactions, later } => campaign.exhaustive(transactions, later),
         Kind::Torture { images, seed } => campaign.torture(images, seed),
-        Kind::Faults { workloads, seed } => campaign.faults(workloads, seed),
+        Kind::Faults { workloads, share, seed } => campaign.faults(workloads, share, seed),
         Kind::Creation => campaign.creation(),
         Kind::Heap { workloads, transactions, share, seed } => {
             campaign.heap(workloads, transactions, share, seed);

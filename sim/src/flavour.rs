@@ -1,7 +1,7 @@
 //! Kinds of stores.
 
 use crate::media::Hardware;
-use caliburn::{Class, Policy};
+use caliburn::{Class, Policy, Tracking};
 
 /// Kinds of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,13 +20,15 @@ pub enum Flavour {
     Shadow,
     /// The same, by programs that declare nothing: their stores are caught.
     Caught,
+    /// With the redo policy, by programs that declare nothing: their stores are found when they commit.
+    Found,
 }
 
 impl Flavour {
     /// How it recovers.
     pub fn policy(self) -> Policy {
         match self {
-            Flavour::Redo | Flavour::Adopted | Flavour::Duplex => Policy::Redo,
+            Flavour::Redo | Flavour::Adopted | Flavour::Duplex | Flavour::Found => Policy::Redo,
             Flavour::Undo | Flavour::Persistent => Policy::Undo,
             Flavour::Shadow | Flavour::Caught => Policy::Shadow,
         }
@@ -34,7 +36,7 @@ impl Flavour {
 
     /// Whether what its segments have and was not forced is in its log, or what it replaced is.
     pub fn logs_all(self) -> bool {
-        matches!(self, Flavour::Redo | Flavour::Duplex | Flavour::Shadow | Flavour::Caught)
+        matches!(self, Flavour::Redo | Flavour::Duplex | Flavour::Shadow | Flavour::Caught | Flavour::Found)
     }
 
     /// Whether memory that was stored to may be found after a power cut.
@@ -44,7 +46,16 @@ impl Flavour {
 
     /// Whether a transaction has savepoints, branches, and can be prepared.
     pub fn has_parts(self) -> bool {
-        self.policy() != Policy::Shadow
+        !matches!(self, Flavour::Shadow | Flavour::Caught | Flavour::Found)
+    }
+
+    /// How programs change memory.
+    pub fn tracking(self) -> Tracking {
+        match self {
+            Flavour::Caught => Tracking::Fault,
+            Flavour::Found => Tracking::Scan,
+            _ => Tracking::Declared,
+        }
     }
 
     /// Whether every commit is forced.

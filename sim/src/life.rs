@@ -122,16 +122,13 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
     let mut options = Store::options();
     let tuning = Tuning { memory_budget: Some(1 << 30), truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
-    options.policy(flavour.policy()).background(false).tuning(tuning);
+    options.policy(flavour.policy()).tracking(flavour.tracking()).background(false).tuning(tuning);
     options
         .declared_only(flavour == Flavour::Adopted)
         .require(flavour.reach())
         .media(Arc::new(MachineMedia(machine.clone())));
     if flavour == Flavour::Duplex {
         options.duplex_log(SECOND);
-    }
-    if flavour == Flavour::Caught {
-        options.tracking(Tracking::Fault);
     }
     options
 }
@@ -392,7 +389,7 @@ impl Life {
         // Old values could not be saved: what that was for is not done, and the transaction goes on.
         let goes_on = || self.flavour != Flavour::Redo && self.machine.failed() && !store.query().failed;
         let parts = restore && self.flavour.has_parts();
-        let how = (parts, self.flavour == Flavour::Caught);
+        let how = (parts, self.flavour.tracking() != Tracking::Declared);
         let changes = act(region, &goes_on, &mut tx, how, number, ranges)?;
         if end == End::Abort {
             tx.abort();
@@ -402,7 +399,7 @@ impl Life {
         // Forced ones are not to be had with the undo policy.
         let end = match (self.flavour, end) {
             (Flavour::Undo, End::Power | End::Async) => End::Lazy,
-            (Flavour::Shadow | Flavour::Caught, End::Prepare) => End::Power,
+            (flavour, End::Prepare) if !flavour.has_parts() => End::Power,
             _ => end,
         };
         if end == End::Prepare {

@@ -170,7 +170,7 @@
 // far as it can be: 0 or 1. Default 0.
 #define CALIBURN_COPIED 20
 
-// How changes are found: CALIBURN_DECLARED (default) or CALIBURN_FAULTS.
+// How changes are found: CALIBURN_DECLARED (default), CALIBURN_FAULTS or CALIBURN_SCAN.
 #define CALIBURN_TRACKING 21
 
 // New values go to a log, and from there to the segments (RVM).
@@ -190,6 +190,11 @@
 // until what the page holds is kept. System calls that store to a page which is not open fail with EFAULT, unless
 // the range was declared. Transactions have neither savepoints nor branches.
 #define CALIBURN_FAULTS 1
+
+// The program just stores while a transaction is open, the only one: the kernel notes the pages, and the commit
+// finds and logs the bytes that differ. With CALIBURN_REDO only; what system calls store is found, too. A page that
+// was changed takes twice its memory. Transactions have neither savepoints nor branches.
+#define CALIBURN_SCAN 2
 
 // A commit survives the death of the process.
 #define CALIBURN_PROCESS 0

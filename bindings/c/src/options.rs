@@ -57,7 +57,7 @@ pub const CALIBURN_FILE_MODE: c_int = 19;
 /// Opens for writing also a store that was copied, or restored, while it was in use, after all of it was verified as
 /// far as it can be: 0 or 1. Default 0.
 pub const CALIBURN_COPIED: c_int = 20;
-/// How changes are found: CALIBURN_DECLARED (default) or CALIBURN_FAULTS.
+/// How changes are found: CALIBURN_DECLARED (default), CALIBURN_FAULTS or CALIBURN_SCAN.
 pub const CALIBURN_TRACKING: c_int = 21;
 
 /// New values go to a log, and from there to the segments (RVM).
@@ -74,6 +74,10 @@ pub const CALIBURN_DECLARED: c_int = 0;
 /// until what the page holds is kept. System calls that store to a page which is not open fail with EFAULT, unless
 /// the range was declared. Transactions have neither savepoints nor branches.
 pub const CALIBURN_FAULTS: c_int = 1;
+/// The program just stores while a transaction is open, the only one: the kernel notes the pages, and the commit
+/// finds and logs the bytes that differ. With CALIBURN_REDO only; what system calls store is found, too. A page that
+/// was changed takes twice its memory. Transactions have neither savepoints nor branches.
+pub const CALIBURN_SCAN: c_int = 2;
 
 /// A commit survives the death of the process.
 pub const CALIBURN_PROCESS: c_int = 0;
@@ -172,7 +176,12 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
             CALIBURN_TRACKING => options.tracking(match c_int::try_from(value) {
                 Ok(CALIBURN_DECLARED) => Tracking::Declared,
                 Ok(CALIBURN_FAULTS) => Tracking::Fault,
-                _ => return Err(Fault::invalid("changes are found by CALIBURN_DECLARED or CALIBURN_FAULTS")),
+                Ok(CALIBURN_SCAN) => Tracking::Scan,
+                _ => {
+                    return Err(Fault::invalid(
+                        "changes are found by CALIBURN_DECLARED, CALIBURN_FAULTS or CALIBURN_SCAN",
+                    ));
+                }
             }),
             CALIBURN_LOG_BYTES => options.log_bytes(value),
             CALIBURN_STAGE_BYTES => options.stage_bytes(value),

@@ -3,12 +3,21 @@
 
 use crate::api::shared::Shared;
 use crate::storage::error::{BranchError, RangeError};
+use crate::storage::region::RegionState;
 use crate::write_set::{Position, WriteSet};
 use caliburn_os::simulated::planted;
 
 impl Shared {
+    /// A transaction is about to commit: all that it has changed is declared when this returns.
+    pub fn committing(&self, set: &WriteSet<'_>) -> Result<(), RangeError> {
+        let save =
+            |set: &WriteSet<'_>, region: &RegionState, offset, len| self.save(set, region, offset, len);
+        self.tracked.each(|way| way.committing(set, &save))
+    }
+
     /// Ends a transaction, of which nothing is to be undone any more.
     pub fn end(&self, set: WriteSet<'_>) {
+        self.tracked.all(|way| way.found(&mut |region, part| self.policy.changed(region, part)));
         self.tracked.ending(&set, &mut || {
             self.policy.clear(&set);
             set.end_branch();
@@ -51,6 +60,10 @@ impl Shared {
             set.suspend();
             self.give_turn();
             return;
+        }
+        {
+            let _permit = self.storage.permit();
+            self.tracked.all(|way| way.undoing());
         }
         self.restore(&set, Position::default());
         if set.is_branch() {

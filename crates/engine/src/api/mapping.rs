@@ -80,6 +80,14 @@ impl Shared {
                 self.take_space(&regions, segment, address, len)?
             }
         };
+        let image = match self.storage.images {
+            true => Some(
+                mappings::take()
+                    .and_then(|()| Reservation::new(reservation.len(), None))
+                    .map_err(|source| MapError::Io { segment: name(), len: len as u64, source })?,
+            ),
+            false => None,
+        };
         let region = Arc::new(RegionState {
             segment: segment.clone(),
             id: segment.id,
@@ -87,6 +95,7 @@ impl Shared {
             base: reservation.base().as_ptr().expose_provenance(),
             len: AtomicUsize::new(0),
             reservation,
+            image,
             shared: AtomicBool::new(false),
             synced: AtomicBool::new(false),
             unread: matches!(at, Placement::Unread(_)),
@@ -203,9 +212,11 @@ impl Shared {
         let fail =
             |source| MapError::Io { segment: region.segment.name.clone(), len: (to - from) as u64, source };
         // Memory that is not read from the segment is there already.
-        if !region.unread {
-            self.policy.map(region, from..to).map_err(fail)?;
-        }
+        let mapped = match region.unread {
+            true => region.map_unread(&self.storage, from..to),
+            false => self.policy.map(region, from..to),
+        };
+        mapped.map_err(fail)?;
         self.tracked.each(|way| way.mapped(region, from..to))?;
         // Who declares bytes there finds them.
         self.storage.table.grow(region, to);
@@ -301,7 +312,8 @@ impl Shared {
 
     fn check_undeclared(&self, region: &RegionState) -> Result<(), MapError> {
         let touching = self.sets.slots.touching(region.id, region.start..region.end()).len();
-        let transactions = touching.max(usize::from(self.policy.touches(region)));
+        let found = self.policy.touches(region) || self.tracked.touches(region);
+        let transactions = touching.max(usize::from(found));
         if transactions > 0 {
             return Err(MapError::Uncommitted { segment: region.segment.name.clone(), transactions });
         }

@@ -2,13 +2,14 @@
 
 use crate::api::options::Options;
 use crate::api::shared::Shared;
-use crate::policy::kind::{New, Opening, Policy};
+use crate::policy::kind::{Kind, New, Opening, Policy};
 use crate::policy::table;
 use crate::storage;
 use crate::storage::directory::{self, CATALOG, LOCK, LOG, SHADOW, STAGE, UNDO};
 use crate::storage::error::OpenError;
 use crate::storage::segment::Opener;
 use crate::storage::segment_file::Descriptors;
+use crate::tracking::Tracking;
 use caliburn_os::host::Lock;
 use caliburn_os::simulated::{planted, unless};
 use std::path::Path;
@@ -39,8 +40,8 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
     }
     let mut options = options.clone();
     options.settings.media = directory::hold(dir, settings)?;
-    // What a transaction has stored that could not be kept is in memory until it is undone.
-    options.settings.declared_only |= options.wanted().faults;
+    // What is found when a transaction commits, or could not be kept, is in memory before it is declared.
+    options.settings.declared_only |= options.wanted().tracking != Tracking::Declared;
     let (settings, media) = (&options.settings, &*options.settings.media);
     let there = || media.exists(&dir.join(CATALOG));
     // What is there is looked at under the lock: another process may be creating or removing it.
@@ -50,9 +51,21 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
         return Err(OpenError::Exists { path: dir.to_owned() });
     }
     if !there && may_create {
+        tracks(table::kind(options.policy.unwrap_or(Policy::Redo)), &options)?;
         create(dir, &options, made_dir)?;
     }
     recover(dir, &options, lock)
+}
+
+/// Refuses to look for changes where memory is the segment: what it held would be known no more.
+fn tracks(kind: &dyn Kind, options: &Options) -> Result<(), OpenError> {
+    let policy = kind.policy();
+    if kind.is_private() || options.wanted().tracking != Tracking::Scan {
+        return Ok(());
+    }
+    let why =
+        format!("the {} policy keeps no old values to compare with; use Tracking::Fault", policy.name());
+    Err(OpenError::Option { name: "tracking", value: Tracking::Scan as u64, why })
 }
 
 /// Makes a store. The catalog comes last: without it the directory holds no store, and the files of an
@@ -102,6 +115,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
             found: kind.policy().name(),
         });
     }
+    tracks(kind, options)?;
     let descriptors = Descriptors::of(media);
     let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write, claim: true };
     let segments = directory::open_segments(opener, &catalog, kind.sums())?;
@@ -114,6 +128,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
         locks,
         log_locks: Vec::new(),
         keys: wanted.keys(),
+        images: wanted.tracking == Tracking::Scan,
     };
     let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
     if write {

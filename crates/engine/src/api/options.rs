@@ -184,12 +184,13 @@ impl Options {
 
     /// How changes are found. Default: they are declared.
     pub fn tracking(&mut self, tracking: Tracking) -> &mut Options {
-        self.wanted.faults = tracking == Tracking::Fault;
+        self.wanted.tracking = tracking;
         self
     }
 
     /// Looks at every commit for bytes that were changed without being declared, and panics if there are any. For
-    /// tests and debugging: it takes as much memory again as the regions, and time in proportion to them.
+    /// tests and debugging: it takes as much memory again as the regions, and time in proportion to
+    /// what was stored to (before Linux 6.7, to the regions).
     pub fn verify(&mut self, yes: bool) -> &mut Options {
         self.wanted.verify = yes;
         self
@@ -296,8 +297,10 @@ impl Options {
     /// What is to track changes. Nothing does where there are none; a guard would open what is caught.
     pub(crate) fn wanted(&self) -> Wanted {
         match self.settings.read_only {
-            true => Wanted { guard: Guard::Off, verify: false, faults: false },
-            false if self.wanted.faults => Wanted { guard: Guard::Off, ..self.wanted.clone() },
+            true => Wanted { guard: Guard::Off, ..Wanted::default() },
+            false if self.wanted.tracking != Tracking::Declared => {
+                Wanted { guard: Guard::Off, ..self.wanted.clone() }
+            }
             false => self.wanted.clone(),
         }
     }
@@ -323,8 +326,8 @@ impl Options {
             let why = "this processor or kernel has no memory protection keys; use Guard::Pages";
             return bad("guard", 2, why.into());
         }
-        if self.wanted.faults && self.wanted.verify {
-            let why = "nothing is undeclared where changes are found by page faults";
+        if self.wanted.tracking != Tracking::Declared && self.wanted.verify {
+            let why = "nothing is undeclared where changes are found";
             return bad("verify", 1, why.into());
         }
         if self.create_new && self.settings.read_only {

@@ -11,7 +11,7 @@ use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
 use crate::storage::tuning::Tuning;
 use crate::storage::{Storage, gate};
-use crate::tracking::Tracked;
+use crate::tracking::{Tracked, Tracking};
 use crate::write_set::{Sets, Terms, WriteSet};
 use caliburn_os::event::Event;
 use caliburn_os::simulated::unless;
@@ -42,7 +42,11 @@ impl Shared {
         let wanted = options.wanted();
         let tracked = Tracked::begin(&wanted, &storage, &sets);
         let mut terms = policy.terms();
-        terms.alone |= tracked.catches();
+        terms.alone |= options.wanted().tracking != Tracking::Declared;
+        if storage.images {
+            // Images are the old values.
+            (terms.keeps_old, terms.restores) = ([false; 2], true);
+        }
         if tracked.catches() && !terms.restores {
             // Whole pages are kept: what was stored to one and not undone would become part of the next commit.
             terms.keeps_old = [true; 2];
@@ -67,7 +71,7 @@ impl Shared {
 
     /// Saves what bytes hold that a transaction is about to change. What it changes first waits while others want
     /// that nothing is changed.
-    fn save(
+    pub fn save(
         &self,
         set: &WriteSet<'_>,
         region: &RegionState,

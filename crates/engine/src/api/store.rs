@@ -304,10 +304,11 @@ impl Store {
             return Err(BeginError::ReadOnly);
         }
         shared.storage.failure()?;
+        // Before the turn: some memory can be given back only while no transaction is open.
+        shared.policy.wait_memory();
         if shared.terms.alone && !shared.sets.turn.take() {
             return Err(BeginError::Open);
         }
-        shared.policy.wait_memory();
         shared.storage.failure().inspect_err(|_| shared.give_turn())?;
         let tx = Transaction::new(shared, mode);
         if shared.terms.alone {

@@ -264,7 +264,7 @@ impl<'t> Transaction<'t> {
             store.reaches(class)?;
         }
         if !planted("verified-too-late") {
-            store.tracked.each(|way| way.committing(&self.set))?;
+            store.committing(&self.set)?;
         }
         let stamp = store.policy.commit(&self.set)?;
         store.end(self.into_set());
@@ -303,7 +303,8 @@ impl<'t> Transaction<'t> {
     /// As [`Transaction::commit`].
     ///
     /// # Panics
-    /// When it keeps no old values in memory: in `NoRestore` mode, and with the shadow policy.
+    /// When it keeps no old values in memory: in `NoRestore` mode, with the shadow policy, and with
+    /// [`Tracking::Scan`](crate::Tracking::Scan).
     pub fn commit_returning_old(self, class: Class) -> Result<Vec<OldValue>, CommitError> {
         let keeps = self.restores() && self.set.keeps_old();
         assert!(keeps, "the transaction keeps no old values in memory that could be returned");
@@ -354,7 +355,7 @@ impl<'t> Transaction<'t> {
         if store.terms.alone {
             return Err(CommitError::NeverUndecided);
         }
-        store.tracked.each(|way| way.committing(&self.set))?;
+        store.committing(&self.set)?;
         undecided.check(global_id)?;
         let (set, mut this) = (self.set.passed(), Some(self));
         undecided.prepare(&set, global_id, &mut || this.take().expect("called once").into_set().suspend())

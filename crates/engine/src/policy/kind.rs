@@ -59,6 +59,10 @@ pub(crate) trait Kind: Sync {
     fn policy(&self) -> Policy;
     /// Whether segments have checksums beside them: only where all that reaches them is written by the engine.
     fn sums(&self) -> bool;
+    /// Whether memory is the process's own: the segments do not have what an open transaction stores.
+    fn is_private(&self) -> bool {
+        false
+    }
     /// Makes the files of a new store, the catalog last.
     fn create(&self, new: New<'_>) -> Result<(), OpenError>;
     /// Recovers a store, and takes it into use.

@@ -46,6 +46,8 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn touches(&self, _region: &RegionState) -> bool {
         false
     }
+    /// Part of a region was stored to, declared or not, by a transaction that ends.
+    fn changed(&self, _region: &RegionState, _part: Range<usize>) {}
     /// A region is about to be unmapped: its segment is up to date when this returns.
     fn unmapping(&self, _region: &RegionState) -> Result<(), Failure> {
         Ok(())

@@ -73,6 +73,8 @@ pub(crate) struct Storage {
     pub replicated: bool,
     /// Regions have a protection key: the engine's own stores need a permit.
     pub keys: bool,
+    /// Regions have an image beside them: see [`RegionState::image`](region::RegionState).
+    pub images: bool,
     pub gate: AtomicU32,
     pub limits: Limits,
     pub meter: Meter,
@@ -105,6 +107,14 @@ pub(crate) struct Found {
     pub log_locks: Vec<(PathBuf, Lock)>,
     /// See [`Storage::keys`].
     pub keys: bool,
+    /// See [`Storage::images`].
+    pub images: bool,
+}
+
+/// Bytes that private pages of regions may take: their images take as many.
+fn budget(tuning: &Tuning, limits: &Limits, images: bool) -> u64 {
+    let bytes = tuning.budget(limits);
+    if images { bytes / 2 } else { bytes }
 }
 
 impl Storage {
@@ -122,6 +132,7 @@ impl Storage {
             reach,
             replicated: settings.replica().is_some(),
             keys: found.keys,
+            images: found.images,
             gate: AtomicU32::new(if settings.read_only { gate::READ_ONLY } else { 0 }),
             meter: Meter::default(),
             mapping: Mutex::default(),
@@ -131,7 +142,7 @@ impl Storage {
             descriptors: found.descriptors,
             catalog: Mutex::new(found.catalog),
             failure: OnceLock::new(),
-            budget: AtomicU64::new(settings.tuning.budget(&limits)),
+            budget: AtomicU64::new(budget(&settings.tuning, &limits, found.images)),
             limits,
             tuning: RwLock::new(settings.tuning.clone()),
             locks: Mutex::new(found.locks),
@@ -150,7 +161,7 @@ impl Storage {
     }
 
     pub fn set_tuning(&self, tuning: Tuning) {
-        self.budget.store(tuning.budget(&self.limits), Ordering::Relaxed);
+        self.budget.store(budget(&tuning, &self.limits, self.images), Ordering::Relaxed);
         *self.tuning.write().expect("no panic under this lock") = tuning;
     }
 

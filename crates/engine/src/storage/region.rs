@@ -6,6 +6,9 @@
 //!
 //! Mapped privately, a page that nobody has stored to shows the page cache of the segment's file and can be
 //! evicted; a page that was stored to is a private copy. Mapped shared, it is the segment.
+//!
+//! Where changes are found by comparing, a private region has an image beside it, a mapping of the same bytes to
+//! which nobody but the engine stores: what memory held before the transaction that is open.
 
 use crate::storage::Storage;
 use crate::storage::error::RangeError;
@@ -13,7 +16,7 @@ use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::SegmentState;
 use caliburn_log::SegmentId;
 use caliburn_os::map::{self, Reservation};
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use caliburn_os::{simulated, span};
 use std::io;
@@ -31,6 +34,8 @@ pub(crate) struct RegionState {
     pub base: usize,
     pub len: AtomicUsize,
     pub reservation: Reservation,
+    /// As long as the reservation.
+    pub image: Option<Reservation>,
     /// It is the segment, not a copy; as persistent memory.
     pub shared: AtomicBool,
     pub synced: AtomicBool,
@@ -63,11 +68,11 @@ impl RegionState {
     /// A pointer to an offset within the region.
     #[inline(always)]
     pub fn at(&self, offset: usize) -> *mut u8 {
-        self.reservation.base().as_ptr().wrapping_add(offset)
+        at(&self.reservation, offset)
     }
 
     /// Maps part of the region copy-on-write, which was never mapped before, and lays over it what the segment
-    /// lacks. It can be stored to if `write`.
+    /// lacks; its image as well. It can be stored to if `write`.
     pub fn map_private(
         &self,
         storage: &Storage,
@@ -75,14 +80,38 @@ impl RegionState {
         lacking: Option<&RedoRanges>,
         write: bool,
     ) -> io::Result<()> {
+        self.map_copy(&self.reservation, storage, part.clone(), lacking, write)?;
+        let Some(image) = &self.image else { return Ok(()) };
+        let lacking = lacking.filter(|_| !planted("nothing-laid-over-images"));
+        self.map_copy(image, storage, part, lacking, true)
+    }
+
+    /// Makes an image of a part that was not mapped from the segment.
+    pub fn map_unread(&self, storage: &Storage, part: Range<usize>) -> io::Result<()> {
+        let Some(image) = &self.image else { return Ok(()) };
+        self.map_copy(image, storage, part.clone(), None, true)?;
+        // SAFETY: both are mapped, and nobody knows of the part yet.
+        unsafe { span::copy(self.at(part.start), at(image, part.start), part.len()) };
+        Ok(())
+    }
+
+    fn map_copy(
+        &self,
+        into: &Reservation,
+        storage: &Storage,
+        part: Range<usize>,
+        lacking: Option<&RedoRanges>,
+        write: bool,
+    ) -> io::Result<()> {
         let lacking = lacking.filter(|lacking| unless("pending-not-laid-over", !lacking.is_empty()));
-        let (medium, at) = (self.segment.file.medium()?, self.segment.data + self.start + part.start as u64);
-        let (start, len) = (self.at(part.start), part.len());
+        let (medium, from) =
+            (self.segment.file.medium()?, self.segment.data + self.start + part.start as u64);
+        let (start, len) = (at(into, part.start), part.len());
         let writable = write || lacking.is_some();
         // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never shrink,
         // and the store's lock keeps other programs of ours away from the file.
-        unsafe { self.reservation.map_private(part.start, len, medium.descriptor(), at, writable) }?;
-        self.advise(storage, &part)?;
+        unsafe { into.map_private(part.start, len, medium.descriptor(), from, writable) }?;
+        advise(storage, start, &part)?;
         let Some(lacking) = lacking else { return Ok(()) };
         let (low, high) = (self.start + part.start as u64, self.start + part.end as u64);
         lacking.each_of(self.id, |range| {
@@ -92,7 +121,7 @@ impl RegionState {
                 let source = &range.bytes[(first - range.offset) as usize..(end - range.offset) as usize];
                 // SAFETY: `[first, end)` lies in the part mapped above, which nobody else knows yet.
                 unsafe {
-                    span::copy(source.as_ptr(), self.at((first - self.start) as usize), source.len());
+                    span::copy(source.as_ptr(), at(into, (first - self.start) as usize), source.len());
                 }
             }
         });
@@ -118,16 +147,25 @@ impl RegionState {
         self.shared.store(true, Ordering::Relaxed);
         self.synced.store(sync, Ordering::Relaxed);
         simulated::mapped(medium.descriptor(), start, len, at);
-        self.advise(storage, &part)
+        advise(storage, start, &part)
     }
 
-    /// Of much memory, reading ahead would push out pages that are in use; a device may read megabytes at a touch.
-    fn advise(&self, storage: &Storage, part: &Range<usize>) -> io::Result<()> {
-        if part.end as u64 <= storage.limits.bytes() / 2 {
-            return Ok(());
+    /// Drops the private copies of a page, which its segment has.
+    ///
+    /// # Safety
+    /// The page is mapped privately and holds what its segment does, and nobody stores to it meanwhile.
+    pub unsafe fn discard(&self, offset: usize, page: usize) -> io::Result<()> {
+        // SAFETY: the caller's word; nobody stores to an image but the engine, when a transaction ends.
+        unsafe {
+            map::discard(self.at(offset), page)?;
+            let image = self.image.as_ref().filter(|_| !planted("image-not-given-back"));
+            image.map_or(Ok(()), |image| map::discard(at(image, offset), page))
         }
-        // SAFETY: the part was mapped by the caller and is whole pages.
-        unsafe { map::advise_random(self.at(part.start), part.len()) }
+    }
+
+    /// A pointer to an offset within the image, if there is one.
+    pub fn image_at(&self, offset: usize) -> Option<*mut u8> {
+        self.image.as_ref().map(|image| at(image, offset))
     }
 
     #[cold]
@@ -140,4 +178,17 @@ impl RegionState {
             region_end: self.end(),
         }
     }
+}
+
+fn at(reservation: &Reservation, offset: usize) -> *mut u8 {
+    reservation.base().as_ptr().wrapping_add(offset)
+}
+
+/// Of much memory, reading ahead would push out pages that are in use; a device may read megabytes at a touch.
+fn advise(storage: &Storage, start: *mut u8, part: &Range<usize>) -> io::Result<()> {
+    if part.end as u64 <= storage.limits.bytes() / 2 {
+        return Ok(());
+    }
+    // SAFETY: the part was mapped by the caller and is whole pages.
+    unsafe { map::advise_random(start, part.len()) }
 }

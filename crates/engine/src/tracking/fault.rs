@@ -12,7 +12,7 @@
 //! ends the process, as a wild one. System calls that store to a page which is not open fail with EFAULT: who
 //! calls one declares the range before.
 
-use super::{Save, Tracker, Wanted};
+use super::{Save, Tracker, Tracking, Wanted};
 use crate::storage::Storage;
 use crate::storage::error::{MapError, RangeError};
 use crate::storage::region::RegionState;
@@ -84,7 +84,7 @@ pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -
         let (storage, sets, state) = (storage.clone(), sets.clone(), Mutex::default());
         Box::new(Faults { storage, sets, desk: Desk::new(), state })
     };
-    (wanted.faults && !storage.is_read_only()).then(made)
+    (wanted.tracking == Tracking::Fault && !storage.is_read_only()).then(made)
 }
 
 impl Tracker for Faults {
@@ -128,7 +128,7 @@ impl Tracker for Faults {
         Some(watched.open(pages, set, save))
     }
 
-    fn committing(&self, _: &WriteSet<'_>) -> Result<(), RangeError> {
+    fn committing(&self, _: &WriteSet<'_>, _: Save<'_>) -> Result<(), RangeError> {
         let doomed = self.lock().doomed.take().filter(|_| !planted("lost-transaction-committed"));
         doomed.map_or(Ok(()), Err)
     }

@@ -5,6 +5,8 @@
 
 pub(crate) mod fault;
 pub(crate) mod guard;
+mod noted;
+mod scan;
 pub(crate) mod verify;
 
 use crate::storage::Storage;
@@ -31,6 +33,15 @@ pub enum Tracking {
     /// ranges before. Ranges can be declared as well, which keeps their pages together. Transactions can neither
     /// be prepared nor have branches.
     Fault,
+    /// By looking, when a transaction commits: a program just stores, and the kernel notes which pages it stores to.
+    /// They are compared with an image of what is committed, kept beside each region, and the bytes that differ are
+    /// logged. No signal, no protected memory: what system calls store (`read` into a region) is found as well. With
+    /// the redo policy only. A page that was changed takes twice its memory, until its segment has the change. One
+    /// transaction at a time is open, and stores of all threads are its, also those made since the one before; while
+    /// one of its methods runs no other thread stores. Ranges can be declared as well. Transactions have neither
+    /// savepoints nor branches, and cannot be prepared. Where the kernel notes no pages (before Linux 6.7, or
+    /// userfaultfd is forbidden), which a warning says, all of every region is compared at each commit.
+    Scan,
 }
 
 /// Saves what bytes of a region hold, as the policy does.
@@ -77,10 +88,21 @@ pub(crate) trait Tracker: Send + Sync {
     fn catch(&self, _save: Save<'_>) {}
     fn stop(&self) {}
 
-    /// A transaction is about to commit. Whatever a way has found by itself must be declared now. An error: it
+    /// A transaction is about to commit. Whatever a way has found by itself is declared now, by `save`. An error: it
     /// cannot be committed.
-    fn committing(&self, _set: &WriteSet<'_>) -> Result<(), RangeError> {
+    fn committing(&self, _set: &WriteSet<'_>, _save: Save<'_>) -> Result<(), RangeError> {
         Ok(())
+    }
+
+    /// A transaction is about to be undone: what it has stored and no policy knows of is undone now.
+    fn undoing(&self) {}
+
+    /// Tells where a transaction that ends has stored, as far as this finds that by itself.
+    fn found(&self, _told: &mut dyn FnMut(&RegionState, Range<usize>)) {}
+
+    /// Whether a transaction that is open has changed something of a region that it has not declared.
+    fn touches(&self, _region: &RegionState) -> bool {
+        false
     }
 
     /// What a branch has declared is its parent's now.
@@ -117,8 +139,7 @@ pub(crate) trait Tracker: Send + Sync {
 pub(crate) struct Wanted {
     pub guard: Guard,
     pub verify: bool,
-    /// Stores are caught.
-    pub faults: bool,
+    pub tracking: Tracking,
 }
 
 /// Begins a way of tracking, if it is wanted.
@@ -126,12 +147,12 @@ type Begin = fn(&Wanted, &Arc<Storage>, &Arc<Sets>) -> Option<Box<dyn Tracker>>;
 
 /// All ways, in the order in which they are called: the verifier reads memory that the guard then keeps others
 /// from.
-const WAYS: &[Begin] = &[verify::begin, guard::begin, fault::begin];
+const WAYS: &[Begin] = &[verify::begin, guard::begin, fault::begin, scan::begin];
 
 impl Wanted {
     /// Whether anything must see each declaration.
     pub fn any(&self) -> bool {
-        self.verify || self.faults || self.guard != Guard::Off
+        self.verify || self.tracking != Tracking::Declared || self.guard != Guard::Off
     }
 
     /// Whether regions get a protection key.
@@ -190,6 +211,10 @@ impl Tracked {
     ) -> Result<(), RangeError> {
         let done = self.0.iter().find_map(|way| way.declares(set, region, (offset, len), save));
         done.unwrap_or_else(|| save(set, region, offset, len))
+    }
+
+    pub fn touches(&self, region: &RegionState) -> bool {
+        self.0.iter().any(|way| way.touches(region))
     }
 
     pub fn catches(&self) -> bool {

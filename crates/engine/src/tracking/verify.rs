@@ -3,9 +3,10 @@
 //! be undone with the undo policy.
 //!
 //! It keeps a shadow of every region, what its memory must be but for open transactions, and compares at every
-//! commit. For tests and debugging: it doubles the memory, and a commit reads every region.
+//! commit what was stored to since. For tests and debugging: it doubles the memory.
 
-use super::{Tracker, Wanted};
+use super::noted::{Noted, Seen};
+use super::{Save, Tracker, Wanted};
 use crate::storage::Storage;
 use crate::storage::error::{MapError, RangeError};
 use crate::storage::region::RegionState;
@@ -13,9 +14,9 @@ use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Sets, WriteSet};
 use caliburn_log::SegmentId;
 use caliburn_os::simulated::unless;
-use caliburn_os::span;
 use caliburn_os::sync::{Mutex, MutexGuard};
-use std::collections::BTreeMap;
+use caliburn_os::{page_size, span};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,33 +46,43 @@ impl fmt::Display for Undeclared {
 pub(super) struct Verifier {
     storage: Arc<Storage>,
     sets: Arc<Sets>,
+    noted: Noted,
     /// By the addresses of the regions.
     shadows: Mutex<Shadows>,
 }
 
-type Shadows = BTreeMap<usize, Vec<u8>>;
+type Shadows = BTreeMap<usize, Shadow>;
 
-/// How much is compared at a time.
-const STEP: usize = 64 << 10;
+struct Shadow {
+    bytes: Vec<u8>,
+    seen: Seen,
+    /// Pages that were stored to and not found equal since.
+    suspects: BTreeSet<usize>,
+}
 
 pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -> Option<Box<dyn Tracker>> {
     let (storage, sets) = (storage.clone(), sets.clone());
-    wanted.verify.then(|| Box::new(Verifier { storage, sets, shadows: Mutex::default() }) as Box<dyn Tracker>)
+    let made = || -> Box<dyn Tracker> {
+        Box::new(Verifier { storage, sets, noted: Noted::new(), shadows: Mutex::default() })
+    };
+    wanted.verify.then(made)
 }
 
 impl Tracker for Verifier {
     /// Takes the part for what it must be, before anybody can declare bytes there.
     fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError> {
         let mut shadows = self.lock();
-        let shadow = shadows.entry(region.base).or_default();
-        shadow.resize(part.end, 0);
-        copy(region, part.start, &mut shadow[part.start..]);
+        let new = || Shadow { bytes: Vec::new(), seen: self.noted.begin(), suspects: BTreeSet::new() };
+        let shadow = shadows.entry(region.base).or_insert_with(new);
+        shadow.bytes.resize(part.end, 0);
+        copy(region, part.start, &mut shadow.bytes[part.start..]);
+        self.noted.watch(&mut shadow.seen, region, part);
         Ok(())
     }
 
     /// # Panics
     /// When something was stored that nobody declared.
-    fn committing(&self, _: &WriteSet<'_>) -> Result<(), RangeError> {
+    fn committing(&self, _: &WriteSet<'_>, _: Save<'_>) -> Result<(), RangeError> {
         let found = self.undeclared();
         if let Some(first) = found.first() {
             let more = found.len() - 1;
@@ -91,7 +102,7 @@ impl Tracker for Verifier {
             let Some(region) = found else { return };
             if let Some(shadow) = shadows.get_mut(&region.base) {
                 let at = (range.offset - region.start) as usize;
-                copy(region, at, &mut shadow[at..at + range.len]);
+                copy(region, at, &mut shadow.bytes[at..at + range.len]);
             }
         });
         end();
@@ -103,8 +114,10 @@ impl Tracker for Verifier {
         shorten();
     }
 
-    fn unmapped(&self, region: &RegionState, _: bool) {
-        self.lock().remove(&region.base);
+    fn unmapped(&self, region: &RegionState, left: bool) {
+        if let Some(shadow) = self.lock().remove(&region.base).filter(|_| left) {
+            self.noted.leave(&shadow.seen, region);
+        }
     }
 
     fn verifies(&self) -> bool {
@@ -114,23 +127,28 @@ impl Tracker for Verifier {
     /// Compares every region with its shadow.
     fn undeclared(&self) -> Vec<Undeclared> {
         let mut found: Vec<Undeclared> = Vec::new();
-        let (mut buffer, mut declared) = (vec![0; STEP], vec![false; STEP]);
+        let (mut buffer, mut declared) = (vec![0; page_size()], vec![false; page_size()]);
         // Mapping locks the list first, and then the shadows.
         let mapped =
             || self.storage.regions.read().expect("no panic under this lock").values().cloned().collect();
         let regions: Vec<_> = mapped();
-        let shadows = self.lock();
+        let mut shadows = self.lock();
         for region in &regions {
-            let Some(shadow) = shadows.get(&region.base) else { continue };
-            for (i, expected) in shadow.chunks(STEP).enumerate() {
+            let Some(Shadow { bytes, seen, suspects }) = shadows.get_mut(&region.base) else { continue };
+            if !self.noted.take(seen, region, |pages| suspects.extend(pages)) {
+                suspects.extend(seen.pages());
+            }
+            suspects.retain(|page| {
+                let part = seen.bytes(&(*page..page + 1));
+                let (first, expected) = (part.start, &bytes[part]);
                 let there = &mut buffer[..expected.len()];
-                copy(region, i * STEP, there);
+                copy(region, first, there);
                 if there == expected {
-                    continue;
+                    return false;
                 }
                 // After the copy: a transaction that declared a byte before it was copied has not ended since, nor
                 // been rolled back, which takes the lock.
-                let from = region.start + (i * STEP) as u64;
+                let from = region.start + first as u64;
                 self.mark_declared(region.id, from, &mut declared[..expected.len()]);
                 for at in (0..expected.len()).filter(|at| there[*at] != expected[*at] && !declared[*at]) {
                     let offset = from + at as u64;
@@ -143,7 +161,8 @@ impl Tracker for Verifier {
                         _ => found.push(Undeclared { segment: region.segment.name.clone(), offset, len: 1 }),
                     }
                 }
-            }
+                true
+            });
         }
         found
     }

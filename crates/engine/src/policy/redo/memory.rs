@@ -12,8 +12,8 @@ use crate::storage::gate;
 use crate::storage::region::RegionState;
 use crate::write_set::RESERVED;
 use caliburn_os::simulated::even_if;
+use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
-use caliburn_os::{map, span};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,18 +118,25 @@ impl Redo {
             let address = region.base + (offset - region.start) as usize;
             mapped.push((*id, region, address, content));
         }
+        // What is stored and not declared yet must not go, nor come while it is looked at.
+        let turn = self.storage.images.then(|| self.sets.turn.want());
+        let held = turn.as_ref().map(|turn| turn.take_within(Duration::from_millis(100)));
+        if matches!(held, Some(None)) {
+            kept.extend(mapped.drain(..).map(|(id, ..)| id));
+        }
         mapped.sort_by_key(|(id, ..)| *id);
         let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
         self.sets.reserve.reserve(&addresses);
         let (declared, _) = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
         for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
             let at = region.pointer(*address);
+            let offset = *address - region.base;
             // SAFETY: the page lies in a mapped region (as in `copy_undeclared`). It equals its segment, nobody
             // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.
             let dropped = !declared
                 && unsafe {
                     even_if("page-dropped-unread", span::equals(at, content))
-                        && map::discard(at, page).is_ok()
+                        && region.discard(offset, page).is_ok()
                 };
             if dropped { gone.push(*id) } else { kept.push(*id) }
         }

@@ -82,6 +82,10 @@ impl kind::Kind for Kind {
         true
     }
 
+    fn is_private(&self) -> bool {
+        true
+    }
+
     fn create(&self, new: New<'_>) -> Result<(), OpenError> {
         create::create(new)
     }
@@ -227,6 +231,16 @@ impl Recovery for Redo {
         }
         let page = self.storage.page_size as u64;
         self.lock_pages().dropped_all(region.segment.id, region.pages(page));
+    }
+
+    fn changed(&self, region: &RegionState, part: Range<usize>) {
+        let offset = region.start + part.start as u64;
+        let private = {
+            let mut pages = self.lock_pages();
+            pages.note_private(region.segment.id, offset, part.len() as u64);
+            pages.private()
+        };
+        self.check_budget(private);
     }
 
     fn growing(&self, grow: &mut dyn FnMut() -> Result<(), SegmentError>) -> Result<(), SegmentError> {
