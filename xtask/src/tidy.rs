@@ -13,7 +13,7 @@ const LONGER: [(&str, usize, &str); 1] = [("sim/src/life.rs", 700, "one life of 
 /// Widest line of a comment that is no table.
 const COMMENT_COLUMNS: usize = 117;
 /// Files that meet raw memory or the operating system. `unsafe` anywhere else is a mistake.
-const UNSAFE_MAY: [&str; 40] = [
+const UNSAFE_MAY: [&str; 41] = [
     "crates/os/src/",
     "crates/engine/src/api/image.rs",
     "crates/engine/src/api/mapping.rs",
@@ -53,6 +53,7 @@ const UNSAFE_MAY: [&str; 40] = [
     "bindings/",
     "sim/src/life.rs",
     "sim/src/names.rs",
+    "sim/src/bin/guest.rs",
     "sim/src/media.rs",
 ];
 const BAD_NAMES: [&str; 4] = ["utils", "common", "helpers", "misc"];

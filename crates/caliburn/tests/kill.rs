@@ -6,7 +6,7 @@
 
 mod support;
 
-use caliburn::{Class, Mode, Options, Policy, Region, Store};
+use caliburn::{Class, Mode, Options, Policy, RangeError, Region, Store, Tracking, Transaction};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -18,10 +18,36 @@ const THREADS: usize = 2;
 const PART: usize = 256 << 10;
 const CELLS: u64 = 2000;
 
-fn options(policy: Policy) -> Options {
+/// How a store recovers, and how a program changes it.
+type Kind = (Policy, Tracking);
+
+const REDO: Kind = (Policy::Redo, Tracking::Declared);
+const UNDO: Kind = (Policy::Undo, Tracking::Declared);
+const FOUND: Kind = (Policy::Redo, Tracking::Scan);
+const SHADOW: Kind = (Policy::Shadow, Tracking::Declared);
+const CAUGHT: Kind = (Policy::Shadow, Tracking::Fault);
+const ALL: [Kind; 5] = [REDO, UNDO, FOUND, SHADOW, CAUGHT];
+
+fn options((policy, tracking): Kind) -> Options {
     let mut options = support::options();
-    options.log_bytes(256 << 10).stage_bytes(128 << 10).policy(policy);
+    options.log_bytes(256 << 10).stage_bytes(128 << 10).policy(policy).tracking(tracking);
     options
+}
+
+/// Declares and stores, or just stores.
+fn write<'t>(
+    tx: &mut Transaction<'t>,
+    memory: &'t Region,
+    (offset, bytes): (usize, &[u8]),
+    tracking: Tracking,
+) -> Result<(), RangeError> {
+    if tracking == Tracking::Declared {
+        return tx.write(memory, offset, bytes);
+    }
+    assert!(offset + bytes.len() <= memory.len());
+    // SAFETY: the bytes are mapped, and no other thread stores: one transaction at a time is open.
+    unsafe { memory.as_ptr().add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
+    Ok(())
 }
 
 fn region(store: &Store) -> Region {
@@ -63,8 +89,9 @@ fn child() {
         report(info);
         std::process::exit(1);
     }));
-    let policy = if std::env::var_os("CALIBURN_KILL_UNDO").is_some() { Policy::Undo } else { Policy::Redo };
-    let store = options(policy).open(Path::new(&path)).unwrap();
+    let kind = ALL[std::env::var("CALIBURN_KILL_KIND").unwrap().parse::<usize>().unwrap()];
+    let (policy, tracking) = kind;
+    let store = options(kind).open(Path::new(&path)).unwrap();
     let memory = region(&store);
     let (store, memory) = (&store, &memory);
     std::thread::scope(|scope| {
@@ -72,8 +99,8 @@ fn child() {
             for round in 0u64.. {
                 let mut tx = store.begin(Mode::Restore).unwrap();
                 for i in 0..1 + round % 40 {
-                    tx.store(memory, THREADS * PART + (mix(round + i) % 4000) as usize * 8, &u64::MAX)
-                        .unwrap();
+                    let at = THREADS * PART + (mix(round + i) % 4000) as usize * 8;
+                    write(&mut tx, memory, (at, &[0xFF; 8]), tracking).unwrap();
                 }
                 tx.abort();
                 if round.is_multiple_of(300) && memory.len() < 8 << 20 {
@@ -94,9 +121,10 @@ fn child() {
                         if run.end - run.start > 1 {
                             let bytes: Vec<u8> =
                                 run.clone().flat_map(|_| [number; 8]).flat_map(u64::to_ne_bytes).collect();
-                            tx.write(memory, offset(thread, run.start), &bytes).unwrap();
+                            write(&mut tx, memory, (offset(thread, run.start), &bytes), tracking).unwrap();
                         } else {
-                            tx.store(memory, offset(thread, run.start), &number).unwrap();
+                            let at = offset(thread, run.start);
+                            write(&mut tx, memory, (at, &number.to_ne_bytes()), tracking).unwrap();
                         }
                     }
                     if mix(number).is_multiple_of(7) {
@@ -131,38 +159,54 @@ fn expected(thread: usize, last: u64) -> Vec<u64> {
 #[test]
 fn killed_at_any_moment_nothing_acknowledged_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    kill_again_and_again(dir.path(), 1, Policy::Redo);
+    kill_again_and_again(dir.path(), 1, REDO);
 }
 
 #[test]
 fn the_same_with_the_undo_policy() {
     let dir = tempfile::tempdir().unwrap();
-    kill_again_and_again(dir.path(), 5, Policy::Undo);
+    kill_again_and_again(dir.path(), 5, UNDO);
     let Some(mount) = support::mount("64m") else { return };
-    kill_again_and_again(&mount.path, 6, Policy::Undo);
+    kill_again_and_again(&mount.path, 6, UNDO);
+}
+
+#[test]
+fn the_same_where_changes_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    kill_again_and_again(dir.path(), 7, FOUND);
+}
+
+#[test]
+fn the_same_with_the_shadow_policy() {
+    for (seed, kind) in [(8, SHADOW), (9, CAUGHT)] {
+        let dir = tempfile::tempdir().unwrap();
+        kill_again_and_again(dir.path(), seed, kind);
+        let Some(mount) = support::mount("64m") else { continue };
+        kill_again_and_again(&mount.path, seed, kind);
+    }
 }
 
 #[test]
 fn the_same_in_memory() {
     let Some(mount) = support::mount("64m") else { return };
-    kill_again_and_again(&mount.path, 2, Policy::Redo);
+    kill_again_and_again(&mount.path, 2, REDO);
 }
 
 #[test]
 fn the_same_on_xfs() {
     let Some(mount) = support::mount_loop("xfs", 320) else { return };
-    kill_again_and_again(&mount.path, 3, Policy::Redo);
+    kill_again_and_again(&mount.path, 3, REDO);
 }
 
 #[test]
 fn the_same_on_ext4_that_is_full() {
     let Some(mount) = support::mount_loop("ext4", 64) else { return };
-    drop(region(&options(Policy::Redo).open(mount.path.join("s")).unwrap()));
+    drop(region(&options(REDO).open(mount.path.join("s")).unwrap()));
     let full = std::fs::File::create(mount.path.join("full")).unwrap();
     while (&full).write_all(&[1; 65536]).is_ok() {}
     // Some growth succeeds; not so much that a slow machine never comes to the end of it.
     full.set_len(full.metadata().unwrap().len() - (256 << 10)).unwrap();
-    assert!(kill_again_and_again(&mount.path, 4, Policy::Redo), "no growth met the end of the file system");
+    assert!(kill_again_and_again(&mount.path, 4, REDO), "no growth met the end of the file system");
 }
 
 fn signal(child: &std::process::Child, name: &str) {
@@ -170,10 +214,10 @@ fn signal(child: &std::process::Child, name: &str) {
 }
 
 /// Whether the file system was full for any of them.
-fn kill_again_and_again(dir: &Path, seed: u64, policy: Policy) -> bool {
+fn kill_again_and_again(dir: &Path, seed: u64, kind: Kind) -> bool {
     let path = dir.join("s");
     let copies = tempfile::tempdir().unwrap();
-    let store = options(policy).open(&path).unwrap();
+    let store = options(kind).open(&path).unwrap();
     drop(region(&store));
     store.close().unwrap();
     let kills = std::env::var("CALIBURN_KILLS").map_or(60, |n| n.parse().unwrap());
@@ -185,10 +229,9 @@ fn kill_again_and_again(dir: &Path, seed: u64, policy: Policy) -> bool {
             break;
         }
         let mut child = Command::new(std::env::current_exe().unwrap());
-        if policy == Policy::Undo {
-            child.env("CALIBURN_KILL_UNDO", "1");
-        }
+        let number = ALL.iter().position(|other| *other == kind).unwrap().to_string();
         let mut child = child
+            .env("CALIBURN_KILL_KIND", number)
             .args(["--exact", "child", "--nocapture"])
             .env("CALIBURN_KILL_STORE", &path)
             .stdout(Stdio::piped())
@@ -233,18 +276,18 @@ fn kill_again_and_again(dir: &Path, seed: u64, policy: Policy) -> bool {
         if kill % 4 == 0 {
             let copy = copies.path().join("copy");
             support::copy_store(&path, &copy);
-            verify(&copy, &acknowledged, kill, policy);
+            verify(&copy, &acknowledged, kill, kind);
             std::fs::remove_dir_all(&copy).unwrap();
         }
     }
-    verify(&path, &acknowledged, kills, policy);
+    verify(&path, &acknowledged, kills, kind);
     assert!(acknowledged.iter().all(|n| *n > 100), "hardly anything was committed: {acknowledged:?}");
     full
 }
 
-fn verify(path: &Path, acknowledged: &[u64], kill: u64, policy: Policy) {
+fn verify(path: &Path, acknowledged: &[u64], kill: u64, kind: Kind) {
     clean(path);
-    let store = options(policy).open(path).unwrap();
+    let store = options(kind).open(path).unwrap();
     let memory = region(&store);
     for (thread, acknowledged) in acknowledged.iter().enumerate() {
         let last: u64 = memory.load(offset(thread, 0));

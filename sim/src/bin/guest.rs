@@ -2,11 +2,12 @@
 //! left, then commits in two threads and says on its console what was acknowledged.
 //!
 //! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power`
-//! or `os` for an undo store in memory that survives as much; `CRASH` is `c` or `b` for the kernel's sysrq
+//! or `os` for an undo store in memory that survives as much, or `shadow` for a shadow store to which nothing is
+//! declared; `CRASH` is `c` or `b` for the kernel's sysrq
 //! trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the
 //! time, with marks in the log of a device mapper's writes; `v` to verify only.
 
-use caliburn::{Class, Mode, Policy, Region, Store};
+use caliburn::{Class, Mode, Policy, Region, Store, Tracking};
 use std::fmt::Display;
 use std::io::Write;
 use std::process::Command;
@@ -82,6 +83,7 @@ fn main() {
         "-" => {}
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
+        "shadow" => _ = options.policy(Policy::Shadow).tracking(Tracking::Fault),
         device => _ = options.log_path(device),
     }
     if path.join("catalog").exists() {
@@ -120,7 +122,13 @@ fn main() {
                 for number in region.load::<u64>(thread * PART) + 1.. {
                     let mut tx = expect(store.begin(Mode::Restore), "begin", fails);
                     for cell in cells(thread, number) {
-                        expect(tx.store(region, thread * PART + cell * 64, &number), "declare", fails);
+                        let at = thread * PART + cell * 64;
+                        if log == "shadow" {
+                            // SAFETY: the cell is mapped, and one transaction at a time is open.
+                            unsafe { region.as_ptr().add(at).cast::<u64>().write_volatile(number) };
+                        } else {
+                            expect(tx.store(region, at, &number), "declare", fails);
+                        }
                     }
                     let class = if mix(number).is_multiple_of(3) { store.reach() } else { Class::Process };
                     expect(tx.commit(class), "commit", fails);
