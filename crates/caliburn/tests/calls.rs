@@ -7,7 +7,7 @@
 
 mod support;
 
-use caliburn::{Class, Mode, Options, Policy, Store};
+use caliburn::{Class, Mode, Options, Policy, Region, Store, Tracking};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::path::Path;
@@ -44,24 +44,45 @@ fn say(what: &str, value: u64) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-const POLICIES: [Policy; 2] = [Policy::Redo, Policy::Undo];
+/// How a store recovers, and how a program changes it.
+type Kind = (Policy, Tracking);
 
-fn options(policy: Policy) -> Options {
+const KINDS: [Kind; 4] = [
+    (Policy::Redo, Tracking::Declared),
+    (Policy::Undo, Tracking::Declared),
+    (Policy::Shadow, Tracking::Fault),
+    (Policy::Redo, Tracking::Scan),
+];
+
+fn options((policy, tracking): Kind) -> Options {
     let mut options = support::options();
-    options.policy(policy);
+    options.policy(policy).tracking(tracking);
     options
 }
 
+/// Just stores.
+fn set(region: &Region, at: usize, bytes: &[u8]) {
+    assert!(at + bytes.len() <= region.len());
+    // SAFETY: the bytes are mapped, and this thread's.
+    unsafe { region.as_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
+}
+
 /// Opens, commits, grows, prepares, truncates, closes. Says what was acknowledged.
-fn use_store(path: &Path, policy: Policy) -> Result<(), Box<dyn std::error::Error>> {
-    let store = options(policy).open(path)?;
+fn use_store(path: &Path, kind: Kind) -> Result<(), Box<dyn std::error::Error>> {
+    let (policy, tracking) = kind;
+    let store = options(kind).open(path)?;
     let power = if policy == Policy::Undo { Class::Process } else { Class::Power };
     let segment = store.segment("data")?;
     let region = segment.map_all()?;
     for (value, class) in [(2u64, Class::Process), (3, power)] {
         let mut tx = store.begin(Mode::Restore)?;
-        tx.store(&region, 0, &value)?;
-        tx.store(&region, 8192, &value)?;
+        for at in [0, 8192] {
+            if tracking == Tracking::Declared {
+                tx.store(&region, at, &value)?;
+            } else {
+                set(&region, at, &value.to_ne_bytes());
+            }
+        }
         say("begun", value);
         tx.commit(class)?;
         say("committed", value);
@@ -70,9 +91,13 @@ fn use_store(path: &Path, policy: Policy) -> Result<(), Box<dyn std::error::Erro
     region.grow(segment.len() as usize)?;
     let mut tx = store.begin(Mode::Restore)?;
     tx.store(&region, 16, &9u64)?;
-    if policy == Policy::Undo {
-        // More than a chunk of the undo log.
-        tx.write(&region, 65536, &[1; 400_000])?;
+    if (policy, tracking) != KINDS[0] {
+        // More than a chunk of the undo log. With the shadow policy each page takes system calls.
+        let many = if policy == Policy::Shadow { 10_000 } else { 400_000 };
+        tx.write(&region, 65536, &vec![1; many])?;
+        if tracking != Tracking::Declared {
+            set(&region, 600_000, &[2; 10_000]);
+        }
         tx.abort();
     } else {
         tx.prepare(b"id")?;
@@ -92,8 +117,8 @@ fn child() {
     if let Some(number) = std::env::var("CALIBURN_CALLS_ALLOCATION").ok().and_then(|n| n.parse().ok()) {
         COUNTDOWN.store(number, Ordering::Relaxed);
     }
-    let undo = std::env::var_os("CALIBURN_CALLS_UNDO").is_some();
-    let done = use_store(Path::new(&path), POLICIES[usize::from(undo)]);
+    let kind: usize = std::env::var("CALIBURN_CALLS_KIND").unwrap().parse().unwrap();
+    let done = use_store(Path::new(&path), KINDS[kind]);
     if COUNTDOWN.swap(-1, Ordering::Relaxed) >= 0 {
         say("untouched", 0);
     }
@@ -102,8 +127,8 @@ fn child() {
     }
 }
 
-fn nursery(dir: &Path, policy: Policy) {
-    let store = options(policy).open(dir).unwrap();
+fn nursery(dir: &Path, kind: Kind) {
+    let store = options(kind).open(dir).unwrap();
     let region = support::region(&store);
     for offset in [0, 8192] {
         support::put(&store, &region, offset, 1, Class::Process);
@@ -111,7 +136,7 @@ fn nursery(dir: &Path, policy: Policy) {
     drop(region);
     store.close().unwrap();
     // Something to recover.
-    let store = options(policy).open(dir).unwrap();
+    let store = options(kind).open(dir).unwrap();
     let region = support::region(&store);
     let copy = dir.with_extension("crashed");
     support::put(&store, &region, 24, 7, Class::Process);
@@ -132,16 +157,16 @@ fn said(output: &Output, what: &str) -> Option<u64> {
     lines.next_back()
 }
 
-fn judge(path: &Path, policy: Policy, output: &Output, what: &str) {
+fn judge(path: &Path, kind: Kind, output: &Output, what: &str) {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
         !errors.contains("panicked at crates/engine") && !errors.contains("panicked at crates/log"),
         "{what}: {errors}"
     );
     assert!(!errors.contains("panicked at crates/os"), "{what}: {errors}");
-    let store = match options(policy).open(path) {
+    let store = match options(kind).open(path) {
         // A segment that cannot be forced when an undo store is closed is lost, and said to be.
-        Err(error) if policy == Policy::Undo && error.to_string().contains("could not be forced") => {
+        Err(error) if kind.0 == Policy::Undo && error.to_string().contains("could not be forced") => {
             assert!(errors.contains("force segment"), "{what}: {error}, though: {errors}");
             return;
         }
@@ -167,27 +192,25 @@ fn fresh(dir: &Path) -> std::path::PathBuf {
 
 #[test]
 fn every_allocation_may_fail() {
-    for policy in POLICIES {
+    for (number_of_kind, kind) in KINDS.into_iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
-        nursery(&dir.path().join("nursery"), policy);
+        nursery(&dir.path().join("nursery"), kind);
         let mut failed = 0;
         for number in 0.. {
             let path = fresh(dir.path());
             let mut child = Command::new(std::env::current_exe().unwrap());
             child.args(["--exact", "child", "--nocapture"]).env("CALIBURN_CALLS_STORE", &path);
             child.env("CALIBURN_CALLS_ALLOCATION", number.to_string()).env("RUST_BACKTRACE", "0");
-            if policy == Policy::Undo {
-                child.env("CALIBURN_CALLS_UNDO", "1");
-            }
+            child.env("CALIBURN_CALLS_KIND", number_of_kind.to_string());
             let output = child.output().unwrap();
-            judge(&path, policy, &output, &format!("{policy:?}, allocation {number}"));
+            judge(&path, kind, &output, &format!("{kind:?}, allocation {number}"));
             if said(&output, "untouched").is_some() {
                 break;
             }
             failed += 1;
         }
         assert!(failed > 100, "only {failed} allocations were failed");
-        println!("{policy:?}: {failed} allocations failed once each");
+        println!("{kind:?}: {failed} allocations failed once each");
     }
 }
 
@@ -197,13 +220,15 @@ fn every_system_call_on_the_stores_files_may_fail() {
         eprintln!("not run: strace is not installed");
         return;
     }
-    POLICIES.into_iter().for_each(fail_system_calls);
+    (0..KINDS.len()).for_each(fail_system_calls);
 }
 
-fn fail_system_calls(policy: Policy) {
+fn fail_system_calls(number: usize) {
+    let kind = KINDS[number];
     let dir = tempfile::tempdir().unwrap();
-    nursery(&dir.path().join("nursery"), policy);
-    let files = ["", "log", "stage", "undo", "catalog", "catalog.new", "lock", "data.segment", "data.sums"];
+    nursery(&dir.path().join("nursery"), kind);
+    let files =
+        ["", "log", "stage", "undo", "shadow", "catalog", "catalog.new", "lock", "data.segment", "data.sums"];
     let calls = [
         ("openat", "EMFILE"),
         ("read", "EIO"),
@@ -226,6 +251,8 @@ fn fail_system_calls(policy: Policy) {
         ("madvise", "EAGAIN"),
         ("mprotect", "ENOMEM"),
         ("getrandom", "EINTR"),
+        ("userfaultfd", "EPERM"),
+        ("ioctl", "EINVAL"),
     ];
     let mut failed = 0;
     for (call, error) in calls {
@@ -235,19 +262,17 @@ fn fail_system_calls(policy: Policy) {
             strace.args(["-f", "-qq", "-e", &format!("trace={call}")]);
             strace.args(["-e", &format!("inject={call}:error={error}:when={when}")]);
             // Calls that name no file of the store are failed wherever they are.
-            if !["clone3", "madvise", "mprotect", "getrandom"].contains(&call) {
+            if !["clone3", "madvise", "mprotect", "getrandom", "userfaultfd", "ioctl"].contains(&call) {
                 for file in files {
                     strace.arg("-P").arg(path.join(file));
                 }
             }
             strace.arg(std::env::current_exe().unwrap()).args(["--exact", "child", "--nocapture"]);
             strace.env("CALIBURN_CALLS_STORE", &path).env("RUST_BACKTRACE", "0");
-            if policy == Policy::Undo {
-                strace.env("CALIBURN_CALLS_UNDO", "1");
-            }
+            strace.env("CALIBURN_CALLS_KIND", number.to_string());
             let output = strace.output().unwrap();
             let injected = String::from_utf8_lossy(&output.stderr).contains("(INJECTED)");
-            judge(&path, policy, &output, &format!("{policy:?}, {call} number {when} with {error}"));
+            judge(&path, kind, &output, &format!("{kind:?}, {call} number {when} with {error}"));
             if !injected {
                 break;
             }
@@ -255,15 +280,15 @@ fn fail_system_calls(policy: Policy) {
         }
     }
     assert!(failed > 60, "only {failed} system calls were failed");
-    println!("{policy:?}: {failed} system calls failed once each");
+    println!("{kind:?}: {failed} system calls failed once each");
 }
 
 #[test]
 fn a_store_is_used_as_described() {
-    for policy in POLICIES {
+    for kind in KINDS {
         let dir = tempfile::tempdir().unwrap();
-        nursery(&dir.path().join("nursery"), policy);
-        use_store(&fresh(dir.path()), policy).unwrap();
+        nursery(&dir.path().join("nursery"), kind);
+        use_store(&fresh(dir.path()), kind).unwrap();
         drop(Store::open(dir.path().join("s")).unwrap());
     }
 }
