@@ -257,7 +257,9 @@ impl Code for BeginError {
 impl Code for RangeError {
     fn code(&self) -> c_int {
         match self {
-            RangeError::OutOfBounds { .. } | RangeError::NotMapped { .. } => CALIBURN_RANGE,
+            RangeError::OutOfBounds { .. } | RangeError::NotMapped { .. } | RangeError::Replaced { .. } => {
+                CALIBURN_RANGE
+            }
             RangeError::Guard { source, .. } => of_io(source),
             RangeError::Undo(error) => error.code(),
             RangeError::Memory { source, .. } => of_io(source),

@@ -247,6 +247,60 @@ fn what_the_log_cannot_take_is_undone() {
     }
 }
 
+/// Memory of somebody else's in place of the region's is nobody's change.
+#[test]
+fn what_was_mapped_over_a_region_is_not_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = opened(&dir.path().join("s"));
+    let tx = store.begin(Mode::Restore).unwrap();
+    set(&region, 0, 1);
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: the page is the region's, which this test misuses, and nobody else uses it.
+    let over = unsafe {
+        libc::mmap(region.as_ptr().add(8192).cast(), 8192, protection, flags | libc::MAP_FIXED, -1, 0)
+    };
+    assert_ne!(over, libc::MAP_FAILED);
+    set(&region, 8192, 2);
+    let refused = tx.commit(Class::Process).unwrap_err().to_string();
+    assert!(refused.contains("\"data\"") && refused.contains("mapped over"), "{refused}");
+    assert_eq!(word(&region, 0), 0);
+    region.unmap().unwrap();
+    let region = data(&store).map_all().unwrap();
+    let tx = store.begin(Mode::Restore).unwrap();
+    set(&region, 0, 3);
+    tx.commit(Class::Process).unwrap();
+    assert_eq!((word(&region, 0), word(&region, 8192)), (3, 0));
+}
+
+/// What is locked in memory is not given back, and that is all.
+#[test]
+fn locked_memory_stays() {
+    const WIDE: usize = 4 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let tuning = Tuning { memory_budget: Some(2 << 20), ..Tuning::default() };
+    let store = options().tuning(tuning).open(dir.path().join("s")).unwrap();
+    let region = store.create_segment("wide", WIDE as u64).unwrap().map_all().unwrap();
+    // Locked at once, they would keep the kernel busy for ever: `docs/memory.md`.
+    // SAFETY: takes an address and a length, of pages that are mapped.
+    let locked = unsafe {
+        libc::madvise(region.as_ptr().cast(), WIDE, libc::MADV_POPULATE_READ) == 0
+            && libc::mlock(region.as_ptr().cast(), WIDE) == 0
+    };
+    if !locked {
+        eprintln!("not run: so much memory may not be locked");
+        return;
+    }
+    for turn in 1..=3u64 {
+        for part in 0..WIDE / 4096 / 64 {
+            let tx = store.begin(Mode::Restore).unwrap();
+            (0..64).for_each(|page| set(&region, (part * 64 + page) * 4096, turn));
+            if turn == 2 { tx.abort() } else { tx.commit(Class::Process).unwrap() }
+        }
+        let there = if turn == 2 { 1 } else { turn };
+        assert!((0..WIDE / 4096).all(|page| word(&region, page * 4096) == there), "{turn}");
+    }
+}
+
 /// Memory that was there before the segment was: what was not stored to since is no change.
 #[test]
 fn memory_of_the_programs_own_is_compared_with_itself() {

@@ -433,6 +433,15 @@ pub enum RangeError {
         /// Why not.
         source: std::io::Error,
     },
+    /// What a transaction has changed is looked for when it commits
+    /// ([`Tracking::Scan`](crate::Tracking::Scan)), and cannot be known of this region any more.
+    #[error(
+        "segment {segment:?}: something else was mapped over its region, so that nobody knows what was changed: unmap the region, and map it again"
+    )]
+    Replaced {
+        /// The segment.
+        segment: String,
+    },
     /// The undo log, or that of before-images, could not be made longer.
     #[error("the transaction's old values could not be kept: {0}")]
     Undo(#[from] MediaError),

@@ -4,6 +4,7 @@ use crate::storage::region::RegionState;
 use caliburn_os::page_size;
 use caliburn_os::simulated::instead;
 use caliburn_os::written::Written;
+use std::io::ErrorKind;
 use std::ops::Range;
 
 /// Tells which pages of regions were stored to.
@@ -15,6 +16,17 @@ pub(super) struct Seen {
     pub len: usize,
     /// The kernel notes which of its pages are stored to.
     watched: bool,
+}
+
+/// What is known of the pages that were stored to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// Which they are.
+    All,
+    /// Nothing: any may have been.
+    Unknown,
+    /// Nothing: other memory was mapped over some of the region.
+    Replaced,
 }
 
 impl Noted {
@@ -44,19 +56,20 @@ impl Noted {
         }
     }
 
-    /// Calls `found` with runs of pages that were stored to since this was done last. False if that is not known: it
-    /// may be any.
-    pub fn take(&self, seen: &Seen, region: &RegionState, mut found: impl FnMut(Range<usize>)) -> bool {
-        let Some(written) = self.0.as_ref().filter(|_| seen.watched) else { return false };
+    /// Calls `found` with runs of pages that were stored to since this was done last.
+    pub fn take(&self, seen: &Seen, region: &RegionState, mut found: impl FnMut(Range<usize>)) -> Taken {
+        let Some(written) = self.0.as_ref().filter(|_| seen.watched) else { return Taken::Unknown };
         let taken = written.take(region.at(0), seen.len.next_multiple_of(page_size()), |run| {
             let missed = (run.end - 1).max(run.start + 1);
             found(run.start..instead("last-page-of-a-run-missed", run.end, missed));
         });
-        if let Err(error) = &taken {
-            let segment = &region.segment.name;
-            tracing::warn!(%error, segment, "a region is compared whole: what was stored to is not known");
+        let Err(error) = taken else { return Taken::All };
+        if error.kind() == ErrorKind::PermissionDenied {
+            return Taken::Replaced;
         }
-        taken.is_ok()
+        let segment = &region.segment.name;
+        tracing::warn!(%error, segment, "a region is compared whole: what was stored to is not known");
+        Taken::Unknown
     }
 
     /// A region is no more, but its memory stays.

@@ -14,7 +14,7 @@
 //!
 //! Invariant: a page that was taken is remembered until the transaction ends, since the kernel notes it no more.
 
-use super::noted::{Noted, Seen};
+use super::noted::{Noted, Seen, Taken};
 use super::{Save, Tracker, Tracking, Wanted};
 use crate::storage::Storage;
 use crate::storage::error::{MapError, RangeError};
@@ -22,8 +22,8 @@ use crate::storage::region::RegionState;
 use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Sets, WriteSet};
 use caliburn_os::simulated::planted;
+use caliburn_os::span;
 use caliburn_os::sync::{Mutex, MutexGuard};
-use caliburn_os::{page_size, span};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -80,7 +80,9 @@ impl Tracker for Scan {
     fn committing(&self, set: &WriteSet<'_>, save: Save<'_>) -> Result<(), RangeError> {
         let mut state = self.lock();
         state.regions.values_mut().try_for_each(|watched| {
-            watched.look(&self.noted);
+            if watched.look(&self.noted) == Taken::Replaced {
+                return Err(RangeError::Replaced { segment: watched.region.segment.name.clone() });
+            }
             let mut differing = watched.differing().into_iter();
             differing.try_for_each(|part| save(set, &watched.region, part.start, part.len()))
         })
@@ -108,7 +110,7 @@ impl Tracker for Scan {
         let State { open: true, regions } = &mut *state else { return false };
         let Some(watched) = regions.get_mut(&region.base) else { return false };
         watched.look(&self.noted);
-        watched.differs() && !planted("unmapped-with-what-is-found")
+        watched.found.iter().any(|pages| watched.differs(pages)) && !planted("unmapped-with-what-is-found")
     }
 
     /// What was declared is committed now, or undone: memory has what the image must.
@@ -147,18 +149,17 @@ fn image(region: &RegionState, offset: usize) -> *mut u8 {
 
 impl Watched {
     /// Takes the pages that were stored to since this was done last.
-    fn look(&mut self, noted: &Noted) {
+    fn look(&mut self, noted: &Noted) -> Taken {
         let found = &mut self.found;
         if planted("found-is-not-remembered") {
             found.clear();
         }
-        if noted.take(&self.seen, &self.region, |run| found.push(run)) {
-            return;
+        let taken = noted.take(&self.seen, &self.region, |run| found.push(run));
+        if taken != Taken::All {
+            self.found =
+                self.seen.pages().map(|page| page..page + 1).filter(|page| self.differs(page)).collect();
         }
-        found.clear();
-        found.push(self.seen.pages());
-        let pages = |part: Range<usize>| part.start / page_size()..part.end.div_ceil(page_size());
-        self.found = self.differing().into_iter().map(pages).collect();
+        taken
     }
 
     /// What the image has in place of bytes of the region.
@@ -168,13 +169,11 @@ impl Watched {
         unsafe { std::slice::from_raw_parts(image(&self.region, part.start), part.len()) }
     }
 
-    /// Whether a page that was found differs. Others may be storing.
-    fn differs(&self) -> bool {
-        let differs = |part: Range<usize>| {
-            // SAFETY: the part is mapped; whoever stores there meanwhile is seen, or is not.
-            !unsafe { span::equals(self.region.at(part.start), self.was(&part)) }
-        };
-        self.found.iter().any(|pages| differs(self.seen.bytes(pages)))
+    /// Whether pages differ from the image. Others may be storing.
+    fn differs(&self, pages: &Range<usize>) -> bool {
+        let part = self.seen.bytes(pages);
+        // SAFETY: the part is mapped; whoever stores there meanwhile is seen, or is not.
+        !unsafe { span::equals(self.region.at(part.start), self.was(&part)) }
     }
 
     /// The bytes of the pages found that differ from the image. Nobody else stores.

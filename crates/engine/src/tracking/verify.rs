@@ -5,7 +5,7 @@
 //! It keeps a shadow of every region, what its memory must be but for open transactions, and compares at every
 //! commit what was stored to since. For tests and debugging: it doubles the memory.
 
-use super::noted::{Noted, Seen};
+use super::noted::{Noted, Seen, Taken};
 use super::{Save, Tracker, Wanted};
 use crate::storage::Storage;
 use crate::storage::error::{MapError, RangeError};
@@ -135,7 +135,7 @@ impl Tracker for Verifier {
         let mut shadows = self.lock();
         for region in &regions {
             let Some(Shadow { bytes, seen, suspects }) = shadows.get_mut(&region.base) else { continue };
-            if !self.noted.take(seen, region, |pages| suspects.extend(pages)) {
+            if self.noted.take(seen, region, |pages| suspects.extend(pages)) != Taken::All {
                 suspects.extend(seen.pages());
             }
             suspects.retain(|page| {
