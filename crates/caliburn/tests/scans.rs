@@ -26,6 +26,13 @@ fn opened(path: &Path) -> (Store, Region) {
     (store, region)
 }
 
+/// Whether the kernel is one that notes what is stored to.
+fn can_watch() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(7))
+}
+
 /// Just stores.
 fn set(region: &Region, at: usize, value: u64) {
     assert!(at + 8 <= region.len());
@@ -195,7 +202,16 @@ fn a_region_that_is_left_is_left_alone() {
     let tx = store.begin(Mode::Restore).unwrap();
     set(&region, 4096, 1);
     tx.commit(Class::Process).unwrap();
+    // Where the kernel can, it watches, until then.
+    let base = format!("{:x}-", region.as_ptr().addr());
+    let watched = || {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&base));
+        lines.find(|line| line.starts_with("VmFlags:")).unwrap().contains(" uw")
+    };
+    assert_eq!(watched(), can_watch());
     let memory = region.leave().unwrap();
+    assert!(!watched());
     let tx = store.begin(Mode::Restore).unwrap();
     // SAFETY: the memory is this test's.
     unsafe {

@@ -3,7 +3,9 @@
 //! kernel answers itself, and a look finds all of them in one pass, and protects them again in the same step.
 //!
 //! What is found may not have changed: a page that was given back to the system, and read again, counts as stored
-//! to. What has changed is found, but for stores of other processes through mappings of their own: a child's.
+//! to. What has changed is found, but for stores of other processes through mappings of their own (a child's), and
+//! of devices to memory that was pinned before. In a forked child this does nothing: it would act on its parent's
+//! memory.
 
 use crate::page_size;
 use std::fs::File;
@@ -101,6 +103,8 @@ const RUNS: usize = 512;
 pub struct Written {
     faults: OwnedFd,
     pages: File,
+    /// Whose memory it watches.
+    process: u32,
 }
 
 /// # Safety
@@ -134,10 +138,16 @@ impl Written {
         unsafe { ioctl(&faults, uffd::IOCTL_API, &mut api) }
             .map_err(|e| said("the kernel has no asynchronous write protection (Linux 6.7)", &e))?;
         let pages = File::open("/proc/self/pagemap").map_err(|e| said("/proc/self/pagemap", &e))?;
-        let made = Written { faults, pages };
+        let made = Written { faults, pages, process: std::process::id() };
         // A kernel may have the one and not the other.
         made.take(std::ptr::null(), 0, |_| {}).map_err(|e| said("PAGEMAP_SCAN", &e))?;
         Ok(made)
+    }
+
+    /// Refuses in a forked child.
+    fn own(&self) -> io::Result<()> {
+        let forked = || io::Error::other("a forked child has its parent's watch");
+        if std::process::id() == self.process { Ok(()) } else { Err(forked()) }
     }
 
     /// Watches pages from now on: none of them counts as stored to.
@@ -148,6 +158,7 @@ impl Written {
     /// # Safety
     /// The memory is mapped, and until [`Written::leave`] or an unmapping nobody else has userfaultfd act on it.
     pub unsafe fn watch(&self, start: *mut u8, len: usize) -> io::Result<()> {
+        self.own()?;
         let mut register = uffd::Register { range: span(start, len), mode: uffd::MODE_WP, ioctls: 0 };
         // SAFETY: the structure is the one that the request takes; what stores to the memory goes on as before.
         unsafe { ioctl(&self.faults, uffd::IOCTL_REGISTER, &mut register)? };
@@ -165,6 +176,7 @@ impl Written {
     /// # Safety
     /// They are watched by this: some kernels take others' pages from whoever watches them.
     pub unsafe fn leave(&self, start: *mut u8, len: usize) -> io::Result<()> {
+        self.own()?;
         let mut range = span(start, len);
         // SAFETY: the structure is the one that the request takes; it lifts what `watch` has made.
         unsafe { ioctl(&self.faults, uffd::IOCTL_UNREGISTER, &mut range) }.map(drop)
@@ -177,6 +189,7 @@ impl Written {
     /// When pages among them are not watched. All from there on, and perhaps some before, have been told as found by
     /// then: what was may not be known any more.
     pub fn take(&self, start: *const u8, len: usize, mut found: impl FnMut(Range<usize>)) -> io::Result<()> {
+        self.own()?;
         let (base, page) = (start.addr() as u64, page_size() as u64);
         let end = base + len as u64;
         let mut runs = [scan::Region::default(); RUNS];

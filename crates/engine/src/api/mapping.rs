@@ -71,22 +71,17 @@ impl Shared {
             return Err(MapError::Mapped { segment: name(), start, end, mapped_start, mapped_end });
         }
         let len = (end - start) as usize;
-        let reservation = match at {
+        let (reservation, image) = match at {
             Placement::Anywhere => self.reserve_space(segment, len, end == segment.len(), (start, None))?,
             Placement::Free(address) => {
                 self.reserve_space(segment, len, end == segment.len(), (start, Some(address)))?
             }
             Placement::Over(address) | Placement::Unread(address) => {
-                self.take_space(&regions, segment, address, len)?
+                let taken = self.take_space(&regions, segment, address, len)?;
+                let refused = |source| MapError::Io { segment: name(), len: len as u64, source };
+                let image = self.reserve_image(taken.len()).map_err(refused)?;
+                (taken, image)
             }
-        };
-        let image = match self.storage.images {
-            true => Some(
-                mappings::take()
-                    .and_then(|()| Reservation::new(reservation.len(), None))
-                    .map_err(|source| MapError::Io { segment: name(), len: len as u64, source })?,
-            ),
-            false => None,
         };
         let region = Arc::new(RegionState {
             segment: segment.clone(),
@@ -174,7 +169,7 @@ impl Shared {
         len: usize,
         open_ended: bool,
         (start, address): (u64, Option<usize>),
-    ) -> Result<Reservation, MapError> {
+    ) -> Result<(Reservation, Option<Reservation>), MapError> {
         let refused = |source| MapError::Io { segment: segment.name.clone(), len: len as u64, source };
         mappings::take().map_err(refused)?;
         let spare = if open_ended {
@@ -193,8 +188,8 @@ impl Shared {
                 None => Reservation::congruent(wish, segment.data + start)
                     .or_else(|_| Reservation::new(wish, None)),
             };
-            match reserved {
-                Ok(reservation) => return Ok(reservation),
+            match reserved.and_then(|reserved| Ok((reserved, self.reserve_image(wish)?))) {
+                Ok(both) => return Ok(both),
                 Err(_) if wishes.peek().is_some() => {}
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                     let address = address.unwrap_or(0);
@@ -205,6 +200,12 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Space for the image of a region that has so much, where regions have one.
+    fn reserve_image(&self, len: usize) -> io::Result<Option<Reservation>> {
+        let wanted = self.storage.images.then(|| mappings::take().and_then(|()| Reservation::new(len, None)));
+        wanted.transpose()
     }
 
     /// Maps bytes `[from, to)` of the region, to its end.

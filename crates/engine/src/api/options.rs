@@ -189,8 +189,9 @@ impl Options {
     }
 
     /// Looks at every commit for bytes that were changed without being declared, and panics if there are any. For
-    /// tests and debugging: it takes as much memory again as the regions, and time in proportion to
-    /// what was stored to (before Linux 6.7, to the regions).
+    /// tests and debugging: it takes as much memory again as the regions, and time in proportion to what was
+    /// stored to (before Linux 6.7, to the regions). What other processes store through mappings of their own, and
+    /// devices to pinned memory, it does not see.
     pub fn verify(&mut self, yes: bool) -> &mut Options {
         self.wanted.verify = yes;
         self

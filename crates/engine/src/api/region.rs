@@ -72,9 +72,10 @@ impl Region {
 
     /// The first byte. Stays where it is while the region is mapped, also when it grows.
     ///
-    /// Storing through the pointer is for `unsafe` code, which must (1) declare the range in a
-    /// transaction first, (2) not store after the transaction ended, and (3) not let stores race with
-    /// other accesses to the same bytes, `set_range`, `commit` and `abort` of their transactions included.
+    /// Storing through the pointer is for `unsafe` code, which must (1) declare the range in a transaction first,
+    /// or have one open where changes are found ([`Tracking`](crate::Tracking)), (2) not store after the
+    /// transaction ended, and (3) not let stores race with other accesses to the same bytes, `set_range`, `commit`
+    /// and `abort` of their transactions included.
     pub fn as_ptr(&self) -> *mut u8 {
         self.state.reservation.base().as_ptr()
     }

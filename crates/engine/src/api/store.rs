@@ -304,10 +304,20 @@ impl Store {
             return Err(BeginError::ReadOnly);
         }
         shared.storage.failure()?;
-        // Before the turn: some memory can be given back only while no transaction is open.
-        shared.policy.wait_memory();
-        if shared.terms.alone && !shared.sets.turn.take() {
-            return Err(BeginError::Open);
+        loop {
+            // Before the turn: some memory can be given back only while no transaction is open.
+            shared.policy.wait_memory();
+            if !shared.terms.alone {
+                break;
+            }
+            if !shared.sets.turn.take() {
+                return Err(BeginError::Open);
+            }
+            if shared.storage.gate.load(Ordering::SeqCst) & gate::PRESSED == 0 {
+                break;
+            }
+            // The transaction before this one has taken more.
+            shared.give_turn();
         }
         shared.storage.failure().inspect_err(|_| shared.give_turn())?;
         let tx = Transaction::new(shared, mode);

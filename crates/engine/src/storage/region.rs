@@ -80,10 +80,12 @@ impl RegionState {
         lacking: Option<&RedoRanges>,
         write: bool,
     ) -> io::Result<()> {
-        self.map_copy(&self.reservation, storage, part.clone(), lacking, write)?;
-        let Some(image) = &self.image else { return Ok(()) };
-        let lacking = lacking.filter(|_| !planted("nothing-laid-over-images"));
-        self.map_copy(image, storage, part, lacking, true)
+        // The image first: where the region comes over memory of the program's, that is gone then.
+        if let Some(image) = &self.image {
+            let lacking = lacking.filter(|_| !planted("nothing-laid-over-images"));
+            self.map_copy(image, storage, part.clone(), lacking, true)?;
+        }
+        self.map_copy(&self.reservation, storage, part, lacking, write)
     }
 
     /// Makes an image of a part that was not mapped from the segment.

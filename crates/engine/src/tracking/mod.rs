@@ -33,14 +33,16 @@ pub enum Tracking {
     /// ranges before. Ranges can be declared as well, which keeps their pages together. Transactions can neither
     /// be prepared nor have branches.
     Fault,
-    /// By looking, when a transaction commits: a program just stores, and the kernel notes which pages it stores to.
-    /// They are compared with an image of what is committed, kept beside each region, and the bytes that differ are
-    /// logged. No signal, no protected memory: what system calls store (`read` into a region) is found as well. With
-    /// the redo policy only. A page that was changed takes twice its memory, until its segment has the change. One
-    /// transaction at a time is open, and stores of all threads are its, also those made since the one before; while
-    /// one of its methods runs no other thread stores. Ranges can be declared as well. Transactions have neither
-    /// savepoints nor branches, and cannot be prepared. Where the kernel notes no pages (before Linux 6.7, or
-    /// userfaultfd is forbidden), which a warning says, all of every region is compared at each commit.
+    /// By looking, when a transaction commits: a program just stores, and the kernel notes which pages it stores
+    /// to. They are compared with an image of what is committed, kept beside each region, and the bytes that
+    /// differ are logged. No signal, no protected memory: what system calls store (`read` into a region) is found
+    /// as well. With the redo policy only. A page that was changed takes twice its memory, until its segment has
+    /// the change. One transaction at a time is open, and stores of all threads are its; while one of its methods
+    /// runs, and while none is open, nobody stores: such a store may be lost. What the kernel cannot see is not
+    /// found: a device that writes to memory pinned before (buffers registered with io_uring, direct I/O that goes
+    /// on across the end of a transaction): declare such ranges. Ranges can be declared as well. Transactions have
+    /// neither savepoints nor branches, and cannot be prepared. Where the kernel notes no pages (before Linux 6.7,
+    /// or userfaultfd is forbidden), which a warning says, all of every region is compared at each commit.
     Scan,
 }
 

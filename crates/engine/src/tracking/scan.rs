@@ -8,9 +8,9 @@
 //!   end:      what was declared goes into the image
 //! ```
 //!
-//! Invariant: while no transaction is open, a region and its image are equal, but for what was stored in between;
-//! and both show what is committed. A page of either is dropped when its segment has the same bytes, and while no
-//! transaction is open: `drop_batch` of the redo policy.
+//! Invariant: while no transaction is open, a region and its image are equal, and both show what is committed. A
+//! page of either is dropped only then, when its segment has the same bytes and no record of it is elsewhere:
+//! `drop_batch` of the redo policy.
 //!
 //! Invariant: a page that was taken is remembered until the transaction ends, since the kernel notes it no more.
 

@@ -64,6 +64,10 @@ impl<'t> Wanted<'t> {
                     state.holder = Some(this_thread());
                     return Some(Held(self.0));
                 }
+                if state.holder == Some(this_thread()) {
+                    // It would wait for itself.
+                    return None;
+                }
             }
             let left = limit.checked_sub(begun.elapsed())?;
             self.0.given.wait(seen, Some(left));

@@ -97,6 +97,15 @@ impl Redo {
         }
     }
 
+    /// Moves what is staged to the log, unless somebody else does so, or the log is full. Whether all that was
+    /// committed before is there, and its pages marked.
+    fn flush_for_dropping(&self) -> Result<bool, Failure> {
+        let Some(mut work) = self.try_lock_flush() else { return Ok(false) };
+        let done = self.flush_if_room(&mut work);
+        self.unlock_flush(work);
+        Ok(done?.is_some())
+    }
+
     /// Gives back those pages of a batch that equal their segment and that nobody has declared.
     pub(super) fn drop_batch(&self, batch: &[PageId]) -> Result<usize, Failure> {
         let page = self.storage.page_size;
@@ -126,16 +135,27 @@ impl Redo {
         }
         mapped.sort_by_key(|(id, ..)| *id);
         let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
+        // Most of what is staged goes before anybody has to wait.
+        self.flush_for_dropping()?;
         self.sets.reserve.reserve(&addresses);
+        let flushed = self.flush_for_dropping()?;
         let (declared, _) = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
-        for ((id, region, address, content), declared) in mapped.iter().zip(declared) {
+        // A page that equals its segment may do so by chance, while records of it are on their way there.
+        let behind: Vec<bool> = {
+            let pages = self.lock_pages();
+            mapped.iter().map(|(id, ..)| !flushed || pages.is_dirty(*id)).collect()
+        };
+        for (((id, region, address, content), declared), behind) in mapped.iter().zip(declared).zip(behind) {
             let at = region.pointer(*address);
             let offset = *address - region.base;
-            // SAFETY: the page lies in a mapped region (as in `copy_undeclared`). It equals its segment, nobody
-            // has declared a range on it and nobody can while it is reserved: dropping the copy loses nothing.
+            // SAFETY: the page lies in a mapped region (as in `copy_undeclared`). It equals its segment, no record
+            // of it is elsewhere, nobody has declared a range on it and nobody can while it is reserved, nor store
+            // undeclared while no transaction is open: dropping the copy loses nothing.
             let dropped = !declared
+                && !behind
                 && unsafe {
                     even_if("page-dropped-unread", span::equals(at, content))
+                        && region.image_at(offset).is_none_or(|image| span::equals(image, content))
                         && region.discard(offset, page).is_ok()
                 };
             if dropped { gone.push(*id) } else { kept.push(*id) }

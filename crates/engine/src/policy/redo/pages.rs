@@ -153,6 +153,11 @@ impl Pages {
         taken
     }
 
+    /// Whether the log has records of it that its segment lacks.
+    pub fn is_dirty(&self, page: PageId) -> bool {
+        self.vector.get(page.segment, page.number) & DIRTY != 0
+    }
+
     /// The private copy is gone.
     pub fn dropped(&mut self, page: PageId) {
         let state = self.vector.entry(page.segment, page.number);
