@@ -2,6 +2,7 @@
 //! planted bugs, `--cfg caliburn_shuttle` the deterministic scheduler too.
 
 use crate::succeed;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -200,6 +201,25 @@ fn planted(folders: &[&str]) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
+/// The tests that catch planted bugs, by their packages: built together they keep all processors busy.
+fn tests_of(list: &[Planted]) -> BTreeMap<&str, String> {
+    let mut all: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for planted in list {
+        let words: Vec<&str> = planted.caught_by.split(' ').collect();
+        match words[..] {
+            ["test", "-p", package, "--test", name, ..] => {
+                all.entry(package).or_default().insert(format!("--test {name}"));
+            }
+            ["test", "-p", package, "--lib", ..] => {
+                all.entry(package).or_default().insert("--lib".into());
+            }
+            _ => {}
+        }
+    }
+    let line = |targets: BTreeSet<String>| targets.into_iter().collect::<Vec<_>>().join(" ");
+    all.into_iter().map(|(package, targets)| (package, line(targets))).collect()
+}
+
 /// Plants each bug in turn, or the one named, and demands that what is said to catch it does.
 pub fn mutants(only: Option<&str>) -> Result<(), String> {
     let list = list()?;
@@ -211,14 +231,9 @@ pub fn mutants(only: Option<&str>) -> Result<(), String> {
     }
     let (sim, shuttle) = (build(SIM)?, build(SHUTTLE)?);
     // A build that fails would pass for a bug that is caught.
-    let mut tests: Vec<&str> = list.iter().filter_map(|p| p.caught_by.strip_prefix("test ")).collect();
-    tests.sort_unstable();
-    tests.dedup();
-    for target in tests {
-        succeed(
-            cargo(SIM, &format!("test --quiet --no-run {target}")),
-            &format!("build the tests: {target}"),
-        )?;
+    for (package, targets) in tests_of(&list) {
+        let line = format!("test --quiet --no-run -p {package} {targets}");
+        succeed(cargo(SIM, &line), &format!("build the tests of {package}"))?;
     }
     let mut escaped = Vec::new();
     let mut chosen: Vec<&Planted> = list.iter().filter(|p| only.is_none_or(|name| p.name == name)).collect();

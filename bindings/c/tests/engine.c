@@ -391,6 +391,43 @@ static void adopted(const char *dir)
     free(data);
 }
 
+/* Nothing is declared: what has changed is found when a transaction commits. */
+static void found(const char *path)
+{
+    caliburn_options *options = small();
+    caliburn_store *store = NULL;
+    OK(caliburn_options_set(options, CALIBURN_TRACKING, CALIBURN_SCAN));
+    OK(caliburn_open(path, options, &store));
+    caliburn_region *region = mapped(store, "data", 65536);
+    int64_t *words = caliburn_region_address(region);
+    for (int turn = 1; turn <= 3; turn++) {
+        caliburn_tx tx = CALIBURN_TX_INITIALIZER;
+        OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
+        for (int i = 0; i < 8000; i += 100)
+            words[i] = turn;
+        caliburn_savepoint_t savepoint;
+        FAILS(CALIBURN_INVALID, caliburn_savepoint(&tx, &savepoint));
+        OK(turn == 2 ? caliburn_abort(&tx) : caliburn_commit(&tx, CALIBURN_PROCESS));
+        for (int i = 0; i < 8000; i += 100)
+            CHECK(words[i] == (turn == 2 ? 1 : turn));
+    }
+    OK(caliburn_unmap(region));
+    OK(caliburn_close(store));
+    OK(caliburn_open(path, options, &store));
+    region = mapped(store, "data", 65536);
+    words = caliburn_region_address(region);
+    for (int i = 0; i < 8000; i += 100)
+        CHECK(words[i] == 3);
+    OK(caliburn_unmap(region));
+    OK(caliburn_close(store));
+    /* Where memory is the segment, nothing says what it held. */
+    OK(caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, CALIBURN_UNDO));
+    char *other = in(path, "other");
+    FAILS(CALIBURN_INVALID, caliburn_open(other, options, &store));
+    free(other);
+    caliburn_options_free(options);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
@@ -407,6 +444,9 @@ int main(int argc, char **argv)
     }
     char *path = in(dir, "prepared");
     prepared_and_tickets(path);
+    free(path);
+    path = in(dir, "found");
+    found(path);
     free(path);
     adopted(dir);
     printf("%s: sound\n", caliburn_version());
