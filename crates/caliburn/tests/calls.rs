@@ -7,7 +7,7 @@
 
 mod support;
 
-use caliburn::{Class, Mode, Options, Policy, Region, Store, Tracking};
+use caliburn::{Class, Mode, Options, Policy, Store, Tracking};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::path::Path;
@@ -60,13 +60,6 @@ fn options((policy, tracking): Kind) -> Options {
     options
 }
 
-/// Just stores.
-fn set(region: &Region, at: usize, bytes: &[u8]) {
-    assert!(at + bytes.len() <= region.len());
-    // SAFETY: the bytes are mapped, and this thread's.
-    unsafe { region.as_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
-}
-
 /// Opens, commits, grows, prepares, truncates, closes. Says what was acknowledged.
 fn use_store(path: &Path, kind: Kind) -> Result<(), Box<dyn std::error::Error>> {
     let (policy, tracking) = kind;
@@ -80,7 +73,7 @@ fn use_store(path: &Path, kind: Kind) -> Result<(), Box<dyn std::error::Error>> 
             if tracking == Tracking::Declared {
                 tx.store(&region, at, &value)?;
             } else {
-                set(&region, at, &value.to_ne_bytes());
+                support::set(&region, at, value);
             }
         }
         say("begun", value);
@@ -96,7 +89,7 @@ fn use_store(path: &Path, kind: Kind) -> Result<(), Box<dyn std::error::Error>> 
         let many = if policy == Policy::Shadow { 10_000 } else { 400_000 };
         tx.write(&region, 65536, &vec![1; many])?;
         if tracking != Tracking::Declared {
-            set(&region, 600_000, &[2; 10_000]);
+            support::just_store(&region, 600_000, &[2; 10_000]);
         }
         tx.abort();
     } else {

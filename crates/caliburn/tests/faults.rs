@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
-use support::copy_store;
+use support::{copy_store, set};
 
 const LEN: usize = 1 << 20;
 const ALL: [Policy; 3] = [Policy::Shadow, Policy::Undo, Policy::Redo];
@@ -32,13 +32,6 @@ fn opened(path: &Path, policy: Policy) -> (Store, Region) {
 fn pages_are_small() -> bool {
     // SAFETY: takes a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) == 4096 }
-}
-
-/// Just stores.
-fn set(region: &Region, at: usize, value: u64) {
-    assert!(at + 8 <= region.len());
-    // SAFETY: the bytes are mapped, and this test's threads store to different ones.
-    unsafe { region.as_ptr().add(at).cast::<u64>().write_unaligned(value) };
 }
 
 fn word(region: &Region, at: usize) -> u64 {
@@ -144,31 +137,12 @@ fn a_killed_process_leaves_what_was_committed() {
     }
 }
 
-/// Stores of all threads are the transaction's.
 #[test]
 fn many_threads_store_at_once() {
     for policy in ALL {
         let dir = tempfile::tempdir().unwrap();
         let (store, region) = opened(&dir.path().join("s"), policy);
-        for turn in 1..=4u64 {
-            let tx = store.begin(Mode::Restore).unwrap();
-            std::thread::scope(|scope| {
-                for thread in 0..4usize {
-                    let region = &region;
-                    // They meet in pages, not in words.
-                    scope.spawn(move || {
-                        (0..LEN / 32).for_each(|i| set(region, (i * 4 + thread) * 8, turn));
-                    });
-                }
-            });
-            if turn == 3 {
-                tx.abort()
-            } else {
-                tx.commit(Class::Process).unwrap()
-            }
-            let there = if turn == 3 { 2 } else { turn };
-            assert!((0..LEN / 8).all(|i| word(&region, i * 8) == there), "{policy:?} {turn}");
-        }
+        support::many_threads_store(&store, &region);
     }
 }
 

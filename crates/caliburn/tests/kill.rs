@@ -44,9 +44,7 @@ fn write<'t>(
     if tracking == Tracking::Declared {
         return tx.write(memory, offset, bytes);
     }
-    assert!(offset + bytes.len() <= memory.len());
-    // SAFETY: the bytes are mapped, and no other thread stores: one transaction at a time is open.
-    unsafe { memory.as_ptr().add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
+    support::just_store(memory, offset, bytes);
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use caliburn::{Class, MapError, Mode, OpenError, Options, Policy, Region, Segmen
 use proptest::prelude::*;
 use std::io::Read;
 use std::path::Path;
-use support::copy_store;
+use support::{copy_store, set};
 
 const LEN: usize = 1 << 20;
 
@@ -35,13 +35,6 @@ fn can_watch() -> bool {
     // SAFETY: it was just opened, if it was.
     let allowed = file >= 0 && unsafe { libc::close(file as libc::c_int) } == 0;
     allowed && (numbers.next(), numbers.next()) >= (Some(6), Some(7))
-}
-
-/// Just stores.
-fn set(region: &Region, at: usize, value: u64) {
-    assert!(at + 8 <= region.len());
-    // SAFETY: the bytes are mapped, and this test's threads store to different ones.
-    unsafe { region.as_ptr().add(at).cast::<u64>().write_unaligned(value) };
 }
 
 fn word(region: &Region, at: usize) -> u64 {
@@ -138,29 +131,11 @@ fn a_killed_process_leaves_what_was_committed() {
     assert_eq!(word(&region, 40), 2);
 }
 
-/// Stores of all threads are the transaction's.
 #[test]
 fn many_threads_store_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (store, region) = opened(&dir.path().join("s"));
-    for turn in 1..=4u64 {
-        let tx = store.begin(Mode::Restore).unwrap();
-        std::thread::scope(|scope| {
-            for thread in 0..4usize {
-                let region = &region;
-                scope.spawn(move || {
-                    (0..LEN / 32).for_each(|i| set(region, (i * 4 + thread) * 8, turn));
-                });
-            }
-        });
-        if turn == 3 {
-            tx.abort()
-        } else {
-            tx.commit(Class::Process).unwrap()
-        }
-        let there = if turn == 3 { 2 } else { turn };
-        assert!((0..LEN / 8).all(|i| word(&region, i * 8) == there), "{turn}");
-    }
+    support::many_threads_store(&store, &region);
 }
 
 #[test]
@@ -235,7 +210,7 @@ fn what_cannot_be_had_is_refused() {
         let refused = options().policy(policy).open(&path).unwrap_err();
         assert!(matches!(refused, OpenError::Option { name: "tracking", .. }), "{refused}");
         assert!(refused.to_string().contains("Tracking::Fault"), "{refused}");
-        // Nor is there a store then.
+        assert!(!path.exists(), "nor is there anything then");
         let mut plain = support::options();
         plain.policy(policy).open(&path).unwrap().close().unwrap();
         let refused = options().open(&path).unwrap_err();
@@ -292,6 +267,18 @@ fn what_was_mapped_over_a_region_is_not_committed() {
     assert_eq!((word(&region, 0), word(&region, 8192)), (3, 0));
 }
 
+/// Changes a word of every page, in transactions of 64, which are committed or undone.
+fn change_all(store: &Store, region: &Region, turn: u64, commits: bool) {
+    let pages = region.len() / 4096;
+    for part in 0..pages / 64 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        (0..64).for_each(|page| set(region, (part * 64 + page) * 4096, turn));
+        if commits { tx.commit(Class::Process).unwrap() } else { tx.abort() }
+    }
+    let there = if commits { turn } else { turn - 1 };
+    assert!((0..pages).all(|page| word(region, page * 4096) == there), "{turn}");
+}
+
 /// What is locked in memory is not given back, and that is all.
 #[test]
 fn locked_memory_stays() {
@@ -311,13 +298,7 @@ fn locked_memory_stays() {
         return;
     }
     for turn in 1..=3u64 {
-        for part in 0..WIDE / 4096 / 64 {
-            let tx = store.begin(Mode::Restore).unwrap();
-            (0..64).for_each(|page| set(&region, (part * 64 + page) * 4096, turn));
-            if turn == 2 { tx.abort() } else { tx.commit(Class::Process).unwrap() }
-        }
-        let there = if turn == 2 { 1 } else { turn };
-        assert!((0..WIDE / 4096).all(|page| word(&region, page * 4096) == there), "{turn}");
+        change_all(&store, &region, turn, turn != 2);
     }
 }
 
@@ -365,14 +346,8 @@ fn memory_is_given_back() {
     let store = options().tuning(tuning).open(dir.path().join("s")).unwrap();
     let region = store.create_segment("wide", WIDE as u64).unwrap().map_all().unwrap();
     for turn in 1..=4u64 {
-        for part in 0..WIDE / 4096 / 64 {
-            let tx = store.begin(Mode::Restore).unwrap();
-            (0..64).for_each(|page| set(&region, (part * 64 + page) * 4096, turn));
-            // What is undone has taken memory, too.
-            if turn == 3 { tx.abort() } else { tx.commit(Class::Process).unwrap() }
-        }
-        let there = if turn == 3 { 2 } else { turn };
-        assert!((0..WIDE / 4096).all(|page| word(&region, page * 4096) == there), "{turn}");
+        // What is undone has taken memory, too.
+        change_all(&store, &region, turn, turn != 3);
         store.truncate().unwrap();
         let private = private_of(&region);
         assert!(

@@ -3,7 +3,7 @@
 
 pub mod cuts;
 
-use caliburn::{Mode, Options, Region, Store};
+use caliburn::{Class, Mode, Options, Region, Store};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,7 +24,40 @@ pub fn region(store: &Store) -> Region {
     store.segment_or_create("data", 1 << 20).unwrap().map_all().unwrap()
 }
 
-pub fn put(store: &Store, region: &Region, offset: usize, value: u64, class: caliburn::Class) {
+/// Just stores, without declaring it.
+pub fn just_store(region: &Region, at: usize, bytes: &[u8]) {
+    assert!(at + bytes.len() <= region.len());
+    // SAFETY: the bytes are mapped, and a test's threads store to different ones.
+    unsafe { region.as_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
+}
+
+/// The same, of a number.
+pub fn set(region: &Region, at: usize, value: u64) {
+    just_store(region, at, &value.to_ne_bytes());
+}
+
+/// Stores of all threads are the transaction's.
+pub fn many_threads_store(store: &Store, region: &Region) {
+    let words = region.len() / 8;
+    for turn in 1..=4u64 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                // They meet in pages, not in words.
+                scope.spawn(move || (0..words / 4).for_each(|i| set(region, (i * 4 + thread) * 8, turn)));
+            }
+        });
+        if turn == 3 {
+            tx.abort()
+        } else {
+            tx.commit(Class::Process).unwrap()
+        }
+        let there = if turn == 3 { 2 } else { turn };
+        assert!((0..words).all(|i| region.load::<u64>(i * 8) == there), "{turn}");
+    }
+}
+
+pub fn put(store: &Store, region: &Region, offset: usize, value: u64, class: Class) {
     let mut tx = store.begin(Mode::Restore).unwrap();
     tx.store(region, offset, &value).unwrap();
     tx.commit(class).unwrap();

@@ -22,6 +22,9 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
     let may_create = (options.create_new || options.create) && !settings.read_only;
     let media = &*settings.media;
     let there = || media.exists(&dir.join(CATALOG));
+    if may_create && !there() {
+        tracks(table::kind(options.policy.unwrap_or(Policy::Redo)), options)?;
+    }
     let made_dir = may_create && !media.exists(dir);
     if made_dir {
         let missing: Vec<&Path> = dir.ancestors().take_while(|above| !media.exists(above)).collect();
@@ -51,7 +54,6 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
         return Err(OpenError::Exists { path: dir.to_owned() });
     }
     if !there && may_create {
-        tracks(table::kind(options.policy.unwrap_or(Policy::Redo)), &options)?;
         create(dir, &options, made_dir)?;
     }
     recover(dir, &options, lock)

@@ -287,14 +287,17 @@ impl Store {
     /// Waits while private pages exceed the memory budget and truncation is giving them back; with the shadow
     /// policy, while another transaction is open.
     ///
-    /// # Errors When the store has failed or was opened read-only; [`BeginError::Open`] where it would wait for
+    /// # Errors
+    /// When the store has failed or was opened read-only; [`BeginError::Open`] where it would wait for
     /// itself: a thread that was handed a transaction which another has begun, and begins one, waits for ever.
     #[inline]
     pub fn begin(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
-        if self.shared.storage.gate.load(Ordering::Relaxed) != 0 {
-            return self.begin_gated(mode);
-        }
-        Ok(Transaction::new(&self.shared, mode))
+        // Not returned as it comes: what is written to memory by a call could not stay in registers.
+        let tx = match self.shared.storage.gate.load(Ordering::Relaxed) {
+            0 => Transaction::new(&self.shared, mode),
+            _ => self.begin_gated(mode)?,
+        };
+        Ok(tx)
     }
 
     #[cold]

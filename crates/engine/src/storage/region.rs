@@ -182,6 +182,7 @@ impl RegionState {
     }
 }
 
+#[inline(always)]
 fn at(reservation: &Reservation, offset: usize) -> *mut u8 {
     reservation.base().as_ptr().wrapping_add(offset)
 }

@@ -124,7 +124,7 @@ impl Tracker for Verifier {
         true
     }
 
-    /// Compares every region with its shadow.
+    /// Compares the pages of every region that were stored to with its shadow.
     fn undeclared(&self) -> Vec<Undeclared> {
         let mut found: Vec<Undeclared> = Vec::new();
         let (mut buffer, mut declared) = (vec![0; page_size()], vec![false; page_size()]);

@@ -295,7 +295,7 @@ impl Redo {
     }
 
     /// Whether a force to now would have to wait for log space that only this thread can make.
-    fn cannot_force(&self) -> bool {
+    pub(super) fn cannot_force(&self) -> bool {
         self.is_starved() || (self.alone() && self.flush.starved.load(Ordering::SeqCst) != 0)
     }
 

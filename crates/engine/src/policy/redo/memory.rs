@@ -97,13 +97,23 @@ impl Redo {
         }
     }
 
-    /// Moves what is staged to the log, unless somebody else does so, or the log is full. Whether all that was
-    /// committed before is there, and its pages marked.
+    /// Moves what is staged to the log, unless that is full, or others keep us from it for long. Whether all that
+    /// was committed before is there, and its pages marked.
     fn flush_for_dropping(&self) -> Result<bool, Failure> {
-        let Some(mut work) = self.try_lock_flush() else { return Ok(false) };
-        let done = self.flush_if_room(&mut work);
-        self.unlock_flush(work);
-        Ok(done?.is_some())
+        const TRIES: u32 = 50;
+        for _ in 0..TRIES {
+            if self.cannot_force() {
+                break;
+            }
+            let Some(mut work) = self.try_lock_flush() else {
+                caliburn_os::sync::sleep(Duration::from_micros(20));
+                continue;
+            };
+            let done = self.flush_if_room(&mut work);
+            self.unlock_flush(work);
+            return Ok(done?.is_some());
+        }
+        Ok(false)
     }
 
     /// Gives back those pages of a batch that equal their segment and that nobody has declared.
