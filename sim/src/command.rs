@@ -34,8 +34,11 @@ struct Command {
     /// With the shadow policy, by programs that declare nothing.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow"])]
     caught: bool,
-    /// With the redo policy, by programs that declare nothing.
+    /// The same; what they change waits in memory, as long as there is memory for a page or two.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow", "caught"])]
+    lazy: bool,
+    /// With the redo policy, by programs that declare nothing.
+    #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow", "caught", "lazy"])]
     found: bool,
     /// The machine is short of memory and descriptors.
     #[arg(long, global = true)]
@@ -54,6 +57,7 @@ impl Command {
             () if self.adopted => Flavour::Adopted,
             () if self.shadow => Flavour::Shadow,
             () if self.caught => Flavour::Caught,
+            () if self.lazy => Flavour::Lazy,
             () if self.found => Flavour::Found,
             () if self.duplex || matches!(self.kind, Kind::Copies { .. }) => Flavour::Duplex,
             () => Flavour::Redo,
@@ -187,6 +191,7 @@ pub fn main() -> ExitCode {
         Flavour::Duplex => " --duplex",
         Flavour::Shadow => " --shadow",
         Flavour::Caught => " --caught",
+        Flavour::Lazy => " --lazy",
         Flavour::Found => " --found",
     };
     let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));

@@ -1,7 +1,7 @@
 //! Kinds of stores.
 
 use crate::media::Hardware;
-use caliburn::{Class, Policy, Tracking};
+use caliburn::{BeforeImages, Class, Policy, Tracking};
 
 /// Kinds of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +18,10 @@ pub enum Flavour {
     Duplex,
     /// With the shadow policy.
     Shadow,
-    /// The same, by programs that declare nothing: their stores are caught.
+    /// The same, by programs that declare nothing: their stores are caught, and what pages held is kept at once.
     Caught,
+    /// The same; pages wait in memory, and are stolen when they are more than two.
+    Lazy,
     /// With the redo policy, by programs that declare nothing: their stores are found when they commit.
     Found,
 }
@@ -30,13 +32,13 @@ impl Flavour {
         match self {
             Flavour::Redo | Flavour::Adopted | Flavour::Duplex | Flavour::Found => Policy::Redo,
             Flavour::Undo | Flavour::Persistent => Policy::Undo,
-            Flavour::Shadow | Flavour::Caught => Policy::Shadow,
+            Flavour::Shadow | Flavour::Caught | Flavour::Lazy => Policy::Shadow,
         }
     }
 
     /// Whether what its segments have and was not forced is in its log, or what it replaced is.
     pub fn logs_all(self) -> bool {
-        matches!(self, Flavour::Redo | Flavour::Duplex | Flavour::Shadow | Flavour::Caught | Flavour::Found)
+        !matches!(self, Flavour::Undo | Flavour::Persistent | Flavour::Adopted)
     }
 
     /// Whether memory that was stored to may be found after a power cut.
@@ -46,21 +48,26 @@ impl Flavour {
 
     /// Whether a transaction has savepoints, branches, and can be prepared.
     pub fn has_parts(self) -> bool {
-        !matches!(self, Flavour::Shadow | Flavour::Caught | Flavour::Found)
+        self.policy() != Policy::Shadow && self != Flavour::Found
     }
 
     /// How programs change memory.
     pub fn tracking(self) -> Tracking {
         match self {
-            Flavour::Caught => Tracking::Fault,
+            Flavour::Caught | Flavour::Lazy => Tracking::Fault,
             Flavour::Found => Tracking::Scan,
             _ => Tracking::Declared,
         }
     }
 
+    /// When what pages held is kept.
+    pub fn before_images(self) -> BeforeImages {
+        if self == Flavour::Lazy { BeforeImages::Adaptive } else { BeforeImages::Eager }
+    }
+
     /// Whether every commit is forced.
     pub fn forces_all(self) -> bool {
-        matches!(self, Flavour::Persistent | Flavour::Shadow | Flavour::Caught)
+        self == Flavour::Persistent || self.policy() == Policy::Shadow
     }
 
     /// The machine for it.

@@ -123,6 +123,7 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
     let tuning = Tuning { memory_budget: Some(1 << 30), truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
     options.policy(flavour.policy()).tracking(flavour.tracking()).background(false).tuning(tuning);
+    options.before_images(flavour.before_images());
     options
         .declared_only(flavour == Flavour::Adopted)
         .require(flavour.reach())

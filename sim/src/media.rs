@@ -43,7 +43,6 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// What of a read other threads can come between.
@@ -99,8 +98,8 @@ struct State<M> {
     fault: Option<Fault>,
     failed: bool,
     descriptors: HashMap<RawFd, FileId>,
-    /// Address, length, file, and offset in it.
-    mappings: Vec<(usize, usize, FileId, u64)>,
+    /// The later ones lie over the earlier.
+    mappings: Vec<Mapping>,
     locked: bool,
 }
 
@@ -167,7 +166,7 @@ impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
                 caliburn_os::simulated::watch(None);
             }
         }
-        caliburn_os::simulated::watch(Some(Rc::new(MachineWatcher(self.clone()))));
+        caliburn_os::simulated::watch(Some(Arc::new(MachineWatcher(self.clone()))));
         let _unwatch = Unwatch;
         work()
     }
@@ -199,9 +198,9 @@ impl<M> State<M> {
 
     /// The file that is mapped there, and the offset in it.
     fn place(&self, at: usize) -> Option<(FileId, u64)> {
-        let inside = |(base, bytes, ..): &&(usize, usize, FileId, u64)| (*base..base + bytes).contains(&at);
-        let (base, _, id, offset) = self.mappings.iter().rev().find(inside)?;
-        Some((*id, offset + (at - base) as u64))
+        let inside = |(base, bytes, _): &&Mapping| (*base..base + bytes).contains(&at);
+        let (base, _, shows) = self.mappings.iter().rev().find(inside)?;
+        shows.map(|(id, offset)| (id, offset + (at - base) as u64))
     }
 
     fn plain_step(&mut self) -> io::Result<()> {
@@ -209,25 +208,21 @@ impl<M> State<M> {
     }
 }
 
+/// Memory: its address, its length, and where it shows a file, if it does.
+type Mapping = (usize, usize, Option<(FileId, u64)>);
+
 struct MachineWatcher<M>(Arc<Machine<M>>);
+
+/// Pages of memory.
+const PAGE: usize = 4096;
 
 thread_local! {
     /// Reused for what stores to memory have changed.
     static STORED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
-    fn mapped(&self, descriptor: RawFd, base: usize, len: usize, offset: u64) {
-        let mut state = self.0.lock();
-        let id = state.descriptors[&descriptor];
-        state.mappings.push((base, len, id, offset));
-    }
-
-    fn unmapped(&self, base: usize, len: usize) {
-        self.0.lock().mappings.retain(|(at, ..)| !(base..base + len).contains(at));
-    }
-
-    fn stored(&self, at: usize, len: usize) {
+impl<M: std::fmt::Debug + Send + 'static> MachineWatcher<M> {
+    fn stored_in_page(&self, at: usize, len: usize) {
         let mut state = self.0.lock();
         let Some((id, offset)) = state.place(at) else { return };
         STORED.with_borrow_mut(|bytes| {
@@ -243,6 +238,32 @@ impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
                 false => Act::Store(id, offset, bytes),
             });
         });
+    }
+}
+
+impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
+    fn mapped(&self, descriptor: RawFd, base: usize, len: usize, offset: u64) {
+        let mut state = self.0.lock();
+        let id = state.descriptors[&descriptor];
+        state.mappings.push((base, len, Some((id, offset))));
+    }
+
+    fn unmapped(&self, base: usize, len: usize) {
+        let mappings = &mut self.0.lock().mappings;
+        mappings.retain(|(at, bytes, _)| *at < base || at + bytes > base + len);
+        if mappings.iter().any(|(at, bytes, _)| *at < base + len && at + bytes > base) {
+            mappings.push((base, len, None));
+        }
+    }
+
+    fn stored(&self, at: usize, len: usize) {
+        if self.0.hardware.persistent {
+            return self.stored_in_page(at, len);
+        }
+        // One page may be a file's, and the next one private.
+        let ends = (at / PAGE + 1..).map(|page| page * PAGE).take_while(|end| *end < at + len);
+        let bounds = std::iter::once(at).chain(ends.clone()).zip(ends.chain([at + len]));
+        bounds.for_each(|(at, end)| self.stored_in_page(at, end - at));
     }
 
     fn flushed(&self, at: usize, len: usize) {

@@ -65,6 +65,10 @@ pub fn test() -> Result<(), String> {
         "creation --shadow",
         "exhaustive --transactions 2 --caught",
         "torture --images 5000 --caught",
+        "faults --share 8 --workloads 5 --caught",
+        "exhaustive --transactions 2 --lazy",
+        "torture --images 10000 --lazy",
+        "faults --share 8 --workloads 5 --lazy",
         "torture --images 10000 --found",
         "creation --found",
         "faults --share 8 --workloads 5 --found",
@@ -122,6 +126,9 @@ pub fn soak() -> Result<(), String> {
         "faults",
         "faults --shadow",
         "faults --found",
+        "torture --images 300000 --seed 8 --lazy",
+        "faults --caught",
+        "faults --lazy",
         "names --walks 10000 --seed 1000",
     ] {
         simulate(SIM, line)?;

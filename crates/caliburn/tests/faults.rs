@@ -2,6 +2,7 @@
 
 mod support;
 
+use caliburn::BeforeImages::{self, Adaptive, Eager};
 use caliburn::{
     Class, DumpOptions, MapError, Mode, OpenError, Options, Policy, Region, RestoreOptions, Store, Tracking,
 };
@@ -14,16 +15,19 @@ use std::time::Duration;
 use support::{copy_store, set};
 
 const LEN: usize = 1 << 20;
-const ALL: [Policy; 3] = [Policy::Shadow, Policy::Undo, Policy::Redo];
+const ALL: [Kind; 4] =
+    [(Policy::Shadow, Eager), (Policy::Shadow, Adaptive), (Policy::Undo, Eager), (Policy::Redo, Eager)];
 
-fn options(policy: Policy) -> Options {
+type Kind = (Policy, BeforeImages);
+
+fn options((policy, before): Kind) -> Options {
     let mut options = support::options();
-    options.policy(policy).tracking(Tracking::Fault).log_bytes(4 << 20);
+    options.policy(policy).tracking(Tracking::Fault).before_images(before).log_bytes(4 << 20);
     options
 }
 
-fn opened(path: &Path, policy: Policy) -> (Store, Region) {
-    let store = options(policy).open(path).unwrap();
+fn opened(path: &Path, kind: Kind) -> (Store, Region) {
+    let store = options(kind).open(path).unwrap();
     let region = store.segment_or_create("data", LEN as u64).unwrap().map_all().unwrap();
     (store, region)
 }
@@ -40,10 +44,10 @@ fn word(region: &Region, at: usize) -> u64 {
 
 #[test]
 fn a_program_just_stores() {
-    for policy in ALL {
+    for kind in ALL {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let (store, region) = opened(&path, policy);
+        let (store, region) = opened(&path, kind);
         for turn in 1..=3u64 {
             let tx = store.begin(Mode::Restore).unwrap();
             (0..100).for_each(|i| set(&region, i * 9001, turn));
@@ -53,11 +57,11 @@ fn a_program_just_stores() {
             (0..100).for_each(|i| set(&region, i * 9001, 99));
             (0..LEN / 8).for_each(|i| set(&region, i * 8, 98));
             tx.abort();
-            assert!((0..100).all(|i| word(&region, i * 9001) == turn), "{policy:?}");
+            assert!((0..100).all(|i| word(&region, i * 9001) == turn), "{kind:?}");
         }
         drop(region);
         store.close().unwrap();
-        let (_store, region) = opened(&path, policy);
+        let (_store, region) = opened(&path, kind);
         assert!((0..100).all(|i| word(&region, i * 9001) == 3));
     }
 }
@@ -68,7 +72,7 @@ fn a_program_just_stores_to_persistent_memory() {
     let dir = tempfile::tempdir().unwrap();
     let (path, copy) = (dir.path().join("s"), dir.path().join("c"));
     let with = || {
-        let mut with = options(Policy::Undo);
+        let mut with = options((Policy::Undo, Eager));
         with.memory_survives(Class::Power);
         with
     };
@@ -96,9 +100,9 @@ fn a_program_just_stores_to_persistent_memory() {
 
 #[test]
 fn declared_ranges_and_found_pages_mix() {
-    for policy in ALL {
+    for kind in ALL {
         let dir = tempfile::tempdir().unwrap();
-        let (store, region) = opened(&dir.path().join("s"), policy);
+        let (store, region) = opened(&dir.path().join("s"), kind);
         for commits in [true, false] {
             let mut tx = store.begin(Mode::Restore).unwrap();
             tx.store(&region, 100, &1u64).unwrap();
@@ -120,18 +124,18 @@ fn declared_ranges_and_found_pages_mix() {
 
 #[test]
 fn a_killed_process_leaves_what_was_committed() {
-    for policy in ALL {
+    for kind in ALL {
         let dir = tempfile::tempdir().unwrap();
         let (path, copy) = (dir.path().join("s"), dir.path().join("c"));
-        let (store, region) = opened(&path, policy);
+        let (store, region) = opened(&path, kind);
         let tx = store.begin(Mode::NoRestore).unwrap();
         set(&region, 40, 1);
         tx.commit(Class::Process).unwrap();
         let tx = store.begin(Mode::NoRestore).unwrap();
         (0..LEN / 8).for_each(|i| set(&region, i * 8, 2));
         copy_store(&path, &copy);
-        let (_second, restored) = opened(&copy, policy);
-        assert!((0..LEN / 8).all(|i| word(&restored, i * 8) == u64::from(i == 5)), "{policy:?}");
+        let (_second, restored) = opened(&copy, kind);
+        assert!((0..LEN / 8).all(|i| word(&restored, i * 8) == u64::from(i == 5)), "{kind:?}");
         tx.commit(Class::Process).unwrap();
         assert_eq!(word(&region, 40), 2);
     }
@@ -139,9 +143,9 @@ fn a_killed_process_leaves_what_was_committed() {
 
 #[test]
 fn many_threads_store_at_once() {
-    for policy in ALL {
+    for kind in ALL {
         let dir = tempfile::tempdir().unwrap();
-        let (store, region) = opened(&dir.path().join("s"), policy);
+        let (store, region) = opened(&dir.path().join("s"), kind);
         support::many_threads_store(&store, &region);
     }
 }
@@ -153,25 +157,37 @@ fn scattered_pages_do_not_run_out_of_mappings() {
     if !pages_are_small() {
         return;
     }
+    for before in [Eager, Adaptive] {
+        scattered_pages(PAGES, before);
+    }
+}
+
+fn scattered_pages(pages: usize, before: BeforeImages) {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(Policy::Shadow).open(dir.path().join("s")).unwrap();
-    let segment = store.create_segment("large", (PAGES * 4096) as u64).unwrap();
+    let store = options((Policy::Shadow, before)).open(dir.path().join("s")).unwrap();
+    let segment = store.create_segment("large", (pages * 4096) as u64).unwrap();
     let region = segment.map_all().unwrap();
     let tx = store.begin(Mode::NoRestore).unwrap();
     // Every second page, the far ones first, up to where runs get wider; then some of the rest.
-    (0..18_000).for_each(|i| set(&region, (PAGES - 1 - i * 2) * 4096, 7));
+    (0..18_000).for_each(|i| set(&region, (pages - 1 - i * 2) * 4096, 7));
     let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     assert!(mappings < 60_000, "{mappings}");
     tx.abort();
-    assert!((0..PAGES).all(|page| word(&region, page * 4096) == 0));
+    assert!((0..pages).all(|page| word(&region, page * 4096) == 0));
     let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     assert!(mappings < 1000, "{mappings}");
 }
 
 #[test]
 fn a_system_call_stores_to_what_was_declared() {
+    for before in [Eager, Adaptive] {
+        a_system_call_stores(before);
+    }
+}
+
+fn a_system_call_stores(before: BeforeImages) {
     let dir = tempfile::tempdir().unwrap();
-    let (store, region) = opened(&dir.path().join("s"), Policy::Shadow);
+    let (store, region) = opened(&dir.path().join("s"), (Policy::Shadow, before));
     let mut tx = store.begin(Mode::Restore).unwrap();
     let read = |at: usize| {
         // SAFETY: the bytes are mapped, and nobody else uses them.
@@ -189,13 +205,13 @@ fn a_system_call_stores_to_what_was_declared() {
 /// Also where nothing is declared, and no set says what was changed.
 #[test]
 fn a_region_that_was_stored_to_stays_mapped() {
-    for policy in ALL {
+    for kind in ALL {
         let dir = tempfile::tempdir().unwrap();
-        let (store, region) = opened(&dir.path().join("s"), policy);
+        let (store, region) = opened(&dir.path().join("s"), kind);
         let tx = store.begin(Mode::Restore).unwrap();
         set(&region, 4096, 1);
         let refused = region.unmap().unwrap_err();
-        assert!(matches!(refused.cause, MapError::Uncommitted { .. }), "{policy:?}: {}", refused.cause);
+        assert!(matches!(refused.cause, MapError::Uncommitted { .. }), "{kind:?}: {}", refused.cause);
         tx.commit(Class::Process).unwrap();
         assert_eq!(word(&refused.region, 4096), 1);
         refused.region.unmap().unwrap();
@@ -205,9 +221,9 @@ fn a_region_that_was_stored_to_stays_mapped() {
 #[test]
 fn what_cannot_be_had_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let both = options(Policy::Undo).verify(true).open(dir.path().join("s")).unwrap_err();
+    let both = options((Policy::Undo, Eager)).verify(true).open(dir.path().join("s")).unwrap_err();
     assert!(matches!(both, OpenError::Option { name: "verify", .. }), "{both}");
-    let (store, _region) = opened(&dir.path().join("t"), Policy::Undo);
+    let (store, _region) = opened(&dir.path().join("t"), (Policy::Undo, Eager));
     let mut tx = store.begin(Mode::Restore).unwrap();
     assert!(tx.savepoint().is_err() && tx.branch().is_err() && store.begin(Mode::Restore).is_err());
     assert!(tx.prepare(b"id").is_err());
@@ -220,7 +236,7 @@ fn what_the_log_cannot_take_is_undone() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let store = options(Policy::Redo).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+    let store = options((Policy::Redo, Eager)).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
     let region = store.create_segment("data", LEN as u64).unwrap().map_all().unwrap();
     let tx = store.begin(Mode::Restore).unwrap();
     // Where several pages at once are too much, one by one they are not.
@@ -241,17 +257,17 @@ fn what_the_log_cannot_take_is_undone() {
     store.truncate().unwrap();
     drop(region);
     store.close().unwrap();
-    let (_store, region) = opened(&dir.path().join("s"), Policy::Redo);
+    let (_store, region) = opened(&dir.path().join("s"), (Policy::Redo, Eager));
     assert!((0..256).all(|page| word(&region, page * 4096 + 8) == u64::from(page < 120)));
 }
 
 /// Whole pages are logged: what was aborted must not be in one.
 #[test]
 fn what_was_aborted_is_part_of_no_later_commit() {
-    for policy in ALL {
+    for kind in ALL {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let (store, region) = opened(&path, policy);
+        let (store, region) = opened(&path, kind);
         let tx = store.begin(Mode::NoRestore).unwrap();
         set(&region, 4096, 9);
         tx.abort();
@@ -260,8 +276,8 @@ fn what_was_aborted_is_part_of_no_later_commit() {
         tx.commit(Class::Process).unwrap();
         drop(region);
         store.close().unwrap();
-        let (_store, region) = opened(&path, policy);
-        assert_eq!((word(&region, 4096), word(&region, 4104)), (0, 1), "{policy:?}");
+        let (_store, region) = opened(&path, kind);
+        assert_eq!((word(&region, 4096), word(&region, 4104)), (0, 1), "{kind:?}");
     }
 }
 
@@ -270,9 +286,9 @@ fn what_was_aborted_is_part_of_no_later_commit() {
 fn a_dump_has_no_part_of_a_transaction() {
     const WIDE: usize = 32 << 20;
     const STEP: usize = 1 << 20;
-    for policy in [Policy::Shadow, Policy::Undo] {
+    for kind in [(Policy::Shadow, Eager), (Policy::Shadow, Adaptive), (Policy::Undo, Eager)] {
         let dir = tempfile::tempdir().unwrap();
-        let store = options(policy).open(dir.path().join("s")).unwrap();
+        let store = options(kind).open(dir.path().join("s")).unwrap();
         let region = store.create_segment("data", WIDE as u64).unwrap().map_all().unwrap();
         let tx = store.begin(Mode::Restore).unwrap();
         (0..WIDE / 4096).for_each(|page| set(&region, page * 4096 + 8, 1));
@@ -305,7 +321,7 @@ fn a_dump_has_no_part_of_a_transaction() {
             let region = store.segment("data").unwrap().map_all().unwrap();
             let first = word(&region, 0);
             let other = (0..WIDE).step_by(STEP).find(|at| word(&region, *at) != first);
-            assert_eq!(other, None, "{policy:?}, dump {number}");
+            assert_eq!(other, None, "{kind:?}, dump {number}");
         }
     }
 }
@@ -384,7 +400,7 @@ fn on_a_full_disk(dir: &Path, store: Store, region: Region) {
     tx.commit(Class::Power).unwrap();
     drop(region);
     store.close().unwrap();
-    let (_store, region) = opened(&dir.join("s"), Policy::Shadow);
+    let (_store, region) = opened(&dir.join("s"), (Policy::Shadow, Eager));
     assert!((0..256).all(|page| word(&region, page * 4096 + 8) == 3));
     std::process::exit(55);
 }
@@ -396,7 +412,7 @@ fn stores_that_are_nobodys_end_the_process() {
     const KIND: &str = "CALIBURN_FAULTS_KIND";
     if let Some(kind) = std::env::var_os(KIND) {
         let dir = tempfile::tempdir().unwrap();
-        let (store, region) = opened(&dir.path().join("s"), Policy::Shadow);
+        let (store, region) = opened(&dir.path().join("s"), (Policy::Shadow, Eager));
         match kind.to_str().unwrap() {
             "outside" => set(&region, 12_345, 1),
             "forked" => in_a_child(&store, &region),

@@ -10,13 +10,13 @@
 //! The paper's metadata, which pages the images are of, stands between the images, so that one write and one force
 //! bring both; what it calls resetting the metadata is a status page of a new generation.
 //!
-//! Invariant: a batch is forced before the next one is written. So the last one alone may be there in part, and
-//! what it has images of was not stored to: its pages are what the head says that the images were. One whose
-//! images are not what its head says, and whose pages are not either, was damaged after it was forced.
+//! Invariant: a group of batches is forced before the next one is written. So the last one alone may be there in
+//! part, and what it has images of was not stored to: its pages are what the heads say that the images were. A batch
+//! whose images are not what its head says, and whose pages are not either, was damaged after it was forced.
 
 use crate::format::{
-    self, BATCH_MAGIC, BATCH_MAX, BLOCK, BatchHead, Defect, HEAD_HALF, IMAGE, IMAGES_DATA, IMAGES_MAGIC,
-    ImagePlace, ImagesStatus, SegmentId,
+    self, BATCH_MAGIC, BATCH_MAX, BLOCK, BatchHead, Defect, GROUP_MAX, HEAD_HALF, IMAGE, IMAGES_DATA,
+    IMAGES_MAGIC, IMAGES_VERSION, ImagePlace, ImagesStatus, SegmentId, VERSION,
 };
 use crate::media_error::{Forcing, MediaError};
 use crate::status_pages;
@@ -55,6 +55,9 @@ fn bad(medium: &dyn Medium, offset: u64, defect: Defect) -> ImagesError {
     ImagesError::Bad { path: medium.path().to_owned(), offset, defect }
 }
 
+/// The versions that are read.
+const VERSIONS: &[u32] = &[VERSION, IMAGES_VERSION];
+
 /// Makes the file of a new store, durably.
 ///
 /// # Errors
@@ -74,7 +77,7 @@ pub fn create(medium: &dyn Medium, store: Id) -> Result<(), MediaError> {
 /// # Errors
 /// [`ImagesError`].
 pub fn read_status(medium: &dyn Medium, store: &Id) -> Result<ImagesStatus, ImagesError> {
-    let what = (IMAGES_MAGIC, "file of before-images");
+    let what = (IMAGES_MAGIC, VERSIONS, "file of before-images");
     let page = status_pages::read_parts(medium, status_part(), what, Some(store))?;
     let page = page.map_err(|defect| bad(medium, 0, defect))?;
     Ok(ImagesStatus::read_from_prefix(&page).expect("a page holds a status").0)
@@ -86,7 +89,8 @@ fn status_part() -> usize {
 }
 
 fn put_status(medium: &dyn Medium, status: &ImagesStatus, store: Id) -> Result<(), MediaError> {
-    status_pages::put_parts(medium, status_part(), status.as_bytes(), IMAGES_MAGIC, store).map(drop)
+    status_pages::put_parts(medium, status_part(), status.as_bytes(), (IMAGES_MAGIC, IMAGES_VERSION), store)
+        .map(drop)
 }
 
 /// How [`ImagePlace::page_and_len`] is made.
@@ -157,19 +161,36 @@ pub fn each_image<E: From<ImagesError>>(
         }
         (at, ordinal) = (at + batch_bytes(places.len()), ordinal + 1);
     }
-    let later = (1..=BATCH_MAX as u64 + 1).map(|block| at + block * BLOCK as u64);
-    for behind in later.take_while(|behind| behind + BLOCK as u64 <= len) {
-        let head = read_head(medium, store, behind).map_err(ImagesError::from)?;
-        let stands =
-            head.is_some_and(|(head, _)| head.generation.get() == generation && head.ordinal.get() > ordinal);
-        if unless("damaged-batch-taken-for-the-end", stands) {
-            let text = format!(
-                "a batch of images is damaged: another one, at {behind}, was written after it was forced"
-            );
-            return Err(bad(medium, at, Defect::Value(text)).into());
-        }
+    let behind = written_later(medium, (store, generation, ordinal), (at, len)).map_err(ImagesError::from)?;
+    if let Some(behind) = behind.filter(|_| !planted("damaged-batch-taken-for-the-end")) {
+        let text = format!(
+            "a batch of images is damaged: another one, at {behind}, was written after it was forced"
+        );
+        return Err(bad(medium, at, Defect::Value(text)).into());
     }
     Ok(ordinal)
+}
+
+/// Where a batch stands that was written after the one at `at` was forced, if there is one: of a later group.
+fn written_later(
+    medium: &dyn Medium,
+    (store, generation, ordinal): (&Id, u64, u32),
+    (at, len): (u64, u64),
+) -> Result<Option<u64>, MediaError> {
+    let (mut from, mut most) = (at + BLOCK as u64, at + batch_bytes(BATCH_MAX));
+    while from <= most && from + BLOCK as u64 <= len {
+        match read_head(medium, store, from)? {
+            Some((head, places)) if head.generation.get() == generation && head.ordinal.get() > ordinal => {
+                if head.ordinal.get() - u32::from(head.grouped.get()) > ordinal {
+                    return Ok(Some(from));
+                }
+                from += batch_bytes(places.len());
+                most = from + batch_bytes(BATCH_MAX);
+            }
+            _ => from += BLOCK as u64,
+        }
+    }
+    Ok(None)
 }
 
 /// The checksum of an image.
@@ -191,11 +212,12 @@ fn read_head(
     let mut block = vec![0; BLOCK];
     medium.read_at(&mut block, at).map_err(|e| MediaError::new("read before-images", medium, at, e))?;
     let halves = block.chunks(HEAD_HALF).take(if planted("one-head-of-images") { 1 } else { 2 });
-    let sound =
-        |half: &&[u8]| format::unseal(half, BATCH_MAGIC, "batch of before-images", Some(store)).is_ok();
+    let sound = |half: &&[u8]| {
+        format::unseal_any(half, BATCH_MAGIC, VERSIONS, "batch of before-images", Some(store)).is_ok()
+    };
     let Some(half) = halves.into_iter().find(sound) else { return Ok(None) };
     let (head, rest) = BatchHead::read_from_prefix(half).expect("a half holds a head");
-    let count = head.count.get() as usize;
+    let count = usize::from(head.count.get());
     if !(1..=BATCH_MAX).contains(&count) {
         return Ok(None);
     }
@@ -301,20 +323,22 @@ impl ImageLog {
     }
 
     /// Writes the images of pages, for which there is room, and forces them. `fill` is called with the index of each
-    /// page and the place for its image; how many bytes the page has.
+    /// page and the place for its image; it returns how many bytes the page has.
     ///
     /// # Errors
     /// When the medium fails: nothing is known of what the log holds then.
     pub fn append(
         &mut self,
         pages: &[Page],
-        mut fill: impl FnMut(usize, &mut [u8]) -> usize,
+        mut fill: impl FnMut(usize, &mut [u8]) -> Result<usize, MediaError>,
     ) -> Result<(), MediaError> {
         for (batch, part) in pages.chunks(BATCH_MAX).enumerate() {
-            if batch > 0 && !planted("image-batches-forced-together") {
+            let grouped = batch % GROUP_MAX;
+            if batch > 0 && grouped == 0 && !planted("image-groups-forced-together") {
                 self.force()?;
             }
-            self.write(part, |i, image| fill(batch * BATCH_MAX + i, image))?;
+            let grouped = if planted("image-groups-not-told") { 0 } else { grouped as u16 };
+            self.write((part, grouped), |i, image| fill(batch * BATCH_MAX + i, image))?;
         }
         match planted("images-not-forced") {
             true => Ok(()),
@@ -324,29 +348,29 @@ impl ImageLog {
 
     fn write(
         &mut self,
-        pages: &[Page],
-        mut fill: impl FnMut(usize, &mut [u8]) -> usize,
+        (pages, grouped): (&[Page], u16),
+        mut fill: impl FnMut(usize, &mut [u8]) -> Result<usize, MediaError>,
     ) -> Result<(), MediaError> {
         self.batch.resize(BLOCK + pages.len() * IMAGE, 0);
         let (block, images) = self.batch.split_at_mut(BLOCK);
         let (first, second) = block.split_at_mut(HEAD_HALF);
         first.fill(0);
-        let (generation, ordinal, count) =
-            (self.status.generation, self.ordinal.into(), (pages.len() as u32).into());
-        let head = BatchHead { generation, ordinal, count, ..BatchHead::new_zeroed() };
+        let (generation, ordinal) = (self.status.generation, self.ordinal.into());
+        let (count, grouped) = ((pages.len() as u16).into(), grouped.into());
+        let head = BatchHead { generation, ordinal, count, grouped, ..BatchHead::new_zeroed() };
         let (head_bytes, places) = first.split_at_mut(size_of::<BatchHead>());
         head_bytes.copy_from_slice(head.as_bytes());
         let places = places.chunks_mut(size_of::<ImagePlace>());
         for (i, ((page, image), place)) in pages.iter().zip(images.chunks_mut(IMAGE)).zip(places).enumerate()
         {
-            let len = fill(i, image);
+            let len = fill(i, image)?;
             image[len..].fill(0);
             let crc = checksum(&image[..len]).into();
             let page_and_len = (page.number << LEN_BITS | len as u64).into();
             let of = ImagePlace { segment: page.segment.0.into(), crc, page_and_len };
             place.copy_from_slice(of.as_bytes());
         }
-        format::seal(first, BATCH_MAGIC, self.store);
+        format::seal_as(first, BATCH_MAGIC, IMAGES_VERSION, self.store);
         second.copy_from_slice(first);
         let at = self.end;
         self.medium

@@ -31,7 +31,7 @@ pub fn read(
     what: &'static str,
     store: Option<&Id>,
 ) -> Result<Result<Vec<u8>, Defect>, MediaError> {
-    read_parts(medium, BLOCK, (magic, what), store)
+    read_parts(medium, BLOCK, (magic, &[format::VERSION], what), store)
 }
 
 /// The same of a structure that stands in each page as often as parts of so many bytes fit, each with a checksum: so
@@ -39,7 +39,7 @@ pub fn read(
 pub fn read_parts(
     medium: &dyn Medium,
     part: usize,
-    (magic, what): ([u8; 8], &'static str),
+    (magic, versions, what): ([u8; 8], &[u32], &'static str),
     store: Option<&Id>,
 ) -> Result<Result<Vec<u8>, Defect>, MediaError> {
     let mut best: Option<Vec<u8>> = None;
@@ -56,7 +56,7 @@ pub fn read_parts(
             }
             Err(error) => return Err(MediaError::new("read the status", medium, at, error)),
         }
-        let sealed = format::unseal(&page, magic, what, store);
+        let sealed = format::unseal_any(&page, magic, versions, what, store);
         match sealed.and_then(|_| countable(generation(&page))) {
             Ok(()) if best.as_ref().is_some_and(|best| generation(best) >= generation(&page)) => {}
             Ok(()) => best = Some(page),
@@ -70,7 +70,7 @@ pub fn read_parts(
 
 /// Writes a structure to the place that its generation names; that place.
 pub fn put(medium: &dyn Medium, status: &[u8], magic: [u8; 8], store: Id) -> Result<u64, MediaError> {
-    put_parts(medium, BLOCK, status, magic, store)
+    put_parts(medium, BLOCK, status, (magic, format::VERSION), store)
 }
 
 /// The same in parts of so many bytes, for [`read_parts`].
@@ -78,13 +78,13 @@ pub fn put_parts(
     medium: &dyn Medium,
     part: usize,
     status: &[u8],
-    magic: [u8; 8],
+    (magic, version): ([u8; 8], u32),
     store: Id,
 ) -> Result<u64, MediaError> {
     let mut page = vec![0; BLOCK];
     for part in page.chunks_mut(part) {
         part[..status.len()].copy_from_slice(status);
-        format::seal(part, magic, store);
+        format::seal_as(part, magic, version, store);
     }
     let at = STATUS_AT[(generation(&page) % 2) as usize];
     medium.write_at(&page, at).map_err(|e| MediaError::new("write the status", medium, at, e))?;

@@ -23,6 +23,12 @@ mod seam {
     #[inline(always)]
     pub fn unmapped(_base: *const u8, _len: usize) {}
 
+    /// Has the thread that calls what this returns reported to the same simulator as this one.
+    #[inline(always)]
+    pub fn inherited() -> impl FnOnce() + Send + 'static {
+        || ()
+    }
+
     /// The time that a simulator says it is, for everything that reads a clock.
     #[inline(always)]
     pub fn clock() -> Option<u64> {
@@ -40,11 +46,10 @@ mod seam {
 mod seam {
     use std::cell::RefCell;
     use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-    use std::rc::Rc;
-    use std::sync::OnceLock;
+    use std::sync::{Arc, OnceLock};
 
     /// What a simulator wants to know of memory.
-    pub trait Watcher {
+    pub trait Watcher: Send + Sync {
         /// A medium was mapped shared, from an offset.
         fn mapped(&self, descriptor: RawFd, base: usize, len: usize, offset: u64);
         /// Memory that may have been mapped so is gone.
@@ -60,11 +65,11 @@ mod seam {
     }
 
     thread_local! {
-        static WATCHER: RefCell<Option<Rc<dyn Watcher>>> = const { RefCell::new(None) };
+        static WATCHER: RefCell<Option<Arc<dyn Watcher>>> = const { RefCell::new(None) };
     }
 
     /// Has everything that this thread does reported to `watcher`.
-    pub fn watch(watcher: Option<Rc<dyn Watcher>>) {
+    pub fn watch(watcher: Option<Arc<dyn Watcher>>) {
         WATCHER.set(watcher);
     }
 
@@ -73,6 +78,12 @@ mod seam {
         if let Ok(Some(watcher)) = WATCHER.try_with(|watcher| watcher.borrow().clone()) {
             what(&*watcher);
         }
+    }
+
+    /// Has the thread that calls what this returns reported to the same simulator as this one.
+    pub fn inherited() -> impl FnOnce() + Send + 'static {
+        let watcher = WATCHER.with_borrow(Clone::clone);
+        || watch(watcher)
     }
 
     /// `len` bytes at `at`, in memory that survives the process, have just been stored.

@@ -9,6 +9,7 @@ use crate::storage::directory::{self, CATALOG, LOCK, LOG, SHADOW, STAGE, UNDO};
 use crate::storage::error::OpenError;
 use crate::storage::segment::Opener;
 use crate::storage::segment_file::Descriptors;
+use crate::storage::settings::BeforeImages;
 use crate::tracking::Tracking;
 use caliburn_os::host::Lock;
 use caliburn_os::simulated::{planted, unless};
@@ -45,6 +46,10 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
     options.settings.media = directory::hold(dir, settings)?;
     // What is found when a transaction commits, or could not be kept, is in memory before it is declared.
     options.settings.declared_only |= options.wanted().tracking != Tracking::Declared;
+    if options.wanted().tracking != Tracking::Fault {
+        // Who declares may have other threads store to what is declared, and nobody would stop them.
+        options.settings.before_images = BeforeImages::Eager;
+    }
     let (settings, media) = (&options.settings, &*options.settings.media);
     let there = || media.exists(&dir.join(CATALOG));
     // What is there is looked at under the lock: another process may be creating or removing it.

@@ -9,6 +9,7 @@ use crate::storage::error::OpenError;
 use crate::storage::progress::{Progress, Watch};
 use crate::storage::replica::Replica;
 use crate::storage::report::Report;
+use crate::storage::settings::BeforeImages;
 use crate::storage::settings::{Copies, LOG_BYTES, Settings};
 use crate::storage::tuning::Tuning;
 use crate::tracking::guard::Guard;
@@ -185,6 +186,13 @@ impl Options {
     /// How changes are found. Default: they are declared.
     pub fn tracking(&mut self, tracking: Tracking) -> &mut Options {
         self.wanted.tracking = tracking;
+        self
+    }
+
+    /// When before-images are written, with the shadow policy where stores are caught. Default:
+    /// [`BeforeImages::Adaptive`]. It may be another one at each opening.
+    pub fn before_images(&mut self, when: BeforeImages) -> &mut Options {
+        self.settings.before_images = when;
         self
     }
 

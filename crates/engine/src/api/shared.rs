@@ -65,7 +65,7 @@ impl Shared {
     /// The life of the thread that serves who stores where stores are caught.
     pub fn catch(&self) {
         self.tracked.all(|way| {
-            way.catch(&|set, region, offset, len| self.save(set, region, offset, len));
+            way.catch(&|set, region, offset, len| self.save_caught(set, region, offset, len));
         });
     }
 
@@ -80,10 +80,28 @@ impl Shared {
     ) -> Result<(), RangeError> {
         let first = set.is_untouched();
         self.policy.save(set, region, offset, len)?;
+        self.saved(set, first);
+        Ok(())
+    }
+
+    /// The same of bytes that a program stores to without having declared them.
+    fn save_caught(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        let first = set.is_untouched();
+        self.policy.save_caught(set, region, offset, len)?;
+        self.saved(set, first);
+        Ok(())
+    }
+
+    fn saved(&self, set: &WriteSet<'_>, first: bool) {
         if unless("caught-stores-do-not-stand-by", first) {
             self.sets.reserve.stand_by(set);
         }
-        Ok(())
     }
 
     /// The transaction that was open is so no more: where one at a time is, the next one may begin.
@@ -156,6 +174,7 @@ impl Shared {
         self.tracked.each(|way| way.declaring(set, region, offset, len))?;
         self.tracked.declare(set, region, (offset, len), &|set, region, offset, len| {
             self.save(set, region, offset, len)
-        })
+        })?;
+        self.policy.declared(region, offset, len)
     }
 }

@@ -17,7 +17,7 @@ use crate::storage::{entry_of, gate};
 use caliburn_log::SegmentId;
 use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{self, planted};
 use caliburn_os::sync::atomic::Ordering;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -81,6 +81,11 @@ impl Store {
             name: &str,
             life: impl FnOnce() + Send + 'static,
         ) -> Result<JoinHandle<()>, OpenError> {
+            let inherit = simulated::inherited();
+            let life = move || {
+                inherit();
+                life();
+            };
             std::thread::Builder::new().name(name.into()).spawn(life).map_err(|error| {
                 shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
                 shared.policy.wake();

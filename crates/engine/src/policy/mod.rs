@@ -76,6 +76,20 @@ pub(crate) trait Recovery: Any + Send + Sync {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError>;
+    /// The same of what a program stores to that has not declared it.
+    fn save_caught(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        self.save(set, region, offset, len)
+    }
+    /// What was declared is all saved, some of it perhaps before, when it was caught.
+    fn declared(&self, _region: &RegionState, _offset: usize, _len: usize) -> Result<(), RangeError> {
+        Ok(())
+    }
     /// Puts the old bytes behind a position back into memory, as far as they are kept.
     fn restore(&self, set: &WriteSet<'_>, from: Position);
     /// Shortens a set to a position behind which the old bytes are back.

@@ -15,6 +15,8 @@ use crate::storage::error::RangeError;
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::segment::SegmentState;
 use caliburn_log::SegmentId;
+use caliburn_log::media_error::MediaError;
+use caliburn_os::guard;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -113,6 +115,7 @@ impl RegionState {
         // SAFETY: this part of the reservation was never mapped, so nobody refers to it; segments never shrink,
         // and the store's lock keeps other programs of ours away from the file.
         unsafe { into.map_private(part.start, len, medium.descriptor(), from, writable) }?;
+        simulated::unmapped(start, len);
         advise(storage, start, &part)?;
         let Some(lacking) = lacking else { return Ok(()) };
         let (low, high) = (self.start + part.start as u64, self.start + part.end as u64);
@@ -137,31 +140,70 @@ impl RegionState {
     /// Maps part of the region so that it is the segment, which was never mapped before. `sync`: as persistent
     /// memory.
     pub fn map_shared(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
+        self.map_segment(storage, part, sync)?;
+        self.shared.store(true, Ordering::Relaxed);
+        self.synced.store(sync, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Part of a region that is mapped privately becomes the segment, and is open. What the copies hold is lost.
+    pub fn share(&self, storage: &Storage, part: Range<usize>) -> io::Result<()> {
+        self.map_segment(storage, part, false)
+    }
+
+    /// Lets part of it be stored to, or has who stores there caught.
+    pub fn protect(&self, part: Range<usize>, write: bool) -> io::Result<()> {
+        // SAFETY: the part is mapped. A store that is not caught ends the process, as it should.
+        unsafe { guard::protect(self.at(part.start), part.len(), write) }
+    }
+
+    /// Has memory show the segment, whatever a part that is mapped privately and open holds. Nobody stores there.
+    pub fn show_segment(&self, part: Range<usize>) -> Result<(), MediaError> {
+        const COPIED: usize = 256 << 10;
+        // SAFETY: the pages are mapped privately, and nobody stores to them.
+        if unsafe { self.discard(part.start, part.len()) }.is_ok() {
+            return Ok(());
+        }
+        // Locked memory stays.
+        let mut buffer = vec![0; part.len().min(COPIED)];
+        for from in part.clone().step_by(COPIED) {
+            let bytes = &mut buffer[..COPIED.min(part.end - from)];
+            self.segment.read(self.start + from as u64, bytes)?;
+            // SAFETY: the part is mapped and open, as the caller says, and nobody stores to it.
+            unsafe { span::copy(bytes.as_ptr(), self.at(from), bytes.len()) };
+        }
+        Ok(())
+    }
+
+    /// All of it is private again, and protected.
+    pub fn unshare(&self, storage: &Storage) -> io::Result<()> {
+        self.map_private(storage, 0..self.len(), None, false)
+    }
+
+    fn map_segment(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
         let (medium, at) = (self.segment.file.medium()?, self.segment.data + self.start + part.start as u64);
         let (start, len) = (self.at(part.start), part.len());
-        // SAFETY: as in `map_private`.
+        // SAFETY: as in `map_copy`; what was mapped there goes in the same step.
         unsafe { self.reservation.map_shared(part.start, len, medium.descriptor(), at, sync) }?;
         if medium.volatile() {
             // Huge pages only on a file system in memory: on a device each fault would read two megabytes.
             // SAFETY: the part was just mapped and is whole pages.
             unsafe { map::advise_huge(start, len) };
         }
-        self.shared.store(true, Ordering::Relaxed);
-        self.synced.store(sync, Ordering::Relaxed);
         simulated::mapped(medium.descriptor(), start, len, at);
         advise(storage, start, &part)
     }
 
-    /// Drops the private copies of a page, which its segment has.
+    /// Drops the private copies of pages, which their segment has.
     ///
     /// # Safety
-    /// The page is mapped privately and holds what its segment does, and nobody stores to it meanwhile.
-    pub unsafe fn discard(&self, offset: usize, page: usize) -> io::Result<()> {
+    /// The pages are mapped privately, and nobody misses what they hold, nor stores to them meanwhile.
+    pub unsafe fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
         // SAFETY: the caller's word; nobody stores to an image but the engine, when a transaction ends.
         unsafe {
-            map::discard(self.at(offset), page)?;
+            map::discard(self.at(offset), len)?;
             let image = self.image.as_ref().filter(|_| !planted("image-not-given-back"));
-            image.map_or(Ok(()), |image| map::discard(at(image, offset), page))
+            image.map_or(Ok(()), |image| map::discard(at(image, offset), len))
         }
     }
 

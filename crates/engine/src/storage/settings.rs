@@ -13,6 +13,25 @@ use std::sync::Arc;
 /// Bytes of a new store's log.
 pub(crate) const LOG_BYTES: u64 = 64 << 20;
 
+/// When what a page held is written to the log of before-images, where stores are caught
+/// ([`Tracking::Fault`](crate::Tracking::Fault)) and the policy is `shadow`
+/// ([`Options::before_images`](crate::Options::before_images)). What is declared is always written at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum BeforeImages {
+    /// Before the page is stored to (McNamee's UMS): a force for each page that is found, or few pages that lie
+    /// together. Memory is the system's at all times.
+    Eager,
+    /// As late as the memory budget ([`Tuning::memory_budget`](crate::Tuning)) lets them: pages that were stored to
+    /// are private to the process until then, or until the commit (RPVM). Then all of them are written with one
+    /// force.
+    Lazy,
+    /// Lazily as long as memory is plentiful; as soon as the system, or the control group, is short of it, only few
+    /// pages wait. It is asked every five milliseconds, also in the middle of a transaction.
+    #[default]
+    Adaptive,
+}
+
 /// How many media are to have the log.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Copies {
@@ -40,6 +59,7 @@ pub(crate) struct Settings {
     pub memory_survives: Option<Class>,
     pub require: Class,
     pub declared_only: bool,
+    pub before_images: BeforeImages,
     pub rules: Rules,
     pub copied: bool,
     pub watch: Watch,
@@ -62,6 +82,7 @@ impl Default for Settings {
             memory_survives: None,
             require: Class::Process,
             declared_only: false,
+            before_images: BeforeImages::default(),
             rules: Rules::default(),
             copied: false,
             watch: Watch::default(),

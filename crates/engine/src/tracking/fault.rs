@@ -371,8 +371,12 @@ impl Watched {
         for Lost { pages, held } in std::mem::take(&mut self.lost) {
             let part = self.bytes(&pages);
             match held {
-                // SAFETY: the pages are mapped and open, and who stored to them does so no more.
-                Some(held) => unsafe { span::copy(held.as_ptr(), self.region.at(part.start), held.len()) },
+                Some(held) => {
+                    // The policy may have mapped the region again.
+                    self.set(pages, true)?;
+                    // SAFETY: the pages are mapped and open, and who stored to them does so no more.
+                    unsafe { span::copy(held.as_ptr(), self.region.at(part.start), held.len()) }
+                }
                 None => {
                     self.region.map_shared(storage, part, self.region.synced.load(Ordering::Relaxed))?;
                 }

@@ -7,16 +7,21 @@
 //! A batch is a head, which says of which pages the images behind it are, and those images. The head stands twice
 //! in its block, each half with a checksum of its own: so that a head which is damaged can be told from one that
 //! was never written whole. The batches of the present generation stand one behind the other from the beginning; a
-//! status page of a new generation empties the log.
+//! status page of a new generation empties the log. Batches that one force brings to the medium are a group: of the
+//! last group any may be missing, and what any has images of was not stored to.
 
 use super::{BLOCK, Preamble};
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Magic of a status page.
 pub const IMAGES_MAGIC: [u8; 8] = *b"CALI-IMS";
 /// Magic of a batch's head.
 pub const BATCH_MAGIC: [u8; 8] = *b"CALI-IMB";
+/// Version of status pages and heads that may tell of groups. In [`VERSION`](super::VERSION) each batch is a group.
+pub const IMAGES_VERSION: u32 = 2;
+/// Most batches of a group; few where crashes are simulated.
+pub const GROUP_MAX: usize = if cfg!(caliburn_sim) { 2 } else { 1 << 14 };
 /// Offset of the first batch.
 pub const IMAGES_DATA: u64 = 64 << 10;
 /// Bytes of an image, and of a page of a segment's data: whatever the size of the machine's pages.
@@ -55,7 +60,9 @@ pub struct BatchHead {
     /// How many batches of that generation stand before it.
     pub ordinal: U32,
     /// How many images follow.
-    pub count: U32,
+    pub count: U16,
+    /// How many batches of its group stand before it.
+    pub grouped: U16,
 }
 
 /// Which page an image is of.

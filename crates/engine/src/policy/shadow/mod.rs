@@ -4,7 +4,8 @@
 //!
 //! ```text
 //!   declare, or a page that is caught:  images of its pages to the log - force - then they are stored to
-//!   commit:   1 the segments are forced    2 the log is emptied in one step, forced
+//!   where before-images are lazy:       pages that are caught wait in memory (`waiting.rs`)
+//!   commit:   1 what waits to the segments, which are forced    2 the log is emptied in one step, forced
 //!   abort:    1 images back - the segments are forced    2 as above
 //!   opening:  the same as abort, for what the log holds
 //! ```
@@ -16,12 +17,12 @@
 mod backup;
 mod pages;
 mod recovery;
+mod waiting;
 
 use crate::policy::backup::BackupError;
 use crate::policy::backup::dump::{DumpOptions, Dumped};
 use crate::policy::backup::restore::{Making, Restored};
 use crate::policy::kind::{self, Closed, New, Opened, Opening, Policy};
-use crate::policy::parts;
 use crate::policy::query::{LogInfo, Prepared, Query};
 use crate::policy::{Claimed, Recovery, Undecided};
 use crate::storage::Storage;
@@ -33,8 +34,9 @@ use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
-use crate::storage::settings::Settings;
+use crate::storage::settings::{BeforeImages, Settings};
 use crate::write_set::{Position, Sets, Terms, WriteSet};
+use caliburn_log::SegmentId;
 use caliburn_log::format::IMAGE;
 use caliburn_log::images::{ImageLog, Page};
 use caliburn_log::media_error::MediaError;
@@ -42,10 +44,12 @@ use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use pages::Pages;
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use waiting::{Pressure, pages_of};
 
 /// What the shadow policy does with stores that are not open.
 pub(super) struct Kind;
@@ -109,21 +113,32 @@ pub(crate) struct Shadow {
     storage: Arc<Storage>,
     sets: Arc<Sets>,
     images: Mutex<Images>,
+    /// When images of what is caught are kept.
+    before: BeforeImages,
 }
 
 /// The log of before-images, and what it has images of.
 struct Images {
     log: ImageLog,
     pages: Pages,
+    /// What is changed in memory alone.
+    waiting: Pages,
+    /// Regions that are the segment in part, by segments and beginnings.
+    shared: BTreeSet<(SegmentId, u64)>,
+    pressure: Pressure,
 }
 
 impl Recovery for Shadow {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
-        region.map_shared(&self.storage, part, false)
+        match self.before {
+            BeforeImages::Eager => region.map_shared(&self.storage, part, false),
+            _ => region.map_private(&self.storage, part, None, true),
+        }
     }
 
     fn touches(&self, region: &RegionState) -> bool {
-        self.lock().pages.meet(region.id, region.pages(IMAGE as u64))
+        let (images, pages) = (self.lock(), region.pages(IMAGE as u64));
+        images.pages.meet(region.id, pages.clone()) || images.waiting.meet(region.id, pages)
     }
 
     fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
@@ -158,43 +173,55 @@ impl Recovery for Shadow {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        if planted("images-not-kept") {
-            return Ok(());
-        }
-        let start = region.start + offset as u64;
-        let pages = start / IMAGE as u64..(start + len as u64).div_ceil(IMAGE as u64);
+        let run = (region.id, pages_of(region, offset, len));
         let mut images = self.lock();
-        let missing = images.pages.missing(region.id, pages.clone());
-        if missing.is_empty() {
+        self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
+        images.keep(&self.storage, std::slice::from_ref(&run))?;
+        if self.before == BeforeImages::Eager {
             return Ok(());
         }
-        self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
-        images.log.make_room(missing.len() as u64)?;
-        let done = images.log.append(&missing, |i, image| {
-            let at = (missing[i].number * IMAGE as u64 - region.start) as usize;
-            // The last page of a file that was adopted may be cut off.
-            let len = IMAGE.min(region.len() - at);
-            parts::copy(region, at, &mut image[..len]);
-            len
-        });
-        done.inspect_err(|error| drop(self.storage.fail(error.clone())))?;
-        images.pages.insert(region.id, pages);
-        Ok(())
+        // Declared ranges are the segment, so that system calls may store there at any time.
+        images.waiting.insert(run.0, run.1.clone());
+        images.steal(&self.storage, &[run])
+    }
+
+    fn save_caught(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        match self.before {
+            BeforeImages::Eager => self.save(set, region, offset, len),
+            _ => self.wait(region, offset, len),
+        }
+    }
+
+    fn declared(&self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
+        let mut images = self.lock();
+        let found = images.waiting.within(region.id, pages_of(region, offset, len));
+        match planted("declared-pages-wait") {
+            true => Ok(()),
+            false => images.steal(&self.storage, &found),
+        }
     }
 
     fn restore(&self, _: &WriteSet<'_>, _: Position) {
         let mut images = self.lock();
-        if images.pages.is_empty() || planted("images-not-restored") {
+        if planted("images-not-restored") {
             return;
         }
-        // Also in a store that has failed, so that programs see the old values.
-        let back = images.put_back(&self.storage);
-        if self.storage.failure().is_err() {
-            return;
+        if !images.pages.is_empty() {
+            // Also in a store that has failed, so that programs see the old values.
+            let back = images.put_back(&self.storage);
+            if self.storage.failure().is_ok()
+                && let Err(error) = back.and_then(|()| images.end(&self.storage))
+            {
+                self.storage.fail(error);
+            }
         }
-        if let Err(error) = back.and_then(|()| images.end(&self.storage)) {
-            self.storage.fail(error);
-        }
+        images.settle(&self.storage);
     }
 
     fn roll_back(&self, _: &WriteSet<'_>, _: Position) {
@@ -212,9 +239,11 @@ impl Recovery for Shadow {
     fn commit(&self, _: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
         let mut images = self.lock();
         self.storage.failure()?;
+        images.write_waiting(&self.storage)?;
         if !images.pages.is_empty() {
             images.end(&self.storage).map_err(|e| self.storage.fail(e))?;
         }
+        images.settle(&self.storage);
         Ok(None)
     }
 
@@ -260,6 +289,11 @@ impl Shadow {
 }
 
 impl Images {
+    fn new(log: ImageLog) -> Images {
+        let (pages, waiting) = Default::default();
+        Images { log, pages, waiting, shared: BTreeSet::new(), pressure: Pressure::default() }
+    }
+
     /// What the log holds, back to the segments: programs see it where they are mapped.
     fn put_back(&mut self, storage: &Storage) -> Result<(), MediaError> {
         let done = self.log.each(|page, image| put(storage, page, image));

@@ -10,7 +10,11 @@ use std::ops::Range;
 pub(super) struct Pages {
     /// The end of each run, by its beginning. No two runs meet or adjoin.
     runs: BTreeMap<(SegmentId, u64), u64>,
+    count: u64,
 }
+
+/// Pages of a segment that are neighbours.
+pub(super) type Run = (SegmentId, Range<u64>);
 
 impl Pages {
     pub fn is_empty(&self) -> bool {
@@ -18,12 +22,26 @@ impl Pages {
     }
 
     pub fn clear(&mut self) {
-        self.runs.clear();
+        *self = Pages::default();
     }
 
-    #[cfg(test)]
-    fn count(&self) -> u64 {
-        self.runs.iter().map(|((_, start), end)| end - start).sum()
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// All of them.
+    pub fn runs(&self) -> Vec<Run> {
+        self.runs.iter().map(|((segment, start), end)| (*segment, *start..*end)).collect()
+    }
+
+    /// Those of a range.
+    pub fn within(&self, segment: SegmentId, range: Range<u64>) -> Vec<Run> {
+        let before = self.runs.range(..(segment, range.start)).next_back();
+        let inside = self.runs.range((segment, range.start)..(segment, range.end));
+        let met = before.into_iter().chain(inside).filter(|((of, _), _)| *of == segment);
+        let cut = met.map(|((_, start), end)| (*start).max(range.start)..(*end).min(range.end));
+        cut.filter(|run| !run.is_empty()).map(|run| (segment, run)).collect()
     }
 
     /// The segments that they are of.
@@ -61,9 +79,31 @@ impl Pages {
         {
             let (first, last) = (first.1, *last);
             self.runs.remove(&(segment, first));
+            self.count -= last - first;
             (start, end) = (start.min(first), end.max(last));
         }
         self.runs.insert((segment, start), end);
+        self.count += end - start;
+    }
+
+    /// Takes a range out, as far as it is there.
+    pub fn remove(&mut self, segment: SegmentId, range: Range<u64>) {
+        while let Some((first, last)) = self.runs.range((segment, 0)..(segment, range.end)).next_back()
+            && *last > range.start
+        {
+            let (first, last) = (first.1, *last);
+            self.runs.remove(&(segment, first));
+            self.count -= last - first;
+            for rest in [first..range.start.max(first), range.end.min(last)..last] {
+                if !rest.is_empty() {
+                    self.count += rest.end - rest.start;
+                    self.runs.insert((segment, rest.start), rest.end);
+                }
+            }
+            if first < range.start {
+                break;
+            }
+        }
     }
 }
 
@@ -75,23 +115,35 @@ mod tests {
 
     proptest! {
         #[test]
-        fn is_a_set(steps in prop::collection::vec((0u32..2, 0u64..40, 1u64..8, any::<bool>()), 1..60)) {
+        fn is_a_set(steps in prop::collection::vec((0u32..2, 0u64..40, 1u64..8, 0..3), 1..60)) {
             let (mut pages, mut model) = (Pages::default(), BTreeSet::new());
-            for (segment, start, len, adds) in steps {
+            for (segment, start, len, step) in steps {
                 let (segment, range) = (SegmentId(segment), start..start + len);
                 let all = range.clone().map(|number| Page { segment, number });
                 let missing: Vec<Page> = all.clone().filter(|page| !model.contains(page)).collect();
                 let meet = missing.len() < (range.end - range.start) as usize;
                 prop_assert_eq!(pages.meet(segment, range.clone()), meet);
-                prop_assert_eq!(pages.missing(segment, range.clone()), missing);
-                if adds {
-                    pages.insert(segment, range);
-                    model.extend(all);
+                prop_assert_eq!(&pages.missing(segment, range.clone()), &missing);
+                let within: u64 = pages.within(segment, range.clone()).iter().map(|(_, run)| run.end - run.start).sum();
+                prop_assert_eq!(within, range.end - range.start - missing.len() as u64);
+                match step {
+                    0 => {}
+                    1 => {
+                        pages.remove(segment, range);
+                        all.for_each(|page| _ = model.remove(&page));
+                    }
+                    _ => {
+                        pages.insert(segment, range);
+                        model.extend(all);
+                    }
                 }
                 prop_assert_eq!(pages.count(), model.len() as u64);
                 let segments: BTreeSet<SegmentId> = model.iter().map(|page| page.segment).collect();
                 prop_assert_eq!(pages.segments(), segments.into_iter().collect::<Vec<_>>());
                 prop_assert_eq!(pages.is_empty(), model.is_empty());
+                let listed: Vec<Page> = pages.runs().into_iter()
+                    .flat_map(|(segment, run)| run.map(move |number| Page { segment, number })).collect();
+                prop_assert_eq!(listed, model.iter().copied().collect::<Vec<_>>());
             }
         }
     }

@@ -8,7 +8,6 @@
 //!
 //! Cut short, recovery begins again with 1, to the same result.
 
-use super::pages::Pages;
 use super::{Images, Shadow};
 use crate::policy::kind::{Closed, New, Opened, Opening, Policy};
 use crate::policy::log_file;
@@ -199,8 +198,13 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let log = ImageLog::open(log, store, status, place)?;
     let storage = Arc::new(Storage::new(opening.found, settings, reach));
     let sets = Arc::new(Sets::new(Layout { trailer: 0 }, opening.tracked));
-    let images = Mutex::new(Images { log, pages: Pages::default() });
-    let policy = Box::new(Shadow { storage: storage.clone(), sets: sets.clone(), images });
+    let images = Mutex::new(Images::new(log));
+    let policy = Box::new(Shadow {
+        storage: storage.clone(),
+        sets: sets.clone(),
+        images,
+        before: settings.before_images,
+    });
     Ok(Opened { storage, sets, policy, damage: None })
 }
 

@@ -1,0 +1,297 @@
+//! Before-images that are written as late as memory lets them (`BeforeImages::Lazy`, `Adaptive`).
+
+mod support;
+
+use caliburn::{BeforeImages, Class, Mode, Options, Policy, Region, Store, Tracking, Tuning, check};
+use std::io::Read;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use support::{copy_store, set};
+
+const PAGE: usize = 4096;
+/// Several times as many pages as may wait.
+const PAGES: usize = 4096;
+const WAIT: usize = 256;
+
+fn options(before: BeforeImages) -> Options {
+    let mut options = support::options();
+    options.policy(Policy::Shadow).tracking(Tracking::Fault).before_images(before);
+    options.tuning(Tuning { memory_budget: Some((WAIT * PAGE) as u64), ..Tuning::default() });
+    options
+}
+
+fn opened(path: &Path) -> (Store, Region) {
+    let store = options(BeforeImages::Lazy).open(path).unwrap();
+    let region = store.segment_or_create("data", (PAGES * PAGE) as u64).unwrap().map_all().unwrap();
+    (store, region)
+}
+
+fn all(region: &Region, expected: impl Fn(usize) -> u64) {
+    for page in 0..PAGES {
+        assert_eq!(region.load::<u64>(page * PAGE + 8), expected(page), "page {page}");
+    }
+}
+
+fn clean(path: &Path) {
+    assert_eq!(check(path).unwrap().problems, []);
+}
+
+/// The size of memory that is this process's own, in the store's regions.
+fn private_pages(region: &Region) -> usize {
+    let (mut pages, start) = (0, region.as_ptr().addr());
+    let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+    for page in 0..PAGES {
+        let mut entry = [0; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&map, &mut entry, ((start / PAGE + page) * 8) as u64)
+            .unwrap();
+        let entry = u64::from_le_bytes(entry);
+        pages += usize::from(entry >> 63 == 1 && entry >> 61 & 1 == 0);
+    }
+    pages
+}
+
+#[test]
+fn what_fits_memory_waits_and_nothing_is_written_before_the_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (store, region) = opened(&path);
+    for turn in 1..=3u64 {
+        let file = std::fs::read(path.join("data.segment")).unwrap();
+        let tx = store.begin(Mode::Restore).unwrap();
+        (0..100).for_each(|i| set(&region, i * PAGE + 8, turn));
+        assert_eq!(store.query().log_used, 0);
+        assert!(std::fs::read(path.join("data.segment")).unwrap() == file);
+        if turn == 2 {
+            tx.abort();
+        } else {
+            tx.commit(Class::Power).unwrap();
+            assert!(std::fs::read(path.join("data.segment")).unwrap() != file);
+        }
+        assert_eq!((private_pages(&region), store.query().log_used), (0, 0));
+        let there = if turn == 2 { 1 } else { turn };
+        all(&region, |page| if page < 100 { there } else { 0 });
+    }
+    drop(region);
+    store.close().unwrap();
+    clean(&path);
+}
+
+#[test]
+fn what_does_not_is_stolen_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("s"), dir.path().join("c"));
+    let (store, region) = opened(&path);
+    for turn in 1..=4u64 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        for i in 0..PAGES {
+            // First in order, then scattered.
+            let page = if turn < 3 { i } else { i * 1031 % PAGES };
+            set(&region, page * PAGE + 8, turn * 10);
+            // What was stolen can be stored to as before.
+            set(&region, i / 2 * PAGE + 8, turn * 10);
+        }
+        assert!(store.query().log_used as usize > (PAGES - 2 * WAIT) * PAGE / 2);
+        assert!(private_pages(&region) <= WAIT + 128, "{}", private_pages(&region));
+        all(&region, |_| turn * 10);
+        if turn == 4 {
+            // Killed here, nothing of it is left.
+            copy_store(&path, &copy);
+        }
+        let before = if turn > 2 { 10 } else { 0 };
+        if turn % 2 == 1 {
+            tx.commit(Class::Power).unwrap();
+            all(&region, |_| turn * 10);
+        } else {
+            tx.abort();
+            all(&region, |_| before + if turn == 4 { 20 } else { 10 });
+        }
+        assert_eq!((private_pages(&region), store.query().log_used), (0, 0));
+    }
+    let (second, restored) = opened(&copy);
+    all(&restored, |_| 30);
+    drop(restored);
+    second.close().unwrap();
+    clean(&copy);
+    drop(region);
+    store.close().unwrap();
+    let (_store, region) = opened(&path);
+    all(&region, |_| 30);
+}
+
+/// Stores that are made while their page is being stolen are not lost.
+#[test]
+fn threads_store_to_pages_that_are_being_stolen() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (store, region) = opened(&path);
+    for round in 1..=3u64 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        let (done, counted) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The same few pages again and again.
+                let mut n = 0;
+                while !done.load(SeqCst) {
+                    n += 1;
+                    (0..8).for_each(|page| set(&region, page * PAGE + 64, n));
+                }
+                counted.store(n, SeqCst);
+            });
+            for page in 16..PAGES {
+                set(&region, page * PAGE + 8, round);
+            }
+            done.store(true, SeqCst);
+        });
+        let last = counted.load(SeqCst);
+        assert!((0..8).all(|page| region.load::<u64>(page * PAGE + 64) == last));
+        tx.commit(Class::Power).unwrap();
+        assert!((0..8).all(|page| region.load::<u64>(page * PAGE + 64) == last));
+        all(&region, |page| if page < 16 { 0 } else { round });
+    }
+}
+
+/// Also when the pages had been stored to before they were declared, and others are stolen meanwhile.
+#[test]
+fn a_system_call_stores_to_what_was_declared_while_pages_are_stolen() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = opened(&dir.path().join("s"));
+    for _ in 0..3 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        (0..8).for_each(|page| set(&region, page * PAGE + 64, 7));
+        tx.set_range(&region, 0..8 * PAGE).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                // SAFETY: the bytes are mapped and declared, and nobody else uses them.
+                let target = unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), 8 * PAGE) };
+                let mut zeros = std::fs::File::open("/dev/zero").unwrap();
+                let mut reads = 0u64;
+                while !done.load(SeqCst) {
+                    zeros.read_exact(target).map_err(|error| format!("read {reads}: {error}"))?;
+                    reads += 1;
+                }
+                Ok::<u64, String>(reads)
+            });
+            (16..PAGES).for_each(|page| set(&region, page * PAGE + 8, 5));
+            done.store(true, SeqCst);
+            assert!(reading.join().unwrap().unwrap() > 0);
+        });
+        assert_eq!(region.load::<u64>(64), 0);
+        tx.abort();
+        all(&region, |_| 0);
+    }
+}
+
+/// Locked memory cannot be given back: it holds what it must all the same.
+#[test]
+fn locked_memory_holds_what_was_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = opened(&dir.path().join("s"));
+    all(&region, |_| 0);
+    let lock = |yes: bool| {
+        // SAFETY: the pages are mapped, and were all read.
+        unsafe {
+            let at = region.as_ptr().cast();
+            if yes { libc::mlock(at, 64 * PAGE) } else { libc::munlock(at, 64 * PAGE) }
+        }
+    };
+    if lock(true) != 0 {
+        return;
+    }
+    let tx = store.begin(Mode::Restore).unwrap();
+    (0..32).for_each(|page| set(&region, page * PAGE + 8, 1));
+    tx.commit(Class::Power).unwrap();
+    let tx = store.begin(Mode::Restore).unwrap();
+    (0..64).for_each(|page| set(&region, page * PAGE + 8, 2));
+    tx.abort();
+    all(&region, |page| u64::from(page < 32));
+    lock(false);
+}
+
+/// A segment that grows, and another one, in the same transaction; regions that are mapped in parts.
+#[test]
+fn several_regions_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = options(BeforeImages::Lazy).open(&path).unwrap();
+    let half = (PAGES / 2 * PAGE) as u64;
+    let one = store.create_segment("one", 2 * half).unwrap();
+    let two = store.create_segment("two", half).unwrap();
+    let regions = [one.map(0..half).unwrap(), one.map(half..2 * half).unwrap(), two.map_all().unwrap()];
+    for turn in 1..=3u64 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        for page in (0..PAGES / 2).step_by(3) {
+            regions.iter().for_each(|region| set(region, page * PAGE, turn));
+        }
+        if turn == 2 {
+            tx.abort()
+        } else {
+            tx.commit(Class::Power).unwrap()
+        }
+        let there = if turn == 2 { 1 } else { turn };
+        for page in 0..PAGES / 2 {
+            let wanted = if page % 3 == 0 { there } else { 0 };
+            assert!(regions.iter().all(|region| region.load::<u64>(page * PAGE) == wanted), "page {page}");
+        }
+    }
+    drop(regions);
+    store.close().unwrap();
+    clean(&path);
+}
+
+/// Files cannot become longer: nothing can be stolen. The transaction sees what it stores, and is lost.
+fn on_a_full_disk(dir: &Path) -> ! {
+    let limit = |bytes: u64| {
+        let both = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the structure is whole; what is written beyond the limit fails, with the signal
+        // ignored.
+        unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const both), 0);
+        }
+    };
+    let path = dir.join("s");
+    let (store, region) = opened(&path);
+    let tx = store.begin(Mode::Restore).unwrap();
+    (0..100).for_each(|page| set(&region, page * PAGE + 8, 1));
+    tx.commit(Class::Power).unwrap();
+    limit((PAGES * PAGE + (128 << 10)) as u64);
+    for commits in [true, false, true] {
+        let tx = store.begin(Mode::Restore).unwrap();
+        (0..PAGES).for_each(|page| set(&region, page * PAGE + 8, 2));
+        (0..PAGES).for_each(|page| set(&region, page * PAGE + 16, 3));
+        all(&region, |_| 2);
+        if commits {
+            let lost = tx.commit(Class::Power).unwrap_err().to_string();
+            assert!(lost.contains("old values could not be kept"), "{lost}");
+        } else {
+            tx.abort();
+        }
+        all(&region, |page| u64::from(page < 100));
+    }
+    limit(libc::RLIM_INFINITY);
+    let tx = store.begin(Mode::Restore).unwrap();
+    (0..PAGES).for_each(|page| set(&region, page * PAGE + 24, 4));
+    tx.commit(Class::Power).unwrap();
+    all(&region, |page| u64::from(page < 100));
+    drop(region);
+    store.close().unwrap();
+    let (_store, region) = opened(&path);
+    assert!((0..PAGES).all(|page| region.load::<u64>(page * PAGE + 24) == 4));
+    assert!((0..PAGES).all(|page| region.load::<u64>(page * PAGE + 16) == 0));
+    all(&region, |page| u64::from(page < 100));
+    std::process::exit(55);
+}
+
+#[test]
+fn a_full_disk_loses_the_transaction_and_nothing_else() {
+    const CHILD: &str = "CALIBURN_LAZY_FULL";
+    if std::env::var_os(CHILD).is_some() {
+        on_a_full_disk(tempfile::tempdir().unwrap().path());
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_full_disk_loses_the_transaction_and_nothing_else", "--nocapture"]);
+    let output = command.env(CHILD, "1").output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(55), "{told}");
+}
