@@ -28,7 +28,8 @@ pub struct Arguments {
     /// Range sizes of synthetic, in bytes.
     #[arg(long, value_delimiter = ',', default_value = "8,64,256,1024,4096,65536,1048576")]
     pub sizes: Vec<usize>,
-    /// Megabytes of data of synthetic (50 unless told), pages (64) and restart (100 and 1024).
+    /// Megabytes of data of synthetic (50 unless told), pages (64), oo7 (24, 72, 120 and 192) and restart (100 and
+    /// 1024).
     #[arg(long)]
     pub data_mb: Option<usize>,
     /// Threads of group-commit (1,8,32 unless told) and of threads (1,2).
@@ -46,9 +47,21 @@ pub struct Arguments {
     /// Recoverable memory of tpca over the group's memory, such as 0.125 or 1.75; seven ratios unless told.
     #[arg(long)]
     pub rmem_pmem: Option<f64>,
-    /// Megabytes of memory of tpca's control group.
-    #[arg(long, default_value_t = 96)]
-    pub limit_mb: usize,
+    /// Megabytes of memory of the control group of tpca (96 unless told) and oo7 (128).
+    #[arg(long)]
+    pub limit_mb: Option<usize>,
+    /// What holds oo7's database; four of them unless told.
+    #[arg(long, value_delimiter = ',')]
+    pub system: Vec<crate::oo7::System>,
+    /// What oo7 does; t1 and t2b unless told.
+    #[arg(long, value_delimiter = ',')]
+    pub traversal: Vec<crate::oo7::Traversal>,
+    /// Percent of oo7's memory that another process holds.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    pub competition: Vec<usize>,
+    /// Used by oo7 for that process: megabytes.
+    #[arg(long, hide = true)]
+    pub compete: Option<usize>,
     /// Commits of tpca in the `Process` class rather than in `Power`.
     #[arg(long)]
     pub process: bool,
@@ -92,6 +105,8 @@ pub enum Workload {
     Limits,
     /// Changes that are found by page faults, and before-images.
     Pages,
+    /// Traversals of a database of objects that may be larger than memory (McNamee, chapter 6).
+    Oo7,
     /// Typed objects: debit-credit through guards, and maps, `Process` class
     Typed,
     /// Snapshots of typed objects: taking one, changing what it has not kept yet, and what it has

@@ -30,6 +30,16 @@ impl Mapped {
         Ok(Mapped { base: base.cast(), len })
     }
 
+    /// All of a file that is there.
+    pub fn of(file: &File) -> Result<Mapped, Failure> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let len = file.metadata()?.len() as usize;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as above.
+        let base = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
+        Ok(Mapped { base: base.cast(), len })
+    }
+
     /// Its first byte.
     pub fn base(&self) -> *mut u8 {
         self.base

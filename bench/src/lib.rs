@@ -20,6 +20,7 @@ mod latency;
 mod limits;
 mod locks;
 mod nest;
+mod oo7;
 mod order_entry;
 pub mod page;
 mod pages;
@@ -58,6 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Sustained => sustained::run(arguments),
         Workload::Limits => limits::run(arguments),
         Workload::Pages => pages::run(arguments),
+        Workload::Oo7 => oo7::run(arguments),
         Workload::Typed => typed::run(arguments),
         Workload::Snapshots => snapshots::run(arguments),
         Workload::Dumps => dumps::run(arguments),

@@ -169,8 +169,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
+fn limit_mb(arguments: &Arguments) -> usize {
+    arguments.limit_mb.unwrap_or(96)
+}
+
 fn in_group(arguments: &Arguments, pattern: Pattern, ratio: f64) -> Result<Value, Failure> {
-    let limit = arguments.limit_mb << 20;
+    let limit = limit_mb(arguments) << 20;
     let layout = Layout::new((limit as f64 * ratio) as usize);
     let dir = tempfile::tempdir_in(&arguments.dir)?;
     let path = dir.path().join("store");
@@ -192,7 +196,7 @@ fn in_group(arguments: &Arguments, pattern: Pattern, ratio: f64) -> Result<Value
     let group = Group::new("tpca", limit as u64)?;
     let mut child = Command::new(std::env::current_exe()?);
     child.args(["tpca", "--pattern", &pattern.name(), "--rmem-pmem", &ratio.to_string()]);
-    child.args(["--seconds", &arguments.seconds.to_string(), "--limit-mb", &arguments.limit_mb.to_string()]);
+    child.args(["--seconds", &arguments.seconds.to_string(), "--limit-mb", &limit_mb(arguments).to_string()]);
     child.args(arguments.process.then_some("--process"));
     let output = child.arg("--dir").arg(&path).arg("--inside").arg(&group.path).output()?;
     if !output.status.success() {
@@ -211,7 +215,7 @@ fn inside(arguments: &Arguments, group: &Path) -> Result<(), Failure> {
     die_with_parent()?;
     let (pattern, ratio) =
         arguments.pattern.zip(arguments.rmem_pmem).ok_or("pattern and ratio are wanted")?;
-    let layout = Layout::new(((arguments.limit_mb << 20) as f64 * ratio) as usize);
+    let layout = Layout::new(((limit_mb(arguments) << 20) as f64 * ratio) as usize);
     let class = if arguments.process { Class::Process } else { Class::Power };
     let mut options = options(LOG_MB, STAGE_MB);
     options.tuning(Tuning::default());
@@ -247,7 +251,7 @@ fn print(arguments: &Arguments, pattern: Pattern, ratio: f64, class: &str, resul
     let [p50, p99] = ["p50", "p99"].map(|name| report::median(all(name)));
     let extreme = |pick: fn(f64, f64) -> f64| all("ns").into_iter().reduce(pick).unwrap_or(0.0);
     if arguments.json {
-        let params = json!({"pattern": pattern.name(), "rmem_pmem": ratio, "limit_mb": arguments.limit_mb, "cpu_ns_per_tx": rounded(cpu, 0)});
+        let params = json!({"pattern": pattern.name(), "rmem_pmem": ratio, "limit_mb": limit_mb(arguments), "cpu_ns_per_tx": rounded(cpu, 0)});
         println!(
             "{}",
             json!({"workload": "tpca", "system": "caliburn", "policy": "redo", "class": class, "threads": 1,
@@ -259,7 +263,7 @@ fn print(arguments: &Arguments, pattern: Pattern, ratio: f64, class: &str, resul
             "tpca          {:10} {:>6.1} % of {} MB  {class}  {:>10.0} tx/s  {:>8.1} us of processor per tx  p50 {p50:>9} ns  p99 {p99:>9} ns  {:>5.2}x floor",
             pattern.name(),
             ratio * 100.0,
-            arguments.limit_mb,
+            limit_mb(arguments),
             1e9 / ns,
             cpu / 1e3,
             of_floor.unwrap_or(f64::NAN),

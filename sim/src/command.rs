@@ -34,7 +34,7 @@ struct Command {
     /// With the shadow policy, by programs that declare nothing.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow"])]
     caught: bool,
-    /// The same; what they change waits in memory, as long as there is memory for a page or two.
+    /// The same; what they change waits in memory, as long as there is memory for three pages.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow", "caught"])]
     lazy: bool,
     /// With the redo policy, by programs that declare nothing.

@@ -20,7 +20,7 @@ pub enum Flavour {
     Shadow,
     /// The same, by programs that declare nothing: their stores are caught, and what pages held is kept at once.
     Caught,
-    /// The same; pages wait in memory, and are stolen when they are more than two.
+    /// The same; pages wait in memory, and are stolen when they are more than three.
     Lazy,
     /// With the redo policy, by programs that declare nothing: their stores are found when they commit.
     Found,

@@ -173,6 +173,19 @@
 // How changes are found: CALIBURN_DECLARED (default), CALIBURN_FAULTS or CALIBURN_SCAN.
 #define CALIBURN_TRACKING 21
 
+// When what pages held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS: CALIBURN_EAGER, CALIBURN_LAZY or
+// CALIBURN_ADAPTIVE (default).
+#define CALIBURN_BEFORE_IMAGES 22
+
+// Before the page is stored to.
+#define CALIBURN_EAGER 0
+
+// As late as the memory budget lets it: with the commit, at the latest.
+#define CALIBURN_LAZY 1
+
+// Lazily as long as memory is plentiful.
+#define CALIBURN_ADAPTIVE 2
+
 // New values go to a log, and from there to the segments (RVM).
 #define CALIBURN_REDO 0
 
@@ -448,7 +461,7 @@ int caliburn_heap_statistics_get(const struct caliburn_heap *heap,
 // Makes options with their defaults, to be freed with caliburn_options_free().
 struct caliburn_options *caliburn_options_new(void);
 
-// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_COPIED.
+// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_BEFORE_IMAGES.
 int caliburn_options_set(struct caliburn_options *options, int option, uint64_t value);
 
 // Sets the file or block device for a new store's log. Default: a file in the store.

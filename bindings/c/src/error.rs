@@ -260,7 +260,7 @@ impl Code for RangeError {
             RangeError::OutOfBounds { .. } | RangeError::NotMapped { .. } | RangeError::Replaced { .. } => {
                 CALIBURN_RANGE
             }
-            RangeError::Guard { source, .. } => of_io(source),
+            RangeError::Guard { source, .. } | RangeError::Steal { source, .. } => of_io(source),
             RangeError::Undo(error) => error.code(),
             RangeError::Memory { source, .. } => of_io(source),
             RangeError::LogTooSmall { .. } | RangeError::MemoryTooSmall { .. } => CALIBURN_TOO_BIG,

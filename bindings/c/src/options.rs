@@ -3,7 +3,7 @@
 use crate::error::{Done, Fault, call};
 use crate::handle::Table;
 use crate::text;
-use caliburn::{Class, Guard, Options, Phase, Policy, Tracking, Tuning};
+use caliburn::{BeforeImages, Class, Guard, Options, Phase, Policy, Tracking, Tuning};
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};
@@ -59,6 +59,16 @@ pub const CALIBURN_FILE_MODE: c_int = 19;
 pub const CALIBURN_COPIED: c_int = 20;
 /// How changes are found: CALIBURN_DECLARED (default), CALIBURN_FAULTS or CALIBURN_SCAN.
 pub const CALIBURN_TRACKING: c_int = 21;
+/// When what pages held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS: CALIBURN_EAGER, CALIBURN_LAZY or
+/// CALIBURN_ADAPTIVE (default).
+pub const CALIBURN_BEFORE_IMAGES: c_int = 22;
+
+/// Before the page is stored to.
+pub const CALIBURN_EAGER: c_int = 0;
+/// As late as the memory budget lets it: with the commit, at the latest.
+pub const CALIBURN_LAZY: c_int = 1;
+/// Lazily as long as memory is plentiful.
+pub const CALIBURN_ADAPTIVE: c_int = 2;
 
 /// New values go to a log, and from there to the segments (RVM).
 pub const CALIBURN_REDO: c_int = 0;
@@ -154,7 +164,7 @@ pub extern "C" fn caliburn_options_new() -> *mut caliburn_options {
     OPTIONS.insert(Mutex::new(fresh()))
 }
 
-/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_COPIED.
+/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_BEFORE_IMAGES.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c_int, value: u64) -> c_int {
     call(|| {
@@ -180,6 +190,16 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
                 _ => {
                     return Err(Fault::invalid(
                         "changes are found by CALIBURN_DECLARED, CALIBURN_FAULTS or CALIBURN_SCAN",
+                    ));
+                }
+            }),
+            CALIBURN_BEFORE_IMAGES => options.before_images(match c_int::try_from(value) {
+                Ok(CALIBURN_EAGER) => BeforeImages::Eager,
+                Ok(CALIBURN_LAZY) => BeforeImages::Lazy,
+                Ok(CALIBURN_ADAPTIVE) => BeforeImages::Adaptive,
+                _ => {
+                    return Err(Fault::invalid(
+                        "before-images are CALIBURN_EAGER, CALIBURN_LAZY or CALIBURN_ADAPTIVE",
                     ));
                 }
             }),

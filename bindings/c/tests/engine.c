@@ -391,6 +391,32 @@ static void adopted(const char *dir)
     free(data);
 }
 
+/* Nothing is declared: pages are caught, and what they held is written early or late. */
+static void caught(const char *path, uint64_t when)
+{
+    caliburn_options *options = small();
+    caliburn_store *store = NULL;
+    OK(caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, CALIBURN_SHADOW));
+    OK(caliburn_options_set(options, CALIBURN_TRACKING, CALIBURN_FAULTS));
+    FAILS(CALIBURN_INVALID, caliburn_options_set(options, CALIBURN_BEFORE_IMAGES, 3));
+    OK(caliburn_options_set(options, CALIBURN_BEFORE_IMAGES, when));
+    OK(caliburn_open(path, options, &store));
+    caliburn_region *region = mapped(store, "data", 65536);
+    int64_t *words = caliburn_region_address(region);
+    for (int turn = 1; turn <= 3; turn++) {
+        caliburn_tx tx = CALIBURN_TX_INITIALIZER;
+        OK(caliburn_begin(store, CALIBURN_RESTORE, &tx));
+        for (int i = 0; i < 8000; i += 100)
+            words[i] = turn;
+        OK(turn == 2 ? caliburn_abort(&tx) : caliburn_commit(&tx, CALIBURN_POWER));
+        for (int i = 0; i < 8000; i += 100)
+            CHECK(words[i] == (turn == 2 ? 1 : turn));
+    }
+    OK(caliburn_unmap(region));
+    OK(caliburn_close(store));
+    caliburn_options_free(options);
+}
+
 /* Nothing is declared: what has changed is found when a transaction commits. */
 static void found(const char *path)
 {
@@ -445,6 +471,13 @@ int main(int argc, char **argv)
     char *path = in(dir, "prepared");
     prepared_and_tickets(path);
     free(path);
+    for (int when = CALIBURN_EAGER; when <= CALIBURN_ADAPTIVE; when++) {
+        char name[32];
+        sprintf(name, "caught-%d", when);
+        path = in(dir, name);
+        caught(path, (uint64_t)when);
+        free(path);
+    }
     path = in(dir, "found");
     found(path);
     free(path);

@@ -239,6 +239,89 @@ fn several_regions_wait() {
     clean(&path);
 }
 
+/// Mapping, growing and stealing wait for each other, but never in a circle.
+#[test]
+fn regions_are_mapped_and_grow_while_pages_are_stolen() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = opened(&dir.path().join("s"));
+    let other = store.create_segment("other", 1 << 20).unwrap();
+    let growing = store.create_segment("growing", 1 << 16).unwrap();
+    let grown = growing.map_all().unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mapping = scope.spawn(|| {
+            let mut rounds = 0;
+            while !done.load(SeqCst) || rounds == 0 {
+                other.map(0..1 << 19).unwrap().unmap().unwrap();
+                if rounds < 256 {
+                    growing.grow(growing.len() + (1 << 16)).unwrap();
+                    grown.grow(growing.len() as usize).unwrap();
+                }
+                rounds += 1;
+            }
+        });
+        for turn in 1..=3 {
+            let tx = store.begin(Mode::Restore).unwrap();
+            (0..PAGES).for_each(|page| set(&region, page * 1031 % PAGES * PAGE + 8, turn));
+            tx.commit(Class::Power).unwrap();
+        }
+        done.store(true, SeqCst);
+        mapping.join().unwrap();
+    });
+    all(&region, |_| 3);
+}
+
+/// Many scattered pages, transaction after transaction, none of which outgrows memory.
+#[test]
+fn mappings_are_joined_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(BeforeImages::Lazy)
+        .tuning(Tuning { memory_budget: Some(64 << 20), ..Tuning::default() })
+        .open(dir.path().join("s"))
+        .unwrap();
+    let region = store.create_segment("data", (PAGES * PAGE) as u64).unwrap().map_all().unwrap();
+    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let before = mappings();
+    for turn in 1..=3u64 {
+        let tx = store.begin(Mode::Restore).unwrap();
+        // So far apart that each is opened alone.
+        (0..PAGES / 16).for_each(|i| set(&region, i * 16 * PAGE, turn));
+        if turn == 2 {
+            tx.abort()
+        } else {
+            tx.commit(Class::Power).unwrap()
+        }
+        // Other tests map theirs at the same time.
+        assert!(mappings() < before + 200, "{} mappings, and {before} before", mappings());
+    }
+}
+
+/// Pages that were stored to, all over, and are then declared one by one.
+#[test]
+fn what_waits_is_declared_with_one_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = opened(&dir.path().join("s"));
+    for turn in 1..=2u64 {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        (0..WAIT).for_each(|page| set(&region, page * PAGE + 8, turn));
+        let used = |after: &str| {
+            let used = store.query().log_used as usize / PAGE;
+            assert!((WAIT / 2..WAIT + 125).contains(&used), "{used} pages {after}");
+        };
+        for page in (0..WAIT).step_by(2) {
+            tx.store(&region, page * PAGE + 16, &turn).unwrap();
+            used("when some are declared");
+        }
+        if turn == 2 {
+            tx.abort()
+        } else {
+            tx.commit(Class::Power).unwrap()
+        }
+        all(&region, |page| u64::from(page < WAIT));
+        assert!((0..WAIT).all(|page| region.load::<u64>(page * PAGE + 16) == u64::from(page % 2 == 0)));
+    }
+}
+
 /// Files cannot become longer: nothing can be stolen. The transaction sees what it stores, and is lost.
 fn on_a_full_disk(dir: &Path) -> ! {
     let limit = |bytes: u64| {

@@ -120,9 +120,22 @@ pub enum Found<'i> {
     /// There is no image: so many bytes of the page must have this checksum, or it was stored to, and its image
     /// was lost.
     Torn(usize, u32),
+    /// An image whose group lacks a batch: the page must be the same, or it was stored to, and so perhaps were pages
+    /// whose images are lost.
+    Behind(&'i [u8]),
 }
 
-/// Calls `each` with every page that a generation has images of; how many whole batches there are.
+/// Where something is missing for the first time.
+#[derive(Clone, Copy)]
+struct Lost {
+    at: u64,
+    ordinal: u32,
+    /// A whole batch, and nobody knows of which pages.
+    batch: bool,
+}
+
+/// Calls `each` with every page that a generation has images of; how many batches there are before something is
+/// missing.
 ///
 /// # Errors
 /// When the medium fails; when a batch is damaged that was forced; those of `each`, which tells whether the page is
@@ -136,58 +149,77 @@ pub fn each_image<E: From<ImagesError>>(
     let len = medium
         .len()
         .map_err(|e| ImagesError::from(MediaError::new("measure before-images", medium, 0, e)))?;
+    let of = (store, generation);
     let (mut at, mut ordinal, mut images) = (IMAGES_DATA, 0, Vec::new());
-    while let Some(places) = read_batch(medium, (store, generation, ordinal), (at, len), &mut images)? {
-        let mut whole = true;
+    let mut lost: Option<Lost> = None;
+    loop {
+        let batch = read_batch(medium, of, (at, len), &mut images)?.filter(|(head, _)| {
+            let batch = head.ordinal.get();
+            batch == ordinal || batch > ordinal && lost.is_some_and(|lost| lost.batch)
+        });
+        let Some((head, places)) = batch else {
+            let Some(behind) = next_head(medium, of, ordinal, (at, len)).map_err(ImagesError::from)? else {
+                break;
+            };
+            lost = Some(Lost { batch: true, ..lost.unwrap_or(Lost { at, ordinal, batch: true }) });
+            at = behind;
+            continue;
+        };
+        let group = head.ordinal.get() - u32::from(head.grouped.get()).min(head.ordinal.get());
+        if let Some(lost) = lost.filter(|lost| group > lost.ordinal) {
+            if planted("damaged-batch-taken-for-the-end") {
+                break;
+            }
+            let text = format!(
+                "a batch of images is damaged: another one, at {at}, was written after it was forced"
+            );
+            return Err(bad(medium, lost.at, Defect::Value(text)).into());
+        }
         for (of, image) in places.iter().zip(images.chunks(IMAGE)) {
             let Some((page, len)) = place(of) else {
                 let defect = Defect::Value("an image has no bytes, or more than a page".into());
                 return Err(bad(medium, at, defect).into());
             };
             let image = &image[..len];
-            let there = even_if("torn-images-restored", of.crc.get() == checksum(image));
-            whole &= there;
-            let found = if there { Found::Image(image) } else { Found::Torn(len, of.crc.get()) };
+            let found = match even_if("torn-images-restored", of.crc.get() == checksum(image)) {
+                true if lost.is_some_and(|lost| lost.batch) => Found::Behind(image),
+                true => Found::Image(image),
+                false => {
+                    lost.get_or_insert(Lost { at, ordinal: head.ordinal.get(), batch: false });
+                    Found::Torn(len, of.crc.get())
+                }
+            };
+            let behind = matches!(found, Found::Behind(_));
             if !even_if("damaged-images-taken-for-torn", each(page, found)?) {
+                let (Page { segment, number }, what) =
+                    (page, if behind { "a batch before the" } else { "the" });
                 let text = format!(
-                    "the image of page {} of segment {} is damaged, and that page was stored to",
-                    page.number, page.segment.0
+                    "{what} image of page {number} of segment {} is damaged, and that page was stored to",
+                    segment.0
                 );
                 return Err(bad(medium, at, Defect::Value(text)).into());
             }
         }
-        if !whole {
+        if lost.is_some() && planted("group-ends-where-it-is-torn") {
             break;
         }
-        (at, ordinal) = (at + batch_bytes(places.len()), ordinal + 1);
+        (at, ordinal) = (at + batch_bytes(places.len()), head.ordinal.get() + 1);
     }
-    let behind = written_later(medium, (store, generation, ordinal), (at, len)).map_err(ImagesError::from)?;
-    if let Some(behind) = behind.filter(|_| !planted("damaged-batch-taken-for-the-end")) {
-        let text = format!(
-            "a batch of images is damaged: another one, at {behind}, was written after it was forced"
-        );
-        return Err(bad(medium, at, Defect::Value(text)).into());
-    }
-    Ok(ordinal)
+    Ok(lost.map_or(ordinal, |lost| lost.ordinal))
 }
 
-/// Where a batch stands that was written after the one at `at` was forced, if there is one: of a later group.
-fn written_later(
+/// Where the next batch begins behind a place at which there is none, if there is one.
+fn next_head(
     medium: &dyn Medium,
-    (store, generation, ordinal): (&Id, u64, u32),
+    (store, generation): (&Id, u64),
+    ordinal: u32,
     (at, len): (u64, u64),
 ) -> Result<Option<u64>, MediaError> {
-    let (mut from, mut most) = (at + BLOCK as u64, at + batch_bytes(BATCH_MAX));
-    while from <= most && from + BLOCK as u64 <= len {
-        match read_head(medium, store, from)? {
-            Some((head, places)) if head.generation.get() == generation && head.ordinal.get() > ordinal => {
-                if head.ordinal.get() - u32::from(head.grouped.get()) > ordinal {
-                    return Ok(Some(from));
-                }
-                from += batch_bytes(places.len());
-                most = from + batch_bytes(BATCH_MAX);
-            }
-            _ => from += BLOCK as u64,
+    let places = (1..=BATCH_MAX as u64 + 1).map(|block| at + block * BLOCK as u64);
+    for behind in places.take_while(|behind| behind + BLOCK as u64 <= len) {
+        let head = read_head(medium, store, behind)?;
+        if head.is_some_and(|(head, _)| head.generation.get() == generation && head.ordinal.get() > ordinal) {
+            return Ok(Some(behind));
         }
     }
     Ok(None)
@@ -225,27 +257,26 @@ fn read_head(
     Ok(Some((head, places.to_vec())))
 }
 
-/// The batch that begins there, if it is the one that is looked for: its places, and its images, which may be
-/// torn, in the buffer.
+/// The batch of a generation that begins there, if one does: its head and places, and its images, which may be torn,
+/// in the buffer.
 fn read_batch(
     medium: &dyn Medium,
-    (store, generation, ordinal): (&Id, u64, u32),
+    (store, generation): (&Id, u64),
     (at, len): (u64, u64),
     images: &mut Vec<u8>,
-) -> Result<Option<Vec<ImagePlace>>, ImagesError> {
+) -> Result<Option<(BatchHead, Vec<ImagePlace>)>, ImagesError> {
     if at + batch_bytes(1) > len {
         return Ok(None);
     }
     let Some((head, places)) = read_head(medium, store, at)? else { return Ok(None) };
-    let other = head.ordinal.get() != ordinal
-        || unless("images-of-another-generation", head.generation.get() != generation);
+    let other = unless("images-of-another-generation", head.generation.get() != generation);
     if other || at + batch_bytes(places.len()) > len {
         return Ok(None);
     }
     images.resize(places.len() * IMAGE, 0);
     let read = medium.read_at(images, at + BLOCK as u64);
     read.map_err(|e| MediaError::new("read before-images", medium, at, e))?;
-    Ok(Some(places))
+    Ok(Some((head, places)))
 }
 
 /// The log of before-images of an open store.
@@ -332,6 +363,7 @@ impl ImageLog {
         pages: &[Page],
         mut fill: impl FnMut(usize, &mut [u8]) -> Result<usize, MediaError>,
     ) -> Result<(), MediaError> {
+        let begun = self.end;
         for (batch, part) in pages.chunks(BATCH_MAX).enumerate() {
             let grouped = batch % GROUP_MAX;
             if batch > 0 && grouped == 0 && !planted("image-groups-forced-together") {
@@ -340,10 +372,12 @@ impl ImageLog {
             let grouped = if planted("image-groups-not-told") { 0 } else { grouped as u16 };
             self.write((part, grouped), |i, image| fill(batch * BATCH_MAX + i, image))?;
         }
-        match planted("images-not-forced") {
-            true => Ok(()),
-            false => self.force(),
+        if !planted("images-not-forced") {
+            self.force()?;
         }
+        // Only an abort reads them again, and memory is for what programs use (McNamee, section 6.3.2).
+        self.medium.forget(begun, self.end - begun);
+        Ok(())
     }
 
     fn write(
@@ -395,7 +429,7 @@ impl ImageLog {
         let generation = self.status.generation.get();
         let found = each_image(&*self.medium, &self.store, generation, |page, found| match found {
             Found::Image(image) => each(page, image).map(|()| true),
-            Found::Torn(..) => Ok(false),
+            Found::Torn(..) | Found::Behind(_) => Ok(false),
         })?;
         if found < self.ordinal {
             let text = format!("there are {found} batches of images, and {} were written", self.ordinal);

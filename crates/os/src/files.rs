@@ -98,6 +98,10 @@ unsafe impl Medium for FileMedium {
         let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), rustix::fs::Advice::WillNeed);
     }
 
+    fn forget(&self, offset: u64, len: u64) {
+        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), rustix::fs::Advice::DontNeed);
+    }
+
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
     }

@@ -31,6 +31,8 @@ use std::sync::Arc;
 pub unsafe trait Medium: Send + Sync + fmt::Debug {
     /// Says that so many bytes from `offset` will be read soon: a hint.
     fn will_need(&self, _offset: u64, _len: u64) {}
+    /// What is there, and forced, will hardly be read soon: memory need not keep it.
+    fn forget(&self, _offset: u64, _len: u64) {}
     /// Fills `buffer` from `offset`; reading past the end is `UnexpectedEof`.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`.

@@ -55,6 +55,24 @@ impl Limits {
             None => self.short || self.pressure.as_deref().is_some_and(stalled),
         }
     }
+
+    /// How many pages of files were read again that had been pushed out of memory shortly before, by this process's
+    /// group or, where none has a limit, by anybody: a count that only grows. None where the kernel does not tell
+    /// (before 5.9).
+    pub fn refaults(&self) -> Option<u64> {
+        let stat = match &self.group {
+            Some(group) => &*group.stat,
+            // Who has said how much memory there is has said all.
+            None => self.pressure.as_ref().map(|_| Path::new("/proc/vmstat"))?,
+        };
+        let text = fs::read_to_string(stat).ok()?;
+        let field = |name: &str| field(&text, name);
+        field("total_workingset_refault_file").or_else(|| field("workingset_refault_file"))
+    }
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 fn number(path: &Path) -> Option<u64> {
@@ -64,9 +82,7 @@ fn number(path: &Path) -> Option<u64> {
 /// Clean file pages: the kernel takes them back by itself.
 fn reclaimable(stat: &Path) -> u64 {
     let text = fs::read_to_string(stat).unwrap_or_default();
-    let field = |name: &str| {
-        text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok()).unwrap_or(0)
-    };
+    let field = |name: &str| field(&text, name).unwrap_or(0);
     (field("active_file") + field("inactive_file")).saturating_sub(field("file_dirty").max(field("dirty")))
 }
 

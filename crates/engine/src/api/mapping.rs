@@ -91,6 +91,7 @@ impl Shared {
             len: AtomicUsize::new(0),
             reservation,
             image,
+            passing: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             synced: AtomicBool::new(false),
             unread: matches!(at, Placement::Unread(_)),

@@ -5,6 +5,7 @@ use crate::storage::region_table::{RegionCursor, RegionTable};
 use crate::write_set::Written;
 use caliburn_log::record::push_range;
 use caliburn_os::span;
+use std::ops::Range;
 
 /// Largest single range in a run or a record; longer ones are split.
 const PIECE: usize = 1 << 30;
@@ -21,6 +22,13 @@ pub(super) struct Part<'t> {
     pub len: usize,
 }
 
+impl Part<'_> {
+    /// Where it is in its region.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
+    }
+}
+
 /// What is to be logged, by regions and in pieces.
 pub(super) fn parts<'t>(table: &'t RegionTable, spans: &[Written]) -> Vec<Part<'t>> {
     let (mut parts, mut cursor) = (Vec::with_capacity(spans.len()), RegionCursor::new());
@@ -34,6 +42,20 @@ pub(super) fn parts<'t>(table: &'t RegionTable, spans: &[Written]) -> Vec<Part<'
             parts.push(Part { region, offset: (at - region.start) as usize, len: len as usize });
             at += len;
         }
+    }
+    parts
+}
+
+/// The parts of regions that show bytes of a segment, of which a transaction has changed some. A region may end
+/// before the last page does.
+pub(super) fn shown(table: &RegionTable, Written { segment, start, end }: Written) -> Vec<Part<'_>> {
+    let (mut parts, mut cursor, mut at) = (Vec::new(), RegionCursor::new(), start);
+    while at < end {
+        // SAFETY: as in `parts`.
+        let Some(region) = (unsafe { cursor.find(table, segment, at) }) else { break };
+        let len = end.min(region.end()) - at;
+        parts.push(Part { region, offset: (at - region.start) as usize, len: len as usize });
+        at += len;
     }
     parts
 }

@@ -433,6 +433,15 @@ pub enum RangeError {
         /// Why not.
         source: std::io::Error,
     },
+    /// Pages that wait in memory ([`BeforeImages`](crate::BeforeImages)) could not be made the segment, as they must
+    /// when memory is short and when they are declared.
+    #[error("segment {segment:?}: pages that were stored to could not be mapped from their file: {source}")]
+    Steal {
+        /// The segment.
+        segment: String,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// What a transaction has changed is looked for when it commits
     /// ([`Tracking::Scan`](crate::Tracking::Scan)), and cannot be known of this region any more.
     #[error(

@@ -20,7 +20,7 @@ use caliburn_os::guard;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use caliburn_os::{simulated, span};
+use caliburn_os::{page_size, private, simulated, span};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,6 +38,8 @@ pub(crate) struct RegionState {
     pub reservation: Reservation,
     /// As long as the reservation.
     pub image: Option<Reservation>,
+    /// What is private of it goes with the transaction that stored there; then it shows the segment.
+    pub passing: AtomicBool,
     /// It is the segment, not a copy; as persistent memory.
     pub shared: AtomicBool,
     pub synced: AtomicBool,
@@ -157,7 +159,7 @@ impl RegionState {
         unsafe { guard::protect(self.at(part.start), part.len(), write) }
     }
 
-    /// Has memory show the segment, whatever a part that is mapped privately and open holds. Nobody stores there.
+    /// Has memory show the segment, whatever a part that is mapped privately holds. Nobody stores there.
     pub fn show_segment(&self, part: Range<usize>) -> Result<(), MediaError> {
         const COPIED: usize = 256 << 10;
         // SAFETY: the pages are mapped privately, and nobody stores to them.
@@ -165,19 +167,40 @@ impl RegionState {
             return Ok(());
         }
         // Locked memory stays.
+        let fail =
+            |source| MediaError::of_name("open the memory of", self.segment.file.path().to_owned(), source);
+        self.protect(part.clone(), true).map_err(fail)?;
         let mut buffer = vec![0; part.len().min(COPIED)];
         for from in part.clone().step_by(COPIED) {
             let bytes = &mut buffer[..COPIED.min(part.end - from)];
             self.segment.read(self.start + from as u64, bytes)?;
-            // SAFETY: the part is mapped and open, as the caller says, and nobody stores to it.
+            // SAFETY: the part is mapped and open, and nobody stores to it.
             unsafe { span::copy(bytes.as_ptr(), self.at(from), bytes.len()) };
         }
-        Ok(())
+        self.protect(part, false).map_err(fail)
     }
 
-    /// All of it is private again, and protected.
-    pub fn unshare(&self, storage: &Storage) -> io::Result<()> {
-        self.map_private(storage, 0..self.len(), None, false)
+    /// A part is private again, and protected. What was advised or locked there is so no more.
+    pub fn unshare(&self, storage: &Storage, part: Range<usize>) -> io::Result<()> {
+        self.map_private(storage, part.clone(), None, false)?;
+        self.unite(part)
+    }
+
+    /// Has a part that is mapped privately and protected be one mapping again whenever all of it is protected alike:
+    /// the kernel joins only what it has made of one that it had copied a page of.
+    pub fn unite(&self, part: Range<usize>) -> io::Result<()> {
+        let page = part.start..(part.start + page_size()).min(part.end);
+        let mut copied = false;
+        private::copied_pages(self.at(page.start), 1, |_| copied = true)?;
+        if copied || planted("mappings-not-united") {
+            return Ok(());
+        }
+        self.protect(page.clone(), true)?;
+        // SAFETY: the page is mapped privately, and open for this moment; no byte changes.
+        unsafe { private::own(self.at(page.start)) };
+        self.protect(page.clone(), false)?;
+        // SAFETY: it holds what it showed, and is protected.
+        unsafe { map::discard(self.at(page.start), page.len()) }
     }
 
     fn map_segment(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
@@ -229,9 +252,9 @@ fn at(reservation: &Reservation, offset: usize) -> *mut u8 {
     reservation.base().as_ptr().wrapping_add(offset)
 }
 
-/// Of much memory, reading ahead would push out pages that are in use; a device may read megabytes at a touch.
+/// Of more than memory, reading ahead would push out pages that are in use; a device may read megabytes at a touch.
 fn advise(storage: &Storage, start: *mut u8, part: &Range<usize>) -> io::Result<()> {
-    if part.end as u64 <= storage.limits.bytes() / 2 {
+    if part.end as u64 <= storage.limits.bytes() {
         return Ok(());
     }
     // SAFETY: the part was mapped by the caller and is whole pages.

@@ -74,9 +74,17 @@ struct Watched {
 /// Pages that were stored to though what they held could not be kept as it should be.
 struct Lost {
     pages: Range<usize>,
-    /// What they held, where memory is the process's own. None: they are copies of the segment's, made for the
-    /// transaction.
-    held: Option<Vec<u8>>,
+    held: Held,
+}
+
+/// Where what such pages held is.
+enum Held {
+    /// In the segment: they are copies, made for the transaction, of a region that is the segment.
+    InPlace,
+    /// In the segment, which the region shows but for the transaction's copies.
+    Shown,
+    /// Here.
+    Here(Vec<u8>),
 }
 
 pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -> Option<Box<dyn Tracker>> {
@@ -192,6 +200,9 @@ impl Faults {
         }
         // SAFETY: the part was just mapped, and nobody may store to it before it is known.
         unsafe { guard::protect(region.at(part.start), part.len(), false)? };
+        if !region.shared.load(Ordering::Relaxed) && !region.unread {
+            region.unite(part.clone())?;
+        }
         let watched = state.regions.get_mut(&region.base).expect("it was put there when it was mapped");
         watched.caught.extend(part.end);
         watched.len = part.end;
@@ -213,8 +224,8 @@ impl Faults {
         }
         let page = (address - base) / page_size();
         if watched.is_open(page) {
-            // Another thread stored there at the same time.
-            return true;
+            // Another thread stored there at the same time, or its policy had it protected for a moment.
+            return watched.set(page..page + 1, true).is_ok();
         }
         let set = self.sets.slots.resume(current);
         let grain = watched.grain();
@@ -349,7 +360,12 @@ impl Watched {
             if self.region.map_private(storage, part, None, true).is_err() {
                 return false;
             }
-            None
+            Held::InPlace
+        } else if self.region.passing.load(Ordering::Relaxed) {
+            if self.set(pages.clone(), true).is_err() {
+                return false;
+            }
+            Held::Shown
         } else {
             let mut held = vec![0; part.len()];
             // SAFETY: the pages are mapped, and as long as they are protected nobody stores to them.
@@ -357,7 +373,7 @@ impl Watched {
             if self.set(pages.clone(), true).is_err() {
                 return false;
             }
-            Some(held)
+            Held::Here(held)
         };
         self.lost.push(Lost { pages: pages.clone(), held });
         if !planted("lost-page-saved-again") {
@@ -371,13 +387,12 @@ impl Watched {
         for Lost { pages, held } in std::mem::take(&mut self.lost) {
             let part = self.bytes(&pages);
             match held {
-                Some(held) => {
-                    // The policy may have mapped the region again.
-                    self.set(pages, true)?;
-                    // SAFETY: the pages are mapped and open, and who stored to them does so no more.
-                    unsafe { span::copy(held.as_ptr(), self.region.at(part.start), held.len()) }
-                }
-                None => {
+                // SAFETY: the pages are mapped and open, and who stored to them does so no more.
+                Held::Here(held) => unsafe {
+                    span::copy(held.as_ptr(), self.region.at(part.start), held.len())
+                },
+                Held::Shown => self.region.show_segment(part).map_err(io::Error::other)?,
+                Held::InPlace => {
                     self.region.map_shared(storage, part, self.region.synced.load(Ordering::Relaxed))?;
                 }
             }

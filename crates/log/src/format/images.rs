@@ -28,7 +28,7 @@ pub const IMAGES_DATA: u64 = 64 << 10;
 pub const IMAGE: usize = BLOCK;
 /// Most images of a batch; few where crashes are simulated.
 pub const BATCH_MAX: usize =
-    if cfg!(caliburn_sim) { 3 } else { (HEAD_HALF - size_of::<BatchHead>()) / size_of::<ImagePlace>() };
+    if cfg!(caliburn_sim) { 2 } else { (HEAD_HALF - size_of::<BatchHead>()) / size_of::<ImagePlace>() };
 /// Bytes of each of the two copies of a head.
 pub const HEAD_HALF: usize = BLOCK / 2;
 

@@ -36,15 +36,14 @@ use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
 use crate::storage::settings::{BeforeImages, Settings};
 use crate::write_set::{Position, Sets, Terms, WriteSet};
-use caliburn_log::SegmentId;
 use caliburn_log::format::IMAGE;
 use caliburn_log::images::{ImageLog, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use pages::Pages;
-use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
@@ -115,6 +114,8 @@ pub(crate) struct Shadow {
     images: Mutex<Images>,
     /// When images of what is caught are kept.
     before: BeforeImages,
+    /// Bytes that are mapped.
+    mapped: AtomicU64,
 }
 
 /// The log of before-images, and what it has images of.
@@ -123,22 +124,32 @@ struct Images {
     pages: Pages,
     /// What is changed in memory alone.
     waiting: Pages,
-    /// Regions that are the segment in part, by segments and beginnings.
-    shared: BTreeSet<(SegmentId, u64)>,
+    /// Pages of private regions that are the segment until the transaction ends.
+    stolen: Pages,
+    /// What the transaction stores to becomes the segment at once.
+    eager: bool,
     pressure: Pressure,
 }
 
 impl Recovery for Shadow {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
+        self.mapped.fetch_add(part.len() as u64, Ordering::Relaxed);
         match self.before {
             BeforeImages::Eager => region.map_shared(&self.storage, part, false),
-            _ => region.map_private(&self.storage, part, None, true),
+            _ => {
+                region.passing.store(true, Ordering::Relaxed);
+                region.map_private(&self.storage, part, None, false)
+            }
         }
     }
 
     fn touches(&self, region: &RegionState) -> bool {
         let (images, pages) = (self.lock(), region.pages(IMAGE as u64));
         images.pages.meet(region.id, pages.clone()) || images.waiting.meet(region.id, pages)
+    }
+
+    fn unmapped(&self, region: &RegionState, _: bool) {
+        self.mapped.fetch_sub(region.len() as u64, Ordering::Relaxed);
     }
 
     fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
@@ -176,13 +187,11 @@ impl Recovery for Shadow {
         let run = (region.id, pages_of(region, offset, len));
         let mut images = self.lock();
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
-        images.keep(&self.storage, std::slice::from_ref(&run))?;
-        if self.before == BeforeImages::Eager {
-            return Ok(());
+        match self.before {
+            BeforeImages::Eager => images.keep(&self.storage, &[run]),
+            // Declared ranges are the segment, so that system calls may store there at any time.
+            _ => images.share(&self.storage, run),
         }
-        // Declared ranges are the segment, so that system calls may store there at any time.
-        images.waiting.insert(run.0, run.1.clone());
-        images.steal(&self.storage, &[run])
     }
 
     fn save_caught(
@@ -200,10 +209,10 @@ impl Recovery for Shadow {
 
     fn declared(&self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
         let mut images = self.lock();
-        let found = images.waiting.within(region.id, pages_of(region, offset, len));
-        match planted("declared-pages-wait") {
-            true => Ok(()),
-            false => images.steal(&self.storage, &found),
+        match images.waiting.meet(region.id, pages_of(region, offset, len)) {
+            // All that waits: one force, and no more mappings than there are runs.
+            true if !planted("declared-pages-wait") => images.steal(&self.storage),
+            _ => Ok(()),
         }
     }
 
@@ -276,6 +285,7 @@ impl Recovery for Shadow {
     fn query(&self, query: &mut Query) {
         let images = self.lock();
         (query.log_bytes, query.log_used) = (images.log.held(), images.log.used());
+        query.private_pages = images.waiting.count() * IMAGE as u64 / query.page_bytes;
     }
 }
 
@@ -290,8 +300,8 @@ impl Shadow {
 
 impl Images {
     fn new(log: ImageLog) -> Images {
-        let (pages, waiting) = Default::default();
-        Images { log, pages, waiting, shared: BTreeSet::new(), pressure: Pressure::default() }
+        let (pages, waiting, stolen) = Default::default();
+        Images { log, pages, waiting, stolen, eager: false, pressure: Pressure::default() }
     }
 
     /// What the log holds, back to the segments: programs see it where they are mapped.

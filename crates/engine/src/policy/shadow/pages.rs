@@ -35,15 +35,6 @@ impl Pages {
         self.runs.iter().map(|((segment, start), end)| (*segment, *start..*end)).collect()
     }
 
-    /// Those of a range.
-    pub fn within(&self, segment: SegmentId, range: Range<u64>) -> Vec<Run> {
-        let before = self.runs.range(..(segment, range.start)).next_back();
-        let inside = self.runs.range((segment, range.start)..(segment, range.end));
-        let met = before.into_iter().chain(inside).filter(|((of, _), _)| *of == segment);
-        let cut = met.map(|((_, start), end)| (*start).max(range.start)..(*end).min(range.end));
-        cut.filter(|run| !run.is_empty()).map(|run| (segment, run)).collect()
-    }
-
     /// The segments that they are of.
     pub fn segments(&self) -> Vec<SegmentId> {
         let mut all: Vec<SegmentId> = self.runs.keys().map(|(segment, _)| *segment).collect();
@@ -124,8 +115,6 @@ mod tests {
                 let meet = missing.len() < (range.end - range.start) as usize;
                 prop_assert_eq!(pages.meet(segment, range.clone()), meet);
                 prop_assert_eq!(&pages.missing(segment, range.clone()), &missing);
-                let within: u64 = pages.within(segment, range.clone()).iter().map(|(_, run)| run.end - run.start).sum();
-                prop_assert_eq!(within, range.end - range.start - missing.len() as u64);
                 match step {
                     0 => {}
                     1 => {

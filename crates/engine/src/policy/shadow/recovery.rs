@@ -30,6 +30,7 @@ use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
+use caliburn_os::sync::atomic::AtomicU64;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -124,6 +125,11 @@ fn each_sound(
                     offset_of(segment, page, image.len())?;
                     each(segment, page, image).map(|()| true)
                 }
+                Found::Behind(image) => {
+                    let (offset, mut there) = (offset_of(segment, page, image.len())?, vec![0; image.len()]);
+                    segment.read(offset, &mut there).map_err(PutError::Media)?;
+                    Ok(there == image)
+                }
                 Found::Torn(len, crc) => {
                     let (offset, mut there) = (offset_of(segment, page, len)?, vec![0; len]);
                     segment.read(offset, &mut there).map_err(PutError::Media)?;
@@ -204,6 +210,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
         sets: sets.clone(),
         images,
         before: settings.before_images,
+        mapped: AtomicU64::new(0),
     });
     Ok(Opened { storage, sets, policy, damage: None })
 }

@@ -19,68 +19,77 @@
 
 use super::pages::{Pages, Run};
 use super::{Images, Shadow};
-use crate::policy::parts::copy;
+use crate::policy::parts::{Part, copy, shown};
 use crate::storage::Storage;
 use crate::storage::error::RangeError;
 use crate::storage::region::RegionState;
 use crate::storage::settings::BeforeImages;
+use crate::write_set::Written;
 use caliburn_log::format::IMAGE;
 use caliburn_log::images::Page;
 use caliburn_log::media_error::MediaError;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::{page_size, private};
+use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Pages that may wait while memory is short: what brings one force a few of them.
-const FEW: u64 = 256;
 
 /// How long what was found out about memory counts.
 const FRESH: Duration = Duration::from_millis(5);
 
+/// What of the memory budget may wait where memory cannot hold all that is mapped besides: enough for transactions
+/// that are small.
+const SMALL: u64 = 16;
+
+/// Runs that are mapped again one by one.
+const MANY: usize = 64;
+
 /// Bytes that are copied at once on the way to a segment.
 const COPIED: usize = 256 << 10;
+
+/// How long memory counts as short when it was.
+const LASTING: Duration = Duration::from_secs(1);
+
+/// Pages read again within [`FRESH`] that tell that memory is short: what waits takes room from what is read.
+const AGAIN: u64 = 32;
 
 /// Whether memory is short, as it was seen last.
 #[derive(Debug, Default)]
 pub(super) struct Pressure {
     seen: Option<Instant>,
-    short: bool,
+    /// Pages that were read again until then.
+    refaults: u64,
+    short: Option<Instant>,
 }
 
 impl Pressure {
-    /// How many pages may wait.
-    pub fn most(&mut self, storage: &Storage, kind: BeforeImages) -> u64 {
-        let most = if cfg!(caliburn_sim) { 2 } else { storage.memory_budget() / IMAGE as u64 };
-        if kind != BeforeImages::Adaptive {
-            return most;
-        }
+    fn is_short(&mut self, storage: &Storage) -> bool {
         if self.seen.is_none_or(|seen| seen.elapsed() > FRESH) {
-            *self = Pressure { seen: Some(Instant::now()), short: storage.limits.short() };
+            let refaults = storage.limits.refaults().unwrap_or(0);
+            let again = self.seen.is_some() && refaults > self.refaults + AGAIN;
+            self.refaults = refaults;
+            if again || storage.limits.short() {
+                self.short = Some(Instant::now());
+            }
+            self.seen = Some(Instant::now());
         }
-        if self.short { most.min(FEW) } else { most }
+        self.short.is_some_and(|since| since.elapsed() < LASTING)
     }
 }
 
-/// The pages of a part of a region.
+/// The pages of a part of a region: whole ones of memory, as far as the region goes.
 pub(super) fn pages_of(region: &RegionState, offset: usize, len: usize) -> Range<u64> {
-    let start = region.start + offset as u64;
-    start / IMAGE as u64..(start + len as u64).div_ceil(IMAGE as u64)
+    let page = page_size();
+    let end = (offset + len).next_multiple_of(page).min(region.len());
+    let start = region.start + (offset / page * page) as u64;
+    start / IMAGE as u64..(region.start + end as u64).div_ceil(IMAGE as u64)
 }
 
 /// The parts of regions that show a run of pages.
-fn parts(storage: &Storage, (segment, pages): &Run) -> Vec<(Arc<RegionState>, Range<usize>)> {
-    let (mut at, end) = (pages.start * IMAGE as u64, pages.end * IMAGE as u64);
-    let mut parts = Vec::new();
-    while at < end {
-        // A file that was adopted may end within its last page.
-        let Some(region) = storage.region_of(*segment, at) else { break };
-        let until = end.min(region.end());
-        parts.push((region.clone(), (at - region.start) as usize..(until - region.start) as usize));
-        at = until;
-    }
-    parts
+fn parts<'s>(storage: &'s Storage, (segment, pages): &Run) -> Vec<Part<'s>> {
+    let (start, end) = (pages.start * IMAGE as u64, pages.end * IMAGE as u64);
+    shown(&storage.table, Written { segment: *segment, start, end })
 }
 
 impl Shadow {
@@ -89,17 +98,30 @@ impl Shadow {
         let pages = pages_of(region, offset, len);
         let mut images = self.lock();
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
-        let (most, more) = (images.pressure.most(&self.storage, self.before), pages.end - pages.start);
-        if images.waiting.count() + more > most {
-            let all = images.waiting.runs();
-            images.steal(&self.storage, &all)?;
+        let more = pages.end - pages.start;
+        let (adapts, most) = (self.before == BeforeImages::Adaptive, self.most_waiting());
+        images.eager |= adapts && images.pressure.is_short(&self.storage);
+        if images.eager || images.waiting.count() + more > most {
+            images.steal(&self.storage)?;
+            // A transaction that is so large has more to come: what it waited with would push out what it reads.
+            images.eager |= adapts;
         }
-        images.waiting.insert(region.id, pages.clone());
-        if more > most.max(FEW) {
-            // So many at once, since mappings run out.
-            images.steal(&self.storage, &[(region.id, pages)])?;
+        if images.eager || more > most {
+            return images.share(&self.storage, (region.id, pages));
         }
+        images.waiting.insert(region.id, pages);
         Ok(())
+    }
+
+    /// How many pages may wait.
+    fn most_waiting(&self) -> u64 {
+        let budget = self.storage.memory_budget();
+        let fits = self.mapped.load(Ordering::Relaxed) + budget <= self.storage.limits.bytes();
+        let bytes = match self.before {
+            BeforeImages::Adaptive if !fits => budget / SMALL,
+            _ => budget,
+        };
+        if cfg!(caliburn_sim) { 3 } else { bytes / IMAGE as u64 }
     }
 }
 
@@ -126,46 +148,72 @@ impl Images {
         Ok(())
     }
 
-    /// Makes pages that wait the segment: the system may write them back from now on. Those whose images are
-    /// kept and that cannot be written keep waiting.
-    pub(super) fn steal(&mut self, storage: &Storage, runs: &[Run]) -> Result<(), RangeError> {
+    /// Makes all that waits the segment: the system may write it back from now on. What cannot be written keeps
+    /// waiting.
+    pub(super) fn steal(&mut self, storage: &Storage) -> Result<(), RangeError> {
+        let runs = self.waiting.runs();
         // 1 what they held
         if !planted("stolen-without-images") {
-            self.keep(storage, runs)?;
+            self.keep(storage, &runs)?;
         }
         // 2 what they hold
         for run in runs {
-            for (region, part) in parts(storage, run) {
-                let refused = |source| RangeError::Guard { segment: region.segment.name.clone(), source };
-                if !planted("stolen-while-stored-to") {
-                    // Who stores there meanwhile is caught, and waits until the page is open again.
-                    region.protect(part.clone(), false).map_err(refused)?;
-                }
-                let written = write(&region, part.clone()).map_err(|e| storage.fail(e).cause);
-                let done = written.map_err(|e| RangeError::Undo(MediaError::clone(&e))).and_then(|()| {
-                    self.shared.insert((region.id, region.start));
-                    region.share(storage, part.clone()).map_err(refused)
-                });
-                if let Err(error) = done {
-                    region.protect(part, true).map_err(refused)?;
-                    return Err(error);
-                }
+            for part in parts(storage, &run) {
+                self.steal_part(storage, &part)?;
             }
             self.waiting.remove(run.0, run.1.clone());
+            self.stolen.insert(run.0, run.1);
         }
         Ok(())
+    }
+
+    /// Makes pages the segment that have not been stored to: before-images are eager.
+    pub(super) fn share(&mut self, storage: &Storage, run: Run) -> Result<(), RangeError> {
+        self.keep(storage, std::slice::from_ref(&run))?;
+        for part in parts(storage, &run) {
+            part.region.share(storage, part.range()).map_err(|source| refused(part.region, source))?;
+        }
+        self.stolen.insert(run.0, run.1);
+        Ok(())
+    }
+
+    fn steal_part(&mut self, storage: &Storage, part: &Part<'_>) -> Result<(), RangeError> {
+        let (region, range) = (part.region, part.range());
+        // Who stores there meanwhile is caught, and waits until the page is open again.
+        if !planted("stolen-while-stored-to") {
+            region.protect(range.clone(), false).map_err(|source| refused(region, source))?;
+        }
+        let open_again = || {
+            if let Err(source) = region.protect(range.clone(), true) {
+                let path = region.segment.file.path().to_owned();
+                storage.fail(MediaError::of_name("open again the memory of", path, source));
+            }
+        };
+        if let Err(error) = write(part) {
+            open_again();
+            return Err(MediaError::clone(&storage.fail(error).cause).into());
+        }
+        region.share(storage, range.clone()).map_err(|source| {
+            // Whether the old mapping is there still is not known; the segment has what it held.
+            if let Err(source) = region.map_private(storage, range.clone(), None, true) {
+                let path = region.segment.file.path().to_owned();
+                storage.fail(MediaError::of_name("map again a region of", path, source));
+            }
+            refused(region, source)
+        })
     }
 
     /// Those that wait and were stored to.
     fn changed(&self, storage: &Storage) -> Vec<Run> {
         let mut changed = Pages::default();
         for run in self.waiting.runs() {
-            for (region, part) in parts(storage, &run) {
-                let (first, page) = (region.start + part.start as u64, page_size());
-                let told = private::copied_pages(region.at(part.start), part.len().div_ceil(page), |run| {
-                    let start = first + (run.start * page) as u64;
-                    let end = (first + (run.end * page) as u64).min(region.end());
-                    changed.insert(region.id, start / IMAGE as u64..end.div_ceil(IMAGE as u64));
+            for part in parts(storage, &run) {
+                let (region, page) = (part.region, page_size());
+                let told = private::copied_pages(region.at(part.offset), part.len.div_ceil(page), |run| {
+                    changed.insert(
+                        region.id,
+                        pages_of(region, part.offset + run.start * page, run.len() * page),
+                    );
                 });
                 if told.is_err() {
                     changed.insert(run.0, run.1.clone());
@@ -182,11 +230,9 @@ impl Images {
         }
         let changed = self.changed(storage);
         self.keep(storage, &changed)?;
-        for run in &changed {
-            for (region, part) in parts(storage, run) {
-                if !planted("waiting-pages-not-written") {
-                    write(&region, part).map_err(|e| MediaError::clone(&storage.fail(e).cause))?;
-                }
+        for part in changed.iter().flat_map(|run| parts(storage, run)) {
+            if !planted("waiting-pages-not-written") {
+                write(&part).map_err(|e| MediaError::clone(&storage.fail(e).cause))?;
             }
         }
         Ok(())
@@ -194,23 +240,28 @@ impl Images {
 
     /// A transaction has ended: memory shows what the segments hold, privately.
     pub(super) fn settle(&mut self, storage: &Storage) {
+        self.eager = false;
         for run in std::mem::take(&mut self.waiting).runs() {
-            if planted("waiting-pages-stay") {
-                continue;
-            }
-            for (region, part) in parts(storage, &run) {
-                if self.shared.contains(&(region.id, region.start)) {
-                    continue;
-                }
-                if let Err(error) = region.show_segment(part) {
+            for Part { region, offset, len } in parts(storage, &run) {
+                if !planted("waiting-pages-stay")
+                    && let Err(error) = region.show_segment(offset..offset + len)
+                {
                     storage.fail(error);
                 }
             }
         }
-        for (segment, start) in std::mem::take(&mut self.shared) {
-            let region = storage.region_of(segment, start).expect("it stays mapped while it is changed");
-            if unless("stolen-pages-stay-shared", true)
-                && let Err(source) = region.unshare(storage)
+        let stolen = std::mem::take(&mut self.stolen).runs();
+        // Many runs are mapped again with all of their regions: that takes no mappings.
+        let whole = stolen.len() > MANY;
+        let mut last = None;
+        for part in stolen.iter().flat_map(|run| parts(storage, run)) {
+            let region = part.region;
+            if whole && last.replace((region.id, region.start)) == Some((region.id, region.start)) {
+                continue;
+            }
+            let range = if whole { 0..region.len() } else { part.range() };
+            if !planted("stolen-pages-stay-shared")
+                && let Err(source) = region.unshare(storage, range)
             {
                 let path = region.segment.file.path().to_owned();
                 storage.fail(MediaError::of_name("map again a region of", path, source));
@@ -219,13 +270,17 @@ impl Images {
     }
 }
 
+fn refused(region: &RegionState, source: io::Error) -> RangeError {
+    RangeError::Steal { segment: region.segment.name.clone(), source }
+}
+
 /// Copies part of a region to its segment.
-fn write(region: &RegionState, part: Range<usize>) -> Result<(), MediaError> {
-    let mut buffer = vec![0; part.len().min(COPIED)];
-    for from in part.clone().step_by(COPIED) {
-        let bytes = &mut buffer[..COPIED.min(part.end - from)];
-        copy(region, from, bytes);
-        region.segment.write_part(region.start + from as u64, bytes)?;
+fn write(part: &Part<'_>) -> Result<(), MediaError> {
+    let mut buffer = vec![0; part.len.min(COPIED)];
+    for from in part.range().step_by(COPIED) {
+        let bytes = &mut buffer[..COPIED.min(part.range().end - from)];
+        copy(part.region, from, bytes);
+        part.region.segment.write_part(part.region.start + from as u64, bytes)?;
     }
     Ok(())
 }

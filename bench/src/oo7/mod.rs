@@ -1,0 +1,345 @@
+//! `oo7` (McNamee, chapter 6): traversals of a database of objects under a memory limit, which a second process may
+//! compete for. Each runs once, in a process of its own within a control group, on files that are not in memory; in
+//! one transaction where it changes something. The floor is the same on a file mapped shared, with a force at the
+//! end if there is something to force.
+
+mod database;
+mod traversals;
+
+use crate::Arguments;
+use crate::floor::Mapped;
+use crate::report::{median, rounded};
+use crate::restart::die_with_parent;
+use crate::target::{Failure, options};
+use caliburn::{BeforeImages, Class, Guard, Mode, Options, Policy, Region, Store, Tracking};
+use caliburn_cgroup::Group;
+use clap::ValueEnum;
+use database::Shape;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use traversals::Memory;
+pub use traversals::Traversal;
+
+const PAGE: usize = 4096;
+
+/// What holds the database.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
+pub enum System {
+    /// A file mapped shared: no transactions.
+    Mmap,
+    /// The shadow policy; stores are caught, and images written at once (UMS).
+    Eager,
+    /// The same, with images written as late as the memory budget lets them (RPVM).
+    Lazy,
+    /// The same, as memory is found to be short or not.
+    Adaptive,
+    /// The shadow policy; changes are declared.
+    Declared,
+    /// The redo policy; changes are found when they are committed.
+    Scan,
+}
+
+impl System {
+    fn options(self) -> Option<Options> {
+        let (policy, tracking, before) = match self {
+            System::Mmap => return None,
+            System::Eager => (Policy::Shadow, Tracking::Fault, BeforeImages::Eager),
+            System::Lazy => (Policy::Shadow, Tracking::Fault, BeforeImages::Lazy),
+            System::Adaptive => (Policy::Shadow, Tracking::Fault, BeforeImages::Adaptive),
+            System::Declared => (Policy::Shadow, Tracking::Declared, BeforeImages::Eager),
+            System::Scan => (Policy::Redo, Tracking::Scan, BeforeImages::Eager),
+        };
+        let mut with = options(1024, 8);
+        with.policy(policy).tracking(tracking).before_images(before).guard(Guard::Off);
+        Some(with)
+    }
+
+    fn file(self, dir: &Path) -> PathBuf {
+        if self == System::Mmap { dir.join("data") } else { dir.join("data.segment") }
+    }
+}
+
+fn name<T: ValueEnum>(of: &T) -> String {
+    of.to_possible_value().expect("all have names").get_name().to_owned()
+}
+
+/// Every size, system, traversal and share of competition that was asked for.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(megabytes) = arguments.compete {
+        return compete(arguments, megabytes);
+    }
+    if arguments.inside.is_some() {
+        return inside(arguments);
+    }
+    if let Err(why) = Group::new("probe", 1 << 30) {
+        eprintln!("oo7: not run: {why}");
+        return Ok(());
+    }
+    let sizes = arguments.data_mb.map_or(vec![24, 72, 120, 192], |one| vec![one]);
+    let systems = match &arguments.system[..] {
+        [] => vec![System::Mmap, System::Eager, System::Lazy, System::Adaptive],
+        some => some.to_vec(),
+    };
+    let traversals = match &arguments.traversal[..] {
+        [] => vec![Traversal::T1, Traversal::T2b],
+        some => some.to_vec(),
+    };
+    for megabytes in sizes {
+        let shape = Shape::of(megabytes << 20);
+        let mut model = shape.build();
+        let dir = tempfile::tempdir_in(&arguments.dir)?;
+        for system in &systems {
+            make(*system, &dir.path().join(name(system)), bytes(&model))?;
+        }
+        for traversal in &traversals {
+            for competition in &arguments.competition {
+                let mut results: Vec<Vec<Value>> = vec![Vec::new(); systems.len()];
+                for _ in 0..arguments.rounds {
+                    for (system, results) in systems.iter().zip(&mut results) {
+                        let dir = dir.path().join(name(system));
+                        results.push(in_group(arguments, *system, *traversal, *competition, &dir)?);
+                    }
+                    Memory { base: model.as_mut_ptr().cast() }.traverse(*traversal, &mut |_, _| {});
+                    for (system, results) in systems.iter().zip(&results) {
+                        // What could not be done has changed nothing, and is measured no more.
+                        if results.iter().all(|result| result["refused"].is_null()) {
+                            check(*system, &dir.path().join(name(system)), bytes(&model))?;
+                        }
+                    }
+                }
+                print(arguments, (megabytes, *competition), *traversal, &systems, &results);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn bytes(model: &[u64]) -> &[u8] {
+    // SAFETY: whole words are bytes.
+    unsafe { std::slice::from_raw_parts(model.as_ptr().cast(), model.len() * 8) }
+}
+
+fn make(system: System, dir: &Path, data: &[u8]) -> Result<(), Failure> {
+    let Some(with) = system.options() else {
+        std::fs::create_dir(dir)?;
+        std::fs::write(system.file(dir), data)?;
+        return Ok(());
+    };
+    let store = with.open(dir)?;
+    let region = store.create_segment("data", data.len() as u64)?.map_all()?;
+    for (i, part) in data.chunks(1 << 20).enumerate() {
+        let mut tx = store.begin(Mode::NoRestore)?;
+        tx.write(&region, i << 20, part)?;
+        tx.commit(Class::Process)?;
+    }
+    drop(region);
+    Ok(store.close()?)
+}
+
+/// What is there is what the model says.
+fn check(system: System, dir: &Path, model: &[u8]) -> Result<(), Failure> {
+    let same = |at: *const u8| {
+        // SAFETY: so many bytes are mapped.
+        unsafe { std::slice::from_raw_parts(at, model.len()) == model }
+    };
+    let right = match system.options() {
+        None => std::fs::read(system.file(dir))? == model,
+        Some(with) => {
+            let store = with.open(dir)?;
+            let region = store.segment("data")?.map_all()?;
+            let right = same(region.as_ptr());
+            drop(region);
+            store.close()?;
+            right
+        }
+    };
+    if right { Ok(()) } else { Err(format!("{system:?} does not hold what was done").into()) }
+}
+
+/// A process that holds so many megabytes of a group's memory.
+struct Competitor(Child);
+
+impl Competitor {
+    fn start(arguments: &Arguments, group: &Path, megabytes: usize) -> Result<Competitor, Failure> {
+        let mut child = Command::new(std::env::current_exe()?);
+        child.args(["oo7", "--compete", &megabytes.to_string()]).arg("--inside").arg(group);
+        child.arg("--dir").arg(&arguments.dir).stdout(Stdio::piped());
+        let mut child = Competitor(child.spawn()?);
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().expect("piped")).read_line(&mut line)?;
+        if line.trim() == "ready" { Ok(child) } else { Err("the competitor did not get its memory".into()) }
+    }
+}
+
+impl Drop for Competitor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn compete(arguments: &Arguments, megabytes: usize) -> Result<(), Failure> {
+    Group::enter(arguments.inside.as_deref().ok_or("a group is wanted")?)?;
+    die_with_parent()?;
+    let mut memory = vec![0u8; megabytes << 20];
+    for round in 0u64.. {
+        memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = std::hint::black_box(round as u8));
+        if round == 0 {
+            println!("ready");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn in_group(
+    arguments: &Arguments,
+    system: System,
+    traversal: Traversal,
+    competition: usize,
+    dir: &Path,
+) -> Result<Value, Failure> {
+    for entry in std::fs::read_dir(dir)? {
+        let file = File::open(entry?.path())?;
+        file.sync_all()?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    }
+    let limit = arguments.limit_mb.unwrap_or(LIMIT_MB);
+    let group = Group::new("oo7", (limit as u64) << 20)?;
+    let competing = limit * competition / 100;
+    let _competitor =
+        (competing > 0).then(|| Competitor::start(arguments, &group.path, competing)).transpose()?;
+    let mut child = Command::new(std::env::current_exe()?);
+    child.args(["oo7", "--system", &name(&system), "--traversal", &name(&traversal)]);
+    let output = child.arg("--dir").arg(dir).arg("--inside").arg(&group.path).output()?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let kills = group.oom_kills();
+        if kills == 0 {
+            return Err(format!("{system:?}: {}: {text}", output.status).into());
+        }
+        return Ok(json!({"refused": "killed for want of memory"}));
+    }
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+const LIMIT_MB: usize = 128;
+
+/// Memory that the database is in.
+enum Opened {
+    Mapped(Mapped, File),
+    Store(Store, Region),
+}
+
+/// Within the group.
+fn inside(arguments: &Arguments) -> Result<(), Failure> {
+    Group::enter(arguments.inside.as_deref().expect("it was looked at"))?;
+    die_with_parent()?;
+    let (&[system], &[traversal]) = (&arguments.system[..], &arguments.traversal[..]) else {
+        return Err("one system and one traversal are wanted".into());
+    };
+    let dir = &arguments.dir;
+    let begun = Instant::now();
+    let opened = match system.options() {
+        None => {
+            let file = File::options().read(true).write(true).open(system.file(dir))?;
+            Opened::Mapped(Mapped::of(&file)?, file)
+        }
+        Some(with) => {
+            let store = with.open(dir)?;
+            let region = store.segment("data")?.map_all()?;
+            Opened::Store(store, region)
+        }
+    };
+    let open = begun.elapsed().as_secs_f64();
+    let (before, begun) = (faults(), Instant::now());
+    let (visited, refused) = match &opened {
+        Opened::Mapped(memory, file) => {
+            let visited = Memory { base: memory.base() }.traverse(traversal, &mut |_, _| {});
+            if traversal.changes() {
+                file.sync_data()?;
+            }
+            (visited, None)
+        }
+        Opened::Store(store, region) => {
+            let mut tx = store.begin(Mode::Restore)?;
+            let memory = Memory { base: region.as_ptr() };
+            let mut refused = None;
+            let visited = memory.traverse(traversal, &mut |at, len| {
+                if system == System::Declared && refused.is_none() {
+                    refused =
+                        tx.set_range(region, at as usize..at as usize + len).err().map(|e| e.to_string());
+                }
+            });
+            let done = tx.commit(Class::Power);
+            (visited, refused.or(done.err().map(|error| error.to_string())))
+        }
+    };
+    let seconds = begun.elapsed().as_secs_f64();
+    let [minor, major] = [0, 1].map(|i| faults()[i] - before[i]);
+    drop(opened);
+    println!(
+        "{}",
+        json!({"seconds": seconds, "open": open, "visited": visited, "refused": refused, "minor": minor, "major": major})
+    );
+    Ok(())
+}
+
+/// Page faults of this process: those for which nothing was read, and those for which something was.
+fn faults() -> [i64; 2] {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind = text.rsplit(')').next().unwrap_or_default();
+    let field = |i: usize| behind.split_whitespace().nth(i).and_then(|word| word.parse().ok()).unwrap_or(0);
+    [field(7), field(9)]
+}
+
+fn print(
+    arguments: &Arguments,
+    (megabytes, competition): (usize, usize),
+    traversal: Traversal,
+    systems: &[System],
+    results: &[Vec<Value>],
+) {
+    let of = |results: &[Value], field: &str| {
+        let values: Vec<f64> = results.iter().filter_map(|result| result[field].as_f64()).collect();
+        (!values.is_empty()).then(|| median(values))
+    };
+    let floor = systems
+        .iter()
+        .position(|system| *system == System::Mmap)
+        .and_then(|floor| of(&results[floor], "seconds"));
+    for (system, results) in systems.iter().zip(results) {
+        let refused = results.iter().find_map(|result| result["refused"].as_str());
+        let seconds = of(results, "seconds");
+        let ratio = seconds.zip(floor).map(|(seconds, floor)| rounded(seconds / floor, 3));
+        if arguments.json {
+            let params = json!({"system": name(system), "traversal": name(&traversal), "data_mb": megabytes,
+                "limit_mb": arguments.limit_mb.unwrap_or(LIMIT_MB), "competition": competition});
+            println!(
+                "{}",
+                json!({"workload": "oo7", "system": "caliburn", "params": params, "seconds": seconds.map(|s| rounded(s, 3)),
+                    "ratio_to_floor": ratio, "refused": refused, "major_faults": of(results, "major"), "minor_faults": of(results, "minor")})
+            );
+            continue;
+        }
+        let told = match (refused, seconds) {
+            (Some(why), _) => format!("not done: {why}"),
+            (None, seconds) => format!(
+                "{:>8.3} s, {:>6.2} of mmap; {} faults, {} of them read",
+                seconds.unwrap_or(0.0),
+                ratio.unwrap_or(0.0),
+                of(results, "minor").unwrap_or(0.0) + of(results, "major").unwrap_or(0.0),
+                of(results, "major").unwrap_or(0.0)
+            ),
+        };
+        println!(
+            "oo7  {:4} {megabytes:>4} MB, {competition:>2} % taken  {:9} {told}",
+            name(&traversal),
+            name(system)
+        );
+    }
+}
