@@ -120,7 +120,8 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
     flavour: Flavour,
 ) -> Options {
     let mut options = Store::options();
-    let tuning = Tuning { memory_budget: Some(1 << 30), truncate_percent, ..Tuning::default() };
+    let memory_budget = Some(if flavour == Flavour::Lazy { 3 * 4096 } else { 1 << 30 });
+    let tuning = Tuning { memory_budget, truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
     options.policy(flavour.policy()).tracking(flavour.tracking()).background(false).tuning(tuning);
     options.before_images(flavour.before_images());

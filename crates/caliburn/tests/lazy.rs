@@ -129,11 +129,17 @@ fn threads_store_to_pages_that_are_being_stolen() {
         let (done, counted) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The same few pages again and again.
+                // The same few pages again and again; each time the last store must be there.
                 let mut n = 0;
                 while !done.load(SeqCst) {
+                    for page in 0..8 {
+                        assert!(
+                            n == 0 || region.load::<u64>(page * PAGE + 64) == n,
+                            "page {page}, store {n}"
+                        );
+                        set(&region, page * PAGE + 64, n + 1);
+                    }
                     n += 1;
-                    (0..8).for_each(|page| set(&region, page * PAGE + 64, n));
                 }
                 counted.store(n, SeqCst);
             });

@@ -22,7 +22,7 @@ pub struct Tuning {
 }
 
 /// The least memory budget.
-pub(crate) const MEMORY_BUDGET_MIN: u64 = 1 << 20;
+pub(crate) const MEMORY_BUDGET_MIN: u64 = if cfg!(caliburn_sim) { 8 << 10 } else { 1 << 20 };
 
 impl Default for Tuning {
     fn default() -> Tuning {

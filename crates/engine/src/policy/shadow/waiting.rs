@@ -121,7 +121,7 @@ impl Shadow {
             BeforeImages::Adaptive if !fits => budget / SMALL,
             _ => budget,
         };
-        if cfg!(caliburn_sim) { 3 } else { bytes / IMAGE as u64 }
+        bytes / IMAGE as u64
     }
 }
 
