@@ -95,6 +95,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         for system in &systems {
             make(*system, &dir.path().join(name(system)), bytes(&model))?;
         }
+        // What could not be done by one has changed nothing there: it does not hold what the model does any more.
+        let mut behind = vec![false; systems.len()];
         for traversal in &traversals {
             for competition in &arguments.competition {
                 let mut results: Vec<Vec<Value>> = vec![Vec::new(); systems.len()];
@@ -104,9 +106,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                         results.push(in_group(arguments, *system, *traversal, *competition, &dir)?);
                     }
                     Memory { base: model.as_mut_ptr().cast() }.traverse(*traversal, &mut |_, _| {});
-                    for (system, results) in systems.iter().zip(&results) {
-                        // What could not be done has changed nothing, and is measured no more.
-                        if results.iter().all(|result| result["refused"].is_null()) {
+                    for ((system, results), behind) in systems.iter().zip(&results).zip(&mut behind) {
+                        *behind |= results.iter().any(|result| !result["refused"].is_null());
+                        if !*behind {
                             check(*system, &dir.path().join(name(system)), bytes(&model))?;
                         }
                     }

@@ -461,3 +461,77 @@ impl ImageLog {
         self.empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::STATUS_AT;
+    use caliburn_os::files::Files;
+    use caliburn_os::medium::Media;
+
+    const STORE: Id = [7; 16];
+
+    fn image(number: u64) -> Vec<u8> {
+        vec![number as u8; IMAGE]
+    }
+
+    /// A log with two groups: the pages 0 to 2, then 10 and 11.
+    fn filled(dir: &std::path::Path) -> Arc<dyn Medium> {
+        let medium = Files.create(&dir.join("images")).unwrap();
+        create(&*medium, STORE).unwrap();
+        let status = read_status(&*medium, &STORE).unwrap();
+        let mut log = ImageLog::open(medium.clone(), STORE, status, [0; 2]).unwrap();
+        for numbers in [0..3, 10..12] {
+            let pages: Vec<Page> = numbers.map(|number| Page { segment: SegmentId(1), number }).collect();
+            log.make_room(pages.len() as u64).unwrap();
+            let fill = |i: usize, to: &mut [u8]| {
+                to.copy_from_slice(&image(pages[i].number));
+                Ok(IMAGE)
+            };
+            log.append(&pages, fill).unwrap();
+        }
+        medium
+    }
+
+    fn found(medium: &dyn Medium) -> Vec<u64> {
+        let (mut pages, status) = (Vec::new(), read_status(medium, &STORE).unwrap());
+        let each = |page: Page, found: Found<'_>| {
+            assert!(matches!(found, Found::Image(bytes) if bytes == image(page.number)));
+            pages.push(page.number);
+            Ok::<bool, ImagesError>(true)
+        };
+        each_image(medium, &STORE, status.generation.get(), each).unwrap();
+        pages
+    }
+
+    /// Written before there were groups.
+    #[test]
+    fn a_log_of_the_first_version_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = filled(dir.path());
+        let second = IMAGES_DATA + batch_bytes(3);
+        let blocks = STATUS_AT.map(|at| (at, IMAGES_MAGIC)).into_iter();
+        for (at, magic) in blocks.chain([(IMAGES_DATA, BATCH_MAGIC), (second, BATCH_MAGIC)]) {
+            let mut block = vec![0; BLOCK];
+            medium.read_at(&mut block, at).unwrap();
+            block.chunks_mut(HEAD_HALF).for_each(|half| format::seal_as(half, magic, VERSION, STORE));
+            medium.write_at(&block, at).unwrap();
+        }
+        assert_eq!(found(&*medium), [0, 1, 2, 10, 11]);
+    }
+
+    #[test]
+    fn a_newer_version_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = filled(dir.path());
+        for at in STATUS_AT {
+            let mut block = vec![0; BLOCK];
+            medium.read_at(&mut block, at).unwrap();
+            let halves = block.chunks_mut(HEAD_HALF);
+            halves.for_each(|half| format::seal_as(half, IMAGES_MAGIC, IMAGES_VERSION + 1, STORE));
+            medium.write_at(&block, at).unwrap();
+        }
+        let refused = read_status(&*medium, &STORE).unwrap_err().to_string();
+        assert!(refused.contains("format version is 3"), "{refused}");
+    }
+}

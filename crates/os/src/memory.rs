@@ -71,6 +71,12 @@ impl Limits {
     }
 }
 
+/// Whether the system counts all memory that may be stored to, and refuses what it could not give
+/// (`vm.overcommit_memory` 2).
+pub fn is_counted() -> bool {
+    fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
+}
+
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }

@@ -92,6 +92,8 @@ impl Shared {
             reservation,
             image,
             passing: AtomicBool::new(false),
+            pieces: AtomicUsize::new(0),
+            scattered: AtomicUsize::new(usize::MAX),
             shared: AtomicBool::new(false),
             synced: AtomicBool::new(false),
             unread: matches!(at, Placement::Unread(_)),

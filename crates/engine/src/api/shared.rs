@@ -174,7 +174,6 @@ impl Shared {
         self.tracked.each(|way| way.declaring(set, region, offset, len))?;
         self.tracked.declare(set, region, (offset, len), &|set, region, offset, len| {
             self.save(set, region, offset, len)
-        })?;
-        self.policy.declared(region, offset, len)
+        })
     }
 }

@@ -76,7 +76,8 @@ pub(crate) trait Recovery: Any + Send + Sync {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError>;
-    /// The same of what a program stores to that has not declared it.
+    /// The same of what a program stores to that has not declared it. In a region that it calls passing, what is
+    /// declared later is saved again.
     fn save_caught(
         &self,
         set: &WriteSet<'_>,
@@ -85,10 +86,6 @@ pub(crate) trait Recovery: Any + Send + Sync {
         len: usize,
     ) -> Result<(), RangeError> {
         self.save(set, region, offset, len)
-    }
-    /// What was declared is all saved, some of it perhaps before, when it was caught.
-    fn declared(&self, _region: &RegionState, _offset: usize, _len: usize) -> Result<(), RangeError> {
-        Ok(())
     }
     /// Puts the old bytes behind a position back into memory, as far as they are kept.
     fn restore(&self, set: &WriteSet<'_>, from: Position);

@@ -3,7 +3,9 @@
 use crate::storage::region::RegionState;
 use crate::storage::region_table::{RegionCursor, RegionTable};
 use crate::write_set::Written;
+use caliburn_log::format::IMAGE;
 use caliburn_log::record::push_range;
+use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use std::ops::Range;
 
@@ -52,7 +54,14 @@ pub(super) fn shown(table: &RegionTable, Written { segment, start, end }: Writte
     let (mut parts, mut cursor, mut at) = (Vec::new(), RegionCursor::new(), start);
     while at < end {
         // SAFETY: as in `parts`.
-        let Some(region) = (unsafe { cursor.find(table, segment, at) }) else { break };
+        let Some(region) = (unsafe { cursor.find(table, segment, at) }) else {
+            // Behind a region that ends within a page another one may begin.
+            if planted("cut-page-ends-a-run") {
+                break;
+            }
+            at = (at + 1).next_multiple_of(IMAGE as u64);
+            continue;
+        };
         let len = end.min(region.end()) - at;
         parts.push(Part { region, offset: (at - region.start) as usize, len: len as usize });
         at += len;

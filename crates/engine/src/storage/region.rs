@@ -40,6 +40,10 @@ pub(crate) struct RegionState {
     pub image: Option<Reservation>,
     /// What is private of it goes with the transaction that stored there; then it shows the segment.
     pub passing: AtomicBool,
+    /// How many runs of it were mapped again, one by one.
+    pub pieces: AtomicUsize,
+    /// From where on it is advised not to be read ahead.
+    pub scattered: AtomicUsize,
     /// It is the segment, not a copy; as persistent memory.
     pub shared: AtomicBool,
     pub synced: AtomicBool,
@@ -118,7 +122,7 @@ impl RegionState {
         // and the store's lock keeps other programs of ours away from the file.
         unsafe { into.map_private(part.start, len, medium.descriptor(), from, writable) }?;
         simulated::unmapped(start, len);
-        advise(storage, start, &part)?;
+        self.advise(storage, into, part.clone())?;
         let Some(lacking) = lacking else { return Ok(()) };
         let (low, high) = (self.start + part.start as u64, self.start + part.end as u64);
         lacking.each_of(self.id, |range| {
@@ -182,8 +186,10 @@ impl RegionState {
 
     /// A part is private again, and protected. What was advised or locked there is so no more.
     pub fn unshare(&self, storage: &Storage, part: Range<usize>) -> io::Result<()> {
+        let whole = part.start == 0 && part.end == self.len();
         self.map_private(storage, part.clone(), None, false)?;
-        self.unite(part)
+        // A smaller part is joined with what it lies in.
+        if whole { self.unite(part) } else { Ok(()) }
     }
 
     /// Has a part that is mapped privately and protected be one mapping again whenever all of it is protected alike:
@@ -191,16 +197,20 @@ impl RegionState {
     pub fn unite(&self, part: Range<usize>) -> io::Result<()> {
         let page = part.start..(part.start + page_size()).min(part.end);
         let mut copied = false;
-        private::copied_pages(self.at(page.start), 1, |_| copied = true)?;
-        if copied || planted("mappings-not-united") {
+        let told = private::copied_pages(self.at(page.start), 1, |_| copied = true);
+        if told.is_err() || copied || planted("mappings-not-united") {
             return Ok(());
         }
-        self.protect(page.clone(), true)?;
-        // SAFETY: the page is mapped privately, and open for this moment; no byte changes.
-        unsafe { private::own(self.at(page.start)) };
+        if self.protect(page.clone(), true).is_err() {
+            return Ok(());
+        }
+        // SAFETY: the page is mapped privately, and open for this moment; no byte changes. A page that cannot be
+        // read stays the file's.
+        unsafe { private::own_all(self.at(page.start), page.len()) };
         self.protect(page.clone(), false)?;
-        // SAFETY: it holds what it showed, and is protected.
-        unsafe { map::discard(self.at(page.start), page.len()) }
+        // SAFETY: it holds what it showed, and is protected. Locked memory stays, which does no harm.
+        let _ = unsafe { map::discard(self.at(page.start), page.len()) };
+        Ok(())
     }
 
     fn map_segment(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
@@ -214,7 +224,21 @@ impl RegionState {
             unsafe { map::advise_huge(start, len) };
         }
         simulated::mapped(medium.descriptor(), start, len, at);
-        advise(storage, start, &part)
+        self.advise(storage, &self.reservation, part)
+    }
+
+    /// Of more than memory, reading ahead would push out pages that are in use; a device may read megabytes at a
+    /// touch. What is mapped again is advised as what it lies in.
+    fn advise(&self, storage: &Storage, into: &Reservation, part: Range<usize>) -> io::Result<()> {
+        if part.end as u64 > storage.limits.bytes() {
+            self.scattered.fetch_min(part.start, Ordering::Relaxed);
+        }
+        let from = self.scattered.load(Ordering::Relaxed).max(part.start);
+        if from >= part.end {
+            return Ok(());
+        }
+        // SAFETY: the part was mapped by the caller and is whole pages.
+        unsafe { map::advise_random(at(into, from), part.end - from) }
     }
 
     /// Drops the private copies of pages, which their segment has.
@@ -250,13 +274,4 @@ impl RegionState {
 #[inline(always)]
 fn at(reservation: &Reservation, offset: usize) -> *mut u8 {
     reservation.base().as_ptr().wrapping_add(offset)
-}
-
-/// Of more than memory, reading ahead would push out pages that are in use; a device may read megabytes at a touch.
-fn advise(storage: &Storage, start: *mut u8, part: &Range<usize>) -> io::Result<()> {
-    if part.end as u64 <= storage.limits.bytes() {
-        return Ok(());
-    }
-    // SAFETY: the part was mapped by the caller and is whole pages.
-    unsafe { map::advise_random(start, part.len()) }
 }

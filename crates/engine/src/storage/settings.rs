@@ -26,8 +26,9 @@ pub enum BeforeImages {
     /// are private to the process until then, or until the commit (RPVM). Then all of them are written with one
     /// force.
     Lazy,
-    /// Lazily as long as memory is plentiful; as soon as the system, or the control group, is short of it, only few
-    /// pages wait. It is asked every five milliseconds, also in the middle of a transaction.
+    /// Lazily as long as memory is plentiful. A transaction goes on eagerly as soon as what waits has outgrown the
+    /// budget (a sixteenth of it where memory cannot hold all that is mapped besides), or the system, or the control
+    /// group, is short of memory: it is asked when pages are stored to, at most every five milliseconds.
     #[default]
     Adaptive,
 }

@@ -133,7 +133,13 @@ impl Tracker for Faults {
         let pages = offset / page..(offset + len).div_ceil(page);
         let watched =
             state.regions.get_mut(&region.base).expect("a transaction keeps mapped what it declares");
-        Some(watched.open(pages, set, save))
+        if !region.passing.load(Ordering::Relaxed) {
+            return Some(watched.open(pages, set, save));
+        }
+        // Also what is open, and its policy keeps in memory alone. Who stores there meanwhile waits for the state.
+        let all = watched.bytes(&pages);
+        let saved = save(set, &watched.region, all.start, all.len());
+        Some(saved.and_then(|()| watched.open(pages, set, &|_, _, _, _| Ok(()))))
     }
 
     fn committing(&self, _: &WriteSet<'_>, _: Save<'_>) -> Result<(), RangeError> {

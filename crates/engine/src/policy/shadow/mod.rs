@@ -40,6 +40,7 @@ use caliburn_log::format::IMAGE;
 use caliburn_log::images::{ImageLog, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
+use caliburn_os::memory;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
@@ -133,14 +134,22 @@ struct Images {
 
 impl Recovery for Shadow {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
-        self.mapped.fetch_add(part.len() as u64, Ordering::Relaxed);
+        let len = part.len() as u64;
         match self.before {
-            BeforeImages::Eager => region.map_shared(&self.storage, part, false),
+            BeforeImages::Eager => region.map_shared(&self.storage, part, false)?,
             _ => {
                 region.passing.store(true, Ordering::Relaxed);
-                region.map_private(&self.storage, part, None, false)
+                // Where the system counts what may be stored to, a part counts from its first store on, and is not
+                // joined with others any more: all of it is to be counted at once.
+                let counted =
+                    memory::is_counted().then(|| region.map_private(&self.storage, part.clone(), None, true));
+                if !matches!(counted, Some(Ok(()))) {
+                    region.map_private(&self.storage, part, None, false)?;
+                }
             }
         }
+        self.mapped.fetch_add(len, Ordering::Relaxed);
+        Ok(())
     }
 
     fn touches(&self, region: &RegionState) -> bool {
@@ -190,7 +199,13 @@ impl Recovery for Shadow {
         match self.before {
             BeforeImages::Eager => images.keep(&self.storage, &[run]),
             // Declared ranges are the segment, so that system calls may store there at any time.
-            _ => images.share(&self.storage, run),
+            _ if !images.waiting.meet(run.0, run.1.clone()) => images.share(&self.storage, run),
+            _ if planted("declared-pages-wait") => Ok(()),
+            _ => {
+                // All that waits: one force, and no more mappings than there are runs.
+                images.steal(&self.storage)?;
+                images.share(&self.storage, run)
+            }
         }
     }
 
@@ -204,15 +219,6 @@ impl Recovery for Shadow {
         match self.before {
             BeforeImages::Eager => self.save(set, region, offset, len),
             _ => self.wait(region, offset, len),
-        }
-    }
-
-    fn declared(&self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
-        let mut images = self.lock();
-        match images.waiting.meet(region.id, pages_of(region, offset, len)) {
-            // All that waits: one force, and no more mappings than there are runs.
-            true if !planted("declared-pages-wait") => images.steal(&self.storage),
-            _ => Ok(()),
         }
     }
 

@@ -45,13 +45,16 @@ const SMALL: u64 = 16;
 /// Runs that are mapped again one by one.
 const MANY: usize = 64;
 
+/// Runs of a region that are mapped again one by one until all of it is.
+const PIECES: usize = 512;
+
 /// Bytes that are copied at once on the way to a segment.
 const COPIED: usize = 256 << 10;
 
 /// How long memory counts as short when it was.
 const LASTING: Duration = Duration::from_secs(1);
 
-/// Pages read again within [`FRESH`] that tell that memory is short: what waits takes room from what is read.
+/// Pages read again between two looks that tell that memory is short: what waits takes room from what is read.
 const AGAIN: u64 = 32;
 
 /// Whether memory is short, as it was seen last.
@@ -67,7 +70,9 @@ impl Pressure {
     fn is_short(&mut self, storage: &Storage) -> bool {
         if self.seen.is_none_or(|seen| seen.elapsed() > FRESH) {
             let refaults = storage.limits.refaults().unwrap_or(0);
-            let again = self.seen.is_some() && refaults > self.refaults + AGAIN;
+            // What was read again in a pause says nothing of now.
+            let lately = self.seen.is_some_and(|seen| seen.elapsed() < 4 * FRESH);
+            let again = lately && refaults > self.refaults + AGAIN;
             self.refaults = refaults;
             if again || storage.limits.short() {
                 self.short = Some(Instant::now());
@@ -158,11 +163,12 @@ impl Images {
         }
         // 2 what they hold
         for run in runs {
+            // Whatever becomes of it: some of it may be the segment.
+            self.stolen.insert(run.0, run.1.clone());
             for part in parts(storage, &run) {
                 self.steal_part(storage, &part)?;
             }
-            self.waiting.remove(run.0, run.1.clone());
-            self.stolen.insert(run.0, run.1);
+            self.waiting.remove(run.0, run.1);
         }
         Ok(())
     }
@@ -170,11 +176,8 @@ impl Images {
     /// Makes pages the segment that have not been stored to: before-images are eager.
     pub(super) fn share(&mut self, storage: &Storage, run: Run) -> Result<(), RangeError> {
         self.keep(storage, std::slice::from_ref(&run))?;
-        for part in parts(storage, &run) {
-            part.region.share(storage, part.range()).map_err(|source| refused(part.region, source))?;
-        }
-        self.stolen.insert(run.0, run.1);
-        Ok(())
+        self.stolen.insert(run.0, run.1.clone());
+        parts(storage, &run).iter().try_for_each(|part| become_segment(storage, part))
     }
 
     fn steal_part(&mut self, storage: &Storage, part: &Part<'_>) -> Result<(), RangeError> {
@@ -193,14 +196,7 @@ impl Images {
             open_again();
             return Err(MediaError::clone(&storage.fail(error).cause).into());
         }
-        region.share(storage, range.clone()).map_err(|source| {
-            // Whether the old mapping is there still is not known; the segment has what it held.
-            if let Err(source) = region.map_private(storage, range.clone(), None, true) {
-                let path = region.segment.file.path().to_owned();
-                storage.fail(MediaError::of_name("map again a region of", path, source));
-            }
-            refused(region, source)
-        })
+        become_segment(storage, part).inspect_err(|_| open_again())
     }
 
     /// Those that wait and were stored to.
@@ -259,7 +255,12 @@ impl Images {
             if whole && last.replace((region.id, region.start)) == Some((region.id, region.start)) {
                 continue;
             }
+            // So it is now and then in any case: where the program has advised it otherwise, pieces are not joined.
+            let whole = whole || region.pieces.fetch_add(1, Ordering::Relaxed) > PIECES;
             let range = if whole { 0..region.len() } else { part.range() };
+            if whole {
+                region.pieces.store(0, Ordering::Relaxed);
+            }
             if !planted("stolen-pages-stay-shared")
                 && let Err(source) = region.unshare(storage, range)
             {
@@ -268,6 +269,19 @@ impl Images {
             }
         }
     }
+}
+
+/// Maps a part as the segment, which has what it holds.
+fn become_segment(storage: &Storage, part: &Part<'_>) -> Result<(), RangeError> {
+    let (region, range) = (part.region, part.range());
+    region.share(storage, range.clone()).map_err(|source| {
+        // Whether the old mapping is there still is not known.
+        if let Err(source) = region.map_private(storage, range, None, false) {
+            let path = region.segment.file.path().to_owned();
+            storage.fail(MediaError::of_name("map again a region of", path, source));
+        }
+        refused(region, source)
+    })
 }
 
 fn refused(region: &RegionState, source: io::Error) -> RangeError {
