@@ -391,6 +391,22 @@ static void adopted(const char *dir)
     free(data);
 }
 
+/* Transactions that declare nothing, of which the second is aborted. */
+static void just_store(caliburn_store *store, int64_t *words, int failure_class)
+{
+    for (int turn = 1; turn <= 3; turn++) {
+        caliburn_tx tx = CALIBURN_TX_INITIALIZER;
+        OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
+        for (int i = 0; i < 8000; i += 100)
+            words[i] = turn;
+        caliburn_savepoint_t savepoint;
+        FAILS(CALIBURN_INVALID, caliburn_savepoint(&tx, &savepoint));
+        OK(turn == 2 ? caliburn_abort(&tx) : caliburn_commit(&tx, failure_class));
+        for (int i = 0; i < 8000; i += 100)
+            CHECK(words[i] == (turn == 2 ? 1 : turn));
+    }
+}
+
 /* Nothing is declared: pages are caught, and what they held is written early or late. */
 static void caught(const char *path, uint64_t when)
 {
@@ -402,16 +418,7 @@ static void caught(const char *path, uint64_t when)
     OK(caliburn_options_set(options, CALIBURN_BEFORE_IMAGES, when));
     OK(caliburn_open(path, options, &store));
     caliburn_region *region = mapped(store, "data", 65536);
-    int64_t *words = caliburn_region_address(region);
-    for (int turn = 1; turn <= 3; turn++) {
-        caliburn_tx tx = CALIBURN_TX_INITIALIZER;
-        OK(caliburn_begin(store, CALIBURN_RESTORE, &tx));
-        for (int i = 0; i < 8000; i += 100)
-            words[i] = turn;
-        OK(turn == 2 ? caliburn_abort(&tx) : caliburn_commit(&tx, CALIBURN_POWER));
-        for (int i = 0; i < 8000; i += 100)
-            CHECK(words[i] == (turn == 2 ? 1 : turn));
-    }
+    just_store(store, caliburn_region_address(region), CALIBURN_POWER);
     OK(caliburn_unmap(region));
     OK(caliburn_close(store));
     caliburn_options_free(options);
@@ -426,17 +433,7 @@ static void found(const char *path)
     OK(caliburn_open(path, options, &store));
     caliburn_region *region = mapped(store, "data", 65536);
     int64_t *words = caliburn_region_address(region);
-    for (int turn = 1; turn <= 3; turn++) {
-        caliburn_tx tx = CALIBURN_TX_INITIALIZER;
-        OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
-        for (int i = 0; i < 8000; i += 100)
-            words[i] = turn;
-        caliburn_savepoint_t savepoint;
-        FAILS(CALIBURN_INVALID, caliburn_savepoint(&tx, &savepoint));
-        OK(turn == 2 ? caliburn_abort(&tx) : caliburn_commit(&tx, CALIBURN_PROCESS));
-        for (int i = 0; i < 8000; i += 100)
-            CHECK(words[i] == (turn == 2 ? 1 : turn));
-    }
+    just_store(store, words, CALIBURN_PROCESS);
     OK(caliburn_unmap(region));
     OK(caliburn_close(store));
     OK(caliburn_open(path, options, &store));

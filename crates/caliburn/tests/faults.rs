@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
-use support::{copy_store, set};
+use support::{copy_store, limit_files, set};
 
 const LEN: usize = 1 << 20;
 const ALL: [Kind; 4] =
@@ -362,19 +362,10 @@ fn with_another_handler(store: &Store, region: &Region) {
 
 /// The log of before-images cannot become longer: the transaction is lost, and nothing else.
 fn on_a_full_disk(dir: &Path, store: Store, region: Region) {
-    let limit = |bytes: u64| {
-        let both = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: the structure is whole; what is written beyond the limit fails, with the signal
-        // ignored.
-        unsafe {
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const both), 0);
-        }
-    };
     let tx = store.begin(Mode::Restore).unwrap();
     set(&region, 0, 1);
     tx.commit(Class::Power).unwrap();
-    limit(std::fs::metadata(dir.join("s/shadow")).unwrap().len());
+    limit_files(std::fs::metadata(dir.join("s/shadow")).unwrap().len());
     for commits in [true, false] {
         let tx = store.begin(Mode::Restore).unwrap();
         (0..256).for_each(|page| set(&region, page * 4096 + 8, 2));
@@ -390,7 +381,7 @@ fn on_a_full_disk(dir: &Path, store: Store, region: Region) {
     // Room comes back in the middle: what was lost is lost.
     let mut tx = store.begin(Mode::Restore).unwrap();
     (0..256).for_each(|page| set(&region, page * 4096 + 8, 2));
-    limit(libc::RLIM_INFINITY);
+    limit_files(libc::RLIM_INFINITY);
     tx.set_range(&region, 0..LEN).unwrap();
     (0..256).for_each(|page| set(&region, page * 4096 + 8, 2));
     assert!(tx.commit(Class::Power).is_err());

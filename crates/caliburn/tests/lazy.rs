@@ -6,7 +6,7 @@ use caliburn::{BeforeImages, Class, Mode, Options, Policy, Region, Store, Tracki
 use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use support::{copy_store, set};
+use support::{copy_store, limit_files, set};
 
 const PAGE: usize = 4096;
 /// Several times as many pages as may wait.
@@ -384,21 +384,12 @@ fn a_region_that_ends_within_a_page_has_another_behind_it() {
 
 /// Files cannot become longer: nothing can be stolen. The transaction sees what it stores, and is lost.
 fn on_a_full_disk(dir: &Path) -> ! {
-    let limit = |bytes: u64| {
-        let both = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: the structure is whole; what is written beyond the limit fails, with the signal
-        // ignored.
-        unsafe {
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-            assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const both), 0);
-        }
-    };
     let path = dir.join("s");
     let (store, region) = opened(&path);
     let tx = store.begin(Mode::Restore).unwrap();
     (0..100).for_each(|page| set(&region, page * PAGE + 8, 1));
     tx.commit(Class::Power).unwrap();
-    limit((PAGES * PAGE + (128 << 10)) as u64);
+    limit_files((PAGES * PAGE + (128 << 10)) as u64);
     for commits in [true, false, true] {
         let tx = store.begin(Mode::Restore).unwrap();
         (0..PAGES).for_each(|page| set(&region, page * PAGE + 8, 2));
@@ -412,7 +403,7 @@ fn on_a_full_disk(dir: &Path) -> ! {
         }
         all(&region, |page| u64::from(page < 100));
     }
-    limit(libc::RLIM_INFINITY);
+    limit_files(libc::RLIM_INFINITY);
     let tx = store.begin(Mode::Restore).unwrap();
     (0..PAGES).for_each(|page| set(&region, page * PAGE + 24, 4));
     tx.commit(Class::Power).unwrap();

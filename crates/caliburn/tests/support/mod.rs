@@ -63,6 +63,16 @@ pub fn put(store: &Store, region: &Region, offset: usize, value: u64, class: Cla
     tx.commit(class).unwrap();
 }
 
+/// Files of this process cannot become longer than that.
+pub fn limit_files(bytes: u64) {
+    let both = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure is whole; what is written beyond the limit fails, with the signal ignored.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const both), 0);
+    }
+}
+
 /// A sound store must check clean.
 pub fn clean(path: &Path) {
     let report = options().check(path).unwrap();

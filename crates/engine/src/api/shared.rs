@@ -65,7 +65,11 @@ impl Shared {
     /// The life of the thread that serves who stores where stores are caught.
     pub fn catch(&self) {
         self.tracked.all(|way| {
-            way.catch(&|set, region, offset, len| self.save_caught(set, region, offset, len));
+            way.catch(&|set, region, offset, len| {
+                let declared = || self.policy.save(set, region, offset, len);
+                let caught = || self.policy.caught(region, offset..offset + len);
+                self.saving(set, || caught().unwrap_or_else(declared))
+            });
         });
     }
 
@@ -78,30 +82,20 @@ impl Shared {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        let first = set.is_untouched();
-        self.policy.save(set, region, offset, len)?;
-        self.saved(set, first);
-        Ok(())
+        self.saving(set, || self.policy.save(set, region, offset, len))
     }
 
-    /// The same of bytes that a program stores to without having declared them.
-    fn save_caught(
+    fn saving(
         &self,
         set: &WriteSet<'_>,
-        region: &RegionState,
-        offset: usize,
-        len: usize,
+        save: impl FnOnce() -> Result<(), RangeError>,
     ) -> Result<(), RangeError> {
         let first = set.is_untouched();
-        self.policy.save_caught(set, region, offset, len)?;
-        self.saved(set, first);
-        Ok(())
-    }
-
-    fn saved(&self, set: &WriteSet<'_>, first: bool) {
+        save()?;
         if unless("caught-stores-do-not-stand-by", first) {
             self.sets.reserve.stand_by(set);
         }
+        Ok(())
     }
 
     /// The transaction that was open is so no more: where one at a time is, the next one may begin.

@@ -76,16 +76,11 @@ pub(crate) trait Recovery: Any + Send + Sync {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError>;
-    /// The same of what a program stores to that has not declared it. In a region that it calls passing, what is
-    /// declared later is saved again.
-    fn save_caught(
-        &self,
-        set: &WriteSet<'_>,
-        region: &RegionState,
-        offset: usize,
-        len: usize,
-    ) -> Result<(), RangeError> {
-        self.save(set, region, offset, len)
+    /// A program stores to part of a region that it has not declared, where such stores are caught. None: it is
+    /// saved as if it were declared. In a region that the policy calls passing, what is declared later is saved
+    /// again.
+    fn caught(&self, _region: &RegionState, _part: Range<usize>) -> Option<Result<(), RangeError>> {
+        None
     }
     /// Puts the old bytes behind a position back into memory, as far as they are kept.
     fn restore(&self, set: &WriteSet<'_>, from: Position);

@@ -69,17 +69,6 @@ pub(super) fn shown(table: &RegionTable, Written { segment, start, end }: Writte
     parts
 }
 
-/// Copies bytes of a region, which stays mapped: somebody has declared bytes of it, or is about to.
-///
-/// # Panics
-/// When the region does not have them.
-pub(super) fn copy(region: &RegionState, at: usize, target: &mut [u8]) {
-    let end = at.checked_add(target.len());
-    assert!(end.is_some_and(|end| end <= region.len()), "bytes beyond a region");
-    // SAFETY: they lie within the region, which never shrinks, and stays mapped as the caller says.
-    unsafe { span::copy(region.at(at), target.as_mut_ptr(), target.len()) };
-}
-
 /// A record's body, copied from memory.
 pub(super) fn body_of(parts: &[Part<'_>]) -> Vec<u8> {
     let (mut body, mut buffer) = (Vec::new(), Vec::new());

@@ -25,6 +25,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Bytes that are copied at once between a region and its segment.
+const COPIED: usize = 256 << 10;
+
 /// What the engine keeps of a mapped region.
 #[derive(Debug)]
 pub(crate) struct RegionState {
@@ -163,9 +166,21 @@ impl RegionState {
         unsafe { guard::protect(self.at(part.start), part.len(), write) }
     }
 
+    /// Copies part of it to its segment, unforced. Who stores there meanwhile does not know which of the bytes come
+    /// along.
+    pub fn write_segment(&self, part: Range<usize>) -> Result<(), MediaError> {
+        let mut buffer = vec![0; part.len().min(COPIED)];
+        for from in part.clone().step_by(COPIED) {
+            let bytes = &mut buffer[..COPIED.min(part.end - from)];
+            // SAFETY: the part is mapped, and regions never shrink.
+            unsafe { span::copy(self.at(from), bytes.as_mut_ptr(), bytes.len()) };
+            self.segment.write_part(self.start + from as u64, bytes)?;
+        }
+        Ok(())
+    }
+
     /// Has memory show the segment, whatever a part that is mapped privately holds. Nobody stores there.
     pub fn show_segment(&self, part: Range<usize>) -> Result<(), MediaError> {
-        const COPIED: usize = 256 << 10;
         // SAFETY: the pages are mapped privately, and nobody stores to them.
         if unsafe { self.discard(part.start, part.len()) }.is_ok() {
             return Ok(());

@@ -193,7 +193,7 @@ impl Recovery for Shadow {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        let run = (region.id, pages_of(region, offset, len));
+        let run = (region.id, pages_of(region, offset..offset + len));
         let mut images = self.lock();
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
         match self.before {
@@ -209,17 +209,8 @@ impl Recovery for Shadow {
         }
     }
 
-    fn save_caught(
-        &self,
-        set: &WriteSet<'_>,
-        region: &RegionState,
-        offset: usize,
-        len: usize,
-    ) -> Result<(), RangeError> {
-        match self.before {
-            BeforeImages::Eager => self.save(set, region, offset, len),
-            _ => self.wait(region, offset, len),
-        }
+    fn caught(&self, region: &RegionState, part: Range<usize>) -> Option<Result<(), RangeError>> {
+        (self.before != BeforeImages::Eager).then(|| self.wait(region, part))
     }
 
     fn restore(&self, _: &WriteSet<'_>, _: Position) {

@@ -19,7 +19,7 @@
 
 use super::pages::{Pages, Run};
 use super::{Images, Shadow};
-use crate::policy::parts::{Part, copy, shown};
+use crate::policy::parts::{Part, shown};
 use crate::storage::Storage;
 use crate::storage::error::RangeError;
 use crate::storage::region::RegionState;
@@ -47,9 +47,6 @@ const MANY: usize = 64;
 
 /// Runs of a region that are mapped again one by one until all of it is.
 const PIECES: usize = 512;
-
-/// Bytes that are copied at once on the way to a segment.
-const COPIED: usize = 256 << 10;
 
 /// How long memory counts as short when it was.
 const LASTING: Duration = Duration::from_secs(1);
@@ -84,10 +81,10 @@ impl Pressure {
 }
 
 /// The pages of a part of a region: whole ones of memory, as far as the region goes.
-pub(super) fn pages_of(region: &RegionState, offset: usize, len: usize) -> Range<u64> {
+pub(super) fn pages_of(region: &RegionState, part: Range<usize>) -> Range<u64> {
     let page = page_size();
-    let end = (offset + len).next_multiple_of(page).min(region.len());
-    let start = region.start + (offset / page * page) as u64;
+    let end = part.end.next_multiple_of(page).min(region.len());
+    let start = region.start + (part.start / page * page) as u64;
     start / IMAGE as u64..(region.start + end as u64).div_ceil(IMAGE as u64)
 }
 
@@ -99,8 +96,8 @@ fn parts<'s>(storage: &'s Storage, (segment, pages): &Run) -> Vec<Part<'s>> {
 
 impl Shadow {
     /// A store to a part of a private region was caught: its pages wait from now on.
-    pub(super) fn wait(&self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
-        let pages = pages_of(region, offset, len);
+    pub(super) fn wait(&self, region: &RegionState, part: Range<usize>) -> Result<(), RangeError> {
+        let pages = pages_of(region, part);
         let mut images = self.lock();
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
         let more = pages.end - pages.start;
@@ -192,7 +189,7 @@ impl Images {
                 storage.fail(MediaError::of_name("open again the memory of", path, source));
             }
         };
-        if let Err(error) = write(part) {
+        if let Err(error) = region.write_segment(range.clone()) {
             open_again();
             return Err(MediaError::clone(&storage.fail(error).cause).into());
         }
@@ -206,10 +203,8 @@ impl Images {
             for part in parts(storage, &run) {
                 let (region, page) = (part.region, page_size());
                 let told = private::copied_pages(region.at(part.offset), part.len.div_ceil(page), |run| {
-                    changed.insert(
-                        region.id,
-                        pages_of(region, part.offset + run.start * page, run.len() * page),
-                    );
+                    let stored = part.offset + run.start * page..part.offset + run.end * page;
+                    changed.insert(region.id, pages_of(region, stored));
                 });
                 if told.is_err() {
                     changed.insert(run.0, run.1.clone());
@@ -228,7 +223,8 @@ impl Images {
         self.keep(storage, &changed)?;
         for part in changed.iter().flat_map(|run| parts(storage, run)) {
             if !planted("waiting-pages-not-written") {
-                write(&part).map_err(|e| MediaError::clone(&storage.fail(e).cause))?;
+                let written = part.region.write_segment(part.range());
+                written.map_err(|e| MediaError::clone(&storage.fail(e).cause))?;
             }
         }
         Ok(())
@@ -286,15 +282,4 @@ fn become_segment(storage: &Storage, part: &Part<'_>) -> Result<(), RangeError> 
 
 fn refused(region: &RegionState, source: io::Error) -> RangeError {
     RangeError::Steal { segment: region.segment.name.clone(), source }
-}
-
-/// Copies part of a region to its segment.
-fn write(part: &Part<'_>) -> Result<(), MediaError> {
-    let mut buffer = vec![0; part.len.min(COPIED)];
-    for from in part.range().step_by(COPIED) {
-        let bytes = &mut buffer[..COPIED.min(part.range().end - from)];
-        copy(part.region, from, bytes);
-        part.region.segment.write_part(part.region.start + from as u64, bytes)?;
-    }
-    Ok(())
 }
