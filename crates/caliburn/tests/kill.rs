@@ -6,7 +6,9 @@
 
 mod support;
 
-use caliburn::{Class, Mode, Options, Policy, RangeError, Region, Store, Tracking, Transaction};
+use caliburn::{
+    BeforeImages, Class, Mode, Options, Policy, RangeError, Region, Store, Tracking, Transaction, Tuning,
+};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -15,23 +17,52 @@ use std::time::Duration;
 use support::clean;
 
 const THREADS: usize = 2;
-const PART: usize = 256 << 10;
 const CELLS: u64 = 2000;
 
 /// How a store recovers, and how a program changes it.
-type Kind = (Policy, Tracking);
+#[derive(Clone, Copy, PartialEq)]
+struct Kind {
+    policy: Policy,
+    tracking: Tracking,
+    /// Bytes from cell to cell.
+    step: usize,
+}
 
-const REDO: Kind = (Policy::Redo, Tracking::Declared);
-const UNDO: Kind = (Policy::Undo, Tracking::Declared);
-const FOUND: Kind = (Policy::Redo, Tracking::Scan);
-const SHADOW: Kind = (Policy::Shadow, Tracking::Declared);
-const CAUGHT: Kind = (Policy::Shadow, Tracking::Fault);
-const ALL: [Kind; 5] = [REDO, UNDO, FOUND, SHADOW, CAUGHT];
+const CLOSE: usize = 64;
+const REDO: Kind = Kind { policy: Policy::Redo, tracking: Tracking::Declared, step: CLOSE };
+const UNDO: Kind = Kind { policy: Policy::Undo, ..REDO };
+const FOUND: Kind = Kind { tracking: Tracking::Scan, ..REDO };
+const SHADOW: Kind = Kind { policy: Policy::Shadow, ..REDO };
+const CAUGHT: Kind = Kind { tracking: Tracking::Fault, ..SHADOW };
+/// Long runs are of more pages than may wait.
+const STOLEN: Kind = Kind { step: 4096, ..CAUGHT };
+const ALL: [Kind; 6] = [REDO, UNDO, FOUND, SHADOW, CAUGHT, STOLEN];
 
-fn options((policy, tracking): Kind) -> Options {
-    let mut options = support::options();
-    options.log_bytes(256 << 10).stage_bytes(128 << 10).policy(policy).tracking(tracking);
-    options
+impl Kind {
+    fn options(self) -> Options {
+        let mut options = support::options();
+        options.log_bytes(256 << 10).stage_bytes(128 << 10).policy(self.policy).tracking(self.tracking);
+        if self == STOLEN {
+            options.before_images(BeforeImages::Lazy);
+            options.tuning(Tuning { memory_budget: Some(1 << 20), ..Tuning::default() });
+        }
+        options
+    }
+
+    /// Bytes of a thread.
+    fn part(self) -> usize {
+        4096 * self.step
+    }
+
+    fn offset(self, thread: usize, cell: u64) -> usize {
+        thread * self.part() + cell as usize * self.step
+    }
+
+    fn region(self, store: &Store) -> Region {
+        // Behind the threads' parts, what is always aborted.
+        let len = THREADS * self.part() + self.step * 1024;
+        store.segment_or_create("data", len as u64).unwrap().map_all().unwrap()
+    }
 }
 
 /// Declares and stores, or just stores.
@@ -46,11 +77,6 @@ fn write<'t>(
     }
     support::just_store(memory, offset, bytes);
     Ok(())
-}
-
-fn region(store: &Store) -> Region {
-    // Behind the threads' parts, what is always aborted.
-    store.segment_or_create("data", (THREADS * PART + 65536) as u64).unwrap().map_all().unwrap()
 }
 
 fn mix(mut z: u64) -> u64 {
@@ -73,10 +99,6 @@ fn cells(thread: usize, number: u64) -> Vec<std::ops::Range<u64>> {
     std::iter::once(0..1).chain((0..random % 20).map(one)).collect()
 }
 
-fn offset(thread: usize, cell: u64) -> usize {
-    thread * PART + cell as usize * 64
-}
-
 /// Run in the child: commits for ever, acknowledging each on standard output.
 #[test]
 fn child() {
@@ -88,16 +110,17 @@ fn child() {
         std::process::exit(1);
     }));
     let kind = ALL[std::env::var("CALIBURN_KILL_KIND").unwrap().parse::<usize>().unwrap()];
-    let (policy, tracking) = kind;
-    let store = options(kind).open(Path::new(&path)).unwrap();
-    let memory = region(&store);
+    let Kind { policy, tracking, step } = kind;
+    let store = kind.options().open(Path::new(&path)).unwrap();
+    let memory = kind.region(&store);
     let (store, memory) = (&store, &memory);
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for round in 0u64.. {
                 let mut tx = store.begin(Mode::Restore).unwrap();
-                for i in 0..1 + round % 40 {
-                    let at = THREADS * PART + (mix(round + i) % 4000) as usize * 8;
+                let many = if kind == STOLEN && round.is_multiple_of(10) { 600 } else { 1 + round % 40 };
+                for i in 0..many {
+                    let at = THREADS * kind.part() + (mix(round + i) % 1000) as usize * step;
                     write(&mut tx, memory, (at, &[0xFF; 8]), tracking).unwrap();
                 }
                 tx.abort();
@@ -113,15 +136,18 @@ fn child() {
         });
         for thread in 0..THREADS {
             scope.spawn(move || {
-                for number in memory.load::<u64>(offset(thread, 0)) + 1.. {
+                for number in memory.load::<u64>(kind.offset(thread, 0)) + 1.. {
                     let mut tx = store.begin(Mode::Restore).unwrap();
                     for run in cells(thread, number) {
-                        if run.end - run.start > 1 {
+                        if step == CLOSE && run.end - run.start > 1 {
                             let bytes: Vec<u8> =
                                 run.clone().flat_map(|_| [number; 8]).flat_map(u64::to_ne_bytes).collect();
-                            write(&mut tx, memory, (offset(thread, run.start), &bytes), tracking).unwrap();
-                        } else {
-                            let at = offset(thread, run.start);
+                            write(&mut tx, memory, (kind.offset(thread, run.start), &bytes), tracking)
+                                .unwrap();
+                            continue;
+                        }
+                        for cell in run {
+                            let at = kind.offset(thread, cell);
                             write(&mut tx, memory, (at, &number.to_ne_bytes()), tracking).unwrap();
                         }
                     }
@@ -176,7 +202,7 @@ fn the_same_where_changes_are_found() {
 
 #[test]
 fn the_same_with_the_shadow_policy() {
-    for (seed, kind) in [(8, SHADOW), (9, CAUGHT)] {
+    for (seed, kind) in [(8, SHADOW), (9, CAUGHT), (10, STOLEN)] {
         let dir = tempfile::tempdir().unwrap();
         kill_again_and_again(dir.path(), seed, kind);
         let Some(mount) = support::mount("64m") else { continue };
@@ -199,7 +225,7 @@ fn the_same_on_xfs() {
 #[test]
 fn the_same_on_ext4_that_is_full() {
     let Some(mount) = support::mount_loop("ext4", 64) else { return };
-    drop(region(&options(REDO).open(mount.path.join("s")).unwrap()));
+    drop(REDO.region(&REDO.options().open(mount.path.join("s")).unwrap()));
     let full = std::fs::File::create(mount.path.join("full")).unwrap();
     while (&full).write_all(&[1; 65536]).is_ok() {}
     // Some growth succeeds; not so much that a slow machine never comes to the end of it.
@@ -215,8 +241,8 @@ fn signal(child: &std::process::Child, name: &str) {
 fn kill_again_and_again(dir: &Path, seed: u64, kind: Kind) -> bool {
     let path = dir.join("s");
     let copies = tempfile::tempdir().unwrap();
-    let store = options(kind).open(&path).unwrap();
-    drop(region(&store));
+    let store = kind.options().open(&path).unwrap();
+    drop(kind.region(&store));
     store.close().unwrap();
     let kills = std::env::var("CALIBURN_KILLS").map_or(60, |n| n.parse().unwrap());
     let mut acknowledged = [0u64; THREADS];
@@ -285,17 +311,17 @@ fn kill_again_and_again(dir: &Path, seed: u64, kind: Kind) -> bool {
 
 fn verify(path: &Path, acknowledged: &[u64], kill: u64, kind: Kind) {
     clean(path);
-    let store = options(kind).open(path).unwrap();
-    let memory = region(&store);
+    let store = kind.options().open(path).unwrap();
+    let memory = kind.region(&store);
     for (thread, acknowledged) in acknowledged.iter().enumerate() {
-        let last: u64 = memory.load(offset(thread, 0));
+        let last: u64 = memory.load(kind.offset(thread, 0));
         assert!(
             last >= *acknowledged,
             "kill {kill}: thread {thread} acknowledged {acknowledged} and has {last}"
         );
         for (cell, value) in expected(thread, last).into_iter().enumerate() {
             assert_eq!(
-                memory.load::<u64>(offset(thread, cell as u64)),
+                memory.load::<u64>(kind.offset(thread, cell as u64)),
                 value,
                 "kill {kill}, thread {thread}, cell {cell}"
             );

@@ -7,6 +7,7 @@ pub(crate) mod directory;
 pub(crate) mod error;
 pub(crate) mod extents;
 pub(crate) mod meter;
+pub(crate) mod pressure;
 pub(crate) mod progress;
 pub(crate) mod redo_ranges;
 pub(crate) mod region;

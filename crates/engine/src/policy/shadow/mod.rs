@@ -30,6 +30,7 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::directory;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
+use crate::storage::pressure::Pressure;
 use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::report::Report;
@@ -49,7 +50,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use waiting::{Pressure, pages_of};
+use waiting::pages_of;
 
 /// What the shadow policy does with stores that are not open.
 pub(super) struct Kind;

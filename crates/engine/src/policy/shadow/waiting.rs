@@ -33,10 +33,6 @@ use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::{page_size, private};
 use std::io;
 use std::ops::Range;
-use std::time::{Duration, Instant};
-
-/// How long what was found out about memory counts.
-const FRESH: Duration = Duration::from_millis(5);
 
 /// What of the memory budget may wait where memory cannot hold all that is mapped besides: enough for transactions
 /// that are small.
@@ -47,38 +43,6 @@ const MANY: usize = 64;
 
 /// Runs of a region that are mapped again one by one until all of it is.
 const PIECES: usize = 512;
-
-/// How long memory counts as short when it was.
-const LASTING: Duration = Duration::from_secs(1);
-
-/// Pages read again between two looks that tell that memory is short: what waits takes room from what is read.
-const AGAIN: u64 = 32;
-
-/// Whether memory is short, as it was seen last.
-#[derive(Debug, Default)]
-pub(super) struct Pressure {
-    seen: Option<Instant>,
-    /// Pages that were read again until then.
-    refaults: u64,
-    short: Option<Instant>,
-}
-
-impl Pressure {
-    fn is_short(&mut self, storage: &Storage) -> bool {
-        if self.seen.is_none_or(|seen| seen.elapsed() > FRESH) {
-            let refaults = storage.limits.refaults().unwrap_or(0);
-            // What was read again in a pause says nothing of now.
-            let lately = self.seen.is_some_and(|seen| seen.elapsed() < 4 * FRESH);
-            let again = lately && refaults > self.refaults + AGAIN;
-            self.refaults = refaults;
-            if again || storage.limits.short() {
-                self.short = Some(Instant::now());
-            }
-            self.seen = Some(Instant::now());
-        }
-        self.short.is_some_and(|since| since.elapsed() < LASTING)
-    }
-}
 
 /// The pages of a part of a region: whole ones of memory, as far as the region goes.
 pub(super) fn pages_of(region: &RegionState, part: Range<usize>) -> Range<u64> {
@@ -102,7 +66,7 @@ impl Shadow {
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
         let more = pages.end - pages.start;
         let (adapts, most) = (self.before == BeforeImages::Adaptive, self.most_waiting());
-        images.eager |= adapts && images.pressure.is_short(&self.storage);
+        images.eager |= adapts && images.pressure.is_short(&self.storage.limits);
         if images.eager || images.waiting.count() + more > most {
             images.steal(&self.storage)?;
             // A transaction that is so large has more to come: what it waited with would push out what it reads.
