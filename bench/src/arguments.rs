@@ -59,9 +59,15 @@ pub struct Arguments {
     /// Percent of oo7's memory that another process holds.
     #[arg(long, value_delimiter = ',', default_value = "0")]
     pub competition: Vec<usize>,
-    /// Used by oo7 for that process: megabytes.
+    /// Megabytes of a file that another process, in a group of its own beside, keeps touching.
+    #[arg(long)]
+    pub neighbour_mb: Option<usize>,
+    /// Used by oo7 for those processes: megabytes.
     #[arg(long, hide = true)]
     pub compete: Option<usize>,
+    /// Of a file, not of memory of its own.
+    #[arg(long, hide = true)]
+    pub of_file: bool,
     /// Commits of tpca in the `Process` class rather than in `Power`.
     #[arg(long)]
     pub process: bool,

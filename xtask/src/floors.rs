@@ -39,6 +39,7 @@ const TREES: [Tree; 13] = [
         floors: &[
             "format",
             "media_error",
+            "order",
             "dump",
             "pagemap",
             "record",

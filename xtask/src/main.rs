@@ -154,7 +154,11 @@ fn test() -> Result<(), String> {
     }
     lint()?;
     fuzz::lint()?;
-    run("cargo test --workspace --quiet")?;
+    let line = "cargo test --workspace --quiet";
+    let mut tests = command(line);
+    // More processes are killed below.
+    tests.env("CALIBURN_KILLS", "12");
+    succeed(tests, line)?;
     if missing.allows(Part::C) {
         c::test()?;
     }

@@ -1,5 +1,5 @@
-//! Planted bugs: mistakes that `--cfg caliburn_sim` builds make when they are told to by name, each with the test that
-//! must catch it. Whoever changes that test so that it can no more notices here.
+//! Planted bugs: mistakes that `--cfg caliburn_sim` builds make when they are told to by name, each with the test
+//! that must catch it. Whoever changes that test so that it can no more notices here.
 
 use crate::sim::{SHUTTLE, SIM, build, cargo};
 use crate::succeed;

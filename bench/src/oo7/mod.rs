@@ -11,13 +11,13 @@ use crate::floor::Mapped;
 use crate::report::{median, rounded};
 use crate::restart::die_with_parent;
 use crate::target::{Failure, options};
-use caliburn::{BeforeImages, Class, Guard, Mode, Options, Policy, Region, Store, Tracking};
+use caliburn::{BeforeImages, Class, Guard, Mode, Options, Policy, Prefetch, Region, Store, Tracking};
 use caliburn_cgroup::Group;
 use clap::ValueEnum;
 use database::Shape;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -39,6 +39,10 @@ pub enum System {
     Adaptive,
     /// The shadow policy; changes are declared.
     Declared,
+    /// As adaptive, and all is read ahead when it is mapped.
+    Ahead,
+    /// As adaptive, and what was touched the time before is read ahead in that order.
+    Recorded,
     /// The redo policy; changes are found when they are committed.
     Scan,
 }
@@ -49,11 +53,18 @@ impl System {
             System::Mmap => return None,
             System::Eager => (Policy::Shadow, Tracking::Fault, BeforeImages::Eager),
             System::Lazy => (Policy::Shadow, Tracking::Fault, BeforeImages::Lazy),
-            System::Adaptive => (Policy::Shadow, Tracking::Fault, BeforeImages::Adaptive),
+            System::Adaptive | System::Ahead | System::Recorded => {
+                (Policy::Shadow, Tracking::Fault, BeforeImages::Adaptive)
+            }
             System::Declared => (Policy::Shadow, Tracking::Declared, BeforeImages::Eager),
             System::Scan => (Policy::Redo, Tracking::Scan, BeforeImages::Eager),
         };
         let mut with = options(1024, 8);
+        match self {
+            System::Ahead => with.prefetch(Prefetch::Regions),
+            System::Recorded => with.prefetch(Prefetch::Recorded),
+            _ => &mut with,
+        };
         with.policy(policy).tracking(tracking).before_images(before).guard(Guard::Off);
         Some(with)
     }
@@ -162,13 +173,19 @@ fn check(system: System, dir: &Path, model: &[u8]) -> Result<(), Failure> {
     if right { Ok(()) } else { Err(format!("{system:?} does not hold what was done").into()) }
 }
 
-/// A process that holds so many megabytes of a group's memory.
+/// A process that holds so many megabytes of a group's memory, its own or of a file.
 struct Competitor(Child);
 
 impl Competitor {
-    fn start(arguments: &Arguments, group: &Path, megabytes: usize) -> Result<Competitor, Failure> {
+    fn start(
+        arguments: &Arguments,
+        group: &Path,
+        megabytes: usize,
+        of_file: bool,
+    ) -> Result<Competitor, Failure> {
         let mut child = Command::new(std::env::current_exe()?);
         child.args(["oo7", "--compete", &megabytes.to_string()]).arg("--inside").arg(group);
+        child.args(of_file.then_some("--of-file"));
         child.arg("--dir").arg(&arguments.dir).stdout(Stdio::piped());
         let mut child = Competitor(child.spawn()?);
         let mut line = String::new();
@@ -187,9 +204,22 @@ impl Drop for Competitor {
 fn compete(arguments: &Arguments, megabytes: usize) -> Result<(), Failure> {
     Group::enter(arguments.inside.as_deref().ok_or("a group is wanted")?)?;
     die_with_parent()?;
-    let mut memory = vec![0u8; megabytes << 20];
+    let mut own = vec![0u8; if arguments.of_file { 0 } else { megabytes << 20 }];
+    let file = tempfile::tempfile_in(&arguments.dir)?;
+    let mapped = match arguments.of_file {
+        true => {
+            std::io::copy(&mut std::io::repeat(7).take((megabytes as u64) << 20), &mut &file)?;
+            file.sync_all()?;
+            Some(Mapped::of(&file)?)
+        }
+        false => None,
+    };
     for round in 0u64.. {
-        memory.iter_mut().step_by(PAGE).for_each(|byte| *byte = std::hint::black_box(round as u8));
+        own.iter_mut().step_by(PAGE).for_each(|byte| *byte = std::hint::black_box(round as u8));
+        for at in (0..megabytes << 20).step_by(PAGE) {
+            // SAFETY: so many bytes of the file are mapped, and nobody changes them.
+            mapped.as_ref().map(|mapped| unsafe { mapped.base().add(at).read_volatile() });
+        }
         if round == 0 {
             println!("ready");
         }
@@ -212,21 +242,32 @@ fn in_group(
     }
     let limit = arguments.limit_mb.unwrap_or(LIMIT_MB);
     let group = Group::new("oo7", (limit as u64) << 20)?;
+    let beside = arguments.neighbour_mb.map(|megabytes| Ok::<_, Failure>((group.part("beside")?, megabytes)));
+    let beside = beside.transpose()?;
+    let ours = group.part("ours")?;
+    let neighbour =
+        beside.as_ref().map(|(group, megabytes)| Competitor::start(arguments, &group.path, *megabytes, true));
+    let neighbour = neighbour.transpose()?;
+    let read_before = neighbour.as_ref().map(|neighbour| faults(neighbour.0.id())[1]);
     let competing = limit * competition / 100;
     let _competitor =
-        (competing > 0).then(|| Competitor::start(arguments, &group.path, competing)).transpose()?;
+        (competing > 0).then(|| Competitor::start(arguments, &ours.path, competing, false)).transpose()?;
     let mut child = Command::new(std::env::current_exe()?);
     child.args(["oo7", "--system", &name(&system), "--traversal", &name(&traversal)]);
-    let output = child.arg("--dir").arg(dir).arg("--inside").arg(&group.path).output()?;
+    let output = child.arg("--dir").arg(dir).arg("--inside").arg(&ours.path).output()?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        let kills = group.oom_kills();
+        let kills = group.oom_kills() + ours.oom_kills();
         if kills == 0 {
             return Err(format!("{system:?}: {}: {text}", output.status).into());
         }
         return Ok(json!({"refused": "killed for want of memory"}));
     }
-    Ok(serde_json::from_slice(&output.stdout)?)
+    let mut result: Value = serde_json::from_slice(&output.stdout)?;
+    if let (Some(neighbour), Some(before)) = (&neighbour, read_before) {
+        result["neighbour"] = json!(faults(neighbour.0.id())[1] - before);
+    }
+    Ok(result)
 }
 
 const LIMIT_MB: usize = 128;
@@ -258,7 +299,7 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let open = begun.elapsed().as_secs_f64();
-    let (before, begun) = (faults(), Instant::now());
+    let (before, begun) = (faults(std::process::id()), Instant::now());
     let (visited, refused) = match &opened {
         Opened::Mapped(memory, file) => {
             let visited = Memory { base: memory.base() }.traverse(traversal, &mut |_, _| {});
@@ -282,7 +323,7 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let seconds = begun.elapsed().as_secs_f64();
-    let [minor, major] = [0, 1].map(|i| faults()[i] - before[i]);
+    let [minor, major] = [0, 1].map(|i| faults(std::process::id())[i] - before[i]);
     drop(opened);
     println!(
         "{}",
@@ -291,9 +332,9 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Page faults of this process: those for which nothing was read, and those for which something was.
-fn faults() -> [i64; 2] {
-    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+/// Page faults of a process: those for which nothing was read, and those for which something was.
+fn faults(process: u32) -> [i64; 2] {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let behind = text.rsplit(')').next().unwrap_or_default();
     let field = |i: usize| behind.split_whitespace().nth(i).and_then(|word| word.parse().ok()).unwrap_or(0);
     [field(7), field(9)]
@@ -324,7 +365,7 @@ fn print(
             println!(
                 "{}",
                 json!({"workload": "oo7", "system": "caliburn", "params": params, "seconds": seconds.map(|s| rounded(s, 3)),
-                    "ratio_to_floor": ratio, "refused": refused, "major_faults": of(results, "major"), "minor_faults": of(results, "minor")})
+                    "ratio_to_floor": ratio, "refused": refused, "major_faults": of(results, "major"), "neighbour_major_faults": of(results, "neighbour"), "minor_faults": of(results, "minor")})
             );
             continue;
         }
@@ -338,8 +379,10 @@ fn print(
                 of(results, "major").unwrap_or(0.0)
             ),
         };
+        let beside =
+            of(results, "neighbour").map_or(String::new(), |n| format!("; the neighbour read {n} again"));
         println!(
-            "oo7  {:4} {megabytes:>4} MB, {competition:>2} % taken  {:9} {told}",
+            "oo7  {:4} {megabytes:>4} MB, {competition:>2} % taken  {:9} {told}{beside}",
             name(&traversal),
             name(system)
         );

@@ -177,6 +177,22 @@
 // CALIBURN_ADAPTIVE (default).
 #define CALIBURN_BEFORE_IMAGES 22
 
+// What is read into memory before the program touches it: CALIBURN_ASKED (default), CALIBURN_REGIONS or
+// CALIBURN_RECORDED.
+#define CALIBURN_PREFETCH 23
+
+// Bytes a second that are read ahead at most; UINT64_MAX, the default: as fast as they come. Can be changed later.
+#define CALIBURN_PREFETCH_RATE 24
+
+// What caliburn_region_prefetch() asks for.
+#define CALIBURN_ASKED 0
+
+// All of a region when it is mapped, if there is memory for all that is mapped.
+#define CALIBURN_REGIONS 1
+
+// What the program touched when the store was open before, in that order; it is recorded again.
+#define CALIBURN_RECORDED 2
+
 // Before the page is stored to.
 #define CALIBURN_EAGER 0
 
@@ -461,7 +477,7 @@ int caliburn_heap_statistics_get(const struct caliburn_heap *heap,
 // Makes options with their defaults, to be freed with caliburn_options_free().
 struct caliburn_options *caliburn_options_new(void);
 
-// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_BEFORE_IMAGES.
+// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_PREFETCH_RATE.
 int caliburn_options_set(struct caliburn_options *options, int option, uint64_t value);
 
 // Sets the file or block device for a new store's log. Default: a file in the store.
@@ -554,6 +570,19 @@ uint64_t caliburn_region_offset(const struct caliburn_region *handle);
 
 // Extends the mapping over a segment that has grown, in place, to len bytes.
 int caliburn_region_grow(struct caliburn_region *handle, size_t len);
+
+// Says that len bytes from offset will be touched soon: they are read into memory in the background, until memory is
+// short. A hint.
+int caliburn_region_prefetch(const struct caliburn_region *handle,
+                             size_t offset,
+                             size_t len);
+
+// Says whether len bytes from offset are read from the first to the last, once, from now on: 1, or 0 when that has
+// ended. A hint.
+int caliburn_region_sequential(const struct caliburn_region *handle,
+                               size_t offset,
+                               size_t len,
+                               int sequential);
 
 // Writes a region's committed changes to its segment and unmaps it. CALIBURN_BUSY while uncommitted
 // transactions have ranges in it; the region is as it was then.

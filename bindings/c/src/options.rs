@@ -3,7 +3,7 @@
 use crate::error::{Done, Fault, call};
 use crate::handle::Table;
 use crate::text;
-use caliburn::{BeforeImages, Class, Guard, Options, Phase, Policy, Tracking, Tuning};
+use caliburn::{BeforeImages, Class, Guard, Options, Phase, Policy, Prefetch, Tracking, Tuning};
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};
@@ -62,6 +62,18 @@ pub const CALIBURN_TRACKING: c_int = 21;
 /// When what pages held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS: CALIBURN_EAGER, CALIBURN_LAZY or
 /// CALIBURN_ADAPTIVE (default).
 pub const CALIBURN_BEFORE_IMAGES: c_int = 22;
+/// What is read into memory before the program touches it: CALIBURN_ASKED (default), CALIBURN_REGIONS or
+/// CALIBURN_RECORDED.
+pub const CALIBURN_PREFETCH: c_int = 23;
+/// Bytes a second that are read ahead at most; UINT64_MAX, the default: as fast as they come. Can be changed later.
+pub const CALIBURN_PREFETCH_RATE: c_int = 24;
+
+/// What caliburn_region_prefetch() asks for.
+pub const CALIBURN_ASKED: c_int = 0;
+/// All of a region when it is mapped, if there is memory for all that is mapped.
+pub const CALIBURN_REGIONS: c_int = 1;
+/// What the program touched when the store was open before, in that order; it is recorded again.
+pub const CALIBURN_RECORDED: c_int = 2;
 
 /// Before the page is stored to.
 pub const CALIBURN_EAGER: c_int = 0;
@@ -133,6 +145,7 @@ pub fn tune(tuning: &mut Tuning, option: c_int, value: u64) -> Done<bool> {
         CALIBURN_FLUSH_INTERVAL_MS => tuning.flush_interval = Duration::from_millis(value),
         CALIBURN_MEMORY_BUDGET => tuning.memory_budget = Some(value),
         CALIBURN_MERGE_LAZY => tuning.merge_lazy = truth(value)?,
+        CALIBURN_PREFETCH_RATE => tuning.prefetch_rate = Some(value).filter(|rate| *rate != u64::MAX),
         _ => return Ok(false),
     }
     Ok(true)
@@ -164,7 +177,7 @@ pub extern "C" fn caliburn_options_new() -> *mut caliburn_options {
     OPTIONS.insert(Mutex::new(fresh()))
 }
 
-/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_BEFORE_IMAGES.
+/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_PREFETCH_RATE.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c_int, value: u64) -> c_int {
     call(|| {
@@ -200,6 +213,16 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
                 _ => {
                     return Err(Fault::invalid(
                         "before-images are CALIBURN_EAGER, CALIBURN_LAZY or CALIBURN_ADAPTIVE",
+                    ));
+                }
+            }),
+            CALIBURN_PREFETCH => options.prefetch(match c_int::try_from(value) {
+                Ok(CALIBURN_ASKED) => Prefetch::Asked,
+                Ok(CALIBURN_REGIONS) => Prefetch::Regions,
+                Ok(CALIBURN_RECORDED) => Prefetch::Recorded,
+                _ => {
+                    return Err(Fault::invalid(
+                        "what is read ahead is CALIBURN_ASKED, CALIBURN_REGIONS or CALIBURN_RECORDED",
                     ));
                 }
             }),

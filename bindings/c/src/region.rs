@@ -123,6 +123,45 @@ pub extern "C" fn caliburn_region_grow(handle: *mut caliburn_region, len: usize)
     call(|| Ok(region(handle)?.grow(len)?))
 }
 
+fn part(region: &Region, offset: usize, len: usize) -> Done<std::ops::Range<usize>> {
+    let end = offset.checked_add(len).filter(|end| *end <= region.len());
+    Ok(offset..end.ok_or_else(|| Fault::invalid("the bytes are not all in the region"))?)
+}
+
+/// Says that len bytes from offset will be touched soon: they are read into memory in the background, until memory
+/// is short. A hint.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_region_prefetch(
+    handle: *const caliburn_region,
+    offset: usize,
+    len: usize,
+) -> c_int {
+    call(|| {
+        let region = region(handle)?;
+        region.prefetch(part(region, offset, len)?);
+        Ok(())
+    })
+}
+
+/// Says whether len bytes from offset are read from the first to the last, once, from now on: 1, or 0 when that has
+/// ended. A hint.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_region_sequential(
+    handle: *const caliburn_region,
+    offset: usize,
+    len: usize,
+    sequential: c_int,
+) -> c_int {
+    call(|| {
+        let region = region(handle)?;
+        let reading = region.sequential(part(region, offset, len)?);
+        if sequential != 0 {
+            std::mem::forget(reading);
+        }
+        Ok(())
+    })
+}
+
 /// Writes a region's committed changes to its segment and unmaps it. CALIBURN_BUSY while uncommitted
 /// transactions have ranges in it; the region is as it was then.
 #[unsafe(no_mangle)]

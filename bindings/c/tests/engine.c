@@ -451,6 +451,38 @@ static void found(const char *path)
     caliburn_options_free(options);
 }
 
+/* What is read ahead changes nothing; what is asked for wrongly is refused. */
+static void ahead(const char *path)
+{
+    caliburn_options *options = small();
+    caliburn_store *store = NULL;
+    FAILS(CALIBURN_INVALID, caliburn_options_set(options, CALIBURN_PREFETCH, 3));
+    OK(caliburn_options_set(options, CALIBURN_PREFETCH, CALIBURN_RECORDED));
+    OK(caliburn_options_set(options, CALIBURN_PREFETCH_RATE, 0));
+    FAILS(CALIBURN_INVALID, caliburn_open(path, options, &store));
+    OK(caliburn_options_set(options, CALIBURN_PREFETCH_RATE, UINT64_MAX));
+    for (int turn = 1; turn <= 2; turn++) {
+        OK(caliburn_open(path, options, &store));
+        caliburn_region *region = mapped(store, "data", 65536);
+        int64_t *word = caliburn_region_address(region);
+        OK(caliburn_region_prefetch(region, 0, 65536));
+        FAILS(CALIBURN_INVALID, caliburn_region_prefetch(region, 1, 65536));
+        FAILS(CALIBURN_INVALID, caliburn_region_prefetch(region, SIZE_MAX, 2));
+        FAILS(CALIBURN_INVALID, caliburn_region_prefetch(NULL, 0, 1));
+        OK(caliburn_region_sequential(region, 0, 65536, 1));
+        CHECK(*word == turn - 1);
+        OK(caliburn_region_sequential(region, 0, 65536, 0));
+        caliburn_tx tx = CALIBURN_TX_INITIALIZER;
+        OK(caliburn_begin(store, CALIBURN_RESTORE, &tx));
+        OK(caliburn_set_range(&tx, word, sizeof *word));
+        *word = turn;
+        OK(caliburn_commit(&tx, CALIBURN_PROCESS));
+        OK(caliburn_unmap(region));
+        OK(caliburn_close(store));
+    }
+    caliburn_options_free(options);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
@@ -477,6 +509,9 @@ int main(int argc, char **argv)
     }
     path = in(dir, "found");
     found(path);
+    free(path);
+    path = in(dir, "ahead");
+    ahead(path);
     free(path);
     adopted(dir);
     printf("%s: sound\n", caliburn_version());

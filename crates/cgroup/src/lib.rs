@@ -34,6 +34,15 @@ impl Group {
         Ok(group)
     }
 
+    /// A group within this one, without a limit of its own.
+    pub fn part(&self, name: &str) -> Result<Group, String> {
+        // In version 2 a group says which controllers those within have.
+        let _ = std::fs::write(self.path.join("cgroup.subtree_control"), "+memory");
+        let path = self.path.join(name);
+        std::fs::create_dir(&path).map_err(|error| format!("no group within can be made: {error}"))?;
+        Ok(Group { path })
+    }
+
     /// Puts the calling process into a group.
     pub fn enter(path: &Path) -> io::Result<()> {
         std::fs::write(path.join("cgroup.procs"), std::process::id().to_string())

@@ -28,7 +28,7 @@ pub use api::metrics::{Metric, Metrics, Told, Value, watch};
 pub use api::options;
 pub use api::options::Options;
 pub use api::query::RegionQuery;
-pub use api::region::{Region, UnmapError};
+pub use api::region::{Region, Sequential, UnmapError};
 pub use api::segment::Segment;
 pub use api::store::{BeginError, Store};
 pub use api::ticket::Ticket;
@@ -59,6 +59,7 @@ pub use policy::redo::backup::past::{Changed, Past};
 pub use policy::redo::history::{Change, Event, Filter, History};
 pub use tracking::Tracking;
 
+pub use storage::ahead::{PrefetchEnd, Prefetched, Prefetching};
 pub use storage::class::Class;
 pub use storage::error::{
     BranchError, CloseError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError,
@@ -67,7 +68,7 @@ pub use storage::error::{
 pub use storage::progress::{Phase, Progress};
 pub use storage::replica::{Replica, ReplicaError, ReplicaPart};
 pub use storage::report::{Problem, Report};
-pub use storage::settings::BeforeImages;
+pub use storage::settings::{BeforeImages, Prefetch};
 pub use storage::tuning::Tuning;
 pub use tracking::guard::Guard;
 pub use tracking::verify::Undeclared;

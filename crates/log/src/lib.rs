@@ -20,6 +20,7 @@
 //! | [`sealed`] | their ranges in persistent memory |
 //! | [`merge`] | the inter-transaction optimisation: superseded bytes dropped from a batch |
 //! | [`archive`] | a part of the log, stored elsewhere |
+//! | [`order`] | in which order a program touched what was mapped |
 //! | [`dump`] | a store as a stream of pieces |
 //! | [`pagemap`] | a sparse array indexed by segment and page |
 
@@ -33,6 +34,7 @@ pub mod log;
 pub mod media_error;
 pub mod mend;
 pub mod merge;
+pub mod order;
 pub mod pagemap;
 pub mod prepared;
 pub mod record;

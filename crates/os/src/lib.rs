@@ -7,7 +7,7 @@
 //! | [`files`] | files and devices of the running system behind that seam; a directory that is held |
 //! | [`mappings`] | how many of them a process may have |
 //! | [`map`] | address space: reservations, private and shared file mappings |
-//! | [`private`] | pages of private file mappings: which are copies, and making one |
+//! | [`private`] | pages of file mappings: which are in memory, which are copies, and making one |
 //! | [`written`] | pages that were stored to, as the kernel notes |
 //! | [`faults`] | stores to protected memory, caught |
 //! | [`guard`] | write protection, and the message when it is met |

@@ -2,9 +2,8 @@
 
 use crate::page_size;
 use crate::simulated::{self, unless};
-use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
-};
+pub use rustix::mm::Advice;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
@@ -367,20 +366,22 @@ pub unsafe fn discard(start: *mut u8, len: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Says that a file mapping is used in no order, so that touching a page reads that page and no others.
+/// In which order a file mapping is read: in any; in none, so that touching a page reads that page and no others; or
+/// from the first page to the last, so that many are read at once and those behind may go.
 ///
 /// # Safety
-/// The range must be whole pages of a mapping that belongs to the caller.
-pub unsafe fn advise_random(start: *mut u8, len: usize) -> io::Result<()> {
+/// The range must be whole pages of a mapping that belongs to the caller; the advice must be one of these three.
+pub unsafe fn advise(start: *mut u8, len: usize, advice: Advice) -> io::Result<()> {
+    debug_assert!(matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential));
     // SAFETY: passed on from the caller; the advice changes no content.
-    unsafe { madvise(start.cast(), len, Advice::Random)? };
+    unsafe { madvise(start.cast(), len, advice)? };
     Ok(())
 }
 
 /// Asks for huge pages, where the file system has them and waits to be asked: tmpfs mounted with `huge=advise`.
 ///
 /// # Safety
-/// As for [`advise_random`].
+/// As for [`advise`].
 pub unsafe fn advise_huge(start: *mut u8, len: usize) {
     // Without them it works all the same.
     // SAFETY: passed on from the caller; the advice changes no content.

@@ -33,6 +33,11 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn will_need(&self, _offset: u64, _len: u64) {}
     /// What is there, and forced, will hardly be read soon: memory need not keep it.
     fn forget(&self, _offset: u64, _len: u64) {}
+    /// Pages of a part that were pushed out of memory not long ago, as far as the system tells: to read them again
+    /// counts as want of memory.
+    fn pushed_out(&self, _offset: u64, _len: u64) -> u64 {
+        0
+    }
     /// Fills `buffer` from `offset`; reading past the end is `UnexpectedEof`.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`.

@@ -56,6 +56,20 @@ impl Limits {
         }
     }
 
+    /// Bytes that can be had, if what can be read again is given up for them.
+    pub fn available(&self) -> u64 {
+        // Who has said how much memory there is has said all.
+        let system = self.pressure.as_ref().and_then(|_| {
+            let text = fs::read_to_string("/proc/meminfo").ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+            Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+        });
+        let system = system.unwrap_or(self.physical_bytes);
+        let Some(group) = &self.group else { return system };
+        let used = number(&group.usage).unwrap_or(0).saturating_sub(reclaimable(&group.stat));
+        group.limit_bytes.saturating_sub(used).min(system)
+    }
+
     /// How many pages of files were read again that had been pushed out of memory shortly before, by this process's
     /// group or, where none has a limit, by anybody: a count that only grows. None where the kernel does not tell
     /// (before 5.9).
@@ -65,9 +79,7 @@ impl Limits {
             // Who has said how much memory there is has said all.
             None => self.pressure.as_ref().map(|_| Path::new("/proc/vmstat"))?,
         };
-        let text = fs::read_to_string(stat).ok()?;
-        let field = |name: &str| field(&text, name);
-        field("total_workingset_refault_file").or_else(|| field("workingset_refault_file"))
+        total(&fs::read_to_string(stat).ok()?, "workingset_refault_file")
     }
 }
 
@@ -81,15 +93,23 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
+/// Of a group and the groups in it: version 1 has another name for that, version 2 no other.
+fn total(text: &str, name: &str) -> Option<u64> {
+    field(text, &format!("total_{name}")).or_else(|| field(text, name))
+}
+
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Clean file pages: the kernel takes them back by itself.
 fn reclaimable(stat: &Path) -> u64 {
-    let text = fs::read_to_string(stat).unwrap_or_default();
-    let field = |name: &str| field(&text, name).unwrap_or(0);
-    (field("active_file") + field("inactive_file")).saturating_sub(field("file_dirty").max(field("dirty")))
+    clean(&fs::read_to_string(stat).unwrap_or_default())
+}
+
+fn clean(stat: &str) -> u64 {
+    let total = |name: &str| total(stat, name).unwrap_or(0);
+    (total("active_file") + total("inactive_file")).saturating_sub(total("file_dirty").max(total("dirty")))
 }
 
 /// The share of the last ten seconds, in percent, in which some task waited for memory.
@@ -146,8 +166,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_groups_within_a_group_hold_is_counted() {
+        let own = "active_file 0\ninactive_file 1\ndirty 0\n";
+        let first = format!("{own}total_active_file 70\ntotal_inactive_file 30\ntotal_dirty 20\n");
+        assert_eq!(clean(&first), 80);
+        assert_eq!(clean("active_file 70\ninactive_file 30\nfile_dirty 20\n"), 80);
+        assert_eq!(total("workingset_refault_file 5\n", "workingset_refault_file"), Some(5));
+    }
+
+    #[test]
     fn there_is_always_a_finite_limit() {
         let limits = Limits::read();
         assert!(limits.bytes() > 1 << 20 && limits.bytes() <= limits.physical_bytes);
+        assert!(limits.available() > 0 && limits.available() <= limits.bytes());
     }
 }

@@ -1,4 +1,4 @@
-//! Pages of private file mappings: which of them are copies of this process's own, and making one.
+//! Pages of file mappings: which of them are in memory, which are copies of this process's own, and making one.
 
 use crate::page_size;
 use rustix::mm::{Advice, madvise};
@@ -20,7 +20,25 @@ const ASKED: usize = 8192;
 ///
 /// # Errors
 /// When the kernel does not tell, as where `/proc` is not mounted.
-pub fn copied_pages(start: *const u8, pages: usize, mut found: impl FnMut(Range<usize>)) -> io::Result<()> {
+pub fn copied_pages(start: *const u8, pages: usize, found: impl FnMut(Range<usize>)) -> io::Result<()> {
+    pages_with(start, pages, |entry| entry & (PRESENT | SWAPPED) != 0 && entry & OF_FILE == 0, found)
+}
+
+/// The same of pages that this process has touched, and has mapped still: those of a file with others that lie close
+/// and were in memory.
+///
+/// # Errors
+/// As [`copied_pages`].
+pub fn present_pages(start: *const u8, pages: usize, found: impl FnMut(Range<usize>)) -> io::Result<()> {
+    pages_with(start, pages, |entry| entry & PRESENT != 0, found)
+}
+
+fn pages_with(
+    start: *const u8,
+    pages: usize,
+    is_wanted: impl Fn(u64) -> bool,
+    mut found: impl FnMut(Range<usize>),
+) -> io::Result<()> {
     let told = |e: io::Error| io::Error::new(e.kind(), format!("{PAGEMAP}: {e}"));
     let map = File::open(PAGEMAP).map_err(told)?;
     let first = start.addr() / page_size();
@@ -32,7 +50,7 @@ pub fn copied_pages(start: *const u8, pages: usize, mut found: impl FnMut(Range<
         map.read_exact_at(entries, (first + from) as u64 * 8).map_err(told)?;
         for (i, entry) in entries.chunks_exact(8).enumerate() {
             let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
-            if entry & (PRESENT | SWAPPED) != 0 && entry & OF_FILE == 0 {
+            if is_wanted(entry) {
                 let page = from + i;
                 if run.end != page {
                     if !run.is_empty() {
@@ -119,6 +137,9 @@ mod tests {
             own(base.add(19 * page));
         }
         assert_eq!(copied(), [3..4, 7..9, 19..20]);
+        let mut present = Vec::new();
+        present_pages(base, 20, |run| present.extend(run)).unwrap();
+        assert!([3, 5, 7, 8, 19].iter().all(|page| present.contains(page)), "{present:?}");
         // What is written to the file shows in the pages that are still its own.
         for at in [3, 5] {
             medium.write_at(b"new", (at * page) as u64).unwrap();

@@ -5,6 +5,7 @@ use crate::api::shared::Shared;
 use crate::storage::error::{Failure, MapError};
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
+use crate::storage::settings::Prefetch;
 use crate::storage::{Regions, entry_of, gate, meeting};
 use caliburn_log::SegmentId;
 use caliburn_log::format::SEGMENT_DATA;
@@ -40,8 +41,20 @@ pub(crate) enum Placement {
 }
 
 impl Shared {
-    /// Maps part of a segment and registers the region.
+    /// Maps part of a segment, and has read ahead what the options say.
     pub fn map(
+        self: &Arc<Self>,
+        segment: &Arc<SegmentState>,
+        range: Range<u64>,
+        at: Placement,
+    ) -> Result<Region, MapError> {
+        let region = self.register(segment, range, at)?;
+        self.read_ahead(&region.state);
+        Ok(region)
+    }
+
+    /// Maps part of a segment and registers the region.
+    fn register(
         self: &Arc<Self>,
         segment: &Arc<SegmentState>,
         range: Range<u64>,
@@ -103,6 +116,29 @@ impl Shared {
         self.storage.table.put(&region);
         regions.insert((region.id, region.start), region.clone());
         Ok(Region { state: region, store: self.clone(), mapped: true })
+    }
+
+    /// Reads ahead what the options say of a region that was just mapped. What it grows by later is new.
+    fn read_ahead(&self, region: &Arc<RegionState>) {
+        let storage = &self.storage;
+        let all = region.start..region.end();
+        let (parts, most) = match storage.prefetch {
+            _ if region.unread || !storage.background => return,
+            Prefetch::Asked => return,
+            Prefetch::Regions => {
+                let regions = storage.regions.read().expect("no panic under this lock");
+                let mapped = regions.values().map(|region| region.len() as u64).sum::<u64>();
+                drop(regions);
+                if mapped > storage.limits.available() {
+                    return;
+                }
+                (vec![all], mapped)
+            }
+            Prefetch::Recorded => (storage.touched.before(region.id, all), storage.limits.available()),
+        };
+        if !parts.is_empty() {
+            storage.read_ahead(region, parts, most);
+        }
     }
 
     /// Opens the files of a segment that is to be mapped; if need be those of others are closed, of which nothing is
@@ -325,11 +361,13 @@ impl Shared {
     }
 
     fn forget_region(&self, region: &Arc<RegionState>, left: bool) {
+        self.storage.note_touched(region);
         {
             let mut regions = self.storage.regions.write().expect("no panic under this lock");
             self.storage.table.remove(region);
             regions.remove(&(region.id, region.start));
         }
+        self.storage.ahead.look_again();
         self.policy.unmapped(region, left);
         self.tracked.all(|way| way.unmapped(region, left));
         if left {

@@ -9,8 +9,7 @@ use crate::storage::error::OpenError;
 use crate::storage::progress::{Progress, Watch};
 use crate::storage::replica::Replica;
 use crate::storage::report::Report;
-use crate::storage::settings::BeforeImages;
-use crate::storage::settings::{Copies, LOG_BYTES, Settings};
+use crate::storage::settings::{BeforeImages, Copies, LOG_BYTES, Prefetch, Settings};
 use crate::storage::tuning::Tuning;
 use crate::tracking::guard::Guard;
 use crate::tracking::{Tracking, Wanted};
@@ -193,6 +192,14 @@ impl Options {
     /// [`BeforeImages::Adaptive`]. It may be another one at each opening.
     pub fn before_images(&mut self, when: BeforeImages) -> &mut Options {
         self.settings.before_images = when;
+        self
+    }
+
+    /// What is read into memory before the program touches it, by a thread, and until memory is short: how fast is
+    /// [`Tuning::prefetch_rate`]. Default: what is asked for. It may be another one at each opening. Nothing is read
+    /// of files in memory; without background threads nothing but what is asked for, of which the system is told.
+    pub fn prefetch(&mut self, what: Prefetch) -> &mut Options {
+        self.settings.prefetch = what;
         self
     }
 

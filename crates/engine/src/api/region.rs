@@ -1,6 +1,7 @@
 //! Regions: parts of segments that are mapped.
 
 use crate::api::shared::Shared;
+use crate::storage::ahead::Prefetching;
 use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
 use caliburn_log::SegmentId;
@@ -112,6 +113,43 @@ impl Region {
         assert!(fits, "{}", self.state.out_of_bounds(offset, len));
     }
 
+    /// Says that bytes of the region will be touched soon: a thread reads them into memory, after what was asked for
+    /// before. It ends when there is no memory for more, or others are short of it; how fast it may be is
+    /// [`Tuning::prefetch_rate`](crate::Tuning). In a store without background threads the system is told, and reads
+    /// what it likes.
+    ///
+    /// ```no_run
+    /// # fn f(region: &caliburn_engine::Region) {
+    /// let index = region.prefetch(0..64 << 20);
+    /// // ... something else ...
+    /// println!("{} bytes were read", index.wait().bytes);
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    pub fn prefetch(&self, range: Range<usize>) -> Prefetching {
+        self.check(range.start, range.len());
+        let start = self.state.start;
+        let bytes = start + range.start as u64..start + range.end.max(range.start) as u64;
+        let storage = &self.store.storage;
+        storage.read_ahead(&self.state, vec![bytes], storage.limits.available())
+    }
+
+    /// Says that bytes of the region are read from the first to the last, once: as long as what is returned
+    /// lives, the system reads ahead of where the program is, and takes the memory behind it first. That is worth
+    /// most where a region is larger than memory, which else is read page by page. The hint is lost where pages
+    /// are mapped anew meanwhile, as those are that a transaction steals ([`BeforeImages`](crate::BeforeImages)),
+    /// and the first to end of two that overlap ends the other's.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    pub fn sequential(&self, range: Range<usize>) -> Sequential<'_> {
+        self.check(range.start, range.len());
+        self.state.advise_sequential(range.clone(), true);
+        Sequential { region: &self.state, range }
+    }
+
     /// Extends the mapping over a segment that has grown, in place. `len` is the new length in bytes. A region
     /// that ends within a page, as that of an adopted file may, is unmapped and mapped again instead.
     ///
@@ -169,6 +207,19 @@ impl Region {
     /// Whether [`Region::leave`] can be called: the memory is not the segment itself.
     pub fn can_leave(&self) -> bool {
         self.store.terms.private
+    }
+}
+
+/// Bytes of a region that are read in order, once: see [`Region::sequential`].
+#[derive(Debug)]
+pub struct Sequential<'r> {
+    region: &'r RegionState,
+    range: Range<usize>,
+}
+
+impl Drop for Sequential<'_> {
+    fn drop(&mut self) {
+        self.region.advise_sequential(self.range.clone(), false);
     }
 }
 

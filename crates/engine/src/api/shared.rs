@@ -113,6 +113,7 @@ impl Shared {
     pub fn set_tuning(&self, tuning: Tuning) {
         self.storage.set_tuning(tuning);
         self.policy.tuned();
+        self.storage.ahead.look_again();
         // Those who wait for an interval or a limit that was changed.
         self.policy.wake();
     }

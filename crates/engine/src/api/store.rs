@@ -106,6 +106,10 @@ impl Store {
             let catching = shared.clone();
             threads.push(start(&shared, "caliburn-faults", move || catching.catch())?);
         }
+        if shared.storage.touched.is_wanted() {
+            let watching = shared.storage.clone();
+            threads.push(start(&shared, "caliburn-order", move || watching.watch_touches())?);
+        }
         if options.settings.background && options.observable && !shared.storage.is_read_only() {
             let telling = shared.clone();
             let life = move || telling.run_telling();
@@ -472,6 +476,7 @@ impl Life {
         }
         // Whoever waits for what does not come any more.
         shared.policy.wake();
+        shared.storage.end_reading_ahead();
         shared.storage.unlock_if_done();
         done
     }
@@ -485,6 +490,7 @@ impl Life {
         shared.storage.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
         shared.policy.wake();
         shared.told.signal();
+        shared.storage.end_reading_ahead();
         shared.tracked.all(|way| way.stop());
         for thread in self.threads.drain(..) {
             // A panic there was printed; the store was not marked clean.
@@ -497,6 +503,7 @@ impl Life {
         for slot in shared.policy.undecided().leave()? {
             shared.undo_all(shared.sets.slots.resume(slot));
         }
+        shared.storage.save_last_order();
         match shared.sets.slots.open() {
             0 => Ok(shared.policy.close()?),
             open => Err(CloseError::Uncommitted(open)),

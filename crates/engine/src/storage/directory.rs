@@ -25,6 +25,8 @@ pub(crate) const STAGE: &str = "stage";
 pub(crate) const UNDO: &str = "undo";
 /// The log of before-images.
 pub(crate) const SHADOW: &str = "shadow";
+/// In which order a program touched what was mapped.
+pub(crate) const ORDER: &str = "order";
 /// While a store is being made: without it no file is taken for what an unfinished attempt has left.
 const MAKING: &str = "making";
 /// What it holds.

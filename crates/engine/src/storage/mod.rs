@@ -1,5 +1,6 @@
 //! What every policy stands on: the catalog, segments and the checksums beside them, mapped regions, errors.
 
+pub(crate) mod ahead;
 pub(crate) mod catalog;
 pub(crate) mod class;
 pub(crate) mod copies;
@@ -19,8 +20,10 @@ pub(crate) mod segment_file;
 pub(crate) mod settings;
 mod stretches;
 pub(crate) mod sums;
+mod touched;
 pub(crate) mod tuning;
 
+use ahead::Ahead;
 use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::guard::Permit;
@@ -38,12 +41,13 @@ use region::RegionState;
 use region_table::RegionTable;
 use segment::{Opener, SegmentState};
 use segment_file::Descriptors;
-use settings::Settings;
+use settings::{Prefetch, Settings};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use touched::Touched;
 use tuning::Tuning;
 
 /// Bits of [`Storage::gate`]: why a transaction must not begin without a look.
@@ -76,6 +80,11 @@ pub(crate) struct Storage {
     pub keys: bool,
     /// Regions have an image beside them: see [`RegionState::image`](region::RegionState).
     pub images: bool,
+    /// Whether there are threads in the background.
+    pub background: bool,
+    pub prefetch: Prefetch,
+    pub ahead: Ahead,
+    pub touched: Touched,
     pub gate: AtomicU32,
     pub limits: Limits,
     pub meter: Meter,
@@ -122,6 +131,8 @@ impl Storage {
     pub fn new(found: Found, settings: &Settings, reach: Class) -> Storage {
         let page_size = caliburn_os::page_size();
         let limits = settings.media.limits();
+        let recorded = (settings.prefetch, !settings.read_only && settings.background);
+        let touched = Touched::open(&*settings.media, &found.dir, &found.catalog.store, recorded);
         Storage {
             dir: found.dir,
             id: found.catalog.store,
@@ -134,6 +145,10 @@ impl Storage {
             replicated: settings.replica().is_some(),
             keys: found.keys,
             images: found.images,
+            background: settings.background,
+            prefetch: settings.prefetch,
+            ahead: Ahead::default(),
+            touched,
             gate: AtomicU32::new(if settings.read_only { gate::READ_ONLY } else { 0 }),
             meter: Meter::default(),
             mapping: Mutex::default(),

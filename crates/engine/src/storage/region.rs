@@ -253,7 +253,28 @@ impl RegionState {
             return Ok(());
         }
         // SAFETY: the part was mapped by the caller and is whole pages.
-        unsafe { map::advise_random(at(into, from), part.end - from) }
+        unsafe { map::advise(at(into, from), part.end - from, map::Advice::Random) }
+    }
+
+    /// Advises that part of it is read in order, or no more so. A hint: what it covers is whole pages.
+    pub fn advise_sequential(&self, part: Range<usize>, now: bool) {
+        if part.is_empty() {
+            return;
+        }
+        let page = page_size();
+        let (start, end) = (part.start / page * page, part.end.next_multiple_of(page));
+        let scattered = self.scattered.load(Ordering::Relaxed).clamp(start, end);
+        let advise = |part: Range<usize>, advice| {
+            if !part.is_empty() {
+                // SAFETY: whole pages of the region, which is mapped.
+                let _ = unsafe { map::advise(self.at(part.start), part.len(), advice) };
+            }
+        };
+        if now {
+            return advise(start..end, map::Advice::Sequential);
+        }
+        advise(start..scattered, map::Advice::Normal);
+        advise(scattered..end, map::Advice::Random);
     }
 
     /// Drops the private copies of pages, which their segment has.

@@ -33,6 +33,20 @@ pub enum BeforeImages {
     Adaptive,
 }
 
+/// What is read into memory before the program touches it ([`Options::prefetch`](crate::Options::prefetch)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Prefetch {
+    /// What is asked for by [`Region::prefetch`](crate::Region::prefetch), and nothing else.
+    #[default]
+    Asked,
+    /// All of a region when it is mapped, from its beginning on, if there is memory for all that is mapped.
+    Regions,
+    /// What the program touched when the store was open before, in that order, as far as there is memory. What it
+    /// touches is recorded for the next time, in units of 64 KiB, when the store is closed and once a minute.
+    Recorded,
+}
+
 /// How many media are to have the log.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Copies {
@@ -61,6 +75,7 @@ pub(crate) struct Settings {
     pub require: Class,
     pub declared_only: bool,
     pub before_images: BeforeImages,
+    pub prefetch: Prefetch,
     pub rules: Rules,
     pub copied: bool,
     pub watch: Watch,
@@ -84,6 +99,7 @@ impl Default for Settings {
             require: Class::Process,
             declared_only: false,
             before_images: BeforeImages::default(),
+            prefetch: Prefetch::default(),
             rules: Rules::default(),
             copied: false,
             watch: Watch::default(),

@@ -19,6 +19,9 @@ pub struct Tuning {
     pub memory_budget: Option<u64>,
     /// Whether superseded bytes of lazy commits are dropped (inter-transaction optimisation). Default yes.
     pub merge_lazy: bool,
+    /// Bytes a second that are read ahead at most ([`Options::prefetch`](crate::Options::prefetch)). `None`, the
+    /// default: as fast as they come.
+    pub prefetch_rate: Option<u64>,
 }
 
 /// The least memory budget.
@@ -31,6 +34,7 @@ impl Default for Tuning {
             flush_interval: Duration::from_millis(100),
             memory_budget: None,
             merge_lazy: true,
+            prefetch_rate: None,
         }
     }
 }
@@ -52,6 +56,9 @@ impl Tuning {
         if self.flush_interval > Duration::from_secs(86_400) && self.flush_interval != Duration::MAX {
             let why = "must be at most a day (86400 s), or Duration::MAX for never";
             return bad("flush_interval", self.flush_interval.as_secs(), why);
+        }
+        if self.prefetch_rate == Some(0) {
+            return bad("prefetch_rate", 0, "nothing would ever be read: use Prefetch::Asked");
         }
         match self.memory_budget {
             Some(bytes) if bytes < MEMORY_BUDGET_MIN => {

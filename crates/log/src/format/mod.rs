@@ -6,10 +6,12 @@
 
 mod backup;
 mod images;
+mod order;
 
 pub use backup::*;
 use caliburn_os::host::Id;
 pub use images::*;
+pub use order::*;
 use std::fmt;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

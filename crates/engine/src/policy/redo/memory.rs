@@ -168,7 +168,12 @@ impl Redo {
                         && region.image_at(offset).is_none_or(|image| span::equals(image, content))
                         && region.discard(offset, page).is_ok()
                 };
-            if dropped { gone.push(*id) } else { kept.push(*id) }
+            if dropped {
+                self.storage.note_bytes(id.segment, id.number * page as u64..(id.number + 1) * page as u64);
+                gone.push(*id);
+            } else {
+                kept.push(*id);
+            }
         }
         self.sets.reserve.release();
         let mut pages = self.lock_pages();

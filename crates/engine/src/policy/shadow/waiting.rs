@@ -199,6 +199,7 @@ impl Images {
         self.eager = false;
         for run in std::mem::take(&mut self.waiting).runs() {
             for Part { region, offset, len } in parts(storage, &run) {
+                note(storage, region, offset..offset + len);
                 if !planted("waiting-pages-stay")
                     && let Err(error) = region.show_segment(offset..offset + len)
                 {
@@ -218,7 +219,9 @@ impl Images {
             // So it is now and then in any case: where the program has advised it otherwise, pieces are not joined.
             let whole = whole || region.pieces.fetch_add(1, Ordering::Relaxed) > PIECES;
             let range = if whole { 0..region.len() } else { part.range() };
+            note(storage, region, part.range());
             if whole {
+                storage.note_touched(region);
                 region.pieces.store(0, Ordering::Relaxed);
             }
             if !planted("stolen-pages-stay-shared")
@@ -229,6 +232,11 @@ impl Images {
             }
         }
     }
+}
+
+/// What is mapped anew, or given back, does not look as if it had been touched.
+fn note(storage: &Storage, region: &RegionState, part: Range<usize>) {
+    storage.note_bytes(region.id, region.start + part.start as u64..region.start + part.end as u64);
 }
 
 /// Maps a part as the segment, which has what it holds.
