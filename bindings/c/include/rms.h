@@ -30,6 +30,7 @@ extern "C" {
 #endif
 
 #define RMS_SEGMENTS 64
+#define RMS_OPTIONS 64
 
 struct rms_segment {
     char *name;
@@ -48,6 +49,30 @@ static inline void rms_options(int policy, int failure_class)
 {
     rms_policy = policy;
     rms_class = failure_class;
+}
+
+struct rms_option {
+    int set;
+    uint64_t value;
+};
+
+/* What rms_set_option() has set. */
+__attribute__((weak)) struct rms_option rms_set_options[RMS_OPTIONS];
+
+/* Any other option of caliburn_options_set(), such as CALIBURN_BEFORE_IMAGES, for what is attached from now on. 0, or -1 with
+   errno EINVAL and caliburn_message() if there is no such option, or it takes no such value. */
+static inline int rms_set_option(int option, uint64_t value)
+{
+    caliburn_options *tried = caliburn_options_new();
+    int there = option >= 0 && option < RMS_OPTIONS && caliburn_options_set(tried, option, value) == CALIBURN_OK;
+    caliburn_options_free(tried);
+    if (!there) {
+        errno = EINVAL;
+        return -1;
+    }
+    rms_set_options[option].set = 1;
+    rms_set_options[option].value = value;
+    return 0;
 }
 
 static inline struct rms_segment *rms_find(const char *file)
@@ -138,6 +163,9 @@ static inline void *rms_map(const char *file, size_t length, int policy, const c
     caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, (uint64_t)policy);
     caliburn_options_set(options, CALIBURN_TRACKING, CALIBURN_FAULTS);
     caliburn_options_set(options, CALIBURN_RESERVE_BYTES, 0);
+    for (int i = 0; i < RMS_OPTIONS; i++)
+        if (rms_set_options[i].set)
+            caliburn_options_set(options, i, rms_set_options[i].value);
     caliburn_options_add_outside(options, file);
     if (log != NULL)
         caliburn_options_set_log_path(options, log);

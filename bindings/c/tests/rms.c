@@ -137,18 +137,26 @@ static void shadowed(const char *file, char *log, char *metadata)
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
-    char *redo = in(argv[1], "redo"), *undo = in(argv[1], "undo"), *none = in(argv[1], "none"), *shadow = in(argv[1], "shadow"),
+    char *redo = in(argv[1], "redo"), *undo = in(argv[1], "undo"), *none = in(argv[1], "none"),
          *mapped = in(argv[1], "mapped");
     CHECK(rms_attach(none) == NULL && caliburn_message()[0] != 0);
     policy(redo, CALIBURN_REDO);
     policy(undo, CALIBURN_UNDO);
     loaded_once(undo);
-    policy(shadow, CALIBURN_SHADOW);
+    CHECK(rms_set_option(CALIBURN_BEFORE_IMAGES, 3) == -1 && errno == EINVAL);
+    CHECK(rms_set_option(-1, 0) == -1 && rms_set_option(1000, 0) == -1);
+    for (int when = CALIBURN_EAGER; when <= CALIBURN_ADAPTIVE; when++) {
+        char name[32];
+        sprintf(name, "shadow-%d", when);
+        char *file = in(argv[1], name);
+        CHECK(rms_set_option(CALIBURN_BEFORE_IMAGES, (uint64_t)when) == 0);
+        policy(file, CALIBURN_SHADOW);
+        free(file);
+    }
     shadowed(mapped, in(argv[1], "log"), in(argv[1], "metadata"));
     too_large(redo);
     free(redo);
     free(undo);
-    free(shadow);
     free(mapped);
     free(none);
     puts("sound");
