@@ -75,6 +75,10 @@ fn use_store(path: &Path, kind: Kind) -> Result<(), Box<dyn std::error::Error>> 
             } else {
                 support::set(&region, at, value);
             }
+            if tracking == Tracking::Fault {
+                // What waits is stolen when more of its page is declared.
+                tx.store(&region, at + 40, &value)?;
+            }
         }
         say("begun", value);
         tx.commit(class)?;
