@@ -9,7 +9,7 @@ use crate::random::Random;
 use crate::script::{ADOPT, BACK, BRANCH, End, LEAVE, RELEASE, SAVE, Script, Step};
 use crate::undecided::{self, Undecided};
 use caliburn::{
-    Branch, Class, Mode, Options, Policy, Region, Savepoint, Segment, SegmentError, Store, Tracking,
+    Branch, Class, Extent, Mode, Options, Policy, Region, Savepoint, Segment, SegmentError, Store, Tracking,
     Transaction, Tuning,
 };
 use caliburn_os::host::Id;
@@ -388,6 +388,10 @@ impl Life {
         let region = self.region.as_ref().expect("mapped until the end");
         let mode = if restore { Mode::Restore } else { Mode::NoRestore };
         let mut tx = store.begin(mode).map_err(failure)?;
+        if !restore {
+            // Images are eager then, where they are lazy else.
+            tx.will_change(Extent::Many);
+        }
         // Old values could not be saved: what that was for is not done, and the transaction goes on.
         let goes_on = || self.flavour != Flavour::Redo && self.machine.failed() && !store.query().failed;
         let parts = restore && self.flavour.has_parts();

@@ -11,7 +11,9 @@ use crate::floor::Mapped;
 use crate::report::{median, rounded};
 use crate::restart::die_with_parent;
 use crate::target::{Failure, options};
-use caliburn::{BeforeImages, Class, Guard, Mode, Options, Policy, Prefetch, Region, Store, Tracking};
+use caliburn::{
+    BeforeImages, Class, Extent, Guard, Mode, Options, Policy, Prefetch, Region, Store, Tracking,
+};
 use caliburn_cgroup::Group;
 use clap::ValueEnum;
 use database::Shape;
@@ -39,6 +41,8 @@ pub enum System {
     Adaptive,
     /// The shadow policy; changes are declared.
     Declared,
+    /// As adaptive, and transactions say that they change many pages.
+    Many,
     /// As adaptive, and all is read ahead when it is mapped.
     Ahead,
     /// As adaptive, and what was touched the time before is read ahead in that order.
@@ -53,7 +57,7 @@ impl System {
             System::Mmap => return None,
             System::Eager => (Policy::Shadow, Tracking::Fault, BeforeImages::Eager),
             System::Lazy => (Policy::Shadow, Tracking::Fault, BeforeImages::Lazy),
-            System::Adaptive | System::Ahead | System::Recorded => {
+            System::Adaptive | System::Many | System::Ahead | System::Recorded => {
                 (Policy::Shadow, Tracking::Fault, BeforeImages::Adaptive)
             }
             System::Declared => (Policy::Shadow, Tracking::Declared, BeforeImages::Eager),
@@ -310,6 +314,9 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
         }
         Opened::Store(store, region) => {
             let mut tx = store.begin(Mode::Restore)?;
+            if system == System::Many {
+                tx.will_change(Extent::Many);
+            }
             let memory = Memory { base: region.as_ptr() };
             let mut refused = None;
             let visited = memory.traverse(traversal, &mut |at, len| {

@@ -255,6 +255,12 @@
 // No old values are kept with the redo policy: aborting leaves the memory as it is.
 #define CALIBURN_NO_RESTORE 1
 
+// The transaction changes few pages.
+#define CALIBURN_FEW 0
+
+// It changes more pages than memory should hold until it commits.
+#define CALIBURN_MANY 1
+
 // A heap of an open store.
 typedef struct caliburn_heap caliburn_heap;
 
@@ -571,8 +577,8 @@ uint64_t caliburn_region_offset(const struct caliburn_region *handle);
 // Extends the mapping over a segment that has grown, in place, to len bytes.
 int caliburn_region_grow(struct caliburn_region *handle, size_t len);
 
-// Says that len bytes from offset will be touched soon: they are read into memory in the background, until memory is
-// short. A hint.
+// Says that len bytes from offset will be touched soon: they are read into memory in the background, until memory
+// is short. A hint.
 int caliburn_region_prefetch(const struct caliburn_region *handle,
                              size_t offset,
                              size_t len);
@@ -677,6 +683,11 @@ int caliburn_check_with(const char *path,
                         const struct caliburn_options *options,
                         caliburn_problem_fn found,
                         void *context);
+
+// Says beforehand how much an open transaction will change: CALIBURN_FEW or CALIBURN_MANY. It decides when what pages
+// held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS, unless that is CALIBURN_EAGER; else it changes nothing.
+int caliburn_will_change(struct caliburn_tx *tx,
+                         int extent);
 
 // Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the
 // memory budget; with CALIBURN_SHADOW or CALIBURN_FAULTS while another one is open, CALIBURN_BUSY if the calling

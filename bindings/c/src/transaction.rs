@@ -5,7 +5,7 @@ use crate::handle::Table;
 use crate::store::{Open, caliburn_store, class_of, open};
 use crate::text;
 use caliburn::heap::{Heap, HeapTransaction};
-use caliburn::{Branch, Mode, Savepoint, Ticket, Transaction};
+use caliburn::{Branch, Extent, Mode, Savepoint, Ticket, Transaction};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -239,6 +239,29 @@ unsafe fn declare(tx: *mut caliburn_tx, address: *const u8, len: usize) -> Done 
         }
     }
     Ok(())
+}
+
+/// The transaction changes few pages.
+pub const CALIBURN_FEW: c_int = 0;
+/// It changes more pages than memory should hold until it commits.
+pub const CALIBURN_MANY: c_int = 1;
+
+/// Says beforehand how much an open transaction will change: CALIBURN_FEW or CALIBURN_MANY. It decides when what pages
+/// held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS, unless that is CALIBURN_EAGER; else it changes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn caliburn_will_change(tx: *mut caliburn_tx, extent: c_int) -> c_int {
+    call(|| {
+        let extent = match extent {
+            CALIBURN_FEW => Extent::Few,
+            CALIBURN_MANY => Extent::Many,
+            _ => return Err(Fault::invalid("an extent is CALIBURN_FEW or CALIBURN_MANY")),
+        };
+        match open_transaction(tx)? {
+            OpenTransaction::Plain(tx) => tx.will_change(extent),
+            OpenTransaction::Heap(tx) => tx.by_address().will_change(extent),
+        }
+        Ok(())
+    })
 }
 
 /// Begins a transaction: mode CALIBURN_RESTORE or CALIBURN_NO_RESTORE. Waits while private pages exceed the

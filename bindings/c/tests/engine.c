@@ -397,6 +397,8 @@ static void just_store(caliburn_store *store, int64_t *words, int failure_class)
     for (int turn = 1; turn <= 3; turn++) {
         caliburn_tx tx = CALIBURN_TX_INITIALIZER;
         OK(caliburn_begin(store, CALIBURN_NO_RESTORE, &tx));
+        FAILS(CALIBURN_INVALID, caliburn_will_change(&tx, 2));
+        OK(caliburn_will_change(&tx, turn == 1 ? CALIBURN_FEW : CALIBURN_MANY));
         for (int i = 0; i < 8000; i += 100)
             words[i] = turn;
         caliburn_savepoint_t savepoint;

@@ -7,12 +7,10 @@ use caliburn::{
     BeforeImages, Class, Mode, Options, Policy, Prefetch, PrefetchEnd, Prefetched, Region, Store, Tracking,
     Tuning,
 };
-use caliburn_cgroup::Group;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
@@ -301,29 +299,10 @@ fn pages_that_a_transaction_gave_back_count_as_touched() {
 
 const LIMIT: u64 = 64 << 20;
 
-fn in_group(what: &str, world: &World) {
-    let group = match Group::new("ahead", LIMIT) {
-        Ok(group) => group,
-        Err(why) => return eprintln!("not run: {why}"),
-    };
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
-        .env("CALIBURN_AHEAD", what)
-        .env("CALIBURN_AHEAD_STORE", world.path())
-        .env("CALIBURN_AHEAD_GROUP", &group.path)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
-    assert_eq!(group.oom_kills(), 0);
-}
-
 /// Run in the child, inside the group.
 #[test]
 fn child() {
-    let Ok(what) = std::env::var("CALIBURN_AHEAD") else { return };
-    Group::enter(Path::new(&std::env::var_os("CALIBURN_AHEAD_GROUP").unwrap())).unwrap();
-    let path = PathBuf::from(std::env::var_os("CALIBURN_AHEAD_STORE").unwrap());
+    let Some((what, path)) = support::inside() else { return };
     let mut options = options(Prefetch::Regions, Some(16 << 20));
     let store = options.log_bytes(1 << 20).stage_bytes(1 << 20).open(path).unwrap();
     let region = store.segment("data").unwrap().map_all().unwrap();
@@ -370,15 +349,15 @@ fn read_faults() -> usize {
 
 #[test]
 fn it_ends_when_others_want_the_memory() {
-    in_group("others want it", &World::new(LEN));
+    support::in_group(LIMIT, "others want it", &World::new(LEN).path());
 }
 
 #[test]
 fn more_than_there_is_memory_for_is_not_read() {
-    in_group("more than there is", &World::new(3 * LEN));
+    support::in_group(LIMIT, "more than there is", &World::new(3 * LEN).path());
 }
 
 #[test]
 fn a_region_larger_than_memory_is_read_in_order_by_few_faults() {
-    in_group("in order", &World::new(3 * LEN));
+    support::in_group(LIMIT, "in order", &World::new(3 * LEN).path());
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use caliburn::{BeforeImages, Class, Mode, Options, Policy, Region, Store, Tracking, Tuning, check};
+use caliburn::{BeforeImages, Class, Extent, Mode, Options, Policy, Region, Store, Tracking, Tuning, check};
 use std::io::Read;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -428,4 +428,47 @@ fn a_full_disk_loses_the_transaction_and_nothing_else() {
     let output = command.env(CHILD, "1").output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(55), "{told}");
+}
+
+#[test]
+fn a_transaction_says_beforehand_that_it_changes_many_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = opened(&dir.path().join("s"));
+    for (extent, log_used) in [(Some(Extent::Many), true), (None, false), (Some(Extent::Few), false)] {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        set(&region, 8, 1);
+        extent.into_iter().for_each(|extent| tx.will_change(extent));
+        // What waits by then does so no longer.
+        set(&region, 64 * PAGE + 8, 1);
+        assert_eq!(store.query().log_used > 0, log_used, "{extent:?}");
+        assert_eq!(private_pages(&region) == 0, log_used, "{extent:?}");
+        tx.abort();
+        all(&region, |_| 0);
+    }
+}
+
+const LIMIT: u64 = 64 << 20;
+
+/// Run in the child, inside a group that cannot hold all that is mapped.
+#[test]
+fn child() {
+    let Some((_, path)) = support::inside() else { return };
+    let mut options = support::options();
+    options.policy(Policy::Shadow).tracking(Tracking::Fault).before_images(BeforeImages::Adaptive);
+    let store = options.open(path).unwrap();
+    let region = store.segment_or_create("data", LIMIT / 2 * 3).unwrap().map_all().unwrap();
+    let pages = store.query().memory_budget as usize / PAGE / 4;
+    for (extent, log_used) in [(None, true), (Some(Extent::Few), false)] {
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        extent.into_iter().for_each(|extent| tx.will_change(extent));
+        (0..pages).for_each(|page| set(&region, page * PAGE, 1));
+        assert_eq!(store.query().log_used > 0, log_used, "{extent:?}");
+        tx.commit(Class::Power).unwrap();
+    }
+}
+
+#[test]
+fn a_transaction_says_beforehand_that_it_changes_few_pages() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    support::in_group(LIMIT, "", &dir.path().join("s"));
 }

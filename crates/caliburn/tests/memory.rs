@@ -4,9 +4,6 @@
 mod support;
 
 use caliburn::{Class, Mode, RangeError, Store, Tuning};
-use caliburn_cgroup::Group;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 use support::{clean, open, put};
 
@@ -16,12 +13,10 @@ const DATA: u64 = LIMIT / 4 * 7 / 65536 * 65536;
 /// Run in the child, inside the group.
 #[test]
 fn child() {
-    let Some(path) = std::env::var_os("CALIBURN_MEMORY_STORE") else { return };
-    let group = PathBuf::from(std::env::var_os("CALIBURN_MEMORY_GROUP").unwrap());
-    Group::enter(&group).unwrap();
+    let Some((_, path)) = support::inside() else { return };
     let mut options = Store::options();
     // Everything by default but the sizes of log and stage, which would be a good part of the limit.
-    let store = options.create(true).log_bytes(8 << 20).stage_bytes(4 << 20).open(Path::new(&path)).unwrap();
+    let store = options.create(true).log_bytes(8 << 20).stage_bytes(4 << 20).open(path).unwrap();
     assert_eq!(store.query().memory_budget, LIMIT / 3, "the default budget follows the group's limit");
     let memory = store.segment_or_create("data", DATA).unwrap().map_all().unwrap();
     let mut random = 1u64;
@@ -59,24 +54,13 @@ fn child() {
 
 #[test]
 fn data_at_175_percent_of_the_limit_without_swap() {
-    let group = match Group::new("test", LIMIT) {
-        Ok(group) => group,
-        Err(why) => return eprintln!("not run: {why}"),
-    };
     // Not in memory: the pages must have a disk to go to.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("s");
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
-        .env("CALIBURN_MEMORY_STORE", &path)
-        .env("CALIBURN_MEMORY_GROUP", &group.path)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
-    print!("{text}");
-    assert_eq!(group.oom_kills(), 0);
-    clean(&path);
+    support::in_group(LIMIT, "", &path);
+    if path.exists() {
+        clean(&path);
+    }
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub use storage::error::{
 pub use storage::progress::{Phase, Progress};
 pub use storage::replica::{Replica, ReplicaError, ReplicaPart};
 pub use storage::report::{Problem, Report};
-pub use storage::settings::{BeforeImages, Prefetch};
+pub use storage::settings::{BeforeImages, Extent, Prefetch};
 pub use storage::tuning::Tuning;
 pub use tracking::guard::Guard;
 pub use tracking::verify::Undeclared;

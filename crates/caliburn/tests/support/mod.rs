@@ -182,3 +182,31 @@ impl Drop for Loop {
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
     }
 }
+
+/// Has the test `child` of the same file do something within a control group of so many bytes. Not where there are
+/// none.
+pub fn in_group(limit: u64, what: &str, store: &Path) {
+    let group = match caliburn_cgroup::Group::new("test", limit) {
+        Ok(group) => group,
+        Err(why) => return eprintln!("not run: {why}"),
+    };
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env("CALIBURN_INSIDE", what)
+        .env("CALIBURN_INSIDE_STORE", store)
+        .env("CALIBURN_INSIDE_GROUP", &group.path)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+    print!("{text}");
+    assert_eq!(group.oom_kills(), 0);
+}
+
+/// For the child: what to do, to which store, once it is in the group.
+pub fn inside() -> Option<(String, PathBuf)> {
+    let what = std::env::var("CALIBURN_INSIDE").ok()?;
+    let path = |name| PathBuf::from(std::env::var_os(name).unwrap());
+    caliburn_cgroup::Group::enter(&path("CALIBURN_INSIDE_GROUP")).unwrap();
+    Some((what, path("CALIBURN_INSIDE_STORE")))
+}

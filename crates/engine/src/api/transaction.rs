@@ -18,6 +18,7 @@ use crate::api::ticket::Ticket;
 use crate::storage::class::Class;
 use crate::storage::error::{BranchError, CommitError, RangeError, SavepointError};
 use crate::storage::region::RegionState;
+use crate::storage::settings::Extent;
 use crate::write_set::{Position, WriteSet};
 use caliburn_log::SegmentId;
 use caliburn_os::simulated::{self, planted};
@@ -114,6 +115,14 @@ impl<'t> Transaction<'t> {
     /// Its identity, as [`Query`](crate::Query) reports it.
     pub fn id(&self) -> TransactionId {
         TransactionId(self.set.id())
+    }
+
+    /// Says beforehand how much the transaction will change (Camelot, section 4.3). Where stores are caught with the
+    /// shadow policy, and before-images are not eager in any case, they are so for one that changes many pages from
+    /// here on; for one that changes few they are lazy until the budget is full, short as memory may be
+    /// ([`BeforeImages`](crate::BeforeImages)). Else it changes nothing.
+    pub fn will_change(&mut self, extent: Extent) {
+        self.store.policy.will_change(extent);
     }
 
     /// Declares that bytes `range` of `region` are about to be changed. Their old values are saved, in
@@ -471,6 +480,11 @@ impl std::ops::DerefMut for Branch<'_> {
 pub struct ByAddress<'a, 't>(&'a mut Transaction<'t>);
 
 impl ByAddress<'_, '_> {
+    /// As [`Transaction::will_change`].
+    pub fn will_change(&mut self, extent: Extent) {
+        self.0.will_change(extent);
+    }
+
     /// Declares `len` bytes at an address.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use crate::storage::error::{CommitError, Failure, OpenError, RangeError, Segment
 use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
-use crate::storage::settings::Settings;
+use crate::storage::settings::{Extent, Settings};
 use crate::write_set::{Position, Terms, WriteSet};
 use backup::dump::{DumpOptions, Dumped};
 use backup::restore::RestoreOptions;
@@ -82,6 +82,8 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn caught(&self, _region: &RegionState, _part: Range<usize>) -> Option<Result<(), RangeError>> {
         None
     }
+    /// The transaction that is open says how much it will change.
+    fn will_change(&self, _extent: Extent) {}
     /// Puts the old bytes behind a position back into memory, as far as they are kept.
     fn restore(&self, set: &WriteSet<'_>, from: Position);
     /// Shortens a set to a position behind which the old bytes are back.

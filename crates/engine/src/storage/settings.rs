@@ -33,6 +33,15 @@ pub enum BeforeImages {
     Adaptive,
 }
 
+/// How much a transaction will change ([`Transaction::will_change`](crate::Transaction::will_change)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Little: its pages fit the memory budget.
+    Few,
+    /// Much: more pages than memory should hold until it commits.
+    Many,
+}
+
 /// What is read into memory before the program touches it ([`Options::prefetch`](crate::Options::prefetch)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]

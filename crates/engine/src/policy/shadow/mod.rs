@@ -35,7 +35,7 @@ use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
-use crate::storage::settings::{BeforeImages, Settings};
+use crate::storage::settings::{BeforeImages, Extent, Settings};
 use crate::write_set::{Position, Sets, Terms, WriteSet};
 use caliburn_log::format::IMAGE;
 use caliburn_log::images::{ImageLog, Page};
@@ -130,6 +130,8 @@ struct Images {
     stolen: Pages,
     /// What the transaction stores to becomes the segment at once.
     eager: bool,
+    /// What it has said of itself.
+    extent: Option<Extent>,
     pressure: Pressure,
 }
 
@@ -212,6 +214,10 @@ impl Recovery for Shadow {
 
     fn caught(&self, region: &RegionState, part: Range<usize>) -> Option<Result<(), RangeError>> {
         (self.before != BeforeImages::Eager).then(|| self.wait(region, part))
+    }
+
+    fn will_change(&self, extent: Extent) {
+        self.lock().extent = Some(extent).filter(|_| !planted("extent-not-heard"));
     }
 
     fn restore(&self, _: &WriteSet<'_>, _: Position) {
@@ -299,7 +305,7 @@ impl Shadow {
 impl Images {
     fn new(log: ImageLog) -> Images {
         let (pages, waiting, stolen) = Default::default();
-        Images { log, pages, waiting, stolen, eager: false, pressure: Pressure::default() }
+        Images { log, pages, waiting, stolen, eager: false, extent: None, pressure: Pressure::default() }
     }
 
     /// What the log holds, back to the segments: programs see it where they are mapped.

@@ -23,7 +23,7 @@ use crate::policy::parts::{Part, shown};
 use crate::storage::Storage;
 use crate::storage::error::RangeError;
 use crate::storage::region::RegionState;
-use crate::storage::settings::BeforeImages;
+use crate::storage::settings::{BeforeImages, Extent};
 use crate::write_set::Written;
 use caliburn_log::format::IMAGE;
 use caliburn_log::images::Page;
@@ -65,8 +65,13 @@ impl Shadow {
         let mut images = self.lock();
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
         let more = pages.end - pages.start;
-        let (adapts, most) = (self.before == BeforeImages::Adaptive, self.most_waiting());
-        images.eager |= adapts && images.pressure.is_short(&self.storage.limits);
+        let adapts = self.before == BeforeImages::Adaptive;
+        let most = self.most_waiting(images.extent);
+        images.eager |= match images.extent {
+            Some(Extent::Many) => true,
+            Some(Extent::Few) => false,
+            None => adapts && images.pressure.is_short(&self.storage.limits),
+        };
         if images.eager || images.waiting.count() + more > most {
             images.steal(&self.storage)?;
             // A transaction that is so large has more to come: what it waited with would push out what it reads.
@@ -80,11 +85,11 @@ impl Shadow {
     }
 
     /// How many pages may wait.
-    fn most_waiting(&self) -> u64 {
+    fn most_waiting(&self, extent: Option<Extent>) -> u64 {
         let budget = self.storage.memory_budget();
         let fits = self.mapped.load(Ordering::Relaxed) + budget <= self.storage.limits.bytes();
         let bytes = match self.before {
-            BeforeImages::Adaptive if !fits => budget / SMALL,
+            BeforeImages::Adaptive if !fits && extent != Some(Extent::Few) => budget / SMALL,
             _ => budget,
         };
         bytes / IMAGE as u64
@@ -196,7 +201,7 @@ impl Images {
 
     /// A transaction has ended: memory shows what the segments hold, privately.
     pub(super) fn settle(&mut self, storage: &Storage) {
-        self.eager = false;
+        (self.eager, self.extent) = (false, None);
         for run in std::mem::take(&mut self.waiting).runs() {
             for Part { region, offset, len } in parts(storage, &run) {
                 note(storage, region, offset..offset + len);
