@@ -684,8 +684,9 @@ int caliburn_check_with(const char *path,
                         caliburn_problem_fn found,
                         void *context);
 
-// Says beforehand how much an open transaction will change: CALIBURN_FEW or CALIBURN_MANY. It decides when what pages
-// held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS, unless that is CALIBURN_EAGER; else it changes nothing.
+// Says beforehand how much an open transaction will change: CALIBURN_FEW or CALIBURN_MANY. It decides when what
+// pages held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS, unless that is CALIBURN_EAGER; else it changes
+// nothing.
 int caliburn_will_change(struct caliburn_tx *tx,
                          int extent);
 

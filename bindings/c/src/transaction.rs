@@ -246,8 +246,9 @@ pub const CALIBURN_FEW: c_int = 0;
 /// It changes more pages than memory should hold until it commits.
 pub const CALIBURN_MANY: c_int = 1;
 
-/// Says beforehand how much an open transaction will change: CALIBURN_FEW or CALIBURN_MANY. It decides when what pages
-/// held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS, unless that is CALIBURN_EAGER; else it changes nothing.
+/// Says beforehand how much an open transaction will change: CALIBURN_FEW or CALIBURN_MANY. It decides when what
+/// pages held is written, with CALIBURN_SHADOW and CALIBURN_FAULTS, unless that is CALIBURN_EAGER; else it changes
+/// nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_will_change(tx: *mut caliburn_tx, extent: c_int) -> c_int {
     call(|| {
