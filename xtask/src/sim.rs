@@ -138,8 +138,8 @@ pub fn soak() -> Result<(), String> {
     let mut commit = Command::new("cargo");
     commit.args(["test", "--release", "--quiet", "-p", "caliburn-dist"]);
     succeed(commit, "commit protocols, more of them")?;
-    let mut clusters = Command::new("cargo");
-    clusters.args(["test", "--release", "--quiet", "-p", "caliburn-dist", "--test", "cluster"]);
+    let mut clusters = cargo(SIM, "test --quiet -p caliburn-dist --test cluster");
+    clusters.args(["--config", "profile.sim.package.caliburn-dist.opt-level=3"]);
     clusters.env("CALIBURN_SEEDS", "1000000");
     succeed(clusters, "a million clusters")?;
     crate::run("cargo run --release --quiet -- demo --nodes 3 --kills 500")

@@ -115,6 +115,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         for traversal in &traversals {
             for competition in &arguments.competition {
                 let mut results: Vec<Vec<Value>> = vec![Vec::new(); systems.len()];
+                if systems.contains(&System::Recorded) && !traversal.changes() {
+                    // So that there is a time before.
+                    let dir = dir.path().join(name(&System::Recorded));
+                    in_group(arguments, System::Recorded, *traversal, *competition, &dir)?;
+                }
                 for _ in 0..arguments.rounds {
                     for (system, results) in systems.iter().zip(&mut results) {
                         let dir = dir.path().join(name(system));
@@ -141,12 +146,12 @@ fn bytes(model: &[u64]) -> &[u8] {
 }
 
 fn make(system: System, dir: &Path, data: &[u8]) -> Result<(), Failure> {
-    let Some(with) = system.options() else {
+    let Some(mut with) = system.options() else {
         std::fs::create_dir(dir)?;
         std::fs::write(system.file(dir), data)?;
         return Ok(());
     };
-    let store = with.open(dir)?;
+    let store = with.prefetch(Prefetch::Asked).open(dir)?;
     let region = store.create_segment("data", data.len() as u64)?.map_all()?;
     for (i, part) in data.chunks(1 << 20).enumerate() {
         let mut tx = store.begin(Mode::NoRestore)?;
@@ -165,8 +170,9 @@ fn check(system: System, dir: &Path, model: &[u8]) -> Result<(), Failure> {
     };
     let right = match system.options() {
         None => std::fs::read(system.file(dir))? == model,
-        Some(with) => {
-            let store = with.open(dir)?;
+        Some(mut with) => {
+            // What is recorded is what the traversals touch.
+            let store = with.prefetch(Prefetch::Asked).open(dir)?;
             let region = store.segment("data")?.map_all()?;
             let right = same(region.as_ptr());
             drop(region);
@@ -268,7 +274,10 @@ fn in_group(
         return Ok(json!({"refused": "killed for want of memory"}));
     }
     let mut result: Value = serde_json::from_slice(&output.stdout)?;
-    if let (Some(neighbour), Some(before)) = (&neighbour, read_before) {
+    if let (Some(mut neighbour), Some(before)) = (neighbour, read_before) {
+        if let Some(status) = neighbour.0.try_wait()? {
+            return Err(format!("the neighbour has ended: {status}").into());
+        }
         result["neighbour"] = json!(faults(neighbour.0.id())[1] - before);
     }
     Ok(result)
@@ -368,7 +377,8 @@ fn print(
         let ratio = seconds.zip(floor).map(|(seconds, floor)| rounded(seconds / floor, 3));
         if arguments.json {
             let params = json!({"system": name(system), "traversal": name(&traversal), "data_mb": megabytes,
-                "limit_mb": arguments.limit_mb.unwrap_or(LIMIT_MB), "competition": competition});
+                "limit_mb": arguments.limit_mb.unwrap_or(LIMIT_MB), "competition": competition,
+                "neighbour_mb": arguments.neighbour_mb});
             println!(
                 "{}",
                 json!({"workload": "oo7", "system": "caliburn", "params": params, "seconds": seconds.map(|s| rounded(s, 3)),

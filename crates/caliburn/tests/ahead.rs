@@ -320,6 +320,13 @@ fn child() {
             let asked = region.prefetch(0..region.len()).wait();
             assert!(asked.end == PrefetchEnd::Short && asked.bytes <= LIMIT, "{asked:?}");
         }
+        "it was there before" => {
+            store.set_options(Tuning::default()).unwrap();
+            (0..region.len()).step_by(PAGE).for_each(|at| assert_eq!(region.load::<u8>(at), 7));
+            // What is read again now was pushed out by what came behind it, and is nobody else's want.
+            let asked = region.prefetch(0..region.len() / 4).wait();
+            assert_eq!(told(asked), (region.len() as u64 / 4, PrefetchEnd::Complete));
+        }
         _ => {
             let pages = region.len() / PAGE;
             let read = |part: std::ops::Range<usize>| {
@@ -355,6 +362,11 @@ fn it_ends_when_others_want_the_memory() {
 #[test]
 fn more_than_there_is_memory_for_is_not_read() {
     support::in_group(LIMIT, "more than there is", &World::new(3 * LEN).path());
+}
+
+#[test]
+fn what_was_pushed_out_is_read_ahead_again() {
+    support::in_group(LIMIT, "it was there before", &World::new(3 * LEN).path());
 }
 
 #[test]

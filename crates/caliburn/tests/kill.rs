@@ -58,10 +58,13 @@ impl Kind {
         thread * self.part() + cell as usize * self.step
     }
 
+    /// Behind the threads' parts, what is always aborted.
+    fn len(self) -> usize {
+        THREADS * self.part() + self.step * 1024
+    }
+
     fn region(self, store: &Store) -> Region {
-        // Behind the threads' parts, what is always aborted.
-        let len = THREADS * self.part() + self.step * 1024;
-        store.segment_or_create("data", len as u64).unwrap().map_all().unwrap()
+        store.segment_or_create("data", self.len() as u64).unwrap().map_all().unwrap()
     }
 }
 
@@ -87,9 +90,9 @@ fn mix(mut z: u64) -> u64 {
 
 /// The cells that commit `number` of a thread sets to `number`; cell 0 always. Now and then a long run, too
 /// large for the stage.
-fn cells(thread: usize, number: u64) -> Vec<std::ops::Range<u64>> {
+fn cells(kind: Kind, thread: usize, number: u64) -> Vec<std::ops::Range<u64>> {
     let random = mix(number * 2 + thread as u64);
-    if random.is_multiple_of(97) {
+    if random.is_multiple_of(if kind == STOLEN { 7 } else { 97 }) {
         return vec![0..1, 100..900];
     }
     let one = |i| {
@@ -124,7 +127,7 @@ fn child() {
                     write(&mut tx, memory, (at, &[0xFF; 8]), tracking).unwrap();
                 }
                 tx.abort();
-                if round.is_multiple_of(300) && memory.len() < 8 << 20 {
+                if round.is_multiple_of(300) && memory.len() < kind.len() + (8 << 20) {
                     let segment = store.segment("data").unwrap();
                     match segment.grow(segment.len() + 65536) {
                         Ok(()) => memory.grow(segment.len() as usize).unwrap(),
@@ -138,7 +141,7 @@ fn child() {
             scope.spawn(move || {
                 for number in memory.load::<u64>(kind.offset(thread, 0)) + 1.. {
                     let mut tx = store.begin(Mode::Restore).unwrap();
-                    for run in cells(thread, number) {
+                    for run in cells(kind, thread, number) {
                         if step == CLOSE && run.end - run.start > 1 {
                             let bytes: Vec<u8> =
                                 run.clone().flat_map(|_| [number; 8]).flat_map(u64::to_ne_bytes).collect();
@@ -170,10 +173,10 @@ fn say(line: &str) {
 }
 
 /// What a thread's part must hold after its commit `last`.
-fn expected(thread: usize, last: u64) -> Vec<u64> {
+fn expected(kind: Kind, thread: usize, last: u64) -> Vec<u64> {
     let mut state = vec![0; CELLS as usize];
     for number in (1..=last).filter(|n| !mix(*n).is_multiple_of(7)) {
-        for run in cells(thread, number) {
+        for run in cells(kind, thread, number) {
             state[run.start as usize..run.end as usize].fill(number);
         }
     }
@@ -322,7 +325,7 @@ fn verify(path: &Path, acknowledged: &[u64], kill: u64, kind: Kind) {
             last >= *acknowledged,
             "kill {kill}: thread {thread} acknowledged {acknowledged} and has {last}"
         );
-        for (cell, value) in expected(thread, last).into_iter().enumerate() {
+        for (cell, value) in expected(kind, thread, last).into_iter().enumerate() {
             assert_eq!(
                 memory.load::<u64>(kind.offset(thread, cell as u64)),
                 value,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Removed when dropped, after whoever is in it has ended.
 pub struct Group {
@@ -14,7 +15,9 @@ impl Group {
     pub fn new(name: &str, limit: u64) -> Result<Group, String> {
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let v2 = Path::new("/sys/fs/cgroup");
-        let name = format!("caliburn-{name}-{}", std::process::id());
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("caliburn-{name}-{}-{number}", std::process::id());
         let (path, file) = if v1.join("memory.limit_in_bytes").exists() {
             (v1.join(name), "memory.limit_in_bytes")
         } else if std::fs::read_to_string(v2.join("cgroup.subtree_control"))

@@ -231,7 +231,7 @@ unsafe impl Medium for FileMedium {
     }
 
     fn pushed_out(&self, offset: u64, len: u64) -> u64 {
-        // cachestat(2), since Linux 6.5. Of five counts the last one is asked for.
+        // cachestat(2), since Linux 6.5. Of five counts the fourth is asked for.
         const CACHESTAT: libc::c_long = 451;
         let (range, mut counts) = ([offset, len], [0u64; 5]);
         // SAFETY: the descriptor is that of an open file; the system reads two words and writes five.
@@ -244,7 +244,16 @@ unsafe impl Medium for FileMedium {
                 0 as libc::c_uint,
             )
         };
-        if done == 0 { counts[4] } else { 0 }
+        if done == 0 { counts[3] } else { 0 }
+    }
+
+    fn read_only(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        // What is advised of a descriptor is of it alone.
+        let Ok(apart) = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) else {
+            return self.read_at(buffer, offset);
+        };
+        let _ = rustix::fs::fadvise(&apart, 0, None, rustix::fs::Advice::Random);
+        std::os::unix::fs::FileExt::read_exact_at(&apart, buffer, offset)
     }
 
     fn cache(&self) -> Option<[u64; 3]> {

@@ -33,8 +33,12 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn will_need(&self, _offset: u64, _len: u64) {}
     /// What is there, and forced, will hardly be read soon: memory need not keep it.
     fn forget(&self, _offset: u64, _len: u64) {}
-    /// Pages of a part that were pushed out of memory not long ago, as far as the system tells: to read them again
-    /// counts as want of memory.
+    /// As [`Medium::read_at`], and the system reads no more than that.
+    fn read_only(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_at(buffer, offset)
+    }
+    /// Pages of a part that were pushed out of memory, as far as the system remembers: to read them again counts as
+    /// want of memory.
     fn pushed_out(&self, _offset: u64, _len: u64) -> u64 {
         0
     }

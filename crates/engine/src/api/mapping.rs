@@ -122,7 +122,7 @@ impl Shared {
     fn read_ahead(&self, region: &Arc<RegionState>) {
         let storage = &self.storage;
         let all = region.start..region.end();
-        let (parts, most) = match storage.prefetch {
+        let parts = match storage.prefetch {
             _ if region.unread || !storage.background => return,
             Prefetch::Asked => return,
             Prefetch::Regions => {
@@ -132,12 +132,12 @@ impl Shared {
                 if mapped > storage.limits.available() {
                     return;
                 }
-                (vec![all], mapped)
+                vec![all]
             }
-            Prefetch::Recorded => (storage.touched.before(region.id, all), storage.limits.available()),
+            Prefetch::Recorded => storage.touched.before(region.id, all),
         };
         if !parts.is_empty() {
-            storage.read_ahead(region, parts, most);
+            storage.read_ahead(region, parts);
         }
     }
 

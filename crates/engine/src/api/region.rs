@@ -132,8 +132,7 @@ impl Region {
         self.check(range.start, range.len());
         let start = self.state.start;
         let bytes = start + range.start as u64..start + range.end.max(range.start) as u64;
-        let storage = &self.store.storage;
-        storage.read_ahead(&self.state, vec![bytes], storage.limits.available())
+        self.store.storage.read_ahead(&self.state, vec![bytes])
     }
 
     /// Says that bytes of the region are read from the first to the last, once: as long as what is returned
@@ -212,6 +211,7 @@ impl Region {
 
 /// Bytes of a region that are read in order, once: see [`Region::sequential`].
 #[derive(Debug)]
+#[must_use = "it ends when this is dropped"]
 pub struct Sequential<'r> {
     region: &'r RegionState,
     range: Range<usize>,

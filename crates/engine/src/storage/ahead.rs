@@ -11,6 +11,7 @@ use caliburn_os::event::Event;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use std::collections::VecDeque;
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -111,8 +112,6 @@ struct Wish {
     place: (SegmentId, u64),
     /// Bytes of the segment, in order.
     parts: Vec<Range<u64>>,
-    /// The most to read of them.
-    most: u64,
     told: Prefetching,
 }
 
@@ -122,6 +121,8 @@ pub(crate) struct Ahead {
     wishes: Mutex<Wishes>,
     /// Something was asked for, a region unmapped, a rate changed, or the store closed.
     changed: Event,
+    /// Pages that were read and had been in memory before.
+    again: AtomicU64,
 }
 
 #[derive(Default)]
@@ -150,13 +151,8 @@ impl Ahead {
 }
 
 impl Storage {
-    /// Has parts of a region's segment read, one wish after the other, at most so many bytes.
-    pub fn read_ahead(
-        self: &Arc<Self>,
-        region: &Arc<RegionState>,
-        parts: Vec<Range<u64>>,
-        most: u64,
-    ) -> Prefetching {
+    /// Has parts of a region's segment read, one wish after the other.
+    pub fn read_ahead(self: &Arc<Self>, region: &Arc<RegionState>, parts: Vec<Range<u64>>) -> Prefetching {
         let told = Prefetching::begin();
         if self.is_inherited() {
             // The thread is the parent's.
@@ -164,7 +160,7 @@ impl Storage {
             return told;
         }
         let (segment, place) = (region.segment.clone(), (region.id, region.start));
-        let wish = Wish { segment, region: Arc::downgrade(region), place, parts, most, told: told.clone() };
+        let wish = Wish { segment, region: Arc::downgrade(region), place, parts, told: told.clone() };
         if !self.background {
             wish.hint();
             return told;
@@ -195,6 +191,8 @@ impl Storage {
         let _abandon = Abandon(&self.ahead);
         let mut buffer = vec![0; PART as usize];
         let mut pressure = Pressure::over(WINDOW);
+        // What was read lies in memory that can be had still, but is not to be pushed out by more of it.
+        let mut room = self.limits.available();
         loop {
             let next = {
                 let mut wishes = self.ahead.wishes.lock().expect("no panic under this lock");
@@ -203,13 +201,13 @@ impl Storage {
                 next
             };
             let Some(wish) = next else { return };
-            let end = self.fulfil(&wish, &mut buffer, &mut pressure);
+            let end = self.fulfil(&wish, &mut buffer, &mut pressure, &mut room);
             tracing::debug!(segment = wish.segment.name, bytes = wish.told.bytes(), ?end, "read ahead");
             wish.told.end(end);
         }
     }
 
-    fn fulfil(&self, wish: &Wish, buffer: &mut [u8], pressure: &mut Pressure) -> PrefetchEnd {
+    fn fulfil(&self, wish: &Wish, buffer: &mut [u8], pressure: &mut Pressure, room: &mut u64) -> PrefetchEnd {
         for part in &wish.parts {
             let mut at = part.start;
             while let Some(data) = wish.next_data(at, part.end) {
@@ -218,21 +216,27 @@ impl Storage {
                     return PrefetchEnd::Unmapped;
                 }
                 let len = self.part().min(part.end - data);
-                let short = pressure.is_short(&self.limits) && !planted("read-ahead-of-all");
-                if short || wish.told.bytes() + len > wish.most {
+                let short = self.is_short(pressure) && !planted("read-ahead-of-all");
+                if short || len > *room {
                     return PrefetchEnd::Short;
                 }
-                pressure.caused(wish.pushed_out(data, len));
-                if let Err(error) = wish.segment.read(data, &mut buffer[..len as usize]) {
+                self.ahead.again.fetch_add(wish.pushed_out(data, len), Ordering::Relaxed);
+                if let Err(error) = wish.read(data, &mut buffer[..len as usize]) {
                     tracing::warn!(%error, "reading ahead ended");
                     return PrefetchEnd::Failed;
                 }
                 wish.told.0.bytes.fetch_add(len, Ordering::Relaxed);
+                *room -= len;
                 at = data + len;
                 self.pace(wish, begun, len);
             }
         }
         PrefetchEnd::Complete
+    }
+
+    /// Whether others are short of memory, whatever is read ahead again.
+    pub fn is_short(&self, pressure: &mut Pressure) -> bool {
+        pressure.is_short(&self.limits, self.ahead.again.load(Ordering::Relaxed))
     }
 
     /// Whether the region is mapped still, and the store open.
@@ -309,7 +313,13 @@ impl Wish {
         (data < end).then_some(data)
     }
 
-    /// How much of it was in memory not long ago.
+    fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        // The last sector of a file that was adopted may be cut off.
+        let len = (self.segment.len() - at).min(buffer.len() as u64);
+        self.segment.file.medium()?.read_only(&mut buffer[..len as usize], self.segment.data + at)
+    }
+
+    /// Pages of it that were in memory before.
     fn pushed_out(&self, at: u64, len: u64) -> u64 {
         self.segment.file.medium().map_or(0, |medium| medium.pushed_out(self.segment.data + at, len))
     }

@@ -192,6 +192,7 @@ impl Storage {
         tracing::error!(%cause, "the store has failed");
         let failure = self.failure.get_or_init(|| Failure { cause: Arc::new(cause) }).clone();
         self.gate.fetch_or(gate::FAILED, Ordering::SeqCst);
+        self.ahead.look_again();
         failure
     }
 

@@ -21,8 +21,9 @@ pub(crate) struct Pressure {
     seen: Option<Instant>,
     /// Pages that were read again until then.
     refaults: u64,
-    /// How many of them who asks has read since, and between the two looks before: counts come late.
-    caused: [u64; 2],
+    /// Pages that were read ahead again until then, and between the two looks before: counts come late.
+    ahead: u64,
+    lately: u64,
     short: Option<Instant>,
 }
 
@@ -35,24 +36,19 @@ impl Default for Pressure {
 impl Pressure {
     /// For who asks at least that often.
     pub fn over(window: Duration) -> Pressure {
-        Pressure { window, seen: None, refaults: 0, caused: [0; 2], short: None }
+        Pressure { window, seen: None, refaults: 0, ahead: 0, lately: 0, short: None }
     }
 
-    /// Who asks reads so many pages again.
-    pub fn caused(&mut self, pages: u64) {
-        self.caused[0] += pages;
-    }
-
-    /// Looks again if the last look is old.
-    pub fn is_short(&mut self, limits: &Limits) -> bool {
+    /// Looks again if the last look is old. So many pages were ever read again by the store's own reading ahead.
+    pub fn is_short(&mut self, limits: &Limits, ahead: u64) -> bool {
         if self.seen.is_none_or(|seen| seen.elapsed() > FRESH) {
             let refaults = limits.refaults().unwrap_or(0);
             let since = self.seen.map(|seen| seen.elapsed()).filter(|since| *since < self.window);
             let again = since.is_some_and(|since| {
                 let many = AGAIN * (since.as_millis() / AGAIN_WITHIN.as_millis()).max(1) as u64;
-                refaults > self.refaults + self.caused.iter().sum::<u64>() + many
+                refaults > self.refaults + (ahead - self.ahead) + self.lately + many
             });
-            (self.refaults, self.caused) = (refaults, [0, self.caused[0]]);
+            (self.refaults, self.ahead, self.lately) = (refaults, ahead, ahead - self.ahead);
             if again || limits.short() {
                 self.short = Some(Instant::now());
             }

@@ -86,6 +86,17 @@ impl Mapped {
     fn of(region: &RegionState) -> Mapped {
         Mapped { place: (region.id, region.start), base: region.base, len: region.len() }
     }
+
+    /// Bytes of its segment that were touched, and are mapped still.
+    fn touched(&self, page: usize) -> Vec<Range<u64>> {
+        let (start, mut runs) = (std::ptr::without_provenance(self.base), Vec::new());
+        // Where the kernel does not tell, nothing is known.
+        let _ = private::present_pages(start, self.len.div_ceil(page), |run| {
+            let at = |number: usize| self.place.1 + (number * page) as u64;
+            runs.push(at(run.start)..at(run.end));
+        });
+        runs
+    }
 }
 
 /// Units that have some of these bytes of a segment.
@@ -100,13 +111,14 @@ impl Storage {
         loop {
             let begun = Instant::now();
             let found = self.note_all();
+            let took = begun.elapsed();
             grown |= found;
             if grown && saved.elapsed() > SAVED_EVERY {
                 self.save_order();
                 (saved, grown) = (Instant::now(), false);
             }
             let calm = if found { SHORTEST } else { (pause * 2).min(LONGEST) };
-            pause = calm.max(begun.elapsed() * SHARE);
+            pause = calm.max(took * SHARE);
             let due = Instant::now() + pause;
             loop {
                 let seen = self.ahead.count();
@@ -134,35 +146,29 @@ impl Storage {
     /// Notes what was touched of a region that is about to be unmapped, or mapped anew.
     pub fn note_touched(&self, region: &RegionState) {
         if self.touched.is_wanted() && !region.unread && !self.is_closed() {
-            self.note(&Mapped::of(region));
+            self.put(&Mapped::of(region).touched(self.page_size), region.id);
         }
     }
 
     /// Notes that bytes of a segment were touched, whose pages are about to be given back.
     pub fn note_bytes(&self, segment: SegmentId, bytes: Range<u64>) {
-        if let Some(now) = &self.touched.now {
-            let mut order = now.lock().expect("no panic under this lock");
-            units(&bytes).for_each(|unit| _ = order.touch(segment, unit));
-        }
+        self.put(&[bytes], segment);
     }
 
     /// Notes what was touched by now of what is mapped, or was a moment ago. Whether there was something new.
     fn note(&self, mapped: &Mapped) -> bool {
-        let (page, mut runs) = (self.page_size, Vec::new());
-        let start = std::ptr::without_provenance(mapped.base);
-        // Where the kernel does not tell, nothing is known.
-        let _ = private::present_pages(start, mapped.len.div_ceil(page), |run| {
-            let at = |number: usize| mapped.place.1 + (number * page) as u64;
-            runs.push(at(run.start)..at(run.end));
-        });
-        let is_there = || {
+        let touched = mapped.touched(self.page_size);
+        let is_there = {
             let regions = self.regions.read().expect("no panic under this lock");
             regions.get(&mapped.place).is_some_and(|region| region.base == mapped.base)
         };
-        let Some(now) = self.touched.now.as_ref().filter(|_| is_there()) else { return false };
+        is_there && self.put(&touched, mapped.place.0)
+    }
+
+    fn put(&self, touched: &[Range<u64>], id: SegmentId) -> bool {
+        let Some(now) = &self.touched.now else { return false };
         let mut order = now.lock().expect("no panic under this lock");
-        let (id, touched) = (mapped.place.0, runs.iter().flat_map(units));
-        touched.fold(false, |found, unit| order.touch(id, unit) | found)
+        touched.iter().flat_map(units).fold(false, |found, unit| order.touch(id, unit) | found)
     }
 
     /// Writes down what was touched, if anything was.

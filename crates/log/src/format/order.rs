@@ -36,7 +36,7 @@ pub struct OrderRun {
     pub segment: U32,
     /// How many.
     pub count: U32,
-    /// The first: a multiple of [`ORDER_UNIT`] bytes of the segment's data.
+    /// Number of the first: [`ORDER_UNIT`] bytes each, from the beginning of the segment's data.
     pub first: U64,
 }
 

@@ -70,7 +70,7 @@ impl Shadow {
         images.eager |= match images.extent {
             Some(Extent::Many) => true,
             Some(Extent::Few) => false,
-            None => adapts && images.pressure.is_short(&self.storage.limits),
+            None => adapts && self.storage.is_short(&mut images.pressure),
         };
         if images.eager || images.waiting.count() + more > most {
             images.steal(&self.storage)?;
@@ -218,13 +218,13 @@ impl Images {
         let mut last = None;
         for part in stolen.iter().flat_map(|run| parts(storage, run)) {
             let region = part.region;
+            note(storage, region, part.range());
             if whole && last.replace((region.id, region.start)) == Some((region.id, region.start)) {
                 continue;
             }
             // So it is now and then in any case: where the program has advised it otherwise, pieces are not joined.
             let whole = whole || region.pieces.fetch_add(1, Ordering::Relaxed) > PIECES;
             let range = if whole { 0..region.len() } else { part.range() };
-            note(storage, region, part.range());
             if whole {
                 storage.note_touched(region);
                 region.pieces.store(0, Ordering::Relaxed);
