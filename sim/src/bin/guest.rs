@@ -7,7 +7,7 @@
 //! trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the
 //! time, with marks in the log of a device mapper's writes; `v` to verify only.
 
-use caliburn::{Class, Mode, Policy, Region, Store, Tracking};
+use caliburn::{BeforeImages, Class, Mode, Policy, Region, Store, Tracking, Tuning};
 use std::fmt::Display;
 use std::io::Write;
 use std::process::Command;
@@ -17,6 +17,14 @@ use std::time::{Duration, Instant};
 const THREADS: usize = 2;
 const CELLS: u64 = 500;
 const PART: usize = CELLS as usize * 64;
+/// Behind the parts, with the shadow policy: one word in each of more pages than may wait, all of which every eighth
+/// transaction of a thread changes.
+const WIDE: usize = 400 * PAGE;
+const PAGE: usize = 4096;
+
+fn wide() -> impl Iterator<Item = usize> {
+    (THREADS * PART..THREADS * PART + WIDE).step_by(PAGE)
+}
 
 fn mix(mut z: u64) -> u64 {
     z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -30,7 +38,7 @@ fn cells(thread: usize, number: u64) -> impl Iterator<Item = usize> {
     std::iter::once(0).chain((0..random % 12).map(move |i| 1 + (mix(random + i) % (CELLS - 1)) as usize))
 }
 
-fn verify(region: &Region, acknowledged: [u64; THREADS]) {
+fn verify(region: &Region, acknowledged: [u64; THREADS], is_wide: bool) {
     for (thread, acknowledged) in acknowledged.into_iter().enumerate() {
         let last: u64 = region.load(thread * PART);
         assert!(last >= acknowledged, "thread {thread}: {acknowledged} was acknowledged and {last} is there");
@@ -43,6 +51,12 @@ fn verify(region: &Region, acknowledged: [u64; THREADS]) {
             assert_eq!(there, value, "thread {thread}, cell {cell}, commit {last}");
         }
     }
+    // All of it is of one transaction, the last of its thread that changed it.
+    let value: u64 = region.load(wide().next().expect("there are some"));
+    let newest = [0, 1].map(|thread| if is_wide { region.load::<u64>(thread * PART) / 8 * 8 } else { 0 });
+    assert_eq!(value / 2, newest[(value % 2) as usize], "{value} of {newest:?}");
+    assert!(value > 0 || newest == [0, 0], "none of {newest:?}");
+    wide().for_each(|at| assert_eq!(region.load::<u64>(at), value, "byte {at}"));
 }
 
 fn say(text: String) {
@@ -83,7 +97,10 @@ fn main() {
         "-" => {}
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
-        "shadow" => _ = options.policy(Policy::Shadow).tracking(Tracking::Fault),
+        "shadow" => {
+            options.policy(Policy::Shadow).tracking(Tracking::Fault).before_images(BeforeImages::Lazy);
+            options.tuning(Tuning { memory_budget: Some(1 << 20), ..Tuning::default() });
+        }
         device => _ = options.log_path(device),
     }
     if path.join("catalog").exists() {
@@ -91,11 +108,11 @@ fn main() {
         assert!(report.is_clean(), "{:?}", report.problems);
     }
     let store = &expect(options.open(path), "open", fails);
-    let segment = expect(store.segment_or_create("data", (THREADS * PART) as u64), "segment", fails);
+    let segment = expect(store.segment_or_create("data", (THREADS * PART + WIDE) as u64), "segment", fails);
     let region = &expect(segment.map_all(), "map", fails);
     // It does not survive more, and does not say so.
     assert_eq!(store.reach(), if log == "os" { Class::Os } else { Class::Power });
-    verify(region, [number(a), number(b)]);
+    verify(region, [number(a), number(b)], log == "shadow");
     say(format!("guest: verified {} {}\n", region.load::<u64>(0), region.load::<u64>(PART)));
     if crash == "v" {
         return;
@@ -128,6 +145,19 @@ fn main() {
                             unsafe { region.as_ptr().add(at).cast::<u64>().write_volatile(number) };
                         } else {
                             expect(tx.store(region, at, &number), "declare", fails);
+                        }
+                    }
+                    if log == "shadow" && number.is_multiple_of(8) {
+                        // They are stolen, in part before the commit.
+                        for page in wide() {
+                            // SAFETY: as above.
+                            unsafe {
+                                region
+                                    .as_ptr()
+                                    .add(page)
+                                    .cast::<u64>()
+                                    .write_volatile(number * 2 + thread as u64)
+                            };
                         }
                     }
                     let class = if mix(number).is_multiple_of(3) { store.reach() } else { Class::Process };

@@ -191,7 +191,7 @@ impl Storage {
         let _abandon = Abandon(&self.ahead);
         let mut buffer = vec![0; PART as usize];
         let mut pressure = Pressure::over(WINDOW);
-        // What was read lies in memory that can be had still, but is not to be pushed out by more of it.
+        // What was read counts as memory that can be had, but what is read later is not to push it out.
         let mut room = self.limits.available();
         loop {
             let next = {
