@@ -303,7 +303,8 @@ const LIMIT: u64 = 64 << 20;
 #[test]
 fn child() {
     let Some((what, path)) = support::inside() else { return };
-    let mut options = options(Prefetch::Regions, Some(16 << 20));
+    let fits = what == "others want it";
+    let mut options = options(if fits { Prefetch::Asked } else { Prefetch::Regions }, Some(16 << 20));
     let store = options.log_bytes(1 << 20).stage_bytes(1 << 20).open(path).unwrap();
     let region = store.segment("data").unwrap().map_all().unwrap();
     match &*what {
