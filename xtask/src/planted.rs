@@ -142,7 +142,7 @@ pub fn plant(which: Which<'_>) -> Result<(), String> {
         let line = format!("test --quiet --no-run -p {package} {targets}");
         succeed(cargo(SIM, &line), &format!("build the tests of {package}"))?;
     }
-    if matches!(which, Which::All) {
+    if !matches!(which, Which::Third) {
         sound(&chosen, &simulators)?;
     }
     println!("--- {} of {} planted bugs", chosen.len(), list.len());

@@ -214,22 +214,26 @@ impl Drop for Competitor {
 fn compete(arguments: &Arguments, megabytes: usize) -> Result<(), Failure> {
     Group::enter(arguments.inside.as_deref().ok_or("a group is wanted")?)?;
     die_with_parent()?;
-    let mut own = vec![0u8; if arguments.of_file { 0 } else { megabytes << 20 }];
-    let file = tempfile::tempfile_in(&arguments.dir)?;
-    let mapped = match arguments.of_file {
-        true => {
-            std::io::copy(&mut std::io::repeat(7).take((megabytes as u64) << 20), &mut &file)?;
-            file.sync_all()?;
-            Some(Mapped::of(&file)?)
-        }
-        false => None,
+    let len = megabytes << 20;
+    let mut touch: Box<dyn FnMut(u8)> = if arguments.of_file {
+        let file = tempfile::tempfile_in(&arguments.dir)?;
+        std::io::copy(&mut std::io::repeat(7).take(len as u64), &mut &file)?;
+        file.sync_all()?;
+        let mapped = Mapped::of(&file)?;
+        Box::new(move |_| {
+            for at in (0..len).step_by(PAGE) {
+                // SAFETY: so many bytes of the file are mapped, and nobody changes them.
+                unsafe { mapped.base().add(at).read_volatile() };
+            }
+        })
+    } else {
+        let mut own = vec![0u8; len];
+        Box::new(move |value| {
+            own.iter_mut().step_by(PAGE).for_each(|byte| *byte = std::hint::black_box(value))
+        })
     };
     for round in 0u64.. {
-        own.iter_mut().step_by(PAGE).for_each(|byte| *byte = std::hint::black_box(round as u8));
-        for at in (0..megabytes << 20).step_by(PAGE) {
-            // SAFETY: so many bytes of the file are mapped, and nobody changes them.
-            mapped.as_ref().map(|mapped| unsafe { mapped.base().add(at).read_volatile() });
-        }
+        touch(round as u8);
         if round == 0 {
             println!("ready");
         }
@@ -252,13 +256,14 @@ fn in_group(
     }
     let limit = arguments.limit_mb.unwrap_or(LIMIT_MB);
     let group = Group::new("oo7", (limit as u64) << 20)?;
-    let beside = arguments.neighbour_mb.map(|megabytes| Ok::<_, Failure>((group.part("beside")?, megabytes)));
-    let beside = beside.transpose()?;
     let ours = group.part("ours")?;
-    let neighbour =
-        beside.as_ref().map(|(group, megabytes)| Competitor::start(arguments, &group.path, *megabytes, true));
-    let neighbour = neighbour.transpose()?;
-    let read_before = neighbour.as_ref().map(|neighbour| faults(neighbour.0.id())[1]);
+    let mut neighbour = None;
+    if let Some(megabytes) = arguments.neighbour_mb {
+        let beside = group.part("beside")?;
+        let process = Competitor::start(arguments, &beside.path, megabytes, true)?;
+        let read = faults(process.0.id())[1];
+        neighbour = Some((process, read, beside));
+    }
     let competing = limit * competition / 100;
     let _competitor =
         (competing > 0).then(|| Competitor::start(arguments, &ours.path, competing, false)).transpose()?;
@@ -274,11 +279,11 @@ fn in_group(
         return Ok(json!({"refused": "killed for want of memory"}));
     }
     let mut result: Value = serde_json::from_slice(&output.stdout)?;
-    if let (Some(mut neighbour), Some(before)) = (neighbour, read_before) {
-        if let Some(status) = neighbour.0.try_wait()? {
+    if let Some((process, before, _)) = &mut neighbour {
+        if let Some(status) = process.0.try_wait()? {
             return Err(format!("the neighbour has ended: {status}").into());
         }
-        result["neighbour"] = json!(faults(neighbour.0.id())[1] - before);
+        result["neighbour"] = json!(faults(process.0.id())[1] - *before);
     }
     Ok(result)
 }

@@ -247,7 +247,7 @@ unsafe impl Medium for FileMedium {
         if done == 0 { counts[3] } else { 0 }
     }
 
-    fn read_only(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    fn read_no_further(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         // What is advised of a descriptor is of it alone.
         let Ok(apart) = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) else {
             return self.read_at(buffer, offset);

@@ -34,7 +34,7 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     /// What is there, and forced, will hardly be read soon: memory need not keep it.
     fn forget(&self, _offset: u64, _len: u64) {}
     /// As [`Medium::read_at`], and the system reads no more than that.
-    fn read_only(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    fn read_no_further(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.read_at(buffer, offset)
     }
     /// Pages of a part that were pushed out of memory, as far as the system remembers: to read them again counts as

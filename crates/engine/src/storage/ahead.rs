@@ -316,7 +316,7 @@ impl Wish {
     fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
         // The last sector of a file that was adopted may be cut off.
         let len = (self.segment.len() - at).min(buffer.len() as u64);
-        self.segment.file.medium()?.read_only(&mut buffer[..len as usize], self.segment.data + at)
+        self.segment.file.medium()?.read_no_further(&mut buffer[..len as usize], self.segment.data + at)
     }
 
     /// Pages of it that were in memory before.
