@@ -37,8 +37,11 @@ struct Command {
     /// The same; what they change waits in memory, as long as there is memory for three pages.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow", "caught"])]
     lazy: bool,
-    /// With the redo policy, by programs that declare nothing.
+    /// The same; a buffer pool shows the segment.
     #[arg(long, global = true, conflicts_with_all = ["undo", "persistent", "adopted", "duplex", "shadow", "caught", "lazy"])]
+    pool: bool,
+    /// With the redo policy, by programs that declare nothing.
+    #[arg(long, global = true, conflicts_with_all = ["pool", "undo", "persistent", "adopted", "duplex", "shadow", "caught", "lazy"])]
     found: bool,
     /// The machine is short of memory and descriptors.
     #[arg(long, global = true)]
@@ -58,6 +61,7 @@ impl Command {
             () if self.shadow => Flavour::Shadow,
             () if self.caught => Flavour::Caught,
             () if self.lazy => Flavour::Lazy,
+            () if self.pool => Flavour::Pool,
             () if self.found => Flavour::Found,
             () if self.duplex || matches!(self.kind, Kind::Copies { .. }) => Flavour::Duplex,
             () => Flavour::Redo,
@@ -192,6 +196,7 @@ pub fn main() -> ExitCode {
         Flavour::Shadow => " --shadow",
         Flavour::Caught => " --caught",
         Flavour::Lazy => " --lazy",
+        Flavour::Pool => " --pool",
         Flavour::Found => " --found",
     };
     let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));

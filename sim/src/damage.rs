@@ -43,7 +43,9 @@ pub fn flips(start: &Start, script: &Script, count: u64, random: &mut Random) ->
         // While a log is there, pages that it names are not compared with their sums.
         let names: &[&str] = match (start.flavour, closed) {
             // Nothing there is compared with anything.
-            (Flavour::Shadow | Flavour::Caught | Flavour::Lazy, _) => &["shadow", "shadow", "catalog"],
+            (Flavour::Shadow | Flavour::Caught | Flavour::Lazy | Flavour::Pool, _) => {
+                &["shadow", "shadow", "catalog"]
+            }
             (_, true) => &["data.segment", "data.sums", "log"],
             (_, false) => &["log", "log", "catalog", "stage"],
         };

@@ -1,7 +1,7 @@
 //! Kinds of stores.
 
 use crate::media::Hardware;
-use caliburn::{BeforeImages, Class, Policy, Tracking};
+use caliburn::{BeforeImages, BufferPool, Class, Policy, Replacement, Tracking};
 
 /// Kinds of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub enum Flavour {
     Caught,
     /// The same; pages wait in memory, and are stolen when they are more than three.
     Lazy,
+    /// The same, in a buffer pool of as many frames as half of the segment has pages when it is new.
+    Pool,
     /// With the redo policy, by programs that declare nothing: their stores are found when they commit.
     Found,
 }
@@ -32,7 +34,7 @@ impl Flavour {
         match self {
             Flavour::Redo | Flavour::Adopted | Flavour::Duplex | Flavour::Found => Policy::Redo,
             Flavour::Undo | Flavour::Persistent => Policy::Undo,
-            Flavour::Shadow | Flavour::Caught | Flavour::Lazy => Policy::Shadow,
+            Flavour::Shadow | Flavour::Caught | Flavour::Lazy | Flavour::Pool => Policy::Shadow,
         }
     }
 
@@ -54,7 +56,7 @@ impl Flavour {
     /// How programs change memory.
     pub fn tracking(self) -> Tracking {
         match self {
-            Flavour::Caught | Flavour::Lazy => Tracking::Fault,
+            Flavour::Caught | Flavour::Lazy | Flavour::Pool => Tracking::Fault,
             Flavour::Found => Tracking::Scan,
             _ => Tracking::Declared,
         }
@@ -63,6 +65,12 @@ impl Flavour {
     /// When what pages held is kept.
     pub fn before_images(self) -> BeforeImages {
         if self == Flavour::Lazy { BeforeImages::Adaptive } else { BeforeImages::Eager }
+    }
+
+    /// The pool that it has.
+    pub fn pool(self) -> Option<BufferPool> {
+        let pool = BufferPool { bytes: 8 * 4096, page_bytes: 4096, replacement: Replacement::Random };
+        (self == Flavour::Pool).then_some(pool)
     }
 
     /// Whether every commit is forced.

@@ -129,6 +129,9 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
         .declared_only(flavour == Flavour::Adopted)
         .require(flavour.reach())
         .media(Arc::new(MachineMedia(machine.clone())));
+    if let Some(pool) = flavour.pool() {
+        options.buffer_pool(pool);
+    }
     if flavour == Flavour::Duplex {
         options.duplex_log(SECOND);
     }

@@ -65,10 +65,11 @@ pub use storage::error::{
     BranchError, CloseError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError,
     SegmentError,
 };
+pub use storage::pool::PoolCounts;
 pub use storage::progress::{Phase, Progress};
 pub use storage::replica::{Replica, ReplicaError, ReplicaPart};
 pub use storage::report::{Problem, Report};
-pub use storage::settings::{BeforeImages, Extent, Prefetch};
+pub use storage::settings::{BeforeImages, BufferPool, Extent, Prefetch, Replacement};
 pub use storage::tuning::Tuning;
 pub use tracking::guard::Guard;
 pub use tracking::verify::Undeclared;

@@ -1,5 +1,6 @@
 //! Stores to protected memory, caught (McNamee, section 5.2.2): the thread that stores waits in a signal handler
-//! until another one has done what must come first, and has let the page be stored to; then its store goes on.
+//! until another one has done what must come first, and has let the page be stored to; then its store goes on. Where
+//! memory is hidden, those who load from it are caught as well.
 //!
 //! ```text
 //!   who stores:   fault - handler: leave the address on the desk - wait - store again
@@ -23,6 +24,7 @@ pub struct Desk {
     taken: AtomicU32,
     state: AtomicU32,
     address: AtomicUsize,
+    stored: AtomicBool,
     /// The process of the server, and its thread.
     process: AtomicU32,
     thread: AtomicU32,
@@ -34,7 +36,7 @@ mod state {
     pub const IDLE: u32 = 0;
     /// An address was left.
     pub const ASKED: u32 = 1;
-    /// The page can be stored to.
+    /// The access can be made again.
     pub const OPENED: u32 = 2;
     /// It must not be.
     pub const REFUSED: u32 = 3;
@@ -76,8 +78,9 @@ impl Desk {
         self.used.store(false, Ordering::SeqCst);
     }
 
-    /// Calls `open` with each address that is stored to, until the desk is closed: whether it can be stored to now.
-    pub fn serve(&self, mut open: impl FnMut(usize) -> bool) {
+    /// Calls `open` with each address that is caught, and whether it is stored to, until the desk is closed. What
+    /// it returns: whether the access can be made now.
+    pub fn serve(&self, mut open: impl FnMut(usize, bool) -> bool) {
         /// Who waits must not wait for a thread that has panicked.
         struct Close<'d>(&'d Desk);
         impl Drop for Close<'_> {
@@ -90,7 +93,8 @@ impl Desk {
         loop {
             match self.state.load(Ordering::SeqCst) {
                 state::ASKED => {
-                    let opened = open(self.address.load(Ordering::SeqCst));
+                    let opened =
+                        open(self.address.load(Ordering::SeqCst), self.stored.load(Ordering::SeqCst));
                     let answer = if opened { state::OPENED } else { state::REFUSED };
                     // It may have been closed meanwhile.
                     self.change(state::ASKED, answer);
@@ -113,8 +117,8 @@ impl Desk {
         wake(&self.state);
     }
 
-    /// In a handler: has the page opened. False if it must not be stored to.
-    fn ask(&self, address: usize) -> bool {
+    /// In a handler: has the page opened. False if the access must not be made.
+    fn ask(&self, address: usize, stored: bool) -> bool {
         let of_this = self.process.load(Ordering::SeqCst) == getpid().as_raw_nonzero().get() as u32;
         // A child has no server, and a server that stores would wait for itself.
         if !of_this || self.thread.load(Ordering::SeqCst) == gettid().as_raw_nonzero().get() as u32 {
@@ -128,6 +132,7 @@ impl Desk {
             }
         }
         self.address.store(address, Ordering::SeqCst);
+        self.stored.store(stored, Ordering::SeqCst);
         if self.change(state::IDLE, state::ASKED) {
             wake(&self.state);
         }
@@ -145,36 +150,52 @@ impl Desk {
     }
 }
 
+/// What is caught of a stretch of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Catch {
+    /// Stores.
+    Stores,
+    /// Loads too.
+    All,
+}
+
 /// Stretches of memory whose stores can be caught, in a process.
 const KNOWN: usize = 1024;
 
 struct Known {
     base: AtomicUsize,
     len: AtomicUsize,
+    loads: AtomicBool,
     desk: AtomicPtr<Desk>,
 }
 
 static LIST: [Known; KNOWN] = [const {
-    Known { base: AtomicUsize::new(0), len: AtomicUsize::new(0), desk: AtomicPtr::new(std::ptr::null_mut()) }
+    Known {
+        base: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        loads: AtomicBool::new(false),
+        desk: AtomicPtr::new(std::ptr::null_mut()),
+    }
 }; KNOWN];
 
 /// An address that nothing is mapped at: the entry is being filled.
 const FILLING: usize = 1;
 
-/// While it lives, stores to that stretch which its protection forbids are caught.
+/// While it lives, accesses to that stretch which its protection forbids are caught.
 #[derive(Debug)]
 pub struct Caught(usize);
 
 impl Caught {
-    /// Has stores to `len` bytes at `base` brought before a desk, by the handler that
+    /// Has accesses to `len` bytes at `base` brought before a desk, by the handler that
     /// [`Named`](crate::guard::Named) installs. None if there are too many such stretches.
-    pub fn new(base: usize, len: usize, desk: &'static Desk) -> Option<Caught> {
+    pub fn new(base: usize, len: usize, what: Catch, desk: &'static Desk) -> Option<Caught> {
         let free = |known: &Known| {
             known.base.compare_exchange(0, FILLING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
         let number = LIST.iter().position(free)?;
         let known = &LIST[number];
         known.len.store(len, Ordering::SeqCst);
+        known.loads.store(what == Catch::All, Ordering::SeqCst);
         known.desk.store(std::ptr::from_ref(desk).cast_mut(), Ordering::SeqCst);
         known.base.store(base, Ordering::SeqCst);
         Some(Caught(number))
@@ -192,12 +213,15 @@ impl Drop for Caught {
     }
 }
 
-/// In a handler, for a store that a protection forbids: whether it can be made now. None if nobody wants to know.
-pub(crate) fn opened(address: usize) -> Option<bool> {
+/// In a handler, for an access that a protection forbids: whether it can be made now. None if nobody wants to know.
+pub(crate) fn opened(address: usize, stored: bool) -> Option<bool> {
     let known = LIST.iter().find(|known| {
         let (base, len) = (known.base.load(Ordering::SeqCst), known.len.load(Ordering::SeqCst));
         base > FILLING && address >= base && address - base < len
     })?;
+    if !stored && !known.loads.load(Ordering::SeqCst) {
+        return None;
+    }
     // SAFETY: a desk was put there before the base, and is never freed.
-    Some(unsafe { &*known.desk.load(Ordering::SeqCst) }.ask(address))
+    Some(unsafe { &*known.desk.load(Ordering::SeqCst) }.ask(address, stored))
 }

@@ -383,6 +383,13 @@ unsafe impl Media for Directory {
         }
     }
 
+    fn scratch(&self, directory: &Path, len: u64) -> io::Result<OwnedFd> {
+        match self.inside(directory) {
+            Some(name) if name == Path::new(".") => names::scratch(self.descriptor.as_fd(), len),
+            _ => Files.scratch(directory, len),
+        }
+    }
+
     fn list_outside(&self, path: &Path) {
         // It may be about to be made.
         let made = |path: PathBuf| {

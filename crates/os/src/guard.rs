@@ -261,7 +261,10 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
         libc::SIGBUS => (false, code == libc::BUS_ADRERR),
         _ => (code == ACCESS || code == KEY, false),
     };
-    if signal == libc::SIGSEGV && code == ACCESS && is_store(context) && faults::opened(address) == Some(true)
+    if signal == libc::SIGSEGV
+        && code == ACCESS
+        && let Some(stored) = is_store(context)
+        && faults::opened(address, stored) == Some(true)
     {
         return;
     }
@@ -288,21 +291,50 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     HANDED_ON.set((0, 0));
 }
 
-/// Whether the fault is that of a store, as far as the processor tells: not a jump to what is no code.
-fn is_store(context: *mut libc::c_void) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        const WRITE: i64 = 2;
-        // SAFETY: the kernel hands over a valid structure of this type.
-        let error =
-            unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
-        error & WRITE != 0
+/// Whether the fault is that of a store. None: that of a jump to what is no code.
+#[cfg(target_arch = "x86_64")]
+fn is_store(context: *mut libc::c_void) -> Option<bool> {
+    const WRITE: i64 = 2;
+    const FETCH: i64 = 16;
+    // SAFETY: the kernel hands over a valid structure of this type.
+    let error = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
+    (error & FETCH == 0).then_some(error & WRITE != 0)
+}
+
+/// The same: a record among those that follow the registers says so. Where there is none, as some emulators have
+/// it, every fault is taken for that of a store.
+#[cfg(target_arch = "aarch64")]
+fn is_store(context: *mut libc::c_void) -> Option<bool> {
+    const ESR_MAGIC: u32 = 0x4553_5201;
+    const RECORDS: usize = 4096;
+    const JUMPS: [u64; 2] = [0x20, 0x21];
+    const WRITE: u64 = 1 << 6;
+    // SAFETY: the kernel hands over a valid structure of this type, whose last bytes are records: each begins with
+    // its kind and its length, and one of kind zero ends them.
+    unsafe {
+        let machine = &raw const (*context.cast::<libc::ucontext_t>()).uc_mcontext;
+        let records = machine.cast::<u8>().add(size_of::<libc::mcontext_t>() - RECORDS);
+        let mut at = 0;
+        while at + 16 <= RECORDS {
+            let record = records.add(at);
+            let (kind, len) = (record.cast::<u32>().read(), record.cast::<u32>().add(1).read() as usize);
+            if kind == ESR_MAGIC {
+                let syndrome = record.cast::<u64>().add(1).read();
+                return (!JUMPS.contains(&(syndrome >> 26 & 0x3F))).then_some(syndrome & WRITE != 0);
+            }
+            if kind == 0 || len == 0 {
+                break;
+            }
+            at += len;
+        }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = context;
-        true
-    }
+    Some(true)
+}
+
+/// The same, where nothing tells.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn is_store(_: *mut libc::c_void) -> Option<bool> {
+    Some(true)
 }
 
 /// Calls another's handler.

@@ -155,6 +155,35 @@ impl Reservation {
         })
     }
 
+    /// Maps `len` bytes of a file of the engine's own from `offset`, shared and for reading, in memory at once. A
+    /// forked child has nothing there: what the file holds then is not what it held before.
+    ///
+    /// # Safety
+    /// As for [`Reservation::map_private`].
+    pub unsafe fn map_frame(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+        // SAFETY: passed on from the caller; the advice changes no content.
+        unsafe {
+            self.map(at, len, fd, offset, MapFlags::SHARED | MapFlags::POPULATE, false)?;
+            Ok(madvise(self.base.as_ptr().add(at).cast(), len, Advice::LinuxDontFork)?)
+        }
+    }
+
+    /// Takes away what is mapped in a part of the reservation: whoever touches it faults.
+    ///
+    /// # Safety
+    /// No reference into that part may exist.
+    pub unsafe fn withdraw(&self, at: usize, len: usize) -> io::Result<()> {
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= self.len),
+            "withdrawing outside its reservation"
+        );
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the target lies within this reservation, which is ours to replace; the caller vouches that nobody
+        // refers to it.
+        unsafe { mmap_anonymous(self.base.as_ptr().add(at).cast(), len, ProtFlags::empty(), flags) }?;
+        Ok(())
+    }
+
     unsafe fn map(
         &self,
         at: usize,
@@ -395,6 +424,16 @@ pub unsafe fn advise_huge(start: *mut u8, len: usize) {
 pub unsafe fn protect_read_only(start: *mut u8, len: usize) -> io::Result<()> {
     // SAFETY: passed on from the caller.
     unsafe { mprotect(start.cast(), len, MprotectFlags::READ)? };
+    Ok(())
+}
+
+/// Forbids all accesses to a range; an attempt faults.
+///
+/// # Safety
+/// As for [`protect_read_only`].
+pub unsafe fn hide(start: *mut u8, len: usize) -> io::Result<()> {
+    // SAFETY: passed on from the caller.
+    unsafe { mprotect(start.cast(), len, MprotectFlags::empty())? };
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -210,6 +210,12 @@ pub unsafe trait Media: Send + Sync + fmt::Debug {
     /// Locks a file, made if it is missing, against other processes: shared with other readers, or alone.
     fn lock(&self, path: &Path, shared: bool) -> Result<Lock, LockError> {
         Lock::take(&LockFile::outside(path), shared)
+    }
+
+    /// A file of zeros without a name, which nobody else has and which is gone with its descriptor, with its space
+    /// allocated: in the directory, or in memory.
+    fn scratch(&self, _directory: &Path, len: u64) -> io::Result<OwnedFd> {
+        names::scratch_in_memory(len)
     }
 
     /// A fresh random identity.

@@ -1,9 +1,13 @@
 //! Names in directories: opening, making, replacing, locking what they mean.
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fchmod, fstat, openat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, MemfdFlags, Mode, OFlags, fallocate, fchmod, fstat, ftruncate,
+    memfd_create, openat, renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -74,7 +78,7 @@ pub(crate) fn replace(
     let staged = name.with_extension("new");
     // Left by somebody who was killed in here.
     match unlinkat(directory, &staged, AtFlags::empty()) {
-        Err(rustix::io::Errno::NOENT) | Ok(()) => {}
+        Err(Errno::NOENT) | Ok(()) => {}
         Err(errno) => return Err(errno.into()),
     }
     let flags = INSIDE | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
@@ -95,6 +99,24 @@ pub(crate) fn replace(
         Ok(()) => Replaced::Durably,
         Err(errno) => Replaced::Perhaps(errno.into()),
     })
+}
+
+/// A file of zeros in memory, without a name.
+pub(crate) fn scratch_in_memory(len: u64) -> io::Result<OwnedFd> {
+    let file = memfd_create("caliburn", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, len)?;
+    Ok(file)
+}
+
+/// A file of zeros in a directory, without a name and with its space allocated; in memory where the directory has
+/// no such files.
+pub(crate) fn scratch(directory: BorrowedFd<'_>, len: u64) -> io::Result<OwnedFd> {
+    let made = openat(directory, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, PRIVATE);
+    match made.and_then(|file| fallocate(&file, FallocateFlags::empty(), 0, len).map(|()| file)) {
+        Ok(file) => Ok(file),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => scratch_in_memory(len),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// A lock file that is opened anew each time it is asked for, and looked at where it is now.

@@ -7,6 +7,7 @@ use crate::policy::table;
 use crate::storage;
 use crate::storage::directory::{self, CATALOG, LOCK, LOG, SHADOW, STAGE, UNDO};
 use crate::storage::error::OpenError;
+use crate::storage::pool::Pool;
 use crate::storage::segment::Opener;
 use crate::storage::segment_file::Descriptors;
 use crate::storage::settings::BeforeImages;
@@ -46,7 +47,7 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
     options.settings.media = directory::hold(dir, settings)?;
     // What is found when a transaction commits, or could not be kept, is in memory before it is declared.
     options.settings.declared_only |= options.wanted().tracking != Tracking::Declared;
-    if options.wanted().tracking != Tracking::Fault {
+    if options.wanted().tracking != Tracking::Fault || options.settings.pool.is_some() {
         // Who declares may have other threads store to what is declared, and nobody would stop them.
         options.settings.before_images = BeforeImages::Eager;
     }
@@ -64,9 +65,14 @@ pub(super) fn open(dir: &Path, options: &Options) -> Result<Arc<Shared>, OpenErr
     recover(dir, &options, lock)
 }
 
-/// Refuses to look for changes where memory is the segment: what it held would be known no more.
+/// Refuses to look for changes where memory is the segment: what it held would be known no more. A pool takes the
+/// log of before-images.
 fn tracks(kind: &dyn Kind, options: &Options) -> Result<(), OpenError> {
     let policy = kind.policy();
+    if let Some(pool) = options.settings.pool.filter(|_| policy != Policy::Shadow) {
+        let why = format!("the {} policy keeps no before-images; use Policy::Shadow", policy.name());
+        return Err(OpenError::Option { name: "buffer_pool", value: pool.bytes, why });
+    }
     if kind.is_private() || options.wanted().tracking != Tracking::Scan {
         return Ok(());
     }
@@ -126,6 +132,8 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     let descriptors = Descriptors::of(media);
     let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write, claim: true };
     let segments = directory::open_segments(opener, &catalog, kind.sums())?;
+    let made = settings.pool.map(|how| Pool::new(&how, media, dir)).transpose();
+    let pool = made.map_err(OpenError::io("make a buffer pool in", dir))?;
     let (wanted, locks, dir) = (options.wanted(), vec![lock], dir.to_owned());
     let found = storage::Found {
         dir,
@@ -136,6 +144,7 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
         log_locks: Vec::new(),
         keys: wanted.keys(),
         images: wanted.tracking == Tracking::Scan,
+        pool,
     };
     let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
     if write {

@@ -6,10 +6,11 @@ use crate::policy::kind::Policy;
 use crate::policy::redo::history::History;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
+use crate::storage::pool;
 use crate::storage::progress::{Progress, Watch};
 use crate::storage::replica::Replica;
 use crate::storage::report::Report;
-use crate::storage::settings::{BeforeImages, Copies, LOG_BYTES, Prefetch, Settings};
+use crate::storage::settings::{BeforeImages, BufferPool, Copies, LOG_BYTES, Prefetch, Settings};
 use crate::storage::tuning::Tuning;
 use crate::tracking::guard::Guard;
 use crate::tracking::{Tracking, Wanted};
@@ -195,6 +196,16 @@ impl Options {
         self
     }
 
+    /// Has regions shown by a buffer pool, in place of the system: with the shadow policy, where stores are caught
+    /// ([`Tracking::Fault`]). Before-images are written at once then. Loads are caught as well, so that system calls
+    /// that are given memory of a region fail with EFAULT where its page is not in a frame, declared or not: copy
+    /// it. A forked child has no memory where regions are. Default: the system does it, which is better wherever
+    /// memory is wanted by others too.
+    pub fn buffer_pool(&mut self, pool: BufferPool) -> &mut Options {
+        self.settings.pool = Some(pool);
+        self
+    }
+
     /// What is read into memory before the program touches it, by a thread, and until memory is short: how fast is
     /// [`Tuning::prefetch_rate`]. Default: what is asked for. It may be another one at each opening. Nothing is read
     /// of files in memory; without background threads nothing but what is asked for, of which the system is told.
@@ -345,6 +356,13 @@ impl Options {
         if self.wanted.tracking != Tracking::Declared && self.wanted.verify {
             let why = "nothing is undeclared where changes are found";
             return bad("verify", 1, why.into());
+        }
+        if let Some(pool) = &self.settings.pool {
+            pool::check(pool)?;
+            if self.settings.read_only || self.wanted.tracking != Tracking::Fault {
+                let why = "takes Tracking::Fault, and a store that is opened for writing".to_owned();
+                return bad("buffer_pool", pool.bytes, why);
+            }
         }
         if self.create_new && self.settings.read_only {
             return bad("read_only", 1, "a store is not created read-only".into());

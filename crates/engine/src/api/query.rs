@@ -5,6 +5,7 @@ use crate::api::shared::Shared;
 use crate::api::store::Store;
 use crate::api::transaction::TransactionId;
 use crate::policy::query::{Query, Statistics};
+use crate::storage::pool::PoolCounts;
 
 /// The state of a region at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +21,11 @@ impl Store {
     /// The state of the store.
     pub fn query(&self) -> Query {
         self.shared.query()
+    }
+
+    /// What the buffer pool has done, if there is one.
+    pub fn buffer_pool(&self) -> Option<PoolCounts> {
+        self.shared.storage.pool.as_ref().map(|pool| pool.counts())
     }
 
     /// The counters.

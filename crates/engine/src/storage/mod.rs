@@ -8,6 +8,7 @@ pub(crate) mod directory;
 pub(crate) mod error;
 pub(crate) mod extents;
 pub(crate) mod meter;
+pub(crate) mod pool;
 pub(crate) mod pressure;
 pub(crate) mod progress;
 pub(crate) mod redo_ranges;
@@ -37,6 +38,7 @@ use catalog::{Catalog, Entry};
 use class::Class;
 use error::{Failure, SegmentError};
 use meter::Meter;
+use pool::Pool;
 use region::RegionState;
 use region_table::RegionTable;
 use segment::{Opener, SegmentState};
@@ -83,6 +85,8 @@ pub(crate) struct Storage {
     /// Whether there are threads in the background.
     pub background: bool,
     pub prefetch: Prefetch,
+    /// What shows regions, where the system does not.
+    pub pool: Option<Pool>,
     pub ahead: Ahead,
     pub touched: Touched,
     pub gate: AtomicU32,
@@ -119,6 +123,8 @@ pub(crate) struct Found {
     pub keys: bool,
     /// See [`Storage::images`].
     pub images: bool,
+    /// See [`Storage::pool`].
+    pub pool: Option<Pool>,
 }
 
 /// Bytes that private pages of regions may take: their images take as many.
@@ -147,6 +153,7 @@ impl Storage {
             images: found.images,
             background: settings.background,
             prefetch: settings.prefetch,
+            pool: found.pool,
             ahead: Ahead::default(),
             touched,
             gate: AtomicU32::new(if settings.read_only { gate::READ_ONLY } else { 0 }),

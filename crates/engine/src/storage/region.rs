@@ -160,6 +160,13 @@ impl RegionState {
         self.map_segment(storage, part, false)
     }
 
+    /// Takes away what is mapped in a part: whoever touches it from now on is served by a buffer pool.
+    pub fn withdraw(&self, part: Range<usize>) -> io::Result<()> {
+        let len = part.len().next_multiple_of(page_size());
+        // SAFETY: there are no references into regions. Without a pool the touch ends the process.
+        unsafe { self.reservation.withdraw(part.start, len) }
+    }
+
     /// Lets part of it be stored to, or has who stores there caught.
     pub fn protect(&self, part: Range<usize>, write: bool) -> io::Result<()> {
         // SAFETY: the part is mapped. A store that is not caught ends the process, as it should.

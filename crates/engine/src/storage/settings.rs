@@ -33,6 +33,41 @@ pub enum BeforeImages {
     Adaptive,
 }
 
+/// Memory of the engine's own in which regions show their segments, page by page, in place of the system's: what
+/// databases do (McNamee, section 6.1.1), as a yardstick for what the system does by itself
+/// ([`Options::buffer_pool`](crate::Options::buffer_pool)). A page is read when it is touched, and another one goes
+/// to its place in the segment for it, as soon as all frames of the pool are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferPool {
+    /// Bytes of all frames: at least eight.
+    pub bytes: u64,
+    /// Bytes that are read and written at once: a power of two, from the system's page to 16 MiB. Each page in a
+    /// frame takes two mappings of those that the process may have (`vm.max_map_count`), so a pool of small
+    /// pages is not large.
+    pub page_bytes: usize,
+    /// Which page goes.
+    pub replacement: Replacement,
+}
+
+impl Default for BufferPool {
+    /// What the paper found to be best: 96 MiB, in pages of 64 KiB, replaced at random.
+    fn default() -> BufferPool {
+        BufferPool { bytes: 96 << 20, page_bytes: 64 << 10, replacement: Replacement::Random }
+    }
+}
+
+/// Which page leaves a buffer pool for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replacement {
+    /// Any.
+    Random,
+    /// The one that has been there for the longest time.
+    Fifo,
+    /// The same, but a quarter of the frames are hidden from the program: what it touches there is young again, for
+    /// the price of a fault.
+    SecondChance,
+}
+
 /// How much a transaction will change ([`Transaction::will_change`](crate::Transaction::will_change)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
@@ -85,6 +120,7 @@ pub(crate) struct Settings {
     pub declared_only: bool,
     pub before_images: BeforeImages,
     pub prefetch: Prefetch,
+    pub pool: Option<BufferPool>,
     pub rules: Rules,
     pub copied: bool,
     pub watch: Watch,
@@ -109,6 +145,7 @@ impl Default for Settings {
             declared_only: false,
             before_images: BeforeImages::default(),
             prefetch: Prefetch::default(),
+            pool: None,
             rules: Rules::default(),
             copied: false,
             watch: Watch::default(),

@@ -12,13 +12,14 @@
 //! ends the process, as a wild one. System calls that store to a page which is not open fail with EFAULT: who
 //! calls one declares the range before.
 
+use super::opened::Opened;
 use super::{Save, Tracker, Tracking, Wanted};
 use crate::storage::Storage;
 use crate::storage::error::{MapError, RangeError};
 use crate::storage::region::RegionState;
 use crate::write_set::{Sets, WriteSet};
 use caliburn_log::media_error::MediaError;
-use caliburn_os::faults::{Caught, Desk};
+use caliburn_os::faults::{Catch, Caught, Desk};
 use caliburn_os::guard::{self, Named};
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
@@ -29,14 +30,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most pages that one fault opens, as long as there are mappings enough: what one force of the policy brings.
-const RUN_MAX: usize = 120;
-
 /// Runs of pages that are open, in all regions of the process.
 static RUNS: AtomicUsize = AtomicUsize::new(0);
-
-/// Pages so close to one that is open are worth saving with others: decision 036.
-const NEAR: usize = 8;
 
 /// Catches the stores to a store's regions.
 pub(super) struct Faults {
@@ -63,8 +58,8 @@ struct Watched {
     region: Arc<RegionState>,
     /// Bytes that are protected but for what is open.
     len: usize,
-    /// Pages that can be stored to: runs, the end of each by its beginning. No two adjoin.
-    open: BTreeMap<usize, usize>,
+    /// Pages that can be stored to.
+    open: Opened,
     /// Pages of which what they held could not be kept.
     lost: Vec<Lost>,
     caught: Caught,
@@ -92,7 +87,7 @@ pub(super) fn begin(wanted: &Wanted, storage: &Arc<Storage>, sets: &Arc<Sets>) -
         let (storage, sets, state) = (storage.clone(), sets.clone(), Mutex::default());
         Box::new(Faults { storage, sets, desk: Desk::new(), state })
     };
-    (wanted.tracking == Tracking::Fault && !storage.is_read_only()).then(made)
+    (wanted.tracking == Tracking::Fault && storage.pool.is_none() && !storage.is_read_only()).then(made)
 }
 
 impl Tracker for Faults {
@@ -165,7 +160,7 @@ impl Tracker for Faults {
 
     fn unmapped(&self, region: &RegionState, left: bool) {
         let watched = self.lock().regions.remove(&region.base);
-        RUNS.fetch_sub(watched.as_ref().map_or(0, |watched| watched.open.len()), Ordering::Relaxed);
+        RUNS.fetch_sub(watched.as_ref().map_or(0, |watched| watched.open.runs()), Ordering::Relaxed);
         if let Some(watched) = watched.filter(|_| left)
             && let Err(error) = watched.set(0..watched.len.div_ceil(page_size()), true)
         {
@@ -175,7 +170,7 @@ impl Tracker for Faults {
     }
 
     fn catch(&self, save: Save<'_>) {
-        self.desk.serve(|address| self.serve(address, save));
+        self.desk.serve(|address, _| self.serve(address, save));
     }
 
     fn stop(&self) {
@@ -198,8 +193,8 @@ impl Faults {
     fn watch(&self, state: &mut State, region: &Arc<RegionState>, part: Range<usize>) -> io::Result<()> {
         if part.start == 0 {
             let too_many = || io::Error::other("the process has too many regions whose stores are caught");
-            let caught = Caught::new(region.base, part.end, self.desk).ok_or_else(too_many)?;
-            let (region, open, lost) = (region.clone(), BTreeMap::new(), Vec::new());
+            let caught = Caught::new(region.base, part.end, Catch::Stores, self.desk).ok_or_else(too_many)?;
+            let (region, open, lost) = (region.clone(), Opened::default(), Vec::new());
             let base = region.base;
             let watched = Watched { region, len: 0, open, lost, caught, named: None };
             state.regions.insert(base, watched);
@@ -229,15 +224,14 @@ impl Faults {
             return false;
         }
         let page = (address - base) / page_size();
-        if watched.is_open(page) {
+        if watched.open.contains(page) {
             // Another thread stored there at the same time, or its policy had it protected for a moment.
             return watched.set(page..page + 1, true).is_ok();
         }
         let set = self.sets.slots.resume(current);
         let grain = watched.grain();
-        // Faults that are close together are served together: the more, the more of them there are.
-        let run = if watched.is_near(page) { (2 * *last).min(RUN_MAX) } else { (*last / 2).max(1) };
-        let pages = watched.around(page, run, grain);
+        let run = watched.open.next_run(page, *last);
+        let pages = watched.open.around(page, run, grain, watched.pages());
         *last = run;
         // What is too much for several may not be for one.
         let done = watched.open(pages, &set, save).or_else(|_| watched.open(page..page + 1, &set, save));
@@ -249,16 +243,6 @@ impl Faults {
 }
 
 impl Watched {
-    fn is_open(&self, page: usize) -> bool {
-        self.open.range(..=page).next_back().is_some_and(|(_, end)| *end > page)
-    }
-
-    /// Whether a page close to this one is open.
-    fn is_near(&self, page: usize) -> bool {
-        let before = self.open.range(..=page).next_back().is_some_and(|(_, end)| end + NEAR > page);
-        before || self.open.range(page..).next().is_some_and(|(start, _)| page + NEAR >= *start)
-    }
-
     /// A part that is just being mapped is protected before anybody may know of it.
     fn bytes_mapped(&self) -> usize {
         self.len.min(self.region.len())
@@ -282,41 +266,21 @@ impl Watched {
         }
     }
 
-    /// The first page that is open behind one that is not; their number if there is none.
-    fn next_open(&self, page: usize) -> usize {
-        self.open.range(page..).next().map_or(self.pages(), |(start, _)| *start)
-    }
-
-    /// What a fault is to open: a run of pages that are not open, or the stretch that the page lies in.
-    fn around(&self, page: usize, run: usize, grain: usize) -> Range<usize> {
-        let end = (page + run).min(self.next_open(page));
-        let stretch = page / grain * grain..((page / grain + 1) * grain).min(self.pages());
-        stretch.start.min(page)..stretch.end.max(end)
-    }
-
     /// Saves what pages hold, those that are not open, and opens them.
     fn open(&mut self, pages: Range<usize>, set: &WriteSet<'_>, save: Save<'_>) -> Result<(), RangeError> {
-        let page = page_size();
-        let mut at = pages.start;
-        while at < pages.end {
-            if let Some((_, end)) = self.open.range(..=at).next_back().filter(|(_, end)| **end > at) {
-                at = *end;
-                continue;
-            }
-            let next = self.open.range(at..).next().map_or(pages.end, |(start, _)| (*start).min(pages.end));
-            let (from, to) = (at * page, (next * page).min(self.len));
+        for gap in self.open.gaps(pages) {
+            let part = self.bytes(&gap);
             let early = planted("opened-before-it-is-saved");
             if early {
-                self.set(at..next, true).map_err(|source| self.refused(source))?;
+                self.set(gap.clone(), true).map_err(|source| self.refused(source))?;
             }
             if !planted("found-pages-not-saved") {
-                save(set, &self.region, from, to - from)?;
+                save(set, &self.region, part.start, part.len())?;
             }
             if !early {
-                self.set(at..next, true).map_err(|source| self.refused(source))?;
+                self.set(gap.clone(), true).map_err(|source| self.refused(source))?;
             }
-            self.note(at..next);
-            at = next;
+            self.note(gap);
         }
         Ok(())
     }
@@ -325,19 +289,12 @@ impl Watched {
         RangeError::Guard { segment: self.region.segment.name.clone(), source }
     }
 
-    /// Pages are open: a run, joined with those that it adjoins.
+    /// Pages are open.
     fn note(&mut self, pages: Range<usize>) {
-        let Range { mut start, mut end } = pages;
-        if let Some((before, _)) = self.open.range(..start).next_back().filter(|(_, at)| **at == start) {
-            start = *before;
-        }
-        let before = self.open.len();
-        if let Some(behind) = self.open.remove(&end) {
-            end = behind;
-        }
-        self.open.insert(start, end);
+        let before = self.open.runs();
+        self.open.insert(pages);
         // The difference may be less than nothing, which wraps.
-        RUNS.fetch_add(self.open.len().wrapping_sub(before), Ordering::Relaxed);
+        RUNS.fetch_add(self.open.runs().wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// Lets pages be stored to, or not.
@@ -358,9 +315,9 @@ impl Watched {
     /// goes to a copy of the page, which goes when the transaction does, as it must; else what it holds is kept
     /// here. So do those about it, as far as one fault opens them. False if that cannot be had either.
     fn lose(&mut self, page: usize, grain: usize, storage: &Storage) -> bool {
-        let stretch = self.around(page, 1, grain);
-        let before = self.open.range(..=page).next_back().map_or(0, |(_, end)| *end);
-        let pages = stretch.start.max(before)..stretch.end.min(self.next_open(page));
+        let stretch = self.open.around(page, 1, grain, self.pages());
+        let next = self.open.next(page, self.pages());
+        let pages = stretch.start.max(self.open.before(page))..stretch.end.min(next);
         let part = self.bytes(&pages);
         let held = if self.region.shared.load(Ordering::Relaxed) {
             if self.region.map_private(storage, part, None, true).is_err() {
@@ -409,7 +366,7 @@ impl Watched {
     /// Protects what is open. Many runs are protected in one: that takes no mappings, but gives some back.
     fn protect_again(&mut self) -> io::Result<()> {
         const MANY: usize = 64;
-        let open = std::mem::take(&mut self.open);
+        let open = self.open.take();
         RUNS.fetch_sub(open.len(), Ordering::Relaxed);
         if planted("not-protected-again") {
             return Ok(());

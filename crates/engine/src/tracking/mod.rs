@@ -6,6 +6,8 @@
 pub(crate) mod fault;
 pub(crate) mod guard;
 mod noted;
+mod opened;
+mod pool;
 mod scan;
 pub(crate) mod verify;
 
@@ -149,7 +151,7 @@ type Begin = fn(&Wanted, &Arc<Storage>, &Arc<Sets>) -> Option<Box<dyn Tracker>>;
 
 /// All ways, in the order in which they are called: the verifier reads memory that the guard then keeps others
 /// from.
-const WAYS: &[Begin] = &[verify::begin, guard::begin, fault::begin, scan::begin];
+const WAYS: &[Begin] = &[verify::begin, guard::begin, fault::begin, pool::begin, scan::begin];
 
 impl Wanted {
     /// Whether anything must see each declaration.

@@ -139,6 +139,8 @@ impl Recovery for Shadow {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
         let len = part.len() as u64;
         match self.before {
+            // The pool shows it, page by page.
+            _ if self.storage.pool.is_some() => region.withdraw(part)?,
             BeforeImages::Eager => region.map_shared(&self.storage, part, false)?,
             _ => {
                 region.passing.store(true, Ordering::Relaxed);
@@ -228,11 +230,14 @@ impl Recovery for Shadow {
         if !images.pages.is_empty() {
             // Also in a store that has failed, so that programs see the old values.
             let back = images.put_back(&self.storage);
+            self.drop_from_pool(&images);
             if self.storage.failure().is_ok()
                 && let Err(error) = back.and_then(|()| images.end(&self.storage))
             {
                 self.storage.fail(error);
             }
+        } else {
+            self.drop_from_pool(&images);
         }
         images.settle(&self.storage);
     }
@@ -254,7 +259,8 @@ impl Recovery for Shadow {
         self.storage.failure()?;
         images.write_waiting(&self.storage)?;
         if !images.pages.is_empty() {
-            images.end(&self.storage).map_err(|e| self.storage.fail(e))?;
+            let written = self.storage.pool.as_ref().map_or(Ok(()), |pool| pool.write_back());
+            written.and_then(|()| images.end(&self.storage)).map_err(|e| self.storage.fail(e))?;
         }
         images.settle(&self.storage);
         Ok(None)
@@ -299,6 +305,16 @@ const NO_PARTS: &str = "its sets keep no old values, so there are neither savepo
 impl Shadow {
     fn lock(&self) -> MutexGuard<'_, Images> {
         self.images.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Where a pool shows regions: what has images is not what is in its frames, but what is in the segments.
+    fn drop_from_pool(&self, images: &Images) {
+        let Some(pool) = &self.storage.pool else { return };
+        let dropped = pool.drop_changed(IMAGE as u64, |segment, pages| images.pages.meet(segment, pages));
+        if let Err(source) = dropped {
+            let path = self.storage.dir.clone();
+            self.storage.fail(MediaError::of_name("take memory out of the buffer pool of", path, source));
+        }
     }
 }
 
