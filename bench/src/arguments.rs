@@ -53,6 +53,9 @@ pub struct Arguments {
     /// What holds oo7's database; four of them unless told.
     #[arg(long, value_delimiter = ',')]
     pub system: Vec<crate::oo7::System>,
+    /// Megabytes of oo7's buffer pools (96 unless told).
+    #[arg(long)]
+    pub pool_mb: Option<usize>,
     /// What oo7 does; t1 and t2b unless told.
     #[arg(long, value_delimiter = ',')]
     pub traversal: Vec<crate::oo7::Traversal>,

@@ -60,6 +60,9 @@ pub fn test() -> Result<(), String> {
         "exhaustive --transactions 2 --lazy",
         "torture --images 10000 --lazy",
         "faults --share 16 --workloads 5 --lazy",
+        "exhaustive --transactions 2 --pool",
+        "torture --images 3000 --pool",
+        "faults --share 1000 --workloads 1 --pool",
         "torture --images 10000 --found",
         "creation --found",
         "faults --share 16 --workloads 5 --found",
@@ -121,6 +124,8 @@ pub fn soak() -> Result<(), String> {
         "torture --images 300000 --seed 8 --lazy",
         "faults --caught",
         "faults --lazy",
+        "torture --images 100000 --seed 9 --pool",
+        "faults --share 16 --pool",
         "names --walks 10000 --seed 1000",
     ] {
         simulate(SIM, line)?;

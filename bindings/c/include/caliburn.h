@@ -184,6 +184,26 @@
 // Bytes a second that are read ahead at most; UINT64_MAX, the default: as fast as they come. Can be changed later.
 #define CALIBURN_PREFETCH_RATE 24
 
+// Bytes of a buffer pool that shows regions in place of the system, with CALIBURN_SHADOW and CALIBURN_FAULTS; 0,
+// the default: none. System calls that are given memory of a region fail with EFAULT where its page is not in a
+// frame, and a forked child has no memory there.
+#define CALIBURN_POOL_BYTES 25
+
+// Bytes of a page of that pool: a power of two, from the system's page to 16 MiB. Default 64 KiB.
+#define CALIBURN_POOL_PAGE_BYTES 26
+
+// Which page leaves it for another one: CALIBURN_RANDOM (default), CALIBURN_FIFO or CALIBURN_SECOND_CHANCE.
+#define CALIBURN_POOL_REPLACEMENT 27
+
+// Any page.
+#define CALIBURN_RANDOM 0
+
+// The page that has been there for the longest time.
+#define CALIBURN_FIFO 1
+
+// The same, but what is touched while it is hidden stays.
+#define CALIBURN_SECOND_CHANCE 2
+
 // What caliburn_region_prefetch() asks for.
 #define CALIBURN_ASKED 0
 
@@ -483,7 +503,7 @@ int caliburn_heap_statistics_get(const struct caliburn_heap *heap,
 // Makes options with their defaults, to be freed with caliburn_options_free().
 struct caliburn_options *caliburn_options_new(void);
 
-// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_PREFETCH_RATE.
+// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_POOL_REPLACEMENT.
 int caliburn_options_set(struct caliburn_options *options, int option, uint64_t value);
 
 // Sets the file or block device for a new store's log. Default: a file in the store.

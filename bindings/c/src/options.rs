@@ -3,7 +3,9 @@
 use crate::error::{Done, Fault, call};
 use crate::handle::Table;
 use crate::text;
-use caliburn::{BeforeImages, Class, Guard, Options, Phase, Policy, Prefetch, Tracking, Tuning};
+use caliburn::{
+    BeforeImages, BufferPool, Class, Guard, Options, Phase, Policy, Prefetch, Replacement, Tracking, Tuning,
+};
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};
@@ -67,6 +69,21 @@ pub const CALIBURN_BEFORE_IMAGES: c_int = 22;
 pub const CALIBURN_PREFETCH: c_int = 23;
 /// Bytes a second that are read ahead at most; UINT64_MAX, the default: as fast as they come. Can be changed later.
 pub const CALIBURN_PREFETCH_RATE: c_int = 24;
+/// Bytes of a buffer pool that shows regions in place of the system, with CALIBURN_SHADOW and CALIBURN_FAULTS; 0,
+/// the default: none. System calls that are given memory of a region fail with EFAULT where its page is not in a
+/// frame, and a forked child has no memory there.
+pub const CALIBURN_POOL_BYTES: c_int = 25;
+/// Bytes of a page of that pool: a power of two, from the system's page to 16 MiB. Default 64 KiB.
+pub const CALIBURN_POOL_PAGE_BYTES: c_int = 26;
+/// Which page leaves it for another one: CALIBURN_RANDOM (default), CALIBURN_FIFO or CALIBURN_SECOND_CHANCE.
+pub const CALIBURN_POOL_REPLACEMENT: c_int = 27;
+
+/// Any page.
+pub const CALIBURN_RANDOM: c_int = 0;
+/// The page that has been there for the longest time.
+pub const CALIBURN_FIFO: c_int = 1;
+/// The same, but what is touched while it is hidden stays.
+pub const CALIBURN_SECOND_CHANCE: c_int = 2;
 
 /// What caliburn_region_prefetch() asks for.
 pub const CALIBURN_ASKED: c_int = 0;
@@ -115,8 +132,8 @@ pub const CALIBURN_GUARD_PAGES: c_int = 1;
 /// By memory protection keys, where the processor has them.
 pub const CALIBURN_GUARD_KEYS: c_int = 2;
 
-/// Options, and the part of them that can be changed later.
-type Chosen = (Options, Tuning);
+/// Options, the part of them that can be changed later, and a buffer pool, of no bytes if there is to be none.
+type Chosen = (Options, Tuning, BufferPool);
 
 static OPTIONS: Table<Mutex<Chosen>> = Table::new(1);
 
@@ -151,16 +168,41 @@ pub fn tune(tuning: &mut Tuning, option: c_int, value: u64) -> Done<bool> {
     Ok(true)
 }
 
+/// Sets what a buffer pool is like. False if that number names something else.
+fn pooled(pool: &mut BufferPool, option: c_int, value: u64) -> Done<bool> {
+    match option {
+        CALIBURN_POOL_BYTES => pool.bytes = value,
+        CALIBURN_POOL_PAGE_BYTES => pool.page_bytes = value.try_into().unwrap_or(usize::MAX),
+        CALIBURN_POOL_REPLACEMENT => {
+            pool.replacement = match c_int::try_from(value) {
+                Ok(CALIBURN_RANDOM) => Replacement::Random,
+                Ok(CALIBURN_FIFO) => Replacement::Fifo,
+                Ok(CALIBURN_SECOND_CHANCE) => Replacement::SecondChance,
+                _ => {
+                    return Err(Fault::invalid(
+                        "pages are replaced by CALIBURN_RANDOM, CALIBURN_FIFO or CALIBURN_SECOND_CHANCE",
+                    ));
+                }
+            }
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
 /// Options as the library has them: without a guard, which C programs ask for.
 fn fresh() -> Chosen {
     let mut options = Options::new();
     options.guard(Guard::Off);
-    (options, Tuning::default())
+    (options, Tuning::default(), BufferPool { bytes: 0, ..BufferPool::default() })
 }
 
 /// What a handle, or null, says.
 pub fn of(handle: *const caliburn_options) -> Done<Options> {
-    let (mut options, tuning) = if handle.is_null() { fresh() } else { lock(handle)?.clone() };
+    let (mut options, tuning, pool) = if handle.is_null() { fresh() } else { lock(handle)?.clone() };
+    if pool.bytes > 0 {
+        options.buffer_pool(pool);
+    }
     options.tuning(tuning);
     Ok(options)
 }
@@ -177,11 +219,11 @@ pub extern "C" fn caliburn_options_new() -> *mut caliburn_options {
     OPTIONS.insert(Mutex::new(fresh()))
 }
 
-/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_PREFETCH_RATE.
+/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_POOL_REPLACEMENT.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c_int, value: u64) -> c_int {
     call(|| {
-        let (options, tuning) = &mut *lock(options)?;
+        let (options, tuning, pool) = &mut *lock(options)?;
         match option {
             CALIBURN_CREATE => options.create(truth(value)?),
             CALIBURN_CREATE_NEW => options.create_new(truth(value)?),
@@ -245,7 +287,7 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
                 Ok(mode) if mode & !0o666 == 0 => mode,
                 _ => return Err(Fault::invalid(&format!("{value:#o} is no mode of a file: 0 to 0666"))),
             }),
-            _ if tune(tuning, option, value)? => options,
+            _ if tune(tuning, option, value)? || pooled(pool, option, value)? => options,
             _ => return Err(Fault::invalid(&format!("{option} is no option"))),
         };
         Ok(())

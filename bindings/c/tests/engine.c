@@ -426,6 +426,32 @@ static void caught(const char *path, uint64_t when)
     caliburn_options_free(options);
 }
 
+/* The same, in a pool of few frames. */
+static void pooled(const char *path)
+{
+    caliburn_options *options = small();
+    caliburn_store *store = NULL;
+    OK(caliburn_options_set(options, CALIBURN_RECOVERY_POLICY, CALIBURN_SHADOW));
+    OK(caliburn_options_set(options, CALIBURN_POOL_PAGE_BYTES, 4096));
+    FAILS(CALIBURN_INVALID, caliburn_options_set(options, CALIBURN_POOL_REPLACEMENT, 3));
+    for (uint64_t how = CALIBURN_RANDOM; how <= CALIBURN_SECOND_CHANCE; how++) {
+        OK(caliburn_options_set(options, CALIBURN_TRACKING, CALIBURN_FAULTS));
+        OK(caliburn_options_set(options, CALIBURN_POOL_REPLACEMENT, how));
+        OK(caliburn_options_set(options, CALIBURN_POOL_BYTES, 8 * 4096));
+        OK(caliburn_open(path, options, &store));
+        caliburn_region *region = mapped(store, "data", 65536);
+        just_store(store, caliburn_region_address(region), CALIBURN_POWER);
+        OK(caliburn_unmap(region));
+        OK(caliburn_close(store));
+        OK(caliburn_options_set(options, CALIBURN_POOL_BYTES, 7 * 4096));
+        FAILS(CALIBURN_INVALID, caliburn_open(path, options, &store));
+        OK(caliburn_options_set(options, CALIBURN_POOL_BYTES, 8 * 4096));
+        OK(caliburn_options_set(options, CALIBURN_TRACKING, CALIBURN_DECLARED));
+        FAILS(CALIBURN_INVALID, caliburn_open(path, options, &store));
+    }
+    caliburn_options_free(options);
+}
+
 /* Nothing is declared: what has changed is found when a transaction commits. */
 static void found(const char *path)
 {
@@ -514,6 +540,9 @@ int main(int argc, char **argv)
     free(path);
     path = in(dir, "ahead");
     ahead(path);
+    free(path);
+    path = in(dir, "pooled");
+    pooled(path);
     free(path);
     adopted(dir);
     printf("%s: sound\n", caliburn_version());

@@ -20,7 +20,7 @@ use crate::write_set::{Sets, WriteSet};
 use caliburn_os::faults::{Catch, Caught, Desk};
 use caliburn_os::guard::{self, Named};
 use caliburn_os::page_size;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
@@ -111,7 +111,8 @@ impl Tracker for Touches {
     }
 
     fn committing(&self, _: &WriteSet<'_>, _: Save<'_>) -> Result<(), RangeError> {
-        self.lock().doomed.take().map_or(Ok(()), Err)
+        let doomed = self.lock().doomed.take().filter(|_| !planted("pool-lost-transaction-committed"));
+        doomed.map_or(Ok(()), Err)
     }
 
     /// The policy has had the pool close what was opened.
@@ -180,7 +181,9 @@ impl Touches {
         }
         match pool.show(storage, &region, offset) {
             // Who stores there comes again; another thread may have had it shown to those who load.
-            Ok(shown) if shown == Shown::Now || !stored => return true,
+            Ok(shown) if shown == Shown::Now || unless("pool-loads-taken-for-stores", !stored) => {
+                return true;
+            }
             Ok(_) => {}
             Err(error) => {
                 let segment = &region.segment.name;
@@ -192,7 +195,6 @@ impl Touches {
         let set = self.sets.slots.resume(current);
         let (page, grain) = (offset / page_size(), pool.page_bytes() / page_size());
         let own = page / grain * grain..((page / grain + 1) * grain).min(watched.pages());
-        let early = planted("pool-opened-before-it-is-saved") && pool.open(storage, &region, offset).is_ok();
         // All of it is saved where it was stored to before it left its frame.
         let pages = match watched.saved.gaps(own.clone()).is_empty() {
             true => own.clone(),
@@ -208,7 +210,7 @@ impl Touches {
         let Err(error) = done else { return true };
         tracing::error!(%error, "the transaction that is open cannot be committed");
         doomed.get_or_insert(error);
-        early || pool.lose(storage, &region, offset).is_ok()
+        pool.lose(storage, &region, offset).is_ok()
     }
 }
 

@@ -24,7 +24,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::medium::Media;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::planted;
 use caliburn_os::sync::{Mutex, MutexGuard};
 use caliburn_os::{guard, mappings, page_size};
 use replacement::Order;
@@ -183,7 +183,9 @@ impl Pool {
                 (true, true) => {
                     self.protect(&state, frame, state.dirty.contains(&frame))?;
                     state.frames[frame].hidden = false;
-                    state.order.young(frame);
+                    if !planted("pool-second-chance-not-given") {
+                        state.order.young(frame);
+                    }
                     state.counts.second_chances += 1;
                     return Ok(Shown::Now);
                 }
@@ -251,8 +253,8 @@ impl Pool {
             let Some(Held { region, page, len }) = &state.frames[frame].held else { continue };
             let start = region.start + (page * self.page) as u64;
             let pages = start / unit..(start + *len as u64).div_ceil(unit);
-            let again = unless("pool-read-again-not-dropped", changed(region.id, pages));
-            if again || unless("pool-dirty-not-dropped", state.dirty.contains(&frame)) {
+            let again = planted("pool-read-again-not-dropped") && !state.dirty.contains(&frame);
+            if changed(region.id, pages) && !again && !planted("pool-changed-not-dropped") {
                 self.drop_page(&mut state, frame)?;
             }
         }
@@ -295,7 +297,9 @@ impl Pool {
         let target = unsafe { std::slice::from_raw_parts_mut(self.frame(frame), whole) };
         let (read, rest) = target.split_at_mut(part.len());
         let done = region.segment.read(region.start + part.start as u64, read).map_err(io::Error::other);
-        rest.fill(0);
+        if !planted("pool-tail-not-cleared") {
+            rest.fill(0);
+        }
         // SAFETY: nothing of the region is mapped there, so that nobody can refer to it.
         let done = done.and_then(|()| unsafe {
             let offset = (frame * self.page) as u64;
@@ -335,7 +339,8 @@ impl Pool {
     fn evict(&self, storage: &Storage, state: &mut State, frame: usize) -> io::Result<()> {
         if state.dirty.contains(&frame) {
             // From now on nobody stores there.
-            let written = self.close(state, frame).and_then(|()| match planted("pool-evicted-unwritten") {
+            let closed = if planted("pool-evicted-while-open") { Ok(()) } else { self.close(state, frame) };
+            let written = closed.and_then(|()| match planted("pool-evicted-unwritten") {
                 false => self.write(state, frame),
                 true => Ok(()),
             });
