@@ -207,7 +207,7 @@ const TREES: [Tree; 13] = [
         root: "layers/lock/src",
         floors: &[
             "mode", "error", "node", "queue", "deadlock", "limit", "owner", "follow", "table", "ranges",
-            "detector", "commute", "escrow", "lib",
+            "detector", "pages", "commute", "escrow", "lib",
         ],
         apart: &[],
     },

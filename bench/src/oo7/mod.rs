@@ -12,9 +12,11 @@ use crate::report::{median, rounded};
 use crate::restart::die_with_parent;
 use crate::target::{Failure, options};
 use caliburn::{
-    BeforeImages, Class, Extent, Guard, Mode, Options, Policy, Prefetch, Region, Store, Tracking,
+    BeforeImages, BufferPool, Class, Extent, Guard, Mode, Options, Policy, Prefetch, Region, Replacement,
+    Store, Tracking,
 };
 use caliburn_cgroup::Group;
+use caliburn_lock::{Detector, PageLocks};
 use clap::ValueEnum;
 use database::Shape;
 use serde_json::{Value, json};
@@ -49,10 +51,20 @@ pub enum System {
     Recorded,
     /// The redo policy; changes are found when they are committed.
     Scan,
+    /// The undo policy; pages are locked when they are touched.
+    Locked,
+    /// A buffer pool of pages of 64 KiB, replaced at random.
+    Pool,
+    /// The same, of pages of 8 KiB.
+    Pool8k,
+    /// A buffer pool of pages of 64 KiB; who came first goes first.
+    PoolFifo,
+    /// The same, with a second chance.
+    PoolSecond,
 }
 
 impl System {
-    fn options(self) -> Option<Options> {
+    fn options(self, arguments: &Arguments) -> Option<Options> {
         let (policy, tracking, before) = match self {
             System::Mmap => return None,
             System::Eager => (Policy::Shadow, Tracking::Fault, BeforeImages::Eager),
@@ -62,11 +74,23 @@ impl System {
             }
             System::Declared => (Policy::Shadow, Tracking::Declared, BeforeImages::Eager),
             System::Scan => (Policy::Redo, Tracking::Scan, BeforeImages::Eager),
+            System::Locked => (Policy::Undo, Tracking::Declared, BeforeImages::Eager),
+            System::Pool | System::Pool8k | System::PoolFifo | System::PoolSecond => {
+                (Policy::Shadow, Tracking::Fault, BeforeImages::Eager)
+            }
+        };
+        let pool = |page_bytes, replacement| {
+            let bytes = (arguments.pool_mb.unwrap_or(POOL_MB) as u64) << 20;
+            BufferPool { bytes, page_bytes, replacement }
         };
         let mut with = options(1024, 8);
         match self {
             System::Ahead => with.prefetch(Prefetch::Regions),
             System::Recorded => with.prefetch(Prefetch::Recorded),
+            System::Pool => with.buffer_pool(pool(64 << 10, Replacement::Random)),
+            System::Pool8k => with.buffer_pool(pool(8 << 10, Replacement::Random)),
+            System::PoolFifo => with.buffer_pool(pool(64 << 10, Replacement::Fifo)),
+            System::PoolSecond => with.buffer_pool(pool(64 << 10, Replacement::SecondChance)),
             _ => &mut with,
         };
         with.policy(policy).tracking(tracking).before_images(before).guard(Guard::Off);
@@ -108,7 +132,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut model = shape.build();
         let dir = tempfile::tempdir_in(&arguments.dir)?;
         for system in &systems {
-            make(*system, &dir.path().join(name(system)), bytes(&model))?;
+            make(arguments, *system, &dir.path().join(name(system)), bytes(&model))?;
         }
         // What could not be done by one has changed nothing there: it does not hold what the model does any more.
         let mut behind = vec![false; systems.len()];
@@ -129,7 +153,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                     for ((system, results), behind) in systems.iter().zip(&results).zip(&mut behind) {
                         *behind |= results.iter().any(|result| !result["refused"].is_null());
                         if !*behind {
-                            check(*system, &dir.path().join(name(system)), bytes(&model))?;
+                            check(arguments, *system, &dir.path().join(name(system)), bytes(&model))?;
                         }
                     }
                 }
@@ -145,8 +169,8 @@ fn bytes(model: &[u64]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(model.as_ptr().cast(), model.len() * 8) }
 }
 
-fn make(system: System, dir: &Path, data: &[u8]) -> Result<(), Failure> {
-    let Some(mut with) = system.options() else {
+fn make(arguments: &Arguments, system: System, dir: &Path, data: &[u8]) -> Result<(), Failure> {
+    let Some(mut with) = system.options(arguments) else {
         std::fs::create_dir(dir)?;
         std::fs::write(system.file(dir), data)?;
         return Ok(());
@@ -163,12 +187,12 @@ fn make(system: System, dir: &Path, data: &[u8]) -> Result<(), Failure> {
 }
 
 /// What is there is what the model says.
-fn check(system: System, dir: &Path, model: &[u8]) -> Result<(), Failure> {
+fn check(arguments: &Arguments, system: System, dir: &Path, model: &[u8]) -> Result<(), Failure> {
     let same = |at: *const u8| {
         // SAFETY: so many bytes are mapped.
         unsafe { std::slice::from_raw_parts(at, model.len()) == model }
     };
-    let right = match system.options() {
+    let right = match system.options(arguments) {
         None => std::fs::read(system.file(dir))? == model,
         Some(mut with) => {
             // What is recorded is what the traversals touch.
@@ -269,6 +293,9 @@ fn in_group(
         (competing > 0).then(|| Competitor::start(arguments, &ours.path, competing, false)).transpose()?;
     let mut child = Command::new(std::env::current_exe()?);
     child.args(["oo7", "--system", &name(&system), "--traversal", &name(&traversal)]);
+    if let Some(megabytes) = arguments.pool_mb {
+        child.args(["--pool-mb", &megabytes.to_string()]);
+    }
     let output = child.arg("--dir").arg(dir).arg("--inside").arg(&ours.path).output()?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
@@ -290,6 +317,9 @@ fn in_group(
 
 const LIMIT_MB: usize = 128;
 
+/// Of which the pool takes so much.
+const POOL_MB: usize = 96;
+
 /// Memory that the database is in.
 enum Opened {
     Mapped(Mapped, File),
@@ -305,7 +335,7 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
     };
     let dir = &arguments.dir;
     let begun = Instant::now();
-    let opened = match system.options() {
+    let opened = match system.options(arguments) {
         None => {
             let file = File::options().read(true).write(true).open(system.file(dir))?;
             Opened::Mapped(Mapped::of(&file)?, file)
@@ -325,6 +355,14 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
                 file.sync_data()?;
             }
             (visited, None)
+        }
+        Opened::Store(store, region) if system == System::Locked => {
+            let detector = Detector::new();
+            let mut pages = PageLocks::new(store, region, &detector, &detector.range_locks())?;
+            let visited = pages.transact(Class::Process, |tx| {
+                Ok(Memory { base: tx.as_ptr() }.traverse(traversal, &mut |_, _| {}))
+            });
+            (visited?, None)
         }
         Opened::Store(store, region) => {
             let mut tx = store.begin(Mode::Restore)?;
@@ -383,7 +421,7 @@ fn print(
         if arguments.json {
             let params = json!({"system": name(system), "traversal": name(&traversal), "data_mb": megabytes,
                 "limit_mb": arguments.limit_mb.unwrap_or(LIMIT_MB), "competition": competition,
-                "neighbour_mb": arguments.neighbour_mb});
+                "neighbour_mb": arguments.neighbour_mb, "pool_mb": arguments.pool_mb.unwrap_or(POOL_MB)});
             println!(
                 "{}",
                 json!({"workload": "oo7", "system": "caliburn", "params": params, "seconds": seconds.map(|s| rounded(s, 3)),

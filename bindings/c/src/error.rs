@@ -234,7 +234,7 @@ impl Code for MapError {
             MapError::OutOfBounds { .. } => CALIBURN_RANGE,
             MapError::Mapped { .. } | MapError::AddressTaken { .. } => CALIBURN_EXISTS,
             MapError::Closed => CALIBURN_INVALID,
-            MapError::Unread { .. } | MapError::Shared { .. } => CALIBURN_POLICY,
+            MapError::Unread { .. } | MapError::View { .. } | MapError::Shared { .. } => CALIBURN_POLICY,
             MapError::Reserved { .. } => CALIBURN_NO_SPACE,
             MapError::Uncommitted { .. } => CALIBURN_BUSY,
             MapError::Segment(error) => error.code(),

@@ -33,6 +33,7 @@ pub use api::segment::Segment;
 pub use api::store::{BeginError, Store};
 pub use api::ticket::Ticket;
 pub use api::transaction::{Branch, ByAddress, Mode, OldValue, Savepoint, Transaction, TransactionId};
+pub use api::view::{Access, Refusal, View, Viewed};
 pub use caliburn_log::SegmentId;
 pub use caliburn_log::dump::StreamError;
 pub use caliburn_log::format::Defect;

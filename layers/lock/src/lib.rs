@@ -51,6 +51,7 @@
 //! | `table` | locks by name |
 //! | `ranges` | locks of ranges of bytes |
 //! | `owner` | who holds locks, from level to level |
+//! | `pages` | pages that are locked when they are touched |
 //! | `follow` | owners that follow nested transactions |
 //! | `detector` | what all locks stand in |
 //! | `commute` | objects whose changes commute, and are put off until the top commits |
@@ -79,6 +80,8 @@ mod limit;
 mod mode;
 mod node;
 mod owner;
+#[cfg(feature = "nest")]
+mod pages;
 mod queue;
 mod ranges;
 mod table;
@@ -92,5 +95,7 @@ pub use error::{Deadlock, LockError, Overlong, OwnerId, Waited};
 pub use escrow::{Access, Counters, EscrowError};
 pub use mode::{Mode, Standard, WrongModes, check};
 pub use owner::Owner;
+#[cfg(feature = "nest")]
+pub use pages::{PageLocks, Touching};
 pub use ranges::RangeLocks;
 pub use table::{Locks, Name};

@@ -19,3 +19,4 @@ pub(crate) mod store;
 pub(crate) mod ticket;
 pub(crate) mod transaction;
 mod undeclared;
+pub(crate) mod view;

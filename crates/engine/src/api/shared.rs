@@ -14,7 +14,7 @@ use crate::storage::{Storage, gate};
 use crate::tracking::{Tracked, Tracking};
 use crate::write_set::{Sets, Terms, WriteSet};
 use caliburn_os::event::Event;
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -144,6 +144,29 @@ impl Shared {
             return Ok(());
         }
         self.policy.growing(&mut || self.storage.grow_file(state, len))
+    }
+
+    /// Declares bytes, which are there.
+    #[inline(always)]
+    pub fn declare(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
+        if len == 0 || set.declare_again(region, offset, len) {
+            return Ok(());
+        }
+        let done = set.declare(region, offset, len);
+        if planted("undo-committed-early") && self.terms.clears > 0 {
+            set.clear();
+        }
+        // Not before: the truncator reserves pages, then looks at what is declared.
+        if done && self.sets.reserve.watch().load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        self.declare_cold(&set.passed(), region, offset, len)
     }
 
     /// Declares a range where more is to be done than to save it.

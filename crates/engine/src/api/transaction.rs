@@ -23,7 +23,6 @@ use crate::write_set::{Position, WriteSet};
 use caliburn_log::SegmentId;
 use caliburn_os::simulated::{self, planted};
 use caliburn_os::span;
-use caliburn_os::sync::atomic::Ordering;
 use std::ops::Range;
 use std::ptr;
 use zerocopy::{Immutable, IntoBytes};
@@ -212,18 +211,12 @@ impl<'t> Transaction<'t> {
     /// Declares `len` bytes at `offset` of the region, which are there.
     #[inline(always)]
     fn declare(&mut self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
-        if len == 0 || self.set.declare_again(region, offset, len) {
-            return Ok(());
-        }
-        let done = self.set.declare(region, offset, len);
-        if planted("undo-committed-early") && self.store.terms.clears > 0 {
-            self.set.clear();
-        }
-        // Not before: the truncator reserves pages, then looks at what is declared.
-        if done && self.store.sets.reserve.watch().load(Ordering::Acquire) == 0 {
-            return Ok(());
-        }
-        self.store.declare_cold(&self.set.passed(), region, offset, len)
+        self.store.declare(&self.set, region, offset, len)
+    }
+
+    /// Whether it is one of that store.
+    pub(crate) fn is_of(&self, store: &Shared) -> bool {
+        ptr::eq(self.store, store)
     }
 
     /// Commits in a failure class. When this returns, the changes survive what the class names.

@@ -352,6 +352,14 @@ pub enum MapError {
         /// The segment.
         segment: String,
     },
+    /// A view takes memory that is the segment, and several transactions.
+    #[error(
+        "segment {segment:?}: views take a store with Policy::Undo and Tracking::Declared, opened for writing"
+    )]
+    View {
+        /// The segment.
+        segment: String,
+    },
     /// With the undo policy a region's memory is the segment's, and cannot be left to the program.
     #[error("segment {segment:?}: with the undo policy the memory is the segment's own: unmap the region")]
     Shared {
