@@ -65,6 +65,9 @@ pub struct Arguments {
     /// Megabytes of a file that another process, in a group of its own beside, keeps touching.
     #[arg(long)]
     pub neighbour_mb: Option<usize>,
+    /// Where the picture of render is to be (a temporary file unless told).
+    #[arg(long)]
+    pub picture: Option<PathBuf>,
     /// Used by oo7 for those processes: megabytes.
     #[arg(long, hide = true)]
     pub compete: Option<usize>,
@@ -116,6 +119,8 @@ pub enum Workload {
     Pages,
     /// Traversals of a database of objects that may be larger than memory (McNamee, chapter 6).
     Oo7,
+    /// One frame of a scene that may be larger than memory (McNamee, section 6.2.2).
+    Render,
     /// Typed objects: debit-credit through guards, and maps, `Process` class
     Typed,
     /// Snapshots of typed objects: taking one, changing what it has not kept yet, and what it has

@@ -25,6 +25,7 @@ mod order_entry;
 pub mod page;
 mod pages;
 mod persistent;
+mod render;
 pub mod report;
 pub mod restart;
 mod snapshots;
@@ -59,7 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Sustained => sustained::run(arguments),
         Workload::Limits => limits::run(arguments),
         Workload::Pages => pages::run(arguments),
-        Workload::Oo7 => oo7::run(arguments),
+        Workload::Oo7 | Workload::Render => oo7::run(arguments),
         Workload::Typed => typed::run(arguments),
         Workload::Snapshots => snapshots::run(arguments),
         Workload::Dumps => dumps::run(arguments),

@@ -3,7 +3,7 @@
 //! with the compiler's sanitizers, linked to the static library.
 
 use crate::install::{self, SYSTEM};
-use crate::succeed_quietly;
+use crate::{runtimes, succeed_quietly};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -60,6 +60,7 @@ pub fn test() -> Result<(), String> {
     }
     let (source, shared) = ("bindings/rvm/tests/hostile.c", "-lrds -lseg -lrvm");
     Program { source, compiler: C, shared, fixed: String::new() }.run(shared, "plain", &[])?;
+    runtimes::test(PREFIX, BUILT)?;
     with_rust()?;
     camelot()?;
     headers()?;

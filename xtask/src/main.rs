@@ -9,6 +9,7 @@ mod instructions;
 mod manual;
 mod planted;
 mod room;
+mod runtimes;
 mod rvm;
 mod setup;
 mod sim;

@@ -1,16 +1,18 @@
 //! `oo7` (McNamee, chapter 6): traversals of a database of objects under a memory limit, which a second process may
-//! compete for. Each runs once, in a process of its own within a control group, on files that are not in memory; in
-//! one transaction where it changes something. The floor is the same on a file mapped shared, with a force at the
-//! end if there is something to force.
+//! compete for; and `render`, one frame of a scene. Each runs once, in a process of its own within a control group,
+//! on files that are not in memory; in one transaction where it changes something. The floor is the same on a file
+//! mapped shared, with a force at the end if there is something to force.
 
 mod database;
 mod traversals;
 
-use crate::Arguments;
 use crate::floor::Mapped;
+use crate::render::scene;
+use crate::render::{self, Words};
 use crate::report::{median, rounded};
 use crate::restart::die_with_parent;
 use crate::target::{Failure, options};
+use crate::{Arguments, Workload};
 use caliburn::{
     BeforeImages, BufferPool, Class, Extent, Guard, Mode, Options, Policy, Prefetch, Region, Replacement,
     Store, Tracking,
@@ -118,18 +120,28 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         eprintln!("oo7: not run: {why}");
         return Ok(());
     }
-    let sizes = arguments.data_mb.map_or(vec![24, 72, 120, 192], |one| vec![one]);
+    let renders = arguments.workload == Workload::Render;
+    let sizes = if renders { vec![50, 200] } else { vec![24, 72, 120, 192] };
+    let sizes = arguments.data_mb.map_or(sizes, |one| vec![one]);
     let systems = match &arguments.system[..] {
         [] => vec![System::Mmap, System::Eager, System::Lazy, System::Adaptive],
         some => some.to_vec(),
     };
     let traversals = match &arguments.traversal[..] {
+        _ if renders => vec![Traversal::Frame],
         [] => vec![Traversal::T1, Traversal::T2b],
         some => some.to_vec(),
     };
+    if !renders && traversals.contains(&Traversal::Frame) {
+        return Err("a frame is what render draws".into());
+    }
     for megabytes in sizes {
-        let shape = Shape::of(megabytes << 20);
-        let mut model = shape.build();
+        let mut model = match renders {
+            true => scene::build(megabytes << 20),
+            false => Shape::of(megabytes << 20).build(),
+        };
+        // Drawn without a store.
+        let picture = renders.then(|| render::draw(Words { base: model.as_ptr(), len: model.len() }));
         let dir = tempfile::tempdir_in(&arguments.dir)?;
         for system in &systems {
             make(arguments, *system, &dir.path().join(name(system)), bytes(&model))?;
@@ -148,8 +160,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                     for (system, results) in systems.iter().zip(&mut results) {
                         let dir = dir.path().join(name(system));
                         results.push(in_group(arguments, *system, *traversal, *competition, &dir)?);
+                        if let Some(picture) = &picture
+                            && results.last().is_some_and(|result| result["refused"].is_null())
+                            && render::read(&pictured(arguments, &dir))? != picture.bytes
+                        {
+                            return Err(format!("{system:?} has drawn another picture").into());
+                        }
                     }
-                    Memory { base: model.as_mut_ptr().cast() }.traverse(*traversal, &mut |_, _| {});
+                    if !renders {
+                        Memory { base: model.as_mut_ptr().cast() }.traverse(*traversal, &mut |_, _| {});
+                    }
                     for ((system, results), behind) in systems.iter().zip(&results).zip(&mut behind) {
                         *behind |= results.iter().any(|result| !result["refused"].is_null());
                         if !*behind {
@@ -292,7 +312,9 @@ fn in_group(
     let _competitor =
         (competing > 0).then(|| Competitor::start(arguments, &ours.path, competing, false)).transpose()?;
     let mut child = Command::new(std::env::current_exe()?);
-    child.args(["oo7", "--system", &name(&system), "--traversal", &name(&traversal)]);
+    let workload = name(&arguments.workload);
+    child.arg("--picture").arg(pictured(arguments, dir));
+    child.args([&workload, "--system", &name(&system), "--traversal", &name(&traversal)]);
     if let Some(megabytes) = arguments.pool_mb {
         child.args(["--pool-mb", &megabytes.to_string()]);
     }
@@ -313,6 +335,26 @@ fn in_group(
         result["neighbour"] = json!(faults(process.0.id())[1] - *before);
     }
     Ok(result)
+}
+
+/// Where a picture is drawn to.
+fn pictured(arguments: &Arguments, dir: &Path) -> PathBuf {
+    arguments.picture.clone().unwrap_or_else(|| dir.with_extension("png"))
+}
+
+/// Does to memory what is to be done. What was visited.
+fn done(
+    arguments: &Arguments,
+    (base, len): (*mut u8, usize),
+    traversal: Traversal,
+    declare: &mut dyn FnMut(u64, usize),
+) -> Result<u64, Failure> {
+    if traversal != Traversal::Frame {
+        return Ok(Memory { base }.traverse(traversal, declare));
+    }
+    let picture = render::draw(Words { base: base.cast(), len: len / 8 });
+    picture.write(&pictured(arguments, &arguments.dir))?;
+    Ok(picture.visited)
 }
 
 const LIMIT_MB: usize = 128;
@@ -350,7 +392,8 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
     let (before, begun) = (faults(std::process::id()), Instant::now());
     let (visited, refused) = match &opened {
         Opened::Mapped(memory, file) => {
-            let visited = Memory { base: memory.base() }.traverse(traversal, &mut |_, _| {});
+            let len = file.metadata()?.len() as usize;
+            let visited = done(arguments, (memory.base(), len), traversal, &mut |_, _| {})?;
             if traversal.changes() {
                 file.sync_data()?;
             }
@@ -360,23 +403,23 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
             let detector = Detector::new();
             let mut pages = PageLocks::new(store, region, &detector, &detector.range_locks())?;
             let visited = pages.transact(Class::Process, |tx| {
-                Ok(Memory { base: tx.as_ptr() }.traverse(traversal, &mut |_, _| {}))
+                Ok(done(arguments, (tx.as_ptr(), region.len()), traversal, &mut |_, _| {}))
             });
-            (visited?, None)
+            (visited??, None)
         }
         Opened::Store(store, region) => {
             let mut tx = store.begin(Mode::Restore)?;
             if system == System::Many {
                 tx.will_change(Extent::Many);
             }
-            let memory = Memory { base: region.as_ptr() };
             let mut refused = None;
-            let visited = memory.traverse(traversal, &mut |at, len| {
+            let memory = (region.as_ptr(), region.len());
+            let visited = done(arguments, memory, traversal, &mut |at, len| {
                 if system == System::Declared && refused.is_none() {
                     refused =
                         tx.set_range(region, at as usize..at as usize + len).err().map(|e| e.to_string());
                 }
-            });
+            })?;
             let done = tx.commit(Class::Power);
             (visited, refused.or(done.err().map(|error| error.to_string())))
         }
@@ -424,7 +467,7 @@ fn print(
                 "neighbour_mb": arguments.neighbour_mb, "pool_mb": arguments.pool_mb.unwrap_or(POOL_MB)});
             println!(
                 "{}",
-                json!({"workload": "oo7", "system": "caliburn", "params": params, "seconds": seconds.map(|s| rounded(s, 3)),
+                json!({"workload": name(&arguments.workload), "system": "caliburn", "params": params, "seconds": seconds.map(|s| rounded(s, 3)),
                     "ratio_to_floor": ratio, "refused": refused, "major_faults": of(results, "major"), "neighbour_major_faults": of(results, "neighbour"), "minor_faults": of(results, "minor")})
             );
             continue;
@@ -442,7 +485,8 @@ fn print(
         let beside =
             of(results, "neighbour").map_or(String::new(), |n| format!("; the neighbour read {n} again"));
         println!(
-            "oo7  {:4} {megabytes:>4} MB, {competition:>2} % taken  {:9} {told}{beside}",
+            "{:6} {:4} {megabytes:>4} MB, {competition:>2} % taken  {:9} {told}{beside}",
+            name(&arguments.workload),
             name(&traversal),
             name(system)
         );

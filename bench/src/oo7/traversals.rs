@@ -30,12 +30,17 @@ pub enum Traversal {
     Q7,
     /// Five composite parts inserted and deleted again.
     S,
+    /// One frame: all that render does.
+    Frame,
 }
 
 impl Traversal {
     /// Whether it changes something.
     pub fn changes(self) -> bool {
-        !matches!(self, Traversal::T1 | Traversal::T6 | Traversal::Q1 | Traversal::Q3 | Traversal::Q7)
+        !matches!(
+            self,
+            Traversal::T1 | Traversal::T6 | Traversal::Q1 | Traversal::Q3 | Traversal::Q7 | Traversal::Frame
+        )
     }
 }
 

@@ -449,10 +449,40 @@ fn a_transaction_says_beforehand_that_it_changes_many_pages() {
 
 const LIMIT: u64 = 64 << 20;
 
+/// Whether touching a page of a region reads that page alone.
+fn is_scattered(region: &Region) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let start = format!("{:x}-", region.as_ptr().addr());
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+    lines.find(|line| line.starts_with("VmFlags:")).unwrap().contains(" rr")
+}
+
+/// A region that is larger than memory, of which little is read, is read as any file is; one of which so much is
+/// stored to that pages are pushed out and read again is read page by page.
+fn is_read_around_while_there_is_memory(path: &Path) {
+    let mut options = support::options();
+    options.policy(Policy::Shadow).tracking(Tracking::Fault).before_images(BeforeImages::Eager);
+    let store = options.open(path).unwrap();
+    let region = store.segment_or_create("data", LIMIT / 2 * 3).unwrap().map_all().unwrap();
+    let tx = store.begin(Mode::Restore).unwrap();
+    set(&region, 0, 1);
+    assert!(!is_scattered(&region));
+    let mut rounds = 0;
+    while !is_scattered(&region) {
+        (0..region.len() / PAGE).for_each(|page| set(&region, page * PAGE + 8, rounds));
+        rounds += 1;
+        assert!(rounds < 8, "all of it was stored to eight times");
+    }
+    tx.commit(Class::Power).unwrap();
+}
+
 /// Run in the child, inside a group that cannot hold all that is mapped.
 #[test]
 fn child() {
-    let Some((_, path)) = support::inside() else { return };
+    let Some((what, path)) = support::inside() else { return };
+    if what == "advice" {
+        return is_read_around_while_there_is_memory(&path);
+    }
     let mut options = support::options();
     options.policy(Policy::Shadow).tracking(Tracking::Fault).before_images(BeforeImages::Adaptive);
     let store = options.open(path).unwrap();
@@ -471,4 +501,10 @@ fn child() {
 fn a_transaction_says_beforehand_that_it_changes_few_pages() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     support::in_group(LIMIT, "", &dir.path().join("s"));
+}
+
+#[test]
+fn a_region_that_is_larger_than_memory_is_read_around_at_first() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    support::in_group(LIMIT, "advice", &dir.path().join("s"));
 }

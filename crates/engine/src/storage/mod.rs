@@ -85,6 +85,8 @@ pub(crate) struct Storage {
     /// Whether there are threads in the background.
     pub background: bool,
     pub prefetch: Prefetch,
+    /// Regions larger than memory are read around what is touched until memory is short, and not from the first.
+    pub reads_around: bool,
     /// What shows regions, where the system does not.
     pub pool: Option<Pool>,
     pub ahead: Ahead,
@@ -153,6 +155,7 @@ impl Storage {
             images: found.images,
             background: settings.background,
             prefetch: settings.prefetch,
+            reads_around: false,
             pool: found.pool,
             ahead: Ahead::default(),
             touched,

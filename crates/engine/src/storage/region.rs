@@ -252,7 +252,7 @@ impl RegionState {
     /// Of more than memory, reading ahead would push out pages that are in use; a device may read megabytes at a
     /// touch. What is mapped again is advised as what it lies in.
     fn advise(&self, storage: &Storage, into: &Reservation, part: Range<usize>) -> io::Result<()> {
-        if part.end as u64 > storage.limits.bytes() {
+        if part.end as u64 > storage.limits.bytes() && !storage.reads_around {
             self.scattered.fetch_min(part.start, Ordering::Relaxed);
         }
         let from = self.scattered.load(Ordering::Relaxed).max(part.start);
@@ -261,6 +261,18 @@ impl RegionState {
         }
         // SAFETY: the part was mapped by the caller and is whole pages.
         unsafe { map::advise(at(into, from), part.end - from, map::Advice::Random) }
+    }
+
+    /// Whether reading around what is touched may push out what is in use, and nothing was advised yet.
+    pub fn may_scatter(&self, storage: &Storage) -> bool {
+        self.len() as u64 > storage.limits.bytes() && self.scattered.load(Ordering::Relaxed) == usize::MAX
+    }
+
+    /// From now on touching a page reads that page and no others.
+    pub fn scatter(&self) {
+        self.scattered.store(0, Ordering::Relaxed);
+        // SAFETY: whole pages of the region, which is mapped.
+        let _ = unsafe { map::advise(self.at(0), self.len(), map::Advice::Random) };
     }
 
     /// Advises that part of it is read in order, or no more so. A hint: what it covers is whole pages.

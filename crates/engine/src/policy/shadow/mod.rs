@@ -42,7 +42,7 @@ use caliburn_log::images::{ImageLog, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::memory;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use pages::Pages;
@@ -201,6 +201,7 @@ impl Recovery for Shadow {
         let run = (region.id, pages_of(region, offset..offset + len));
         let mut images = self.lock();
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
+        images.scatter(&self.storage, region);
         match self.before {
             BeforeImages::Eager => images.keep(&self.storage, &[run]),
             // Declared ranges are the segment, so that system calls may store there at any time.
@@ -322,6 +323,13 @@ impl Images {
     fn new(log: ImageLog) -> Images {
         let (pages, waiting, stolen) = Default::default();
         Images { log, pages, waiting, stolen, eager: false, extent: None, pressure: Pressure::default() }
+    }
+
+    /// Has nothing be read around what is touched of a region that memory is short for.
+    fn scatter(&mut self, storage: &Storage, region: &RegionState) {
+        if region.may_scatter(storage) && unless("not-scattered", storage.is_short(&mut self.pressure)) {
+            region.scatter();
+        }
     }
 
     /// What the log holds, back to the segments: programs see it where they are mapped.

@@ -202,7 +202,9 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     // 3 the log is empty
     let place = log.place().unwrap_or_default();
     let log = ImageLog::open(log, store, status, place)?;
-    let storage = Arc::new(Storage::new(opening.found, settings, reach));
+    let mut storage = Storage::new(opening.found, settings, reach);
+    storage.reads_around = true;
+    let storage = Arc::new(storage);
     let sets = Arc::new(Sets::new(Layout { trailer: 0 }, opening.tracked));
     let images = Mutex::new(Images::new(log));
     let policy = Box::new(Shadow {

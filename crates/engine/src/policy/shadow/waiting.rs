@@ -64,6 +64,7 @@ impl Shadow {
         let pages = pages_of(region, part);
         let mut images = self.lock();
         self.storage.failure().map_err(|failure| MediaError::clone(&failure.cause))?;
+        images.scatter(&self.storage, region);
         let more = pages.end - pages.start;
         let adapts = self.before == BeforeImages::Adaptive;
         let most = self.most_waiting(images.extent);
