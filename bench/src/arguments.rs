@@ -117,6 +117,8 @@ pub enum Workload {
     Limits,
     /// Changes that are found by page faults, and before-images.
     Pages,
+    /// The pieces that stores which are caught are made of (McNamee, Table 7.1).
+    Faults,
     /// Traversals of a database of objects that may be larger than memory (McNamee, chapter 6).
     Oo7,
     /// One frame of a scene that may be larger than memory (McNamee, section 6.2.2).

@@ -13,6 +13,7 @@ mod camelot_tables;
 mod coda;
 pub mod debit_credit;
 mod dumps;
+mod faults;
 pub mod floor;
 mod group_commit;
 mod heap;
@@ -60,6 +61,7 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Sustained => sustained::run(arguments),
         Workload::Limits => limits::run(arguments),
         Workload::Pages => pages::run(arguments),
+        Workload::Faults => faults::run(arguments),
         Workload::Oo7 | Workload::Render => oo7::run(arguments),
         Workload::Typed => typed::run(arguments),
         Workload::Snapshots => snapshots::run(arguments),

@@ -191,6 +191,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "sustained",
         "limits",
         "pages --data-mb 8",
+        "faults",
         "oo7 --data-mb 8 --limit-mb 48 --system mmap,eager,lazy,adaptive,declared,scan --traversal t1,t2c,t3b,t5,s,q1,q3,q7",
         "oo7 --data-mb 24 --limit-mb 32 --competition 20 --traversal t2b",
         "oo7 --data-mb 8 --limit-mb 48 --pool-mb 4 --system mmap,pool,pool8k,pool-fifo,pool-second,locked --traversal t1,t2b",

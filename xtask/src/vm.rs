@@ -23,10 +23,11 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const CRASHES: [(&str, &str); 4] =
     [("panic", "c"), ("reset", "b"), ("power cut", "-"), ("failing disk, then a power cut", "f")];
 /// What a machine keeps its store on: a name, the word for the guest, and in how many of [`CRASHES`] it can end.
-const KINDS: [(&str, &str, usize); 4] = [
+const KINDS: [(&str, &str, usize); 5] = [
     ("disk", "-", 4),
     ("disk and nvdimm", "/dev/pmem0", 4),
     ("shadow on a disk, caught", "shadow", 4),
+    ("shadow on a disk, in a buffer pool", "pool", 4),
     ("undo in an nvdimm", "power", 3),
 ];
 /// Seconds from its start after which the failing disk refuses writes: opened by then, with commits going on.

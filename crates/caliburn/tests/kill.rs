@@ -7,7 +7,8 @@
 mod support;
 
 use caliburn::{
-    BeforeImages, Class, Mode, Options, Policy, RangeError, Region, Store, Tracking, Transaction, Tuning,
+    BeforeImages, BufferPool, Class, Mode, Options, Policy, RangeError, Region, Replacement, Store, Tracking,
+    Transaction, Tuning,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -26,22 +27,29 @@ struct Kind {
     tracking: Tracking,
     /// Bytes from cell to cell.
     step: usize,
+    /// Whether a buffer pool of few frames shows it.
+    pooled: bool,
 }
 
 const CLOSE: usize = 64;
-const REDO: Kind = Kind { policy: Policy::Redo, tracking: Tracking::Declared, step: CLOSE };
+const REDO: Kind = Kind { policy: Policy::Redo, tracking: Tracking::Declared, step: CLOSE, pooled: false };
 const UNDO: Kind = Kind { policy: Policy::Undo, ..REDO };
 const FOUND: Kind = Kind { tracking: Tracking::Scan, ..REDO };
 const SHADOW: Kind = Kind { policy: Policy::Shadow, ..REDO };
 const CAUGHT: Kind = Kind { tracking: Tracking::Fault, ..SHADOW };
 /// Long runs are of more pages than may wait.
 const STOLEN: Kind = Kind { step: 4096, ..CAUGHT };
-const ALL: [Kind; 6] = [REDO, UNDO, FOUND, SHADOW, CAUGHT, STOLEN];
+const POOLED: Kind = Kind { pooled: true, ..STOLEN };
+const ALL: [Kind; 7] = [REDO, UNDO, FOUND, SHADOW, CAUGHT, STOLEN, POOLED];
 
 impl Kind {
     fn options(self) -> Options {
         let mut options = support::options();
         options.log_bytes(256 << 10).stage_bytes(128 << 10).policy(self.policy).tracking(self.tracking);
+        if self.pooled {
+            let (bytes, page_bytes) = (64 * 4096, 4096);
+            options.buffer_pool(BufferPool { bytes, page_bytes, replacement: Replacement::SecondChance });
+        }
         if self == STOLEN {
             options.before_images(BeforeImages::Lazy);
             options.tuning(Tuning { memory_budget: Some(1 << 20), ..Tuning::default() });
@@ -92,7 +100,7 @@ fn mix(mut z: u64) -> u64 {
 /// large for the stage.
 fn cells(kind: Kind, thread: usize, number: u64) -> Vec<std::ops::Range<u64>> {
     let random = mix(number * 2 + thread as u64);
-    if random.is_multiple_of(if kind == STOLEN { 7 } else { 97 }) {
+    if random.is_multiple_of(if kind.step > CLOSE { 7 } else { 97 }) {
         return vec![0..1, 100..900];
     }
     let one = |i| {
@@ -113,7 +121,7 @@ fn child() {
         std::process::exit(1);
     }));
     let kind = ALL[std::env::var("CALIBURN_KILL_KIND").unwrap().parse::<usize>().unwrap()];
-    let Kind { policy, tracking, step } = kind;
+    let Kind { policy, tracking, step, .. } = kind;
     let store = kind.options().open(Path::new(&path)).unwrap();
     let memory = kind.region(&store);
     let (store, memory) = (&store, &memory);
@@ -121,7 +129,7 @@ fn child() {
         scope.spawn(move || {
             for round in 0u64.. {
                 let mut tx = store.begin(Mode::Restore).unwrap();
-                let many = if kind == STOLEN && round.is_multiple_of(10) { 600 } else { 1 + round % 40 };
+                let many = if step > CLOSE && round.is_multiple_of(10) { 600 } else { 1 + round % 40 };
                 for i in 0..many {
                     let at = THREADS * kind.part() + (mix(round + i) % 1000) as usize * step;
                     write(&mut tx, memory, (at, &[0xFF; 8]), tracking).unwrap();
@@ -205,7 +213,7 @@ fn the_same_where_changes_are_found() {
 
 #[test]
 fn the_same_with_the_shadow_policy() {
-    for (seed, kind) in [(8, SHADOW), (9, CAUGHT), (10, STOLEN)] {
+    for (seed, kind) in [(8, SHADOW), (9, CAUGHT), (10, STOLEN), (11, POOLED)] {
         let dir = tempfile::tempdir().unwrap();
         kill_again_and_again(dir.path(), seed, kind);
         let Some(mount) = support::mount("64m") else { continue };
@@ -254,7 +262,7 @@ fn kill_until(dir: &Path, seed: u64, kind: Kind, end: bool) {
     let kills = std::env::var("CALIBURN_KILLS").map_or(60, |n| n.parse().unwrap());
     // Who forces hundreds of pages lives longer, and commits less.
     let (kills, longest, enough) =
-        if kind == STOLEN { (kills / 3, 300_000, 25) } else { (kills, 90_000, 100) };
+        if kind.step > CLOSE { (kills / 3, 300_000, 25) } else { (kills, 90_000, 100) };
     let mut acknowledged = [0u64; THREADS];
     let mut full = false;
     // On a busy machine most die before they have done anything.

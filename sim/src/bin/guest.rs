@@ -3,11 +3,13 @@
 //!
 //! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power`
 //! or `os` for an undo store in memory that survives as much, or `shadow` for a shadow store to which nothing is
-//! declared; `CRASH` is `c` or `b` for the kernel's sysrq
+//! declared, `pool` for one in a buffer pool; `CRASH` is `c` or `b` for the kernel's sysrq
 //! trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the
 //! time, with marks in the log of a device mapper's writes; `v` to verify only.
 
-use caliburn::{BeforeImages, Class, Mode, Policy, Region, Store, Tracking, Tuning};
+use caliburn::{
+    BeforeImages, BufferPool, Class, Mode, Options, Policy, Region, Replacement, Store, Tracking, Tuning,
+};
 use std::fmt::Display;
 use std::io::Write;
 use std::process::Command;
@@ -85,15 +87,11 @@ fn mark(acknowledged: &[AtomicU64; THREADS]) {
     assert!(status.success(), "dmsetup: {status}");
 }
 
-fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    let [_, store, log, crash, after, a, b] = &arguments[..] else { panic!("see the source") };
-    let number = |text: &str| text.parse::<u64>().expect("a number");
-    let path = std::path::Path::new(store);
-    let fails = crash == "f";
+/// How the store is opened.
+fn options(log: &str) -> Options {
     let mut options = Store::options();
     options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
-    match &log[..] {
+    match log {
         "-" => {}
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
@@ -101,8 +99,23 @@ fn main() {
             options.policy(Policy::Shadow).tracking(Tracking::Fault).before_images(BeforeImages::Lazy);
             options.tuning(Tuning { memory_budget: Some(1 << 20), ..Tuning::default() });
         }
+        "pool" => {
+            let (bytes, page_bytes, replacement) = (1 << 20, 8192, Replacement::Random);
+            options.policy(Policy::Shadow).tracking(Tracking::Fault);
+            options.buffer_pool(BufferPool { bytes, page_bytes, replacement });
+        }
         device => _ = options.log_path(device),
     }
+    options
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, store, log, crash, after, a, b] = &arguments[..] else { panic!("see the source") };
+    let number = |text: &str| text.parse::<u64>().expect("a number");
+    let path = std::path::Path::new(store);
+    let fails = crash == "f";
+    let options = options(log);
     if path.join("catalog").exists() {
         let report = expect(options.check(path), "check", fails);
         assert!(report.is_clean(), "{:?}", report.problems);
@@ -112,7 +125,8 @@ fn main() {
     let region = &expect(segment.map_all(), "map", fails);
     // It does not survive more, and does not say so.
     assert_eq!(store.reach(), if log == "os" { Class::Os } else { Class::Power });
-    verify(region, [number(a), number(b)], log == "shadow");
+    let shadow = log == "shadow" || log == "pool";
+    verify(region, [number(a), number(b)], shadow);
     say(format!("guest: verified {} {}\n", region.load::<u64>(0), region.load::<u64>(PART)));
     if crash == "v" {
         return;
@@ -140,14 +154,14 @@ fn main() {
                     let mut tx = expect(store.begin(Mode::Restore), "begin", fails);
                     for cell in cells(thread, number) {
                         let at = thread * PART + cell * 64;
-                        if log == "shadow" {
+                        if shadow {
                             // SAFETY: the cell is mapped, and one transaction at a time is open.
                             unsafe { region.as_ptr().add(at).cast::<u64>().write_volatile(number) };
                         } else {
                             expect(tx.store(region, at, &number), "declare", fails);
                         }
                     }
-                    if log == "shadow" && number.is_multiple_of(8) {
+                    if shadow && number.is_multiple_of(8) {
                         // They are stolen, in part before the commit.
                         for page in wide() {
                             // SAFETY: as above.
