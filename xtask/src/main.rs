@@ -31,7 +31,7 @@ usage: cargo xtask TASK
   tidy    only the style rules that no other tool checks
   torture --images N --seed S   long random workloads on simulated machines, crashed everywhere
   simulate ...   any command of the simulator; --help lists them
-  mutants [NAME | --third]   plants the bugs of docs/testing.md, which must be caught: all, one, or those that CI plants
+  mutants [NAME | --part]   plants the bugs of docs/testing.md, which must be caught: all, one, or those that CI plants
   fuzz SECONDS     coverage-guided fuzzing of whole stores with mended checksums, and of the log's reader
   tries N          as many tries with whole stores, and half as many with the address sanitizer
   c                the tests of the C interface, in C and C++, also under valgrind and the sanitizers
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         ["torture", "--images", images] => sim::torture(images, "1"),
         ["simulate", ref rest @ ..] => sim::run(rest),
         ["mutants"] => planted::plant(planted::Which::All),
-        ["mutants", "--third"] => planted::plant(planted::Which::Third),
+        ["mutants", "--part"] => planted::plant(planted::Which::Part),
         ["mutants", name] => planted::plant(planted::Which::Named(name)),
         ["fuzz", seconds] => fuzz::run(seconds),
         ["tries", count] => fuzz::tries(count),
