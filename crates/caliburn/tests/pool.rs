@@ -338,14 +338,22 @@ fn on_a_full_disk(path: &Path) {
     std::process::exit(55);
 }
 
-/// The child has nothing there, and the parent goes on.
-fn in_a_child(path: &Path) {
+/// The child has nothing there, and the parent goes on; also one that is made past the C library.
+fn in_a_child(path: &Path, forks: bool) {
     let (store, region) = opened(path);
     let tx = store.begin(Mode::Restore).unwrap();
     set(&region, 8, 1);
     // SAFETY: the child does nothing but touch memory, and end.
-    let child = unsafe { libc::fork() };
+    let child = unsafe {
+        if forks { libc::fork() } else { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 }
+    };
     if child == 0 {
+        // Nothing of its own can come to lie there.
+        // SAFETY: it changes nothing, and fails where nothing is mapped.
+        if forks && unsafe { libc::msync(region.as_ptr().cast(), region.len(), libc::MS_ASYNC) } != 0 {
+            // SAFETY: as above.
+            unsafe { libc::_exit(9) };
+        }
         region.load::<u64>(8);
         // SAFETY: as above.
         unsafe { libc::_exit(0) };
@@ -355,7 +363,9 @@ fn in_a_child(path: &Path) {
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     tx.commit(Class::Power).unwrap();
     assert_eq!(region.load::<u64>(8), 1);
-    std::process::exit(100 + libc::WTERMSIG(status));
+    let ended =
+        if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 100 + libc::WTERMSIG(status) };
+    std::process::exit(ended);
 }
 
 #[test]
@@ -366,7 +376,8 @@ fn what_ends_a_process_and_what_does_not() {
         let path = dir.path().join("s");
         match kind.to_str().unwrap() {
             "full" => on_a_full_disk(&path),
-            "forked" => in_a_child(&path),
+            "forked" => in_a_child(&path, true),
+            "cloned" => in_a_child(&path, false),
             "outside" => {
                 let (_store, region) = opened(&path);
                 set(&region, 12_345, 1);
@@ -392,8 +403,10 @@ fn what_ends_a_process_and_what_does_not() {
     use std::os::unix::process::ExitStatusExt;
     let (status, text) = run("full");
     assert_eq!(status.code(), Some(55), "{text}");
-    let (status, text) = run("forked");
-    assert_eq!(status.code(), Some(100 + libc::SIGSEGV), "{text}");
+    for kind in ["forked", "cloned"] {
+        let (status, text) = run(kind);
+        assert_eq!(status.code(), Some(100 + libc::SIGSEGV), "{kind}: {text}");
+    }
     let (status, text) = run("outside");
     assert_eq!(status.signal(), Some(libc::SIGSEGV), "{text}");
     assert!(text.contains("segment \"data\", byte 12345"), "{text}");

@@ -10,10 +10,14 @@
 //! The handler itself only reads and writes atomics and makes system calls, so that it does not matter what the
 //! thread was doing when it stored.
 
+use crate::page_size;
+use crate::simulated::planted;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::process::getpid;
 use rustix::thread::{futex, gettid};
-use std::sync::Mutex;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
 
 /// Where those who store and the one who serves them meet. Never freed, since a handler may be there, but used
 /// again.
@@ -189,6 +193,12 @@ impl Caught {
     /// Has accesses to `len` bytes at `base` brought before a desk, by the handler that
     /// [`Named`](crate::guard::Named) installs. None if there are too many such stretches.
     pub fn new(base: usize, len: usize, what: Catch, desk: &'static Desk) -> Option<Caught> {
+        if what == Catch::All && !planted("children-have-holes") {
+            static ONCE: Once = Once::new();
+            // SAFETY: the handler does what may be done in a child: it reads atomics and maps memory. If it cannot
+            // be had, children have holes there.
+            ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(leave_nothing)) });
+        }
         let free = |known: &Known| {
             known.base.compare_exchange(0, FILLING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         };
@@ -210,6 +220,22 @@ impl Caught {
 impl Drop for Caught {
     fn drop(&mut self) {
         LIST[self.0].base.store(0, Ordering::SeqCst);
+    }
+}
+
+/// In a forked child, where loads are caught: what is mapped there is not inherited, or is not to be used, and
+/// nobody serves. Nothing else must come to lie there, since who unmaps the region unmaps it.
+extern "C" fn leave_nothing() {
+    for known in &LIST {
+        let (base, len) = (known.base.load(Ordering::SeqCst), known.len.load(Ordering::SeqCst));
+        if base > FILLING && len > 0 && known.loads.load(Ordering::SeqCst) {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+            let start = ptr::with_exposed_provenance_mut(base);
+            // SAFETY: the stretch is one of ours, and the only thread of this process does not use it.
+            let _ = unsafe {
+                mmap_anonymous(start, len.next_multiple_of(page_size()), ProtFlags::empty(), flags)
+            };
+        }
     }
 }
 

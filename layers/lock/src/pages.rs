@@ -126,14 +126,14 @@ impl<'r> PageLocks<'r> {
             Touching { viewed, locks: &self.locks, held: &self.held, space: self.view.region().segment_id() };
         let value = body(&mut touching);
         let (tx, refused) = touching.viewed.leave();
+        if planted("page-locks-ended-early") {
+            *self.held.owner() = self.detector.owner();
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         if let Some(refused) = refused {
             return Err(Error::Followed(refused));
         }
         let value = value?;
-        if planted("page-locks-ended-early") {
-            *self.held.owner() = self.detector.owner();
-            std::thread::yield_now();
-        }
         // It may have been chosen while it waited for nothing.
         self.held.owner().goes_on()?;
         tx.commit(class)?;

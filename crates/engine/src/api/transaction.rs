@@ -107,7 +107,7 @@ impl<'t> Transaction<'t> {
         &self.set
     }
 
-    fn restores(&self) -> bool {
+    pub(crate) fn restores(&self) -> bool {
         self.mode == Mode::Restore
     }
 

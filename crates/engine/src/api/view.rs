@@ -54,10 +54,11 @@ type Hook = Box<dyn FnMut(Access, Range<u64>) -> Result<(), Refusal> + Send>;
 /// Memory that shows a region to one transaction at a time: [`Region::view`].
 pub struct View<'r> {
     region: &'r Region,
-    inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
+    // Before the memory goes, where another's may come to lie.
     _caught: Caught,
     _named: Named,
+    inner: Arc<Inner>,
 }
 
 impl fmt::Debug for View<'_> {
@@ -158,7 +159,7 @@ impl Region {
         let life = move || serving.desk.serve(|address, stored| serving.serve(address, stored));
         let thread = std::thread::Builder::new().name("caliburn-view".into()).spawn(life);
         let thread = Some(thread.map_err(refused)?);
-        Ok(View { region: self, inner, thread, _caught: caught, _named: named })
+        Ok(View { region: self, thread, _caught: caught, _named: named, inner })
     }
 }
 
@@ -171,12 +172,14 @@ impl<'r> View<'r> {
     /// A transaction of the same store enters: until it leaves, what is touched in the view is touched by it.
     ///
     /// # Panics
-    /// If another one is in the view, or it is one of another store.
+    /// If another one is in the view, it is one of another store, or it cannot be undone
+    /// ([`Mode::NoRestore`](crate::Mode)).
     pub fn enter<'t>(&'t self, tx: Transaction<'t>) -> Viewed<'t>
     where
         'r: 't,
     {
         assert!(tx.is_of(&self.inner.shared), "the transaction is one of another store");
+        assert!(tx.restores(), "a transaction in a view may be refused something, and must be undone then");
         guard::come_first();
         let mut state = self.inner.lock();
         assert!(state.current.is_none(), "another transaction is in the view");
