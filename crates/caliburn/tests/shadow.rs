@@ -292,3 +292,53 @@ fn a_file_is_adopted() {
     tx.abort();
     assert_eq!(std::fs::read(&data).unwrap(), grown);
 }
+
+/// The log of before-images on a raw device (McNamee, section 6.2.3), which holds what others have left there; a
+/// transaction that does not fit it is refused, and undone.
+#[test]
+fn before_images_lie_on_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let backing = dir.path().join("log.img");
+    let Some(device) = support::loop_device(&backing, 1 << 20) else { return };
+    std::fs::write(&device.path, vec![0xA5; 1 << 20]).unwrap();
+    let path = dir.path().join("s");
+    let open = || {
+        let store = options().log_path(&device.path).open(&path).unwrap();
+        let region = store.segment_or_create("data", 2 * LEN).unwrap().map_all().unwrap();
+        (store, region)
+    };
+    for turn in 1..=3u64 {
+        let (store, region) = open();
+        assert_eq!(store.reach(), Class::Power);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        (0..60).for_each(|i| tx.store(&region, i * 9000, &turn).unwrap());
+        tx.commit(Class::Power).unwrap();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        let refused = (0..2 * LEN as usize).step_by(4096).find_map(|at| tx.store(&region, at, &99u64).err());
+        assert!(refused.is_some(), "the images of two megabytes fit one");
+        tx.abort();
+        assert!((0..60).all(|i| word(&region, i * 9000) == turn));
+        // Killed in the midst of one: its images are on the device.
+        if turn == 2 {
+            let mut tx = store.begin(Mode::Restore).unwrap();
+            tx.write(&region, 0, &[7; 300_000]).unwrap();
+            let copy = dir.path().join("copy");
+            copy_store(&path, &copy);
+            let held = std::fs::read(&device.path).unwrap();
+            tx.abort();
+            drop(region);
+            store.close().unwrap();
+            std::fs::write(&device.path, held).unwrap();
+            for entry in std::fs::read_dir(&copy).unwrap() {
+                let entry = entry.unwrap();
+                std::fs::copy(entry.path(), path.join(entry.file_name())).unwrap();
+            }
+            let (_store, region) = open();
+            assert!((0..60).all(|i| word(&region, i * 9000) == turn));
+        }
+    }
+    // It is not taken for another store's.
+    let other = options().log_path(&device.path).open(dir.path().join("t")).unwrap_err().to_string();
+    assert!(other.contains("already holds part of a store"), "{other}");
+    assert_eq!(support::options().outside(&device.path).check(&path).unwrap().problems, []);
+}
