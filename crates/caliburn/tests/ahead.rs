@@ -26,8 +26,7 @@ fn options(prefetch: Prefetch, rate: Option<u64>) -> Options {
     options
 }
 
-/// One test at a time: what is read again anywhere on the machine counts as want of memory, and those within groups
-/// read much again.
+/// One test at a time: what others read pushes out what one looks for.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// On a disk, where there is something to read, and not in memory.
@@ -337,6 +336,19 @@ fn child() {
             let asked = region.prefetch(0..region.len()).wait();
             assert!(asked.end == PrefetchEnd::Short && asked.bytes <= LIMIT, "{asked:?}");
         }
+        "it thrashes" => {
+            let marked = |name: &str| store.path().with_file_name(name);
+            store.set_options(Tuning::default()).unwrap();
+            for turn in 0.. {
+                (0..region.len()).step_by(PAGE).for_each(|at| assert_eq!(region.load::<u8>(at), 7));
+                if turn == 1 {
+                    std::fs::write(marked("begun"), "").unwrap();
+                }
+                if marked("done").exists() {
+                    break;
+                }
+            }
+        }
         "it was there before" => {
             store.set_options(Tuning::default()).unwrap();
             (0..region.len()).step_by(PAGE).for_each(|at| assert_eq!(region.load::<u8>(at), 7));
@@ -374,6 +386,27 @@ fn read_faults() -> usize {
 #[test]
 fn it_ends_when_others_want_the_memory() {
     support::in_group(LIMIT, "others want it", &World::new(LEN).path());
+}
+
+/// Who reads the same again and again in a group that cannot hold it is short of memory; others are not.
+#[test]
+fn want_in_another_group_is_not_ours() {
+    let world = World::new(3 * LEN);
+    let (path, begun) = (world.path(), world.path().with_file_name("begun"));
+    let store = options(Prefetch::Asked, Some(8 << 20)).open(path.with_file_name("other")).unwrap();
+    let region = store.create_segment("data", 8 << 20).unwrap().map_all().unwrap();
+    for part in (0..8 << 20).step_by(256 << 10) {
+        let mut tx = store.begin(Mode::NoRestore).unwrap();
+        tx.write(&region, part, &[7; 256 << 10]).unwrap();
+        tx.commit(Class::Process).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let thrashing = scope.spawn(|| support::in_group(LIMIT, "it thrashes", &path));
+        until("it does not begin", || begun.exists() || thrashing.is_finished());
+        let asked = region.prefetch(0..region.len()).wait();
+        std::fs::write(path.with_file_name("done"), "").unwrap();
+        assert_eq!(told(asked), (8 << 20, PrefetchEnd::Complete));
+    });
 }
 
 #[test]

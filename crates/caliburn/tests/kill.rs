@@ -47,7 +47,7 @@ impl Kind {
         let mut options = support::options();
         options.log_bytes(256 << 10).stage_bytes(128 << 10).policy(self.policy).tracking(self.tracking);
         if self.pooled {
-            let (bytes, page_bytes) = (64 * 4096, 4096);
+            let (bytes, page_bytes) = (32 << 16, 1 << 16);
             options.buffer_pool(BufferPool { bytes, page_bytes, replacement: Replacement::SecondChance });
         }
         if self == STOLEN {

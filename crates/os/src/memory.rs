@@ -1,6 +1,7 @@
 //! How much memory this process may use, and whether it is short of it: control groups of both
 //! versions, physical memory, and pressure stall information.
 
+use crate::simulated::planted;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 pub struct Limits {
     /// The group's folder with the files that follow, if a limit is set there.
     group: Option<Group>,
+    /// What the group tells that this process itself is in, limited or not.
+    own: Option<PathBuf>,
     /// The whole system's stalls, looked at where no group has a limit.
     pressure: Option<PathBuf>,
     physical_bytes: u64,
@@ -26,15 +29,17 @@ struct Group {
 impl Limits {
     /// A machine with so much memory, always short of it or never.
     pub fn of(physical_bytes: u64, short: bool) -> Limits {
-        Limits { group: None, pressure: None, physical_bytes, short }
+        Limits { group: None, own: None, pressure: None, physical_bytes, short }
     }
 
     /// Reads the limits that hold for this process now.
     pub fn read() -> Limits {
         let physical_bytes =
             rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit);
-        let group = group().filter(|g| g.limit_bytes < physical_bytes);
-        Limits { group, pressure: Some("/proc/pressure/memory".into()), physical_bytes, short: false }
+        let places = places();
+        let group = group(&places).filter(|g| g.limit_bytes < physical_bytes);
+        let own = places.iter().map(Place::stat).find(|stat| stat.exists());
+        Limits { group, own, pressure: Some("/proc/pressure/memory".into()), physical_bytes, short: false }
     }
 
     /// The bytes that this process and its group may use: the group's limit or physical memory.
@@ -70,16 +75,21 @@ impl Limits {
         group.limit_bytes.saturating_sub(used).min(system)
     }
 
-    /// How many pages of files were read again that had been pushed out of memory shortly before, by this process's
-    /// group or, where none has a limit, by anybody: a count that only grows. None where the kernel does not tell
-    /// (before 5.9).
+    /// How many pages of files were read again that had been pushed out of memory shortly before, by the group that
+    /// has the limit, else by the one that this process is in, else by anybody: a count that only grows. None where
+    /// the kernel does not tell (before 5.9).
     pub fn refaults(&self) -> Option<u64> {
-        let stat = match &self.group {
-            Some(group) => &*group.stat,
-            // Who has said how much memory there is has said all.
-            None => self.pressure.as_ref().map(|_| Path::new("/proc/vmstat"))?,
-        };
-        total(&fs::read_to_string(stat).ok()?, "workingset_refault_file")
+        const NAME: &str = "workingset_refault_file";
+        // Who has said how much memory there is has said all.
+        let anybody = || self.pressure.as_ref().map(|_| Path::new("/proc/vmstat"));
+        match (&self.group, &self.own) {
+            (Some(group), _) => total(&fs::read_to_string(&group.stat).ok()?, NAME),
+            // Not those of groups within it.
+            (None, Some(own)) if !planted("others-refaults-count") => {
+                field(&fs::read_to_string(own).ok()?, NAME)
+            }
+            _ => field(&fs::read_to_string(anybody()?).ok()?, NAME),
+        }
     }
 }
 
@@ -118,10 +128,22 @@ fn stalled_share(path: &Path) -> Option<f64> {
     text.lines().find(|l| l.starts_with("some"))?.split("avg10=").nth(1)?.split(' ').next()?.parse().ok()
 }
 
-/// The tightest limit on the way from this process's group to the root, in version 2 or version 1.
-fn group() -> Option<Group> {
-    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+/// Where a control group of this process is: that of version 2, or of the memory of version 1.
+struct Place {
+    root: PathBuf,
+    folder: PathBuf,
+    second: bool,
+}
+
+impl Place {
+    fn stat(&self) -> PathBuf {
+        self.folder.join("memory.stat")
+    }
+}
+
+fn places() -> Vec<Place> {
+    let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mount = |kind: &str, option: &str| {
         mounts.lines().map(|l| l.split(' ').collect::<Vec<_>>()).find_map(|f| {
             let hit =
@@ -135,28 +157,31 @@ fn group() -> Option<Group> {
             hit.then(|| f[2].trim_start_matches('/').to_owned())
         })
     };
-    let mut found: Option<Group> = None;
-    let mut consider = |root: PathBuf, inside: String, limit: &str, usage: &str, pressure: Option<&str>| {
+    let of = |kind: &str, option: &str, second| {
+        let (root, inside) = (mount(kind, option)?, place(option)?);
         // In a container the path may be that of the host, absent here: the mount's root then stands for it.
         let folder = if root.join(&inside).is_dir() { root.join(&inside) } else { root.clone() };
-        for at in folder.ancestors().take_while(|at| at.starts_with(&root)) {
+        Some(Place { root, folder, second })
+    };
+    of("cgroup2", "", true).into_iter().chain(of("cgroup", "memory", false)).collect()
+}
+
+/// The tightest limit on the way from this process's groups to the root.
+fn group(places: &[Place]) -> Option<Group> {
+    let mut found: Option<Group> = None;
+    for Place { root, folder, second } in places {
+        let (limit, usage) = match second {
+            true => ("memory.max", "memory.current"),
+            false => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        };
+        for at in folder.ancestors().take_while(|at| at.starts_with(root)) {
             let Some(limit_bytes) = number(&at.join(limit)) else { continue };
             if found.as_ref().is_none_or(|g| limit_bytes < g.limit_bytes) {
-                let pressure = pressure.map(|name| at.join(name)).filter(|p| p.exists());
-                found = Some(Group {
-                    limit_bytes,
-                    usage: at.join(usage),
-                    pressure,
-                    stat: at.join("memory.stat"),
-                });
+                let pressure = Some(at.join("memory.pressure")).filter(|path| *second && path.exists());
+                let (usage, stat) = (at.join(usage), at.join("memory.stat"));
+                found = Some(Group { limit_bytes, usage, pressure, stat });
             }
         }
-    };
-    if let (Some(root), Some(inside)) = (mount("cgroup2", ""), place("")) {
-        consider(root, inside, "memory.max", "memory.current", Some("memory.pressure"));
-    }
-    if let (Some(root), Some(inside)) = (mount("cgroup", "memory"), place("memory")) {
-        consider(root, inside, "memory.limit_in_bytes", "memory.usage_in_bytes", None);
     }
     found
 }
