@@ -176,6 +176,72 @@ fn threads_store_to_pages_that_leave_their_frames() {
     all(&region, |page| u64::from(page >= 16));
 }
 
+/// Who loads while a transaction is undone has pages leave their frames: not over what was put back.
+#[test]
+fn threads_load_while_a_transaction_is_undone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (store, region) = opened_with(&path, pool(PAGE, Replacement::Fifo));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for page in (0..PAGES).cycle().take_while(|_| !done.load(SeqCst)) {
+                region.load::<u64>(page * PAGE + 8);
+            }
+        });
+        for turn in 1..=40u64 {
+            let tx = store.begin(Mode::Restore).unwrap();
+            (0..PAGES).step_by(3).for_each(|page| set(&region, page * PAGE + 8, turn));
+            tx.abort();
+            all(&region, |_| 0);
+        }
+        done.store(true, SeqCst);
+    });
+    drop(region);
+    store.close().unwrap();
+    let (_store, region) = opened(&path);
+    all(&region, |_| 0);
+}
+
+/// Regions of a closed store can be read, by whoever was about to when it was closed, and where they grow later; and
+/// those of other stores are caught as before.
+#[test]
+fn threads_load_while_the_store_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..20 {
+        let path = dir.path().join(round.to_string());
+        let store = options(pool(PAGE, Replacement::Random)).open(&path).unwrap();
+        let segment = store.create_segment("data", (PAGES * PAGE) as u64).unwrap();
+        let region = segment.map(0..(PAGES * PAGE / 2) as u64).unwrap();
+        let tx = store.begin(Mode::Restore).unwrap();
+        (0..PAGES / 2).for_each(|page| set(&region, page * PAGE + 8, 1));
+        tx.commit(Class::Power).unwrap();
+        let closed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (region, closed) = (&region, &closed);
+                scope.spawn(move || {
+                    let mut page = thread;
+                    while !closed.load(SeqCst) {
+                        assert_eq!(region.load::<u64>(page % (PAGES / 2) * PAGE + 8), 1);
+                        page += 31;
+                    }
+                });
+            }
+            store.close().unwrap();
+            closed.store(true, SeqCst);
+        });
+        assert!((0..PAGES / 2).all(|page| region.load::<u64>(page * PAGE + 8) == 1));
+        if region.grow(PAGES * PAGE).is_ok() {
+            assert_eq!(region.load::<u64>((PAGES - 1) * PAGE), 0);
+        }
+    }
+    let (store, region) = opened(&dir.path().join("other"));
+    let tx = store.begin(Mode::Restore).unwrap();
+    set(&region, 0, 1);
+    tx.commit(Class::Power).unwrap();
+}
+
 #[test]
 fn loads_need_no_transaction_and_no_other_thread() {
     let dir = tempfile::tempdir().unwrap();

@@ -46,6 +46,8 @@ mod state {
     pub const REFUSED: u32 = 3;
     /// Nobody serves any more.
     pub const CLOSED: u32 = 4;
+    /// Nor does anybody need to be, who loads: all can be.
+    pub const SHOWN: u32 = 5;
 }
 
 /// Sleeps until the word is not `seen` any more. Who is woken for another reason looks again.
@@ -104,7 +106,7 @@ impl Desk {
                     self.change(state::ASKED, answer);
                     wake(&self.state);
                 }
-                state::CLOSED => return,
+                state::CLOSED | state::SHOWN => return,
                 seen => sleep(&self.state, seen),
             }
         }
@@ -115,9 +117,16 @@ impl Desk {
         self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Nobody serves any more: what is stored to is refused.
+    /// Nobody serves any more: what is caught is refused.
     pub fn close(&self) {
-        self.state.store(state::CLOSED, Ordering::SeqCst);
+        let shut = |seen| (seen != state::SHOWN).then_some(state::CLOSED);
+        let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, shut);
+        wake(&self.state);
+    }
+
+    /// The same, and all that was hidden is shown: who was caught loading goes on.
+    pub fn close_shown(&self) {
+        self.state.store(state::SHOWN, Ordering::SeqCst);
         wake(&self.state);
     }
 
@@ -143,7 +152,10 @@ impl Desk {
         while self.state.load(Ordering::SeqCst) == state::ASKED {
             sleep(&self.state, state::ASKED);
         }
-        let opened = self.state.load(Ordering::SeqCst) == state::OPENED;
+        let opened = match self.state.load(Ordering::SeqCst) {
+            state::SHOWN => !stored,
+            answer => answer == state::OPENED,
+        };
         for answer in [state::OPENED, state::REFUSED] {
             self.change(answer, state::IDLE);
         }

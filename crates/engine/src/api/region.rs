@@ -145,6 +145,8 @@ impl Region {
     /// If the range leaves the region.
     pub fn sequential(&self, range: Range<usize>) -> Sequential<'_> {
         self.check(range.start, range.len());
+        // What is advised differently from its neighbours stays a mapping of its own, of which a pool has many.
+        let range = if self.store.storage.pool.is_some() { range.start..range.start } else { range };
         self.state.advise_sequential(range.clone(), true);
         Sequential { region: &self.state, range }
     }

@@ -265,7 +265,10 @@ impl RegionState {
 
     /// Whether reading around what is touched may push out what is in use, and nothing was advised yet.
     pub fn may_scatter(&self, storage: &Storage) -> bool {
-        self.len() as u64 > storage.limits.bytes() && self.scattered.load(Ordering::Relaxed) == usize::MAX
+        let shown = storage.pool.is_none();
+        shown
+            && self.len() as u64 > storage.limits.bytes()
+            && self.scattered.load(Ordering::Relaxed) == usize::MAX
     }
 
     /// From now on touching a page reads that page and no others.

@@ -17,6 +17,7 @@ use crate::storage::error::{MapError, RangeError};
 use crate::storage::pool::{Pool, Shown};
 use crate::storage::region::RegionState;
 use crate::write_set::{Sets, WriteSet};
+use caliburn_log::media_error::MediaError;
 use caliburn_os::faults::{Catch, Caught, Desk};
 use caliburn_os::guard::{self, Named};
 use caliburn_os::page_size;
@@ -45,6 +46,8 @@ struct State {
     last: usize,
     /// Why the transaction that is open cannot be committed.
     doomed: Option<RangeError>,
+    /// The store is closed: the system shows all of every region, and nobody is served.
+    closed: bool,
 }
 
 /// A region whose accesses are caught.
@@ -70,7 +73,13 @@ impl Tracker for Touches {
     }
 
     fn mapped(&self, region: &Arc<RegionState>, part: Range<usize>) -> Result<(), MapError> {
+        guard::come_first();
         let mut state = self.lock();
+        if state.closed {
+            let (segment, len) = (region.segment.name.clone(), part.len() as u64);
+            let shown = region.map_private(&self.storage, part, None, false);
+            return shown.map_err(|source| MapError::Io { segment, len, source });
+        }
         if part.start == 0 {
             let Some(caught) = Caught::new(region.base, part.end, Catch::All, self.desk) else {
                 let source = io::Error::other("the process has too many regions whose stores are caught");
@@ -121,6 +130,11 @@ impl Tracker for Touches {
             let mut state = self.lock();
             state.current = None;
             state.regions.values_mut().for_each(|watched| drop(watched.saved.take()));
+            // What was opened at the very end is not caught from now on, nor has it an image.
+            if let Err(source) = self.pool().drop_dirty() {
+                let path = self.storage.dir.clone();
+                self.storage.fail(MediaError::of_name("take memory out of the buffer pool of", path, source));
+            }
         }
         end();
     }
@@ -140,7 +154,8 @@ impl Tracker for Touches {
 
     /// The system shows what nobody serves any more.
     fn stop(&self) {
-        let state = self.lock();
+        let mut state = self.lock();
+        let mut all = true;
         for Watched { region, .. } in state.regions.values() {
             let shown = self.pool().forget(region).and_then(|()| match planted("pool-closed-unshown") {
                 false => region.map_private(&self.storage, 0..region.len(), None, false),
@@ -149,9 +164,15 @@ impl Tracker for Touches {
             if let Err(error) = shown {
                 let segment = &region.segment.name;
                 tracing::warn!(%error, segment, "memory of a region cannot be read after its store was closed");
+                all = false;
             }
         }
-        self.desk.close();
+        state.closed = true;
+        // Who is waiting loads what is there now.
+        match all && !planted("pool-closed-unshown") {
+            true => self.desk.close_shown(),
+            false => self.desk.close(),
+        }
     }
 }
 
@@ -173,7 +194,11 @@ impl Touches {
     /// Lets an access to that address go on.
     fn serve(&self, address: usize, stored: bool, save: Save<'_>) -> bool {
         let (mut state, storage, pool) = (self.lock(), &*self.storage, self.pool());
-        let State { current, regions, last, doomed } = &mut *state;
+        if state.closed {
+            // The desk has the answer.
+            return false;
+        }
+        let State { current, regions, last, doomed, .. } = &mut *state;
         let Some((base, watched)) = regions.range_mut(..=address).next_back() else { return false };
         let (region, offset) = (watched.region.clone(), address - base);
         if offset >= region.len() {
@@ -181,6 +206,7 @@ impl Touches {
         }
         match pool.show(storage, &region, offset) {
             // Who stores there comes again; another thread may have had it shown to those who load.
+            Ok(Shown::Lost) => return true,
             Ok(shown) if shown == Shown::Now || unless("pool-loads-taken-for-stores", !stored) => {
                 return true;
             }

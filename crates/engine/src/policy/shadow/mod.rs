@@ -30,6 +30,7 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::directory;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
+use crate::storage::pool::Pool;
 use crate::storage::pressure::Pressure;
 use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
@@ -228,6 +229,10 @@ impl Recovery for Shadow {
         if planted("images-not-restored") {
             return;
         }
+        // First: who loads meanwhile has pages leave their frames, and what was put back must not be written over.
+        if !planted("pool-dirty-while-undone") {
+            self.of_pool(|pool| pool.drop_dirty());
+        }
         if !images.pages.is_empty() {
             // Also in a store that has failed, so that programs see the old values.
             let back = images.put_back(&self.storage);
@@ -310,9 +315,14 @@ impl Shadow {
 
     /// Where a pool shows regions: what has images is not what is in its frames, but what is in the segments.
     fn drop_from_pool(&self, images: &Images) {
-        let Some(pool) = &self.storage.pool else { return };
-        let dropped = pool.drop_changed(IMAGE as u64, |segment, pages| images.pages.meet(segment, pages));
-        if let Err(source) = dropped {
+        self.of_pool(|pool| {
+            pool.drop_changed(IMAGE as u64, |segment, pages| images.pages.meet(segment, pages))
+        });
+    }
+
+    /// Does something to the pool, if there is one. What cannot be taken out of it shows what is not so.
+    fn of_pool(&self, what: impl FnOnce(&Pool) -> io::Result<()>) {
+        if let Err(source) = self.storage.pool.as_ref().map_or(Ok(()), what) {
             let path = self.storage.dir.clone();
             self.storage.fail(MediaError::of_name("take memory out of the buffer pool of", path, source));
         }

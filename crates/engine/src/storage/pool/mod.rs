@@ -25,6 +25,7 @@ use caliburn_log::media_error::MediaError;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::medium::Media;
 use caliburn_os::simulated::planted;
+use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use caliburn_os::{guard, mappings, page_size};
 use replacement::Order;
@@ -98,8 +99,8 @@ struct State {
     order: Order,
     /// Frames that can be stored to, or could when they were hidden.
     dirty: BTreeSet<usize>,
-    /// Pages that the system shows, since there was no frame to be had; and their lengths.
-    private: HashMap<Place, (Arc<RegionState>, usize)>,
+    /// Pages that the system shows, since there was no frame to be had.
+    private: HashMap<Place, Private>,
     counts: PoolCounts,
 }
 
@@ -120,6 +121,18 @@ struct Held {
     len: usize,
 }
 
+/// A page that the system shows.
+struct Private {
+    region: Arc<RegionState>,
+    /// Bytes of it that are shown.
+    len: usize,
+    /// It is a copy, which can be stored to, and is lost with the transaction.
+    lost: bool,
+}
+
+/// Frames of all pools of the process: each takes two of its mappings.
+static FRAMES: AtomicUsize = AtomicUsize::new(0);
+
 /// How a page was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
@@ -127,12 +140,21 @@ pub(crate) enum Shown {
     Before,
     /// It can be read now.
     Now,
+    /// It can be stored to, for nothing: see [`Pool::lose`].
+    Lost,
 }
 
 impl Pool {
     pub fn new(how: &BufferPool, media: &dyn Media, directory: &Path) -> io::Result<Pool> {
         let (page, count) = (how.page_bytes, (how.bytes / how.page_bytes as u64) as usize);
         let len = page * count;
+        let (all, most) = (FRAMES.load(Ordering::Relaxed) + count, mappings::allowed() / 3);
+        if all > most {
+            let text = format!(
+                "the pools of this process would have {all} frames, and may have {most}: take larger pages, or raise vm.max_map_count"
+            );
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
+        }
         let file = media.scratch(directory, len as u64)?;
         let view = Reservation::new(len, None)?;
         // SAFETY: the reservation is new, and nobody else has the file.
@@ -146,6 +168,7 @@ impl Pool {
             private: HashMap::new(),
             counts: PoolCounts { frames: count, ..PoolCounts::default() },
         };
+        FRAMES.fetch_add(count, Ordering::Relaxed);
         Ok(Pool { file, view, page, state: Mutex::new(state) })
     }
 
@@ -168,12 +191,16 @@ impl Pool {
     pub fn show(&self, storage: &Storage, region: &Arc<RegionState>, offset: usize) -> io::Result<Shown> {
         let (page, mut state) = (offset / self.page, self.lock());
         let place = (region.base, page);
-        if let Some((_, len)) = state.private.get(&place) {
+        if let Some(Private { len, lost, .. }) = state.private.get_mut(&place) {
+            let known = if *lost { Shown::Lost } else { Shown::Before };
             if offset - page * self.page < *len {
-                return Ok(Shown::Before);
+                return Ok(known);
             }
-            // The region has grown since. It was stored to by no transaction that can commit.
-            self.take_back(&mut state, place)?;
+            // The region has grown since.
+            let part = self.part(region, page);
+            region.map_private(storage, part.start + *len..part.end, None, *lost)?;
+            *len = part.len();
+            return Ok(Shown::Now);
         }
         if let Some(frame) = state.at.get(&place).copied() {
             let held = state.frames[frame].held.as_ref().expect("it has the page");
@@ -242,7 +269,20 @@ impl Pool {
             }
             state.dirty.remove(&frame);
         }
+        // What had no frame may have one again.
+        let all: Vec<Place> = state.private.keys().copied().collect();
+        for place in all {
+            // Else it stays as it is, which shows the same.
+            let _ = self.take_back(&mut state, place);
+        }
         Ok(())
+    }
+
+    /// Forgets what was stored to: no frame can be stored to any more.
+    pub fn drop_dirty(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        let dirty: Vec<usize> = state.dirty.iter().copied().collect();
+        dirty.into_iter().try_for_each(|frame| self.drop_page(&mut state, frame))
     }
 
     /// Forgets what was stored to, and what was read again since: `changed` tells of pages of a segment, in units of
@@ -306,6 +346,8 @@ impl Pool {
             region.reservation.map_frame(part.start, whole, self.file.as_fd(), offset)
         });
         if let Err(error) = done {
+            // It may be mapped already.
+            region.withdraw(part)?;
             state.free.push(frame);
             return Err(error);
         }
@@ -374,13 +416,14 @@ impl Pool {
     ) -> io::Result<()> {
         let part = self.part(region, page);
         region.map_private(storage, part.clone(), None, write)?;
-        state.private.insert((region.base, page), (region.clone(), part.len()));
+        let shown = Private { region: region.clone(), len: part.len(), lost: write };
+        state.private.insert((region.base, page), shown);
         Ok(())
     }
 
     /// Takes away what the system shows.
     fn take_back(&self, state: &mut State, place: Place) -> io::Result<()> {
-        let Some((region, len)) = state.private.get(&place) else { return Ok(()) };
+        let Some(Private { region, len, .. }) = state.private.get(&place) else { return Ok(()) };
         region.withdraw(place.1 * self.page..place.1 * self.page + len)?;
         state.private.remove(&place);
         Ok(())
@@ -417,6 +460,12 @@ impl Pool {
         // alone.
         let bytes = unsafe { std::slice::from_raw_parts(self.frame(frame), held.len) };
         held.region.segment.write_part(held.region.start + (held.page * self.page) as u64, bytes)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        FRAMES.fetch_sub(self.lock().frames.len(), Ordering::Relaxed);
     }
 }
 
