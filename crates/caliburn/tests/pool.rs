@@ -189,13 +189,22 @@ fn threads_load_while_a_transaction_is_undone() {
                 region.load::<u64>(page * PAGE + 8);
             }
         });
+        /// Also when something is not as it must be.
+        struct End<'d>(&'d AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, SeqCst);
+            }
+        }
+        let _end = End(&done);
         for turn in 1..=40u64 {
             let tx = store.begin(Mode::Restore).unwrap();
             (0..PAGES).step_by(3).for_each(|page| set(&region, page * PAGE + 8, turn));
+            // What is put back first is dirty again.
+            (0..FRAMES).for_each(|i| set(&region, 3 * i * PAGE + 8, turn));
             tx.abort();
             all(&region, |_| 0);
         }
-        done.store(true, SeqCst);
     });
     drop(region);
     store.close().unwrap();

@@ -24,7 +24,7 @@ use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::medium::Media;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use caliburn_os::{guard, mappings, page_size};
@@ -293,8 +293,7 @@ impl Pool {
             let Some(Held { region, page, len }) = &state.frames[frame].held else { continue };
             let start = region.start + (page * self.page) as u64;
             let pages = start / unit..(start + *len as u64).div_ceil(unit);
-            let again = planted("pool-read-again-not-dropped") && !state.dirty.contains(&frame);
-            if changed(region.id, pages) && !again && !planted("pool-changed-not-dropped") {
+            if unless("pool-read-again-not-dropped", changed(region.id, pages)) {
                 self.drop_page(&mut state, frame)?;
             }
         }
