@@ -232,7 +232,7 @@ impl Touching<'_> {
     }
 
     /// Locks a range in place of its pages, and opens these: others may do the same with other ranges of them. The
-    /// transaction touches nothing else of these pages; nobody checks.
+    /// transaction touches nothing else of these pages: see [`Viewed::open`].
     ///
     /// # Errors
     /// [`Error::Followed`] with a [`LockError`]; when the range cannot be declared, or opened.

@@ -246,6 +246,24 @@ fn ranges_of_one_page_are_locked_side_by_side() {
     });
 }
 
+/// What no range was locked for is not declared, and could not be undone.
+#[test]
+#[should_panic(expected = "only other ranges were opened")]
+fn a_store_beside_the_locked_range_panics() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = opened(&dir.path().join("s"));
+    let (detector, locks) = locks();
+    let mut pages = PageLocks::new(&store, &region, &detector, &locks).unwrap();
+    let _ = pages.transact(Class::Process, |tx| {
+        tx.lock_range(Access::Store, 0..8)?;
+        tx.lock_range(Access::Store, 64..72)?;
+        (0..2).for_each(|part| tx.store(64 * part, &1u64));
+        tx.store(PAGE, &1u64);
+        tx.store(128, &1u64);
+        Ok(())
+    });
+}
+
 /// Many pages that are open take mappings: in the end all of the region is locked.
 #[test]
 fn many_pages_are_locked_as_one() {

@@ -185,7 +185,7 @@ impl<'r> View<'r> {
         assert!(state.current.is_none(), "another transaction is in the view");
         state.current = Some(tx.write_set().number());
         drop(state);
-        Viewed { view: &self.inner, tx: Some(tx) }
+        Viewed { view: &self.inner, tx: Some(tx), parts: Vec::new() }
     }
 }
 
@@ -204,6 +204,8 @@ pub struct Viewed<'t> {
     view: &'t Inner,
     /// None when it has left.
     tx: Option<Transaction<'t>>,
+    /// Ranges that may be stored to, and nothing else of their pages.
+    parts: Vec<Range<usize>>,
 }
 
 impl fmt::Debug for Viewed<'_> {
@@ -250,17 +252,13 @@ impl<'t> Viewed<'t> {
         self.view.region.start
     }
 
-    /// The transaction, for what it changes elsewhere.
-    pub fn transaction(&mut self) -> &mut Transaction<'t> {
-        self.tx.as_mut().expect("it is in the view")
-    }
-
     /// Stores bytes, of which nothing must be declared.
     ///
     /// # Panics
     /// As [`Viewed::read`].
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         let target = self.view.at(offset, bytes.len());
+        self.check_parts(offset..offset + bytes.len());
         // SAFETY: as in `read`.
         unsafe { span::copy(bytes.as_ptr(), target, bytes.len()) };
     }
@@ -273,9 +271,21 @@ impl<'t> Viewed<'t> {
         self.write(offset, value.as_bytes());
     }
 
+    /// What is stored to pages of which only ranges are declared must be in one of these: the rest could not be
+    /// undone.
+    fn check_parts(&self, range: Range<usize>) {
+        let pages = |of: &Range<usize>| of.start / page_size()..of.end.div_ceil(page_size());
+        let (stored, inside) =
+            (pages(&range), |part: &Range<usize>| part.start <= range.start && range.end <= part.end);
+        let meets = |part: &Range<usize>| pages(part).start < stored.end && stored.start < pages(part).end;
+        let allowed = !self.parts.iter().any(meets) || self.parts.iter().any(inside);
+        assert!(allowed, "bytes {range:?} of the view are in a page of which only other ranges were opened");
+    }
+
     /// Opens the pages of a range without asking the hook, and declares the range, and nothing else of the pages, if
     /// it is to be stored to: for layers that have locked the range by itself, since many want a part of its page.
-    /// The transaction touches no more of those pages than that; nobody checks.
+    /// What is stored to such a page is in such a range: [`Viewed::write`] panics else. Nobody checks loads, nor
+    /// what is stored by pointers.
     ///
     /// # Errors
     /// When it cannot be declared, or opened.
@@ -290,11 +300,22 @@ impl<'t> Viewed<'t> {
             self.view.shared.declare(set, &self.view.region, range.start, range.len())?;
         }
         let pages = range.start / page_size()..range.end.div_ceil(page_size());
+        let mut part = false;
         for page in pages {
             if state.access(page).is_none_or(|open| open < access) {
                 self.view.protect(page..page + 1, Some(access))?;
                 state.pages.insert(page, Page::Open(access));
+                part |= access == Access::Store;
+            } else {
+                // More of a page that was opened so.
+                part |= self
+                    .parts
+                    .iter()
+                    .any(|other| other.start / page_size() <= page && page * page_size() < other.end);
             }
+        }
+        if part && access == Access::Store {
+            self.parts.push(range);
         }
         Ok(())
     }
