@@ -6,6 +6,7 @@ use caliburn_sim::life::{Flavour, Start};
 use caliburn_sim::random::Random;
 use caliburn_sim::script::{self, Script};
 use caliburn_sim::{copies, creation, damage, heap};
+use std::borrow::Cow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -86,7 +87,7 @@ impl<'t> Campaign<'t> {
 
     fn explore(&self, what: &str, start: &Start, script: &Script, effort: Effort, seed: u64) {
         let mut explorer = self.totals.first.sharing();
-        if let Err(failure) = explorer.explore(start, script, effort, seed) {
+        if let Err(failure) = explorer.explore(start, &sized(start, script), effort, seed) {
             self.totals.fail(what, &failure);
         }
         self.totals.add(&explorer);
@@ -145,7 +146,7 @@ impl<'t> Campaign<'t> {
         let small = script::workloads(2).step_by(share.max(1));
         let random = (0..workloads).map(|number| script::random(seed_of(seed, number), 30));
         // More than a log of this size takes.
-        let logged = start.flavour.policy() == Policy::Redo;
+        let logged = start.flavour.policy() == Policy::Redo && start.flavour != Flavour::Large;
         let directed = script::OF_FAULTS.iter().filter(|_| !logged);
         let directed = directed.map(|text| text.parse().expect("these scripts are right"));
         let tried_again = script::TRIED_AGAIN.iter().cycle().take(20);
@@ -155,7 +156,7 @@ impl<'t> Campaign<'t> {
                 return;
             }
             if self.is_mine(number as u64) {
-                match explore::faults(start, &script, &mut Random::new(seed + number as u64)) {
+                match explore::faults(start, &sized(start, &script), &mut Random::new(seed + number as u64)) {
                     Ok(injected) => drop(self.totals.faults.fetch_add(injected, Ordering::Relaxed)),
                     Err(failure) => self.totals.fail("faults", &failure),
                 }
@@ -218,5 +219,13 @@ impl<'t> Campaign<'t> {
             }
             self.totals.workloads.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// A workload as it is for a kind of store.
+fn sized<'s>(start: &Start, script: &'s Script) -> Cow<'s, Script> {
+    match start.flavour {
+        Flavour::Large => Cow::Owned(script.clone().enlarged()),
+        _ => Cow::Borrowed(script),
     }
 }

@@ -43,6 +43,9 @@ struct Command {
     /// With the redo policy, by programs that declare nothing.
     #[arg(long, global = true, conflicts_with_all = ["pool", "undo", "persistent", "adopted", "duplex", "shadow", "caught", "lazy"])]
     found: bool,
+    /// With the redo policy, by transactions that outgrow the log and the memory budget.
+    #[arg(long, global = true, conflicts_with_all = ["found", "pool", "undo", "persistent", "adopted", "duplex", "shadow", "caught", "lazy"])]
+    large: bool,
     /// The machine is short of memory and descriptors.
     #[arg(long, global = true)]
     short: bool,
@@ -63,6 +66,7 @@ impl Command {
             () if self.lazy => Flavour::Lazy,
             () if self.pool => Flavour::Pool,
             () if self.found => Flavour::Found,
+            () if self.large => Flavour::Large,
             () if self.duplex || matches!(self.kind, Kind::Copies { .. }) => Flavour::Duplex,
             () => Flavour::Redo,
         }
@@ -198,6 +202,7 @@ pub fn main() -> ExitCode {
         Flavour::Lazy => " --lazy",
         Flavour::Pool => " --pool",
         Flavour::Found => " --found",
+        Flavour::Large => " --large",
     };
     let totals = Totals::of(format!("{flavour}{}", if command.short { " --short" } else { "" }));
     let start = Instant::now();

@@ -1,7 +1,7 @@
 //! Kinds of stores.
 
 use crate::media::Hardware;
-use caliburn::{BeforeImages, BufferPool, Class, Policy, Replacement, Tracking};
+use caliburn::{BeforeImages, BufferPool, Class, Guard, Options, Policy, Replacement, Tracking};
 
 /// Kinds of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,13 +26,17 @@ pub enum Flavour {
     Pool,
     /// With the redo policy, by programs that declare nothing: their stores are found when they commit.
     Found,
+    /// With the redo policy; there is memory for two pages, and transactions outgrow that and the log.
+    Large,
 }
 
 impl Flavour {
     /// How it recovers.
     pub fn policy(self) -> Policy {
         match self {
-            Flavour::Redo | Flavour::Adopted | Flavour::Duplex | Flavour::Found => Policy::Redo,
+            Flavour::Redo | Flavour::Adopted | Flavour::Duplex | Flavour::Found | Flavour::Large => {
+                Policy::Redo
+            }
             Flavour::Undo | Flavour::Persistent => Policy::Undo,
             Flavour::Shadow | Flavour::Caught | Flavour::Lazy | Flavour::Pool => Policy::Shadow,
         }
@@ -59,6 +63,28 @@ impl Flavour {
             Flavour::Caught | Flavour::Lazy | Flavour::Pool => Tracking::Fault,
             Flavour::Found => Tracking::Scan,
             _ => Tracking::Declared,
+        }
+    }
+
+    /// Says so in options.
+    pub fn choose(self, options: &mut Options) {
+        options.policy(self.policy()).tracking(self.tracking()).before_images(self.before_images());
+        options.declared_only(self == Flavour::Adopted).require(self.reach());
+        if self == Flavour::Large {
+            // Pages that are guarded cannot be moved.
+            options.guard(Guard::Off);
+        }
+        if let Some(pool) = self.pool() {
+            options.buffer_pool(pool);
+        }
+    }
+
+    /// Bytes of private pages, and of old values, that it may keep.
+    pub fn memory_budget(self) -> u64 {
+        match self {
+            Flavour::Lazy => 3 * 4096,
+            Flavour::Large => 2 * 4096,
+            _ => 1 << 30,
         }
     }
 

@@ -120,18 +120,11 @@ pub fn options<M: std::fmt::Debug + Send + 'static>(
     flavour: Flavour,
 ) -> Options {
     let mut options = Store::options();
-    let memory_budget = Some(if flavour == Flavour::Lazy { 3 * 4096 } else { 1 << 30 });
+    let memory_budget = Some(flavour.memory_budget());
     let tuning = Tuning { memory_budget, truncate_percent, ..Tuning::default() };
     options.create(true).log_bytes(64 << 10).stage_bytes(128 << 10).reserve_bytes(1 << 20);
-    options.policy(flavour.policy()).tracking(flavour.tracking()).background(false).tuning(tuning);
-    options.before_images(flavour.before_images());
-    options
-        .declared_only(flavour == Flavour::Adopted)
-        .require(flavour.reach())
-        .media(Arc::new(MachineMedia(machine.clone())));
-    if let Some(pool) = flavour.pool() {
-        options.buffer_pool(pool);
-    }
+    options.background(false).tuning(tuning).media(Arc::new(MachineMedia(machine.clone())));
+    flavour.choose(&mut options);
     if flavour == Flavour::Duplex {
         options.duplex_log(SECOND);
     }

@@ -274,6 +274,19 @@ fn tx(restore: bool, end: End, ranges: &[(usize, usize)]) -> Step {
     Step::Transaction { restore, end, ranges: ranges.to_vec() }
 }
 
+impl Script {
+    /// The same, by transactions of which the large ones change as much more as outgrows a log.
+    pub fn enlarged(mut self) -> Script {
+        for step in &mut self.0 {
+            let Step::Transaction { ranges, .. } = step else { continue };
+            if let Some((offset, len)) = ranges.iter().copied().find(|(_, len)| *len >= 4100) {
+                ranges.push((10_000 + offset % 1000, 33_000 + len % 5000 * 3));
+            }
+        }
+        self
+    }
+}
+
 /// Every workload of `count` letters.
 pub fn workloads(count: u32) -> impl Iterator<Item = Script> {
     let letters = ALPHABET.len();

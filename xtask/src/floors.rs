@@ -85,6 +85,7 @@ const TREES: [Tree; 13] = [
         root: "crates/typed/src",
         floors: &[
             "error",
+            "close_error",
             "hash",
             "link",
             "turns",
@@ -139,6 +140,7 @@ const TREES: [Tree; 13] = [
             "medium",
             "observed",
             "duplex",
+            "overflow",
             "overlay",
             "files",
         ],

@@ -63,6 +63,8 @@ pub fn test() -> Result<(), String> {
         "exhaustive --transactions 2 --pool",
         "torture --images 3000 --pool",
         "faults --share 1000 --workloads 1 --pool",
+        "torture --images 5000 --large",
+        "faults --share 64 --workloads 2 --large",
         "torture --images 10000 --found",
         "creation --found",
         "faults --share 16 --workloads 5 --found",
@@ -125,6 +127,8 @@ pub fn soak() -> Result<(), String> {
         "faults --caught",
         "faults --lazy",
         "torture --images 100000 --seed 9 --pool",
+        "torture --images 100000 --seed 10 --large",
+        "faults --large",
         "faults --share 16 --pool",
         "names --walks 10000 --seed 1000",
     ] {

@@ -53,6 +53,8 @@ pub enum System {
     Recorded,
     /// The redo policy; changes are found when they are committed.
     Scan,
+    /// The redo policy with a log of 64 MB; changes are declared, and may outgrow the log and the memory budget.
+    Redo,
     /// The undo policy; pages are locked when they are touched.
     Locked,
     /// A buffer pool of pages of 64 KiB, replaced at random.
@@ -76,6 +78,7 @@ impl System {
             }
             System::Declared => (Policy::Shadow, Tracking::Declared, BeforeImages::Eager),
             System::Scan => (Policy::Redo, Tracking::Scan, BeforeImages::Eager),
+            System::Redo => (Policy::Redo, Tracking::Declared, BeforeImages::Eager),
             System::Locked => (Policy::Undo, Tracking::Declared, BeforeImages::Eager),
             System::Pool | System::Pool8k | System::PoolFifo | System::PoolSecond => {
                 (Policy::Shadow, Tracking::Fault, BeforeImages::Eager)
@@ -85,7 +88,7 @@ impl System {
             let bytes = (arguments.pool_mb.unwrap_or(POOL_MB) as u64) << 20;
             BufferPool { bytes, page_bytes, replacement }
         };
-        let mut with = options(1024, 8);
+        let mut with = options(if self == System::Redo { 64 } else { 1024 }, 8);
         match self {
             System::Ahead => with.prefetch(Prefetch::Regions),
             System::Recorded => with.prefetch(Prefetch::Recorded),
@@ -328,6 +331,7 @@ fn in_group(
         return Ok(json!({"refused": "killed for want of memory"}));
     }
     let mut result: Value = serde_json::from_slice(&output.stdout)?;
+    result["peak_mb"] = json!(group.peak().map(|bytes| bytes as f64 / 1e6));
     if let Some((process, before, _)) = &mut neighbour {
         if let Some(status) = process.0.try_wait()? {
             return Err(format!("the neighbour has ended: {status}").into());
@@ -389,7 +393,7 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let open = begun.elapsed().as_secs_f64();
-    let (before, begun) = (faults(std::process::id()), Instant::now());
+    let (before, written_before, begun) = (faults(std::process::id()), written(), Instant::now());
     let (visited, refused) = match &opened {
         Opened::Mapped(memory, file) => {
             let len = file.metadata()?.len() as usize;
@@ -415,7 +419,7 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
             let mut refused = None;
             let memory = (region.as_ptr(), region.len());
             let visited = done(arguments, memory, traversal, &mut |at, len| {
-                if system == System::Declared && refused.is_none() {
+                if matches!(system, System::Declared | System::Redo) && refused.is_none() {
                     refused =
                         tx.set_range(region, at as usize..at as usize + len).err().map(|e| e.to_string());
                 }
@@ -425,13 +429,20 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let seconds = begun.elapsed().as_secs_f64();
+    let written_mb = (written() - written_before) as f64 / 1e6;
     let [minor, major] = [0, 1].map(|i| faults(std::process::id())[i] - before[i]);
     drop(opened);
     println!(
         "{}",
-        json!({"seconds": seconds, "open": open, "visited": visited, "refused": refused, "minor": minor, "major": major})
+        json!({"seconds": seconds, "open": open, "visited": visited, "refused": refused, "minor": minor, "major": major, "written_mb": written_mb})
     );
     Ok(())
+}
+
+/// Bytes that this process has made the system write, or will have.
+fn written() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok()).unwrap_or(0)
 }
 
 /// Page faults of a process: those for which nothing was read, and those for which something was.
@@ -468,18 +479,19 @@ fn print(
             println!(
                 "{}",
                 json!({"workload": name(&arguments.workload), "system": "caliburn", "params": params, "seconds": seconds.map(|s| rounded(s, 3)),
-                    "ratio_to_floor": ratio, "refused": refused, "major_faults": of(results, "major"), "neighbour_major_faults": of(results, "neighbour"), "minor_faults": of(results, "minor")})
+                    "ratio_to_floor": ratio, "refused": refused, "major_faults": of(results, "major"), "neighbour_major_faults": of(results, "neighbour"), "minor_faults": of(results, "minor"), "written_mb": of(results, "written_mb"), "peak_mb": of(results, "peak_mb")})
             );
             continue;
         }
         let told = match (refused, seconds) {
             (Some(why), _) => format!("not done: {why}"),
             (None, seconds) => format!(
-                "{:>8.3} s, {:>6.2} of mmap; {} faults, {} of them read",
+                "{:>8.3} s, {:>6.2} of mmap; {} faults, {} of them read; {:.0} MB written",
                 seconds.unwrap_or(0.0),
                 ratio.unwrap_or(0.0),
                 of(results, "minor").unwrap_or(0.0) + of(results, "major").unwrap_or(0.0),
-                of(results, "major").unwrap_or(0.0)
+                of(results, "major").unwrap_or(0.0),
+                of(results, "written_mb").unwrap_or(0.0)
             ),
         };
         let beside =

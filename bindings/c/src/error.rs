@@ -288,7 +288,7 @@ impl Code for CommitError {
         match self {
             CommitError::Failed(_) => CALIBURN_FAILED,
             CommitError::GlobalId { .. } => CALIBURN_INVALID,
-            CommitError::LogTooSmall { .. } => CALIBURN_TOO_BIG,
+            CommitError::LogTooSmall { .. } | CommitError::Log { .. } => CALIBURN_TOO_BIG,
             CommitError::Class { .. } => CALIBURN_CLASS,
             CommitError::ReadOnly => CALIBURN_READ_ONLY,
             CommitError::NotPrepared(_) => CALIBURN_NOT_FOUND,

@@ -78,6 +78,10 @@ pub const CALIBURN_POOL_PAGE_BYTES: c_int = 26;
 /// Which page leaves it for another one: CALIBURN_RANDOM (default), CALIBURN_FIFO or CALIBURN_SECOND_CHANCE.
 pub const CALIBURN_POOL_REPLACEMENT: c_int = 27;
 
+/// Whether a transaction may outgrow the log, which grows for it, and the memory budget: what it changes lies in
+/// files then; 0 or 1 (default). Else what would be too much is refused with CALIBURN_TOO_BIG. With CALIBURN_REDO.
+pub const CALIBURN_LARGE_TRANSACTIONS: c_int = 28;
+
 /// Any page.
 pub const CALIBURN_RANDOM: c_int = 0;
 /// The page that has been there for the longest time.
@@ -219,7 +223,7 @@ pub extern "C" fn caliburn_options_new() -> *mut caliburn_options {
     OPTIONS.insert(Mutex::new(fresh()))
 }
 
-/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_POOL_REPLACEMENT.
+/// Sets an option, one of the constants CALIBURN_CREATE to CALIBURN_LARGE_TRANSACTIONS.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c_int, value: u64) -> c_int {
     call(|| {
@@ -281,6 +285,7 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
             }),
             CALIBURN_VERIFY => options.verify(truth(value)?),
             CALIBURN_DECLARED_ONLY => options.declared_only(truth(value)?),
+            CALIBURN_LARGE_TRANSACTIONS => options.large_transactions(truth(value)?),
             CALIBURN_BACKGROUND => options.background(truth(value)?),
             CALIBURN_COPIED => options.copied(truth(value)?),
             CALIBURN_FILE_MODE => options.mode(match u32::try_from(value) {

@@ -30,6 +30,8 @@ pub struct caliburn_query {
     pub memory_budget: u64,
     /// Whether the store has failed: 0 or 1.
     pub failed: u64,
+    /// Bytes of pages that lie in files, since a transaction has outgrown the memory budget.
+    pub overflow_bytes: u64,
 }
 
 /// Counters since the store was opened.
@@ -103,6 +105,7 @@ pub extern "C" fn caliburn_query_store(
             page_bytes: found.page_bytes,
             memory_budget: found.memory_budget,
             failed: u64::from(found.failed),
+            overflow_bytes: found.overflow_bytes,
         };
         put_sized("query", query, size, told)
     })

@@ -90,11 +90,14 @@ fn private_pages_stay_within_the_budget_and_are_given_back() {
 }
 
 #[test]
-fn a_transaction_that_cannot_fit_the_budget_fails_cleanly() {
+fn a_transaction_that_must_not_outgrow_the_budget_fails_cleanly() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let mut options = support::options();
-    options.log_bytes(64 << 20).tuning(Tuning { memory_budget: Some(4 << 20), ..Tuning::default() });
+    options
+        .large_transactions(false)
+        .log_bytes(64 << 20)
+        .tuning(Tuning { memory_budget: Some(4 << 20), ..Tuning::default() });
     let store = options.open(&path).unwrap();
     let memory = store.create_segment("data", 64 << 20).unwrap().map_all().unwrap();
     let mut tx = store.begin(Mode::Restore).unwrap();

@@ -183,7 +183,7 @@ fn one_thread_decides_and_the_other_is_told() {
 fn undecided_transactions_may_take_a_quarter_of_the_log_and_no_more() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = options();
-    options.log_bytes(64 << 10);
+    options.log_bytes(64 << 10).large_transactions(false);
     let store = options.open(dir.path().join("s")).unwrap();
     let memory = region(&store);
     let mut tx = store.begin(Mode::Restore).unwrap();

@@ -256,7 +256,8 @@ fn problems(path: &Path) -> Vec<String> {
 #[test]
 fn larger_transactions_fit_a_larger_log() {
     let dir = tempfile::tempdir().unwrap();
-    let store = sized(64 * K).open(dir.path().join("s")).unwrap();
+    let mut options = sized(64 * K);
+    let store = options.large_transactions(false).open(dir.path().join("s")).unwrap();
     let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
     let write = || {
         let mut tx = store.begin(Mode::Restore).unwrap();

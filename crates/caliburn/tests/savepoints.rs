@@ -267,7 +267,7 @@ fn a_transaction_with_open_branches_does_not_end() {
 fn a_branch_that_would_make_the_transaction_too_large_is_undone() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = Store::options();
-    options.create(true).log_bytes(256 << 10);
+    options.create(true).log_bytes(256 << 10).large_transactions(false);
     let store = options.open(dir.path().join("store")).unwrap();
     let data = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
     let mut tx = store.begin(Mode::Restore).unwrap();
@@ -317,7 +317,7 @@ fn a_rollback_does_not_pull_the_ground_from_under_a_branch() {
 fn a_rollback_takes_back_what_was_counted_and_nothing_more() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = Store::options();
-    options.create(true).log_bytes(256 << 10);
+    options.create(true).log_bytes(256 << 10).large_transactions(false);
     let store = options.open(dir.path().join("store")).unwrap();
     let data = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
     // Half of the log, without the frame.

@@ -51,6 +51,12 @@ impl Group {
         std::fs::write(path.join("cgroup.procs"), std::process::id().to_string())
     }
 
+    /// The most bytes that it had at once, where the system tells.
+    pub fn peak(&self) -> Option<u64> {
+        let read = |name: &str| std::fs::read_to_string(self.path.join(name)).ok();
+        read("memory.peak").or_else(|| read("memory.max_usage_in_bytes"))?.trim().parse().ok()
+    }
+
     /// How many processes of it were killed for want of memory.
     pub fn oom_kills(&self) -> u64 {
         let read = |name: &str| std::fs::read_to_string(self.path.join(name)).unwrap_or_default();

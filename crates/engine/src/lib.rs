@@ -62,9 +62,9 @@ pub use tracking::Tracking;
 
 pub use storage::ahead::{PrefetchEnd, Prefetched, Prefetching};
 pub use storage::class::Class;
+pub use storage::close_error::CloseError;
 pub use storage::error::{
-    BranchError, CloseError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError,
-    SegmentError,
+    BranchError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError, SegmentError,
 };
 pub use storage::pool::PoolCounts;
 pub use storage::progress::{Phase, Progress};

@@ -12,6 +12,8 @@ use crate::format::{ALIGN, Lsn, RangeHeader, RecordHeader, SegmentId, Trailer, p
 use caliburn_os::simulated::{even_if, unless};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Bytes of a record before its body.
+pub const HEAD: usize = size_of::<RecordHeader>();
 /// Bytes of a record around its body.
 pub const FRAME: usize = size_of::<RecordHeader>() + size_of::<Trailer>();
 /// Longest body: what fits the 32-bit unit count.
@@ -243,9 +245,9 @@ pub fn encode_around(
     record
 }
 
-/// The CRC-32C that [`Frame::finish`] wants of a body.
-pub fn body_crc(body: &[u8]) -> u32 {
-    crc32c::crc32c(body)
+/// The CRC-32C that [`Frame::finish`] wants of a body, from that of what precedes a part of it: 0 if nothing does.
+pub fn append_crc(crc: u32, part: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc, part)
 }
 
 /// Kind, length and ranges of the first of several records that this process encoded or verified.
@@ -341,11 +343,16 @@ pub fn well_formed(body: &[u8]) -> bool {
     ranges.rest.is_empty()
 }
 
-/// Appends a range to a body.
-pub fn push_range(body: &mut Vec<u8>, segment: SegmentId, offset: u64, bytes: &[u8]) {
-    let len = u32::try_from(bytes.len()).expect("ranges are split below 4 GiB");
+/// Appends the header of a range to a body, whose bytes and padding are to follow.
+pub fn put_range_header(body: &mut Vec<u8>, segment: SegmentId, offset: u64, len: usize) {
+    let len = u32::try_from(len).expect("ranges are split below 4 GiB");
     let header = RangeHeader { segment: segment.0.into(), len: len.into(), offset: offset.into() };
     body.extend_from_slice(header.as_bytes());
+}
+
+/// Appends a range to a body.
+pub fn push_range(body: &mut Vec<u8>, segment: SegmentId, offset: u64, bytes: &[u8]) {
+    put_range_header(body, segment, offset, bytes.len());
     body.extend_from_slice(bytes);
     body.resize(padded(body.len()), 0);
 }

@@ -3,9 +3,15 @@
 use crate::format::{LOG_DATA, Lsn};
 use crate::media_error::MediaError;
 use crate::record::{Decoded, Record, decode};
-use crate::ring::read_ring;
+use crate::ring::{STEP, read_ring};
+use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
+use caliburn_os::page_size;
 use std::io;
+use std::os::fd::AsFd;
+
+/// Bytes beyond which a record is not copied into memory.
+const LARGE: u64 = if cfg!(any(test, caliburn_sim)) { 4 << 10 } else { 16 << 20 };
 
 /// A window that goes along a stretch of a log.
 pub(crate) struct Window<'m> {
@@ -51,6 +57,15 @@ impl<'m> Window<'m> {
         while self.at < most {
             let unseen = &self.bytes[self.bytes.len() - (self.read - self.at) as usize..];
             match decode(unseen, self.position(), incarnation, most - self.at) {
+                Decoded::Longer(needed) if needed > LARGE && self.at + needed <= self.room => {
+                    let bytes = self.read_long(needed)?;
+                    let decoded = decode(&bytes, self.position(), incarnation, most - self.at);
+                    let Decoded::Valid(record) = decoded else { break };
+                    each(&record);
+                    let told = (record.incarnation, record.forced);
+                    self.back_to(record.next());
+                    return Ok(Some(told));
+                }
                 Decoded::Valid(record) => {
                     each(&record);
                     let told = (record.incarnation, record.forced);
@@ -58,18 +73,30 @@ impl<'m> Window<'m> {
                     return Ok(Some(told));
                 }
                 Decoded::Longer(needed) if self.read < self.room && self.at + needed <= self.room => {
-                    if !self.medium.may_hold(needed) {
-                        let text = format!("a record of {needed} bytes, nearly all of them holes");
-                        let error = io::Error::new(io::ErrorKind::InvalidData, text);
-                        let offset = LOG_DATA + self.position().0 % self.capacity;
-                        return Err(MediaError::new("read the log", self.medium, offset, error));
-                    }
                     self.fill(needed, step.min(most - self.at))?;
                 }
                 _ => break,
             }
         }
         Ok(None)
+    }
+
+    /// Reads a long record to memory that lies in a file: there may be less of it than the record takes.
+    fn read_long(&self, needed: u64) -> Result<Buffer, MediaError> {
+        let from = self.position().0;
+        let fail =
+            |action, error| MediaError::new(action, self.medium, LOG_DATA + from % self.capacity, error);
+        if !self.medium.may_hold(needed) {
+            let text = format!("a record of {needed} bytes, nearly all of them holes");
+            return Err(fail("read the log", io::Error::new(io::ErrorKind::InvalidData, text)));
+        }
+        let file = self.medium.scratch(needed.next_multiple_of(page_size() as u64));
+        let buffer = file.and_then(|file| Buffer::in_file(file.as_fd(), needed as usize));
+        let mut buffer = buffer.map_err(|error| fail("get memory for a record of", error))?;
+        for (at, part) in (from..).step_by(STEP as usize).zip(buffer.chunks_mut(STEP as usize)) {
+            read_ring(self.medium, self.capacity, Lsn(at), part)?;
+        }
+        Ok(buffer)
     }
 
     /// Reads on until `needed` bytes are unseen, `step` at a time if there are so many.

@@ -16,7 +16,7 @@ use crate::sync::{Mutex, MutexGuard, both};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -168,6 +168,10 @@ unsafe impl Medium for Duplex {
 
     fn is_mapped(&self) -> bool {
         self.one().is_mapped()
+    }
+
+    fn scratch(&self, len: u64) -> io::Result<OwnedFd> {
+        self.one().scratch(len)
     }
 
     fn may_hold(&self, bytes: u64) -> bool {

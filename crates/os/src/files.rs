@@ -186,6 +186,12 @@ unsafe impl Medium for FileMedium {
         bytes <= SMALL || self.device || !self.is_plain() || bytes / 1000 <= allocated()
     }
 
+    fn scratch(&self, len: u64) -> io::Result<OwnedFd> {
+        let above = self.path.parent().filter(|_| !self.device).and_then(|above| File::open(above).ok());
+        let beside = above.and_then(|above| names::scratch(above.as_fd(), len).ok());
+        beside.map_or_else(|| names::scratch_in_memory(len), Ok)
+    }
+
     fn memory(&self) -> Memory {
         Memory::of(&self.file)
     }

@@ -13,6 +13,7 @@
 //! | [`guard`] | write protection, and the message when it is met |
 //! | [`observed`] | a medium whose reads are told to somebody |
 //! | [`duplex`] | two media that hold the same |
+//! | [`overflow`] | pages that lie in a file without a name, where the system can write them |
 //! | [`overlay`] | a medium with what was written laid over it, in memory |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
 //! | [`clock`] | stamps that order commits, without a shared cache line where the machine allows |
@@ -44,6 +45,7 @@ pub mod memory;
 mod names;
 pub mod observed;
 pub mod ordinal;
+pub mod overflow;
 pub mod overlay;
 pub mod persist;
 pub mod private;

@@ -261,6 +261,15 @@ impl Buffer {
         Ok(Buffer { memory: Some(memory), len })
     }
 
+    /// `len` bytes of zeros in a file of its own, which must have as many: the system writes them there when it is
+    /// short of memory.
+    pub fn in_file(file: BorrowedFd<'_>, len: usize) -> io::Result<Buffer> {
+        let memory = Reservation::new(len.next_multiple_of(page_size()), None)?;
+        // SAFETY: the reservation is new, and nobody else knows the file.
+        unsafe { memory.map_shared(0, memory.len(), file, 0, false) }?;
+        Ok(Buffer { memory: Some(memory), len })
+    }
+
     /// `len` bytes, in the memory of this one if there is enough; what they hold is unknown.
     pub fn resized(mut self, len: usize) -> io::Result<Buffer> {
         if self.memory.as_ref().is_none_or(|memory| memory.len() < len) {

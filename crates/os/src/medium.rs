@@ -76,6 +76,11 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn may_hold(&self, _bytes: u64) -> bool {
         true
     }
+    /// A file of zeros without a name, beside it if that can be, else in memory: for what is too long to be copied
+    /// into memory.
+    fn scratch(&self, len: u64) -> io::Result<OwnedFd> {
+        names::scratch_in_memory(len)
+    }
     /// What is mapped by it, shared.
     fn memory(&self) -> Memory {
         Memory::CACHE

@@ -112,7 +112,12 @@ pub(crate) fn scratch_in_memory(len: u64) -> io::Result<OwnedFd> {
 /// no such files.
 pub(crate) fn scratch(directory: BorrowedFd<'_>, len: u64) -> io::Result<OwnedFd> {
     let made = openat(directory, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, PRIVATE);
-    match made.and_then(|file| fallocate(&file, FallocateFlags::empty(), 0, len).map(|()| file)) {
+    let allocate = |file| match len {
+        // Nothing cannot be allocated.
+        0 => Ok(file),
+        _ => fallocate(&file, FallocateFlags::empty(), 0, len).map(|()| file),
+    };
+    match made.and_then(allocate) {
         Ok(file) => Ok(file),
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => scratch_in_memory(len),
         Err(errno) => Err(errno.into()),

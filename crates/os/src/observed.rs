@@ -3,7 +3,7 @@
 use crate::medium::Medium;
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,6 +70,10 @@ unsafe impl Medium for Observed<'_> {
 
     fn make_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         self.medium.make_hole(offset, len)
+    }
+
+    fn scratch(&self, len: u64) -> io::Result<OwnedFd> {
+        self.medium.scratch(len)
     }
 
     fn may_hold(&self, bytes: u64) -> bool {

@@ -4,7 +4,7 @@ use crate::medium::Medium;
 use crate::sync::Mutex;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -96,6 +96,10 @@ unsafe impl Medium for Overlay {
 
     fn is_mapped(&self) -> bool {
         false
+    }
+
+    fn scratch(&self, len: u64) -> io::Result<OwnedFd> {
+        self.medium.scratch(len)
     }
 
     fn may_hold(&self, bytes: u64) -> bool {

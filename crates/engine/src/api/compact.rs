@@ -5,7 +5,8 @@
 //! it, every segment reads as before.
 
 use crate::api::options::Options;
-use crate::storage::error::{CloseError, OpenError};
+use crate::storage::close_error::CloseError;
+use crate::storage::error::OpenError;
 use crate::storage::progress::Phase;
 use crate::storage::segment::SegmentState;
 use caliburn_log::media_error::MediaError;

@@ -330,6 +330,11 @@ fn log_metrics(all: &mut Registry, query: &Query, s: &Statistics) {
     );
     all.gauge("caliburn_private_bytes", "Memory of private pages.", query.private_pages * query.page_bytes);
     all.gauge(
+        "caliburn_overflow_bytes",
+        "Pages that lie in files, since a transaction has outgrown the memory budget.",
+        query.overflow_bytes,
+    );
+    all.gauge(
         "caliburn_memory_budget_bytes",
         "Memory of private pages that may be kept.",
         query.memory_budget,

@@ -196,6 +196,16 @@ impl Options {
         self
     }
 
+    /// Whether a transaction may outgrow the log, which grows for it at its commit, and the memory budget
+    /// ([`Tuning::memory_budget`]): what it changes lies in files of the store's directory then. With the redo
+    /// policy; default yes. Otherwise [`Transaction::set_range`](crate::Transaction::set_range) refuses what would
+    /// be too much, as it does in any case where the log cannot grow: it has two copies, or is outside of the
+    /// store's directory, and where changes are guarded, verified or found, for memory.
+    pub fn large_transactions(&mut self, yes: bool) -> &mut Options {
+        self.settings.large = yes;
+        self
+    }
+
     /// Has regions shown by a buffer pool, in place of the system: with the shadow policy, where stores are caught
     /// ([`Tracking::Fault`]). Before-images are written at once then. Loads are caught as well, so that system calls
     /// that are given memory of a region fail with EFAULT where its page is not in a frame, declared or not: copy

@@ -2,9 +2,9 @@
 
 use crate::storage::region::RegionState;
 use crate::storage::region_table::{RegionCursor, RegionTable};
-use crate::write_set::Written;
-use caliburn_log::format::IMAGE;
-use caliburn_log::record::push_range;
+use crate::write_set::{Position, WriteSet, Written};
+use caliburn_log::format::{IMAGE, padded};
+use caliburn_log::record::{self, push_range};
 use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use std::ops::Range;
@@ -18,6 +18,7 @@ pub(super) fn pieces(len: usize) -> impl Iterator<Item = usize> {
 }
 
 /// A part of what a transaction changes, within one region.
+#[derive(Clone, Copy)]
 pub(super) struct Part<'t> {
     pub region: &'t RegionState,
     pub offset: usize,
@@ -25,6 +26,11 @@ pub(super) struct Part<'t> {
 }
 
 impl Part<'_> {
+    /// Where it is in its segment.
+    pub fn start(&self) -> u64 {
+        self.region.start + self.offset as u64
+    }
+
     /// Where it is in its region.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len
@@ -48,6 +54,17 @@ pub(super) fn parts<'t>(table: &'t RegionTable, spans: &[Written]) -> Vec<Part<'
     parts
 }
 
+/// The parts that a transaction has declared, as it has: neither sorted nor joined, so that it takes no memory.
+pub(super) fn declared<'t>(table: &'t RegionTable, set: &WriteSet<'_>) -> impl Iterator<Item = Part<'t>> {
+    let mut cursor = RegionCursor::new();
+    set.ranges_from(Position::default()).map(move |range| {
+        // SAFETY: a region with declared bytes stays mapped.
+        let region = unsafe { cursor.find(table, range.segment, range.offset) };
+        let region = region.expect("declared bytes are mapped");
+        Part { region, offset: (range.offset - region.start) as usize, len: range.len }
+    })
+}
+
 /// The parts of regions that show bytes of a segment, of which a transaction has changed some. A region may end
 /// before the last page does.
 pub(super) fn shown(table: &RegionTable, Written { segment, start, end }: Written) -> Vec<Part<'_>> {
@@ -67,6 +84,37 @@ pub(super) fn shown(table: &RegionTable, Written { segment, start, end }: Writte
         at += len;
     }
     parts
+}
+
+/// Bytes of a body that are copied at once.
+const COPIED: usize = if cfg!(caliburn_sim) { 4 << 10 } else { 1 << 20 };
+
+/// Calls `write` with a record's body, copied from memory, piece by piece.
+pub(super) fn write_body<'t, E>(
+    parts: impl Iterator<Item = Part<'t>>,
+    mut write: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = Vec::with_capacity(COPIED);
+    for part in parts {
+        record::put_range_header(&mut buffer, part.region.id, part.start(), part.len);
+        let mut done = 0;
+        while done < part.len {
+            let len = COPIED.saturating_sub(buffer.len()).min(part.len - done);
+            let at = buffer.len();
+            buffer.resize(at + len, 0);
+            // SAFETY: the part lies in a region with declared bytes, which stays mapped.
+            unsafe { span::copy(part.region.at(part.offset + done), buffer[at..].as_mut_ptr(), len) };
+            done += len;
+            if done == part.len {
+                buffer.resize(padded(buffer.len()), 0);
+            }
+            if buffer.len() >= COPIED {
+                write(&buffer)?;
+                buffer.clear();
+            }
+        }
+    }
+    if buffer.is_empty() { Ok(()) } else { write(&buffer) }
 }
 
 /// A record's body, copied from memory.

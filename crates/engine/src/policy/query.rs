@@ -28,6 +28,8 @@ pub struct Query {
     pub dirty_pages: u64,
     /// Pages of which the process has a private copy.
     pub private_pages: u64,
+    /// Bytes of pages that lie in files, since a transaction has outgrown the memory budget.
+    pub overflow_bytes: u64,
     /// Bytes per page.
     pub page_bytes: u64,
     /// Bytes of private pages that may be kept.

@@ -548,6 +548,16 @@ pub enum CommitError {
         /// Bytes it has.
         capacity: u64,
     },
+    /// The log could not be made larger for the transaction, which was aborted.
+    #[error(
+        "the log could not be made larger, to {needed} bytes, for what the transaction changes: {source}"
+    )]
+    Log {
+        /// Bytes that the log must have.
+        needed: u64,
+        /// Why not.
+        source: Box<OpenError>,
+    },
     /// The store's medium cannot give what was asked for. The transaction was aborted.
     #[error(
         "a commit in class {wanted:?} was asked for, and what this store's memory survives is class {reach:?}: make a store with the redo policy, or commit in that class"
@@ -576,18 +586,4 @@ pub enum CommitError {
     /// could not be kept ([`Tracking::Fault`](crate::Tracking::Fault)), and the transaction was aborted.
     #[error(transparent)]
     Range(#[from] RangeError),
-}
-
-/// Why a store did not close in good order. What was acknowledged is in the log.
-#[derive(Debug, thiserror::Error)]
-pub enum CloseError {
-    /// The store has failed.
-    #[error(transparent)]
-    Failed(#[from] Failure),
-    /// Forgotten transactions are still open.
-    #[error("{0} transaction(s) are still open; the next opening recovers the store, and undoes them")]
-    Uncommitted(usize),
-    /// It was not closed.
-    #[error("other handles hold the store (clones, heaps): it closes when the last of them is dropped")]
-    Shared,
 }

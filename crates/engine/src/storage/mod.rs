@@ -3,6 +3,7 @@
 pub(crate) mod ahead;
 pub(crate) mod catalog;
 pub(crate) mod class;
+pub(crate) mod close_error;
 pub(crate) mod copies;
 pub(crate) mod directory;
 pub(crate) mod error;

@@ -225,6 +225,18 @@ impl<'t> WriteSet<'t> {
         unsafe { (*self.slot.scratch_at()).parent.is_some() }
     }
 
+    /// The policy knows what is declared here, and what will be, until the set is cleared: nobody reads the run for
+    /// that any more, which may be long.
+    pub fn set_known(&self) {
+        self.tail().plain = false;
+        self.slot.known.store(true, Ordering::Release);
+    }
+
+    /// Whether the policy knows it.
+    pub fn is_known(&self) -> bool {
+        self.slot.known.load(Ordering::Relaxed)
+    }
+
     /// Whether those whose part it is have declared nothing.
     pub(super) fn ancestors_are_clear(&self) -> bool {
         let mut slot = self.slot;
@@ -332,6 +344,7 @@ impl<'t> WriteSet<'t> {
         work.marks.clear();
         work.note = None;
         self.tail().plain = true;
+        self.slot.known.store(false, Ordering::Release);
         if !self.slot.extended.load(Ordering::Relaxed) {
             return Vec::new();
         }

@@ -156,6 +156,17 @@ impl WriteSet<'_> {
         (spans, joined, twice)
     }
 
+    /// Whether the run is twice as long as when this was so last: then it is worth walking through.
+    pub fn has_doubled(&self) -> bool {
+        let bytes = self.parts(Position::default()).map(|part| part.bytes()).sum();
+        let marks = &mut self.scratch().marks;
+        let doubled = bytes >= 2 * marks.counted;
+        if doubled {
+            marks.counted = bytes;
+        }
+        doubled
+    }
+
     /// What the run amounts to, exactly: the bytes that it changes, as spans.
     pub fn exactly(&self) -> Vec<Written> {
         self.joined().0

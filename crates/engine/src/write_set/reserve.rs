@@ -17,10 +17,10 @@ use crate::storage::region::RegionState;
 use caliburn_os::barrier;
 use caliburn_os::event::Event;
 use caliburn_os::simulated::{planted, unless};
-use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use caliburn_os::sync::{Mutex, MutexGuard};
 
-/// Pages that truncation reserves at a time.
+/// Pages that are reserved at a time.
 pub(crate) const RESERVED: usize = 32;
 
 /// The pages that truncation has reserved: nobody declares a range on them meanwhile.
@@ -30,10 +30,25 @@ pub(crate) struct Reserve {
     pub(super) active: AtomicU32,
     pages: [AtomicUsize; RESERVED],
     pub(super) released: Event,
+    /// Of who reserves pages: one at a time.
+    one: Mutex<()>,
     /// Runs that were moved to others.
     pub(super) moves: AtomicU64,
     /// Of who wants quiet: one at a time.
     pub(super) quiet: Mutex<()>,
+}
+
+/// Pages that are reserved; no more when this is dropped.
+pub(crate) struct Reserved<'r> {
+    reserve: &'r Reserve,
+    _one: MutexGuard<'r, ()>,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.reserve.active.fetch_and(FLAGS, Ordering::Release);
+        self.reserve.released.signal();
+    }
 }
 
 /// Every transaction must come here for each range.
@@ -50,6 +65,7 @@ impl Default for Reserve {
             active: AtomicU32::new(always),
             pages: Default::default(),
             released: Event::default(),
+            one: Mutex::default(),
             moves: AtomicU64::new(0),
             quiet: Mutex::default(),
         }
@@ -57,20 +73,16 @@ impl Default for Reserve {
 }
 
 impl Reserve {
-    /// Reserves pages by their addresses. Afterwards a transaction either sees them reserved or is seen
-    /// to have declared them. Only for the holder of the truncation lock.
-    pub fn reserve(&self, pages: &[usize]) {
+    /// Reserves pages by their addresses, until what is returned is dropped. Afterwards a transaction either sees
+    /// them reserved or is seen to have declared them.
+    pub fn reserve(&self, pages: &[usize]) -> Reserved<'_> {
+        let one = self.one.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (slot, page) in self.pages.iter().zip(pages) {
             slot.store(*page, Ordering::Relaxed);
         }
         self.active.fetch_or(pages.len() as u32, Ordering::Release);
         barrier::heavy();
-    }
-
-    /// Lets everybody go on.
-    pub fn release(&self) {
-        self.active.fetch_and(FLAGS, Ordering::Release);
-        self.released.signal();
+        Reserved { reserve: self, _one: one }
     }
 
     /// Not 0 if pages may be reserved, or quiet be wanted: what each transaction looks at when it has declared a

@@ -20,6 +20,7 @@ use caliburn_os::simulated;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::io;
+use std::os::fd::BorrowedFd;
 
 /// Bytes of a chunk's head.
 pub(crate) const HEAD: usize = UNDO_HEAD;
@@ -44,6 +45,13 @@ impl Chunk {
     pub fn volatile(bytes: usize) -> io::Result<Chunk> {
         assert!(u32::try_from(bytes).is_ok(), "a chunk's word counts 32 bits");
         let mut memory = Buffer::new(bytes)?;
+        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory) })
+    }
+
+    /// Of memory that the system writes to a file, which has as many bytes, when it is short of memory.
+    pub fn in_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Chunk> {
+        assert!(u32::try_from(bytes).is_ok(), "a chunk's word counts 32 bits");
+        let mut memory = Buffer::in_file(file, bytes)?;
         Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory) })
     }
 

@@ -17,6 +17,8 @@ pub(super) struct Marks {
     pub granting: Granting,
     /// Bytes of the run when it was last compacted.
     pub compacted: usize,
+    /// The same, when what it amounts to was last counted.
+    pub counted: usize,
 }
 
 /// A savepoint of an open transaction.
@@ -52,7 +54,7 @@ impl Marks {
     pub fn clear(&mut self) {
         self.savepoints.clear();
         self.covered = None;
-        (self.granting, self.compacted) = (Granting::default(), 0);
+        (self.granting, self.compacted, self.counted) = (Granting::default(), 0, 0);
     }
 
     fn find(&self, serial: u64) -> Option<usize> {

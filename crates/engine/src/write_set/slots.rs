@@ -31,6 +31,8 @@ pub(crate) struct Slot {
     pub(super) first_number: AtomicU32,
     /// There are further chunks.
     pub(super) extended: AtomicBool,
+    /// Its policy knows what is declared without reading the run.
+    pub(super) known: AtomicBool,
     /// Its transaction has declared its first range, and waits before it stores there.
     pub(super) stands_by: AtomicBool,
     /// Its place among all slots.
@@ -116,6 +118,7 @@ impl Slot {
             most: AtomicUsize::new(0),
             first_number: AtomicU32::new(NONE),
             extended: AtomicBool::new(false),
+            known: AtomicBool::new(false),
             stands_by: AtomicBool::new(false),
             number,
             vacant: vacant.clone(),
@@ -377,6 +380,12 @@ impl Slots {
     /// Calls `visit` with every range that is declared by an open transaction. See [`Slot::each_declared`].
     pub fn each_declared(&self, mut visit: impl FnMut(Saved)) {
         self.iter().for_each(|(_, slot)| slot.each_declared(&mut visit));
+    }
+
+    /// The same, but for transactions of which the policy knows it: [`WriteSet::set_known`].
+    pub fn each_unknown(&self, mut visit: impl FnMut(Saved)) {
+        let unknown = self.iter().filter(|(_, slot)| !slot.known.load(Ordering::Acquire));
+        unknown.for_each(|(_, slot)| slot.each_declared(&mut visit));
     }
 
     /// Identities of the open transactions that declared any byte of a part of a segment.

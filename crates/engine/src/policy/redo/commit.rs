@@ -1,8 +1,10 @@
 //! What the redo policy does with a write set: limits what it may become, and makes a record of it.
 
 use super::Redo;
+use super::overflow::OUTGROWN;
+use super::relocate;
 use super::stage::Body;
-use crate::policy::parts::{Part, body_of, parts, pieces};
+use crate::policy::parts::{Part, declared, parts, pieces};
 use crate::storage::error::{CommitError, RangeError};
 use crate::storage::gate;
 use crate::storage::region::RegionState;
@@ -10,7 +12,6 @@ use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, Written};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
-use caliburn_log::record::FRAME;
 use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
@@ -35,7 +36,7 @@ impl Redo {
     /// Bytes of ranges that no transaction can declare too many of: see `Slots::grant`.
     pub(super) fn room(&self) -> usize {
         let memory = self.storage.memory_budget() / self.entry_memory() * range_bytes(1) as u64;
-        memory.min(self.body_max()) as usize
+        memory.min(self.body_limit()) as usize
     }
 
     /// Declares a range that a write set had no room for: makes room, or refuses.
@@ -46,9 +47,17 @@ impl Redo {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
-        let spare = set.compact(RUN_BYTES, |bytes| Chunk::volatile(bytes).ok());
-        set.keep_spare(spare);
+        if !set.is_known() {
+            let spare = set.compact(RUN_BYTES, |bytes| Chunk::volatile(bytes).ok());
+            set.keep_spare(spare);
+        }
         let (body, memory) = self.limit(set, region, offset, len)?;
+        if memory >= OUTGROWN {
+            self.outgrow(set);
+        }
+        if set.is_known() {
+            self.hold(region, offset, len)?;
+        }
         let (mut at, mut parts, from) = (offset, 0, set.position());
         for piece in pieces(len) {
             let room =
@@ -68,8 +77,8 @@ impl Redo {
         set.set_account((body, memory));
         let memory =
             self.storage.memory_budget().saturating_sub(memory) / self.entry_memory() * range_bytes(1) as u64;
-        let most = memory.min(self.body_max().saturating_sub(body)) as usize;
-        set.grant(if self.sets.tracked { 0 } else { most.min(set.free()) });
+        let most = memory.min(self.body_limit().saturating_sub(body)) as usize;
+        set.grant(if self.sets.tracked || set.is_known() { 0 } else { most.min(set.free()) });
         Ok(())
     }
 
@@ -88,10 +97,15 @@ impl Redo {
         let own_memory = (pages + if set.keeps_old() { len } else { 0 }) as u64;
         let (body, memory) = set.account(self.entry_memory());
         let (body, memory) = (body + own_body, memory + own_memory);
-        if body <= self.body_max() && memory <= self.storage.memory_budget() {
+        let fits = memory <= self.storage.memory_budget() || memory >= OUTGROWN;
+        if body <= self.body_limit() && fits {
             return Ok((body, memory));
         }
-        // The bounds count overlapping ranges and pages twice: count exactly before refusing.
+        // The bounds count overlapping ranges and pages twice: count exactly before refusing. Not each time, if
+        // that need not be known.
+        if body <= self.body_limit() && self.may_overflow() && !set.has_doubled() {
+            return Ok((body, memory + OUTGROWN));
+        }
         let mut spans = set.exactly();
         let (segment, at) = (region.id, region.start + offset as u64);
         if spans.iter().any(|s| s.segment == segment && s.start <= at && at + len as u64 <= s.end) {
@@ -103,15 +117,18 @@ impl Redo {
         self.refuse_beyond(self.amount(set, &spans))
     }
 
-    /// Refuses what would be too much for a record or for the memory budget.
+    /// Refuses what would be too much for a record, or for the memory budget unless that may be outgrown.
     fn refuse_beyond(&self, (body, memory): (u64, u64)) -> Result<(u64, u64), RangeError> {
-        if body > self.body_max() {
+        if body > self.body_limit() {
             let capacity = self.log.capacity();
-            let needed = ((body + FRAME as u64) * 2).next_multiple_of(1 << 20);
-            return Err(RangeError::LogTooSmall { needed, capacity });
+            return Err(RangeError::LogTooSmall { needed: relocate::bytes_for(body), capacity });
         }
         let (needed, budget) = (memory, self.storage.memory_budget());
-        if needed > budget { Err(RangeError::MemoryTooSmall { needed, budget }) } else { Ok((body, memory)) }
+        match needed > budget {
+            true if self.may_overflow() => Ok((body, memory + OUTGROWN)),
+            true => Err(RangeError::MemoryTooSmall { needed, budget }),
+            false => Ok((body, memory)),
+        }
     }
 
     /// Bytes of a record with these spans, which are sorted, and of memory for their pages and old values.
@@ -139,6 +156,14 @@ impl Redo {
         });
         spans.sort_unstable();
         let account = self.refuse_beyond(self.amount(set, &spans))?;
+        if account.1 >= OUTGROWN || branch.is_known() {
+            self.outgrow(set);
+        }
+        if set.is_known() && !planted("adopted-pages-not-held") {
+            // They are the parent's from now on, whose run nobody reads.
+            let mut pages = self.lock_pages();
+            branch.each(|range| pages.hold(range.segment, range.offset, range.len as u64));
+        }
         let (from, mut done) = (set.position(), Ok(()));
         branch.each(|range| {
             if done.is_ok() && set.free() < set.stride(range.len) {
@@ -160,10 +185,14 @@ impl Redo {
 
     fn extend(&self, set: &WriteSet<'_>, needed: usize) -> Result<(), RangeError> {
         let first = set.first_number().is_none();
-        let grown = (RUN_BYTES << (set.position().chunk() + 1).min(16)).min(CHUNK_BYTES_MAX);
+        // What is full of a file is written to it, so that memory is not: in smaller pieces where there is little.
+        let behind = if set.is_known() { self.storage.memory_budget() as usize / 8 } else { CHUNK_BYTES_MAX };
+        let most = behind.clamp(RUN_BYTES, CHUNK_BYTES_MAX);
+        let grown = (RUN_BYTES << (set.position().chunk() + 1).min(16)).min(most);
         let bytes = if first { RUN_BYTES } else { grown }.max(HEAD + needed).next_multiple_of(8);
         let spare = if first { None } else { set.take_spare(needed) };
-        let chunk = spare.map_or_else(|| Chunk::volatile(bytes), Ok);
+        let make = || if set.is_known() { self.overflow_chunk(bytes) } else { Chunk::volatile(bytes) };
+        let chunk = spare.map_or_else(make, Ok);
         let chunk = chunk.map_err(|source| RangeError::Memory { bytes: bytes as u64, source })?;
         set.extend(chunk);
         Ok(())
@@ -210,6 +239,13 @@ impl Redo {
     /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
     /// `None` if there was nothing to commit.
     pub(super) fn stage_or_append(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+        if set.is_known()
+            && let Some(len) = self.too_many(set)
+        {
+            set.counters().body_bytes.add(len as u64);
+            self.storage.failure()?;
+            return self.append_in_log(|| declared(&self.storage.table, set), len).map(Some);
+        }
         let parts = parts(&self.storage.table, &set.disjoint());
         let len: usize = parts.iter().map(|part| range_bytes(part.len)).sum();
         if len == 0 {
@@ -221,7 +257,7 @@ impl Redo {
         }
         loop {
             if len > self.stage.body_max() {
-                return Ok(Some(self.append_large(body_of(&parts))?));
+                return self.append_in_log(|| parts.iter().copied(), len).map(Some);
             }
             let staged = self.stage.append(len, |mut body| {
                 for Part { region, offset, len } in &parts {
@@ -240,6 +276,27 @@ impl Redo {
                 None => self.wait_stage()?,
             }
         }
+    }
+
+    /// Commits what is too large for the stage.
+    fn append_in_log<'t, P: Iterator<Item = Part<'t>>>(
+        &self,
+        parts: impl Fn() -> P,
+        len: usize,
+    ) -> Result<u64, CommitError> {
+        if len as u64 > self.body_max() {
+            self.grow_log(relocate::bytes_for(len as u64))?;
+        }
+        self.append_large(parts, len)
+    }
+
+    /// The bytes of a body with the ranges as they were declared, if to join them would take much of the memory
+    /// budget.
+    fn too_many(&self, set: &WriteSet<'_>) -> Option<usize> {
+        let (mut count, mut len) = (0, 0);
+        set.each(|range| (count, len) = (count + 1, len + range_bytes(range.len)));
+        let memory = count * (size_of::<Written>() + size_of::<Part<'_>>());
+        (memory as u64 > self.storage.memory_budget() / 8 && len > self.stage.body_max()).then_some(len)
     }
 
     /// Writes the old bytes behind a position back into memory.

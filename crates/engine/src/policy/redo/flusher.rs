@@ -18,6 +18,7 @@
 use super::Redo;
 use super::cohort::Cohort;
 use super::pages::Pages;
+use crate::policy::parts::{Part, write_body};
 use crate::storage::error::{CommitError, Failure};
 use caliburn_log::format::Lsn;
 use caliburn_log::media_error::MediaError;
@@ -422,20 +423,30 @@ impl Redo {
         self.stage.freed().signal();
     }
 
-    /// Commits a record that is too large for the stage: straight into the log, body first, header last,
-    /// so that it is valid only when it is whole. Returns its stamp.
+    /// Commits a record that is too large for the stage, with a body of `len` bytes: straight into the log, body
+    /// first, header last, so that it is valid only when it is whole. Returns its stamp.
     #[cold]
-    pub(super) fn append_large(&self, body: Vec<u8>) -> Result<u64, CommitError> {
-        let len = body.len();
+    pub(super) fn append_large<'t, P: Iterator<Item = Part<'t>>>(
+        &self,
+        parts: impl Fn() -> P,
+        len: usize,
+    ) -> Result<u64, CommitError> {
         let mut work = self.lock_flush();
         let done = self.flush_staged(&mut work, false).and_then(|_| {
             self.wait_log(&mut work.buffer, (len + FRAME) as u64)?;
             let place = self.place();
-            let (header, trailer) = Frame::new(Kind::Commit, place, len).finish(record::body_crc(&body), len);
             let at = |offset: usize| Lsn(place.lsn.0 + offset as u64);
             let end = at(len + FRAME);
-            let writes = [(header.len(), &body[..]), (header.len() + len, &trailer[..]), (0, &header[..])];
-            for (offset, bytes) in writes {
+            let (mut crc, mut done) = (0, record::HEAD);
+            write_body(parts(), |bytes| {
+                self.log.write(at(done), bytes).map_err(|e| self.fail(e))?;
+                let before = instead("sum-of-the-last-piece", crc, 0);
+                (crc, done) = (record::append_crc(before, bytes), done + bytes.len());
+                Ok::<(), Failure>(())
+            })?;
+            debug_assert_eq!(done, record::HEAD + len);
+            let (header, trailer) = Frame::new(Kind::Commit, place, len).finish(crc, len);
+            for (offset, bytes) in [(done, &trailer[..]), (0, &header[..])] {
                 self.log.write(at(offset), bytes).map_err(|e| self.fail(e))?;
             }
             if !planted("large-commit-beyond-the-frontier") {
@@ -446,8 +457,8 @@ impl Redo {
             self.flush.log_bytes.fetch_add((len + FRAME) as u64, Ordering::Relaxed);
             let mut pages = self.lock_pages();
             let private = pages.private();
-            for range in Ranges::of(&body) {
-                pages.mark(range.segment, range.offset, range.bytes.len() as u64, place.lsn);
+            for part in parts() {
+                pages.mark(part.region.id, part.start(), part.len as u64, place.lsn);
             }
             self.after_append(pages, private, end);
             Ok(self.stage.lanes().now())

@@ -224,7 +224,7 @@ impl Redo {
             }
             let group: Vec<Mapped> = pages.by_ref().take(RESERVED).collect();
             let addresses: Vec<usize> = group.iter().map(|page| page.address(size)).collect();
-            self.sets.reserve.reserve(&addresses);
+            let reserved = self.sets.reserve.reserve(&addresses);
             let ids: Vec<PageId> = group.iter().map(|page| page.descriptor.page).collect();
             // Nobody can declare them now: who did before may be about to end.
             let (mut declared, mut looked) = self.declared(&ids);
@@ -251,7 +251,7 @@ impl Redo {
                 unsafe { span::copy(page.region.pointer(address), copy.as_mut_ptr(), size) };
                 copied.push(page);
             }
-            self.sets.reserve.release();
+            drop(reserved);
         }
         kept
     }
@@ -260,7 +260,7 @@ impl Redo {
     /// ranges were looked at.
     pub(super) fn declared(&self, pages: &[PageId]) -> (Vec<bool>, usize) {
         let (mut declared, mut looked) = (vec![false; pages.len()], 0);
-        self.sets.slots.each_declared(|range| {
+        self.sets.slots.each_unknown(|range| {
             looked += 1;
             let page =
                 |offset: u64| PageId { segment: range.segment, number: offset >> self.storage.page_shift };
@@ -272,6 +272,9 @@ impl Redo {
                 .take_while(|(p, _)| **p <= last)
                 .for_each(|(_, d)| *d = true);
         });
+        let held = self.lock_pages();
+        pages.iter().zip(&mut declared).for_each(|(page, declared)| *declared |= held.is_held(*page));
+        drop(held);
         (declared, looked)
     }
 

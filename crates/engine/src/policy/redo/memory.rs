@@ -54,20 +54,20 @@ impl Redo {
     pub(super) fn relieve(&self, unforced: &mut Unforced) -> Result<(), Failure> {
         let page = self.storage.page_size as u64;
         let budget = self.storage.memory_budget();
-        let private = {
+        let (private, returning) = {
             let mut pages = self.lock_pages();
             self.note_private(&mut pages);
-            pages.private() * page
+            (pages.private() * page, pages.may_return())
         };
         let pressed = self.storage.gate.load(Ordering::SeqCst) & gate::PRESSED != 0;
         let short = private > 0 && self.storage.limits.short();
-        if private > budget / 4 * 3 || pressed || short {
+        if private > budget / 4 * 3 || pressed || short || returning {
             let target = if short { 0 } else { budget / 2 };
             // What is given back must not be lost on its way to the medium.
             self.force_segments(unforced)?;
             self.move_head()?;
             self.drop_clean(target)?;
-            if self.lock_pages().private() * page > target {
+            if self.is_above(target) {
                 let goal = self.log.tail();
                 if self.incremental(unforced, goal, &|_| true)? == Outcome::Starved {
                     self.epoch(unforced)?;
@@ -81,16 +81,20 @@ impl Redo {
         Ok(())
     }
 
-    /// Drops clean private pages until at most `target` bytes are private, or a whole batch resists.
+    /// Whether more than so many bytes are private, or pages that lie in files may come back.
+    pub(super) fn is_above(&self, target: u64) -> bool {
+        let pages = self.lock_pages();
+        pages.private() * self.storage.page_size as u64 > target || pages.may_return()
+    }
+
+    /// Drops clean private pages until at most `target` bytes are private and nothing lies in files, or a whole
+    /// batch resists.
     pub(super) fn drop_clean(&self, target: u64) -> Result<(), Failure> {
-        let page = self.storage.page_size;
         loop {
-            let mut pages = self.lock_pages();
-            if pages.private() * page as u64 <= target {
+            if !self.is_above(target) {
                 return Ok(());
             }
-            let batch = pages.take_clean(RESERVED);
-            drop(pages);
+            let batch = self.lock_pages().take_clean(RESERVED);
             if batch.is_empty() || self.drop_batch(&batch)? == 0 {
                 return Ok(());
             }
@@ -147,15 +151,17 @@ impl Redo {
         let addresses: Vec<usize> = mapped.iter().map(|(_, _, address, _)| *address).collect();
         // Most of what is staged goes before anybody has to wait.
         self.flush_for_dropping()?;
-        self.sets.reserve.reserve(&addresses);
+        let reserved = self.sets.reserve.reserve(&addresses);
         let flushed = self.flush_for_dropping()?;
         let (declared, _) = self.declared(&mapped.iter().map(|(id, ..)| *id).collect::<Vec<_>>());
         // A page that equals its segment may do so by chance, while records of it are on their way there.
-        let behind: Vec<bool> = {
+        let (behind, moved): (Vec<bool>, Vec<bool>) = {
             let pages = self.lock_pages();
-            mapped.iter().map(|(id, ..)| !flushed || pages.is_dirty(*id)).collect()
+            mapped.iter().map(|(id, ..)| (!flushed || pages.is_dirty(*id), pages.is_moved(*id))).unzip()
         };
-        for (((id, region, address, content), declared), behind) in mapped.iter().zip(declared).zip(behind) {
+        for ((((id, region, address, content), declared), behind), moved) in
+            mapped.iter().zip(declared).zip(behind).zip(moved)
+        {
             let at = region.pointer(*address);
             let offset = *address - region.base;
             // SAFETY: the page lies in a mapped region (as in `copy_undeclared`). It equals its segment, no record
@@ -166,7 +172,12 @@ impl Redo {
                 && unsafe {
                     even_if("page-dropped-unread", span::equals(at, content))
                         && region.image_at(offset).is_none_or(|image| span::equals(image, content))
-                        && region.discard(offset, page).is_ok()
+                        && match moved {
+                            true => {
+                                region.map_private(&self.storage, offset..offset + page, None, true).is_ok()
+                            }
+                            false => region.discard(offset, page).is_ok(),
+                        }
                 };
             if dropped {
                 self.storage.note_bytes(id.segment, id.number * page as u64..(id.number + 1) * page as u64);
@@ -175,13 +186,18 @@ impl Redo {
                 kept.push(*id);
             }
         }
-        self.sets.reserve.release();
+        drop(reserved);
         let mut pages = self.lock_pages();
         for id in &gone {
             pages.dropped(*id);
         }
+        let any_moved = pages.moved_pages() > 0;
         for id in &kept {
             pages.cleaned(*id);
+        }
+        drop(pages);
+        if !any_moved {
+            self.forget_overflow();
         }
         self.truncation.pages_dropped.fetch_add(gone.len() as u64, Ordering::Relaxed);
         Ok(gone.len())

@@ -25,6 +25,7 @@ pub(crate) mod history;
 mod incremental;
 mod lanes;
 mod memory;
+mod overflow;
 mod pages;
 mod prepared;
 mod recovery;
@@ -55,10 +56,11 @@ use caliburn_log::media_error::MediaError;
 use caliburn_os::event::Event;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::unless;
-use caliburn_os::sync::atomic::{AtomicU64, Ordering};
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
 use flusher::Flush;
 use group::Rounds;
+use overflow::Overflow;
 use pages::Pages;
 use prepared::PreparedTable;
 use replication::Replication;
@@ -140,8 +142,12 @@ pub(crate) struct Redo {
     replication: Option<Replication>,
     /// Of the present log: see [`relocate::body_max`].
     body_max: AtomicU64,
+    /// It may be made larger.
+    may_grow: AtomicBool,
     /// Pages of memory never go to segments.
     declared_only: bool,
+    /// Transactions may outgrow the log and the memory budget.
+    large: bool,
     /// Whether there are threads that flush and truncate.
     background: bool,
     flush: Flush,
@@ -155,6 +161,7 @@ pub(crate) struct Redo {
     /// Committed changes of the log found at opening that the segments may lack.
     unapplied: RwLock<Option<RedoRanges>>,
     pages: Mutex<Pages>,
+    overflow: Overflow,
     /// Bytes that aborted transactions touched, not yet noted in `pages`: an abort must not wait for a lock
     /// that is held while a whole batch is marked.
     aborted: Mutex<Vec<(SegmentId, u64, u64)>>,
@@ -231,6 +238,7 @@ impl Recovery for Redo {
         }
         let page = self.storage.page_size as u64;
         self.lock_pages().dropped_all(region.segment.id, region.pages(page));
+        self.forget_overflow_of(region);
     }
 
     fn changed(&self, region: &RegionState, part: Range<usize>) {
@@ -294,8 +302,12 @@ impl Recovery for Redo {
     }
 
     fn clear(&self, set: &WriteSet<'_>) {
+        let outgrown = set.is_known();
         let given_back = set.clear_all();
         set.keep_spare(given_back);
+        if outgrown {
+            self.has_outgrown_no_more();
+        }
     }
 
     fn commit_short(&self, set: &WriteSet<'_>) -> bool {
@@ -374,8 +386,9 @@ impl Recovery for Redo {
     fn arrange(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
         // A log with two copies stays where it is: one that is to have one copy may go.
         self.simplex(settings)?;
-        self.relocate(settings, opening)?;
-        self.duplex(settings, opening)
+        let done = self.relocate(settings, opening).and_then(|()| self.duplex(settings, opening));
+        self.note_growth();
+        done
     }
 
     fn damaged(&self) -> Option<Result<Vec<(String, u64)>, BackupError>> {
@@ -411,6 +424,7 @@ impl Recovery for Redo {
         let mut pages = self.lock_pages();
         self.note_private(&mut pages);
         (query.dirty_pages, query.private_pages) = (pages.dirty(), pages.private());
+        query.overflow_bytes = pages.moved_pages() * self.storage.page_size as u64;
         drop(pages);
         let log = &self.log;
         (query.log_bytes, query.log_used) = (log.capacity(), log.used());

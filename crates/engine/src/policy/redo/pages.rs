@@ -12,8 +12,12 @@ use std::collections::{BTreeSet, VecDeque};
 const DIRTY: u8 = 1;
 /// The process has a private copy of the page.
 const PRIVATE: u8 = 2;
-/// The page stands in the list of clean private pages.
+/// The page stands in one of the lists of pages that may be given back.
 const LISTED: u8 = 4;
+/// The page lies in a file: see [`overflow`](super::overflow).
+const MOVED: u8 = 8;
+/// A transaction that has outgrown memory has declared a range on it.
+const HELD: u8 = 16;
 
 /// A page of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +41,13 @@ pub(super) struct Pages {
     queue: VecDeque<Descriptor>,
     /// Private pages without unwritten changes, in the order in which they became so.
     clean: VecDeque<PageId>,
+    /// The same for pages that were moved.
+    moved: VecDeque<PageId>,
     private: u64,
+    moved_count: u64,
+    /// Open transactions that have outgrown memory, and the pages that they hold.
+    outgrown: u64,
+    held: Vec<PageId>,
     dirty: u64,
     marked: Lsn,
 }
@@ -64,9 +74,12 @@ impl Pages {
         for number in self.span(offset, len) {
             let state = self.vector.entry(segment, number);
             if *state & DIRTY == 0 {
-                self.private += u64::from(*state & PRIVATE == 0);
+                if *state & (PRIVATE | MOVED) == 0 {
+                    *state |= PRIVATE;
+                    self.private += 1;
+                }
                 self.dirty += 1;
-                *state |= DIRTY | PRIVATE;
+                *state |= DIRTY;
                 self.queue.push_back(Descriptor { page: PageId { segment, number }, lsn });
             }
         }
@@ -76,14 +89,11 @@ impl Pages {
     pub fn note_private(&mut self, segment: SegmentId, offset: u64, len: u64) {
         for number in self.span(offset, len) {
             let state = self.vector.entry(segment, number);
-            if *state & PRIVATE == 0 {
+            if *state & (PRIVATE | MOVED) == 0 {
                 *state |= PRIVATE;
                 self.private += 1;
             }
-            if *state & (DIRTY | LISTED) == 0 {
-                *state |= LISTED;
-                self.clean.push_back(PageId { segment, number });
-            }
+            self.cleaned(PageId { segment, number });
         }
     }
 
@@ -130,27 +140,98 @@ impl Pages {
         self.queue.make_contiguous().sort_by_key(|d| d.lsn);
     }
 
-    /// The pages were written to their segment and are still private.
+    /// The page was written to its segment and is still private, or moved.
     pub fn cleaned(&mut self, page: PageId) {
         let state = self.vector.entry(page.segment, page.number);
-        if *state & (DIRTY | LISTED) == 0 && *state & PRIVATE != 0 {
+        if *state & (DIRTY | LISTED) == 0 && *state & (PRIVATE | MOVED) != 0 {
             *state |= LISTED;
-            self.clean.push_back(page);
+            if *state & MOVED == 0 { self.clean.push_back(page) } else { self.moved.push_back(page) }
         }
     }
 
-    /// Takes clean private pages, the longest clean first.
+    /// Takes clean private pages, the longest clean first; before them those that were moved, unless a transaction
+    /// is open that may want them there.
     pub fn take_clean(&mut self, most: usize) -> Vec<PageId> {
         let mut taken = Vec::new();
         while taken.len() < most {
-            let Some(page) = self.clean.pop_front() else { break };
+            let moved = if self.outgrown == 0 { self.moved.pop_front() } else { None };
+            let Some(page) = moved.or_else(|| self.clean.pop_front()) else { break };
             let state = self.vector.entry(page.segment, page.number);
+            if *state & MOVED != 0 && self.outgrown > 0 {
+                // It was private when it was put into this list.
+                self.moved.push_back(page);
+                continue;
+            }
             *state &= !LISTED;
-            if *state & DIRTY == 0 && *state & PRIVATE != 0 {
+            if *state & (DIRTY | HELD) == 0 && *state & (PRIVATE | MOVED) != 0 {
                 taken.push(page);
             }
         }
         taken
+    }
+
+    /// The pages lie in a file from now on.
+    pub fn moved(&mut self, pages: &[PageId]) {
+        for page in pages {
+            let state = self.vector.entry(page.segment, page.number);
+            self.private -= u64::from(*state & PRIVATE != 0);
+            self.moved_count += u64::from(*state & MOVED == 0);
+            *state = *state & !PRIVATE | MOVED;
+            self.cleaned(*page);
+        }
+    }
+
+    /// Whether the page lies in a file.
+    pub fn is_moved(&self, page: PageId) -> bool {
+        self.vector.get(page.segment, page.number) & MOVED != 0
+    }
+
+    /// Whether the page lies in a file, or a transaction that has outgrown memory holds it.
+    pub fn is_settled(&self, page: PageId) -> bool {
+        self.vector.get(page.segment, page.number) & (MOVED | HELD) != 0
+    }
+
+    /// A transaction outgrows memory: what it declares is held until no such transaction is open.
+    pub fn begin_holding(&mut self) {
+        self.outgrown += 1;
+    }
+
+    /// A transaction that has outgrown memory declares a range.
+    pub fn hold(&mut self, segment: SegmentId, offset: u64, len: u64) {
+        for number in self.span(offset, len) {
+            let state = self.vector.entry(segment, number);
+            if *state & HELD == 0 {
+                *state |= HELD;
+                self.held.push(PageId { segment, number });
+            }
+        }
+    }
+
+    /// Whether such a transaction has declared a range on a page.
+    pub fn is_held(&self, page: PageId) -> bool {
+        self.vector.get(page.segment, page.number) & HELD != 0
+    }
+
+    /// One of them has ended.
+    pub fn end_holding(&mut self) {
+        self.outgrown -= 1;
+        if self.outgrown > 0 {
+            return;
+        }
+        for page in std::mem::take(&mut self.held) {
+            *self.vector.entry(page.segment, page.number) &= !HELD;
+            self.cleaned(page);
+        }
+    }
+
+    /// How many pages lie in files.
+    pub fn moved_pages(&self) -> u64 {
+        self.moved_count
+    }
+
+    /// Whether pages that lie in files may come back.
+    pub fn may_return(&self) -> bool {
+        self.moved_count > 0 && self.outgrown == 0
     }
 
     /// Whether the log has records of it that its segment lacks.
@@ -158,19 +239,18 @@ impl Pages {
         self.vector.get(page.segment, page.number) & DIRTY != 0
     }
 
-    /// The private copy is gone.
+    /// The private copy is gone, or what lay in a file.
     pub fn dropped(&mut self, page: PageId) {
         let state = self.vector.entry(page.segment, page.number);
-        if *state & PRIVATE != 0 {
-            *state &= !PRIVATE;
-            self.private -= 1;
-        }
+        self.private -= u64::from(*state & PRIVATE != 0);
+        self.moved_count -= u64::from(*state & MOVED != 0);
+        *state &= !(PRIVATE | MOVED);
     }
 
     /// Those private copies are gone, with the region that held them.
     pub fn dropped_all(&mut self, segment: SegmentId, numbers: std::ops::Range<u64>) {
         numbers.for_each(|number| {
-            if self.vector.get(segment, number) & PRIVATE != 0 {
+            if self.vector.get(segment, number) & (PRIVATE | MOVED) != 0 {
                 self.dropped(PageId { segment, number });
             }
         });

@@ -205,11 +205,21 @@ impl Undecided for Redo {
         suspend: &mut dyn FnMut() -> usize,
     ) -> Result<(), CommitError> {
         let body = body_of(&parts(&self.storage.table, &set.disjoint()));
-        let mut work = self.lock_flush();
-        let appended = self.append_prepare(&mut work, &body, global_id);
-        let end = self.log.tail();
-        self.unlock_flush(work);
-        appended?;
+        let append = || {
+            let mut work = self.lock_flush();
+            let appended = self.append_prepare(&mut work, &body, global_id);
+            let end = self.log.tail();
+            self.unlock_flush(work);
+            appended.map(|()| end)
+        };
+        let mut appended = append();
+        if let Err(CommitError::LogTooSmall { needed, .. }) = appended
+            && self.may_grow()
+        {
+            self.grow_log(needed)?;
+            appended = append();
+        }
+        let end = appended?;
         // A round that takes its horizon behind this stamp forces behind the record.
         let stamp = self.stage.lanes().now();
         let done = if planted("prepare-not-forced") { Ok(()) } else { self.wait_forced(stamp, false) };

@@ -14,7 +14,8 @@
 //!
 //! Segments are not written to here: regions are mapped with the noted ranges laid over them, and the truncation
 //! thread applies them as an epoch while the program runs. The exception: if the log has no room for what the
-//! stage holds, or names more segments than may be open at once, step 5 applies the forced log first. So recovery
+//! stage holds, or names more segments than may be open at once, step 5 applies the forced log first; and step 6
+//! applies one that is longer than the memory budget. So recovery
 //! can be killed anywhere and run again: steps 1 to 3 change nothing but the stage, which is made if it is
 //! missing, and its checkpoint is withdrawn; 4 and 5 append to the log, where records that are repeated change
 //! nothing, because the whole suffix is repeated in order.
@@ -26,6 +27,7 @@ use super::check;
 use super::duplex::{self, OpenedLog};
 use super::flusher::Flush;
 use super::group::Rounds;
+use super::overflow::Overflow;
 use super::pages::Pages;
 use super::prepared::{self, PreparedTable};
 use super::relocate;
@@ -56,7 +58,7 @@ use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::{even_if, instead, planted, unless};
-use caliburn_os::sync::atomic::AtomicU64;
+use caliburn_os::sync::atomic::{AtomicBool, AtomicU64};
 use caliburn_os::sync::{Mutex, RwLock};
 use std::collections::BTreeSet;
 use std::io;
@@ -469,7 +471,9 @@ impl<'o> Recovery<'o> {
         let sets = Arc::new(Sets::new(Layout { trailer: 0 }, tracked));
         let policy = Redo {
             body_max: AtomicU64::new(relocate::body_max(log.capacity())),
+            may_grow: AtomicBool::new(false),
             declared_only: settings.declared_only,
+            large: settings.large,
             background: settings.background,
             flush: Flush::default(),
             rounds: Rounds::default(),
@@ -479,6 +483,7 @@ impl<'o> Recovery<'o> {
             prepared: Mutex::new(self.prepared),
             unapplied: RwLock::new(unapplied),
             pages: Mutex::new(Pages::new(storage.page_size, tail)),
+            overflow: Overflow::default(),
             aborted: Mutex::default(),
             storage: storage.clone(),
             sets: sets.clone(),
@@ -486,6 +491,11 @@ impl<'o> Recovery<'o> {
             log,
             replication: self.replication,
         };
+        if policy.log.used() > storage.memory_budget() && policy.is_unapplied() {
+            // Laid over regions it would take more memory than there is to be.
+            let failed = |failure| OpenError::Failed { path: storage.dir.clone(), failure };
+            policy.truncate_as_needed().map_err(failed)?;
+        }
         Ok(Opened { storage, sets, policy: Box::new(policy), damage: self.damage })
     }
 }

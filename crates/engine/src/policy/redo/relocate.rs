@@ -16,10 +16,10 @@ use super::flusher::FlushBuffers;
 use super::truncation::Unforced;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory::{self, LOG, OTHER_LOG};
-use crate::storage::error::{OpenError, SegmentError};
+use crate::storage::error::{CommitError, OpenError, SegmentError};
 use crate::storage::segment;
 use crate::storage::settings::Settings;
-use caliburn_log::format::{BLOCK, STATUS_AT};
+use caliburn_log::format::{BLOCK, LOG_BYTES_MAX, STATUS_AT};
 use caliburn_log::log;
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{BODY_MAX, FRAME};
@@ -37,6 +37,14 @@ use std::time::Duration;
 /// and room to write them anew, never stand in its way.
 pub(super) fn body_max(capacity: u64) -> u64 {
     (capacity / 2 - FRAME as u64).min(BODY_MAX as u64)
+}
+
+/// A log that grows for a transaction becomes a multiple of so many bytes long.
+const GROWTH: u64 = if cfg!(caliburn_sim) { BLOCK as u64 } else { 1 << 20 };
+
+/// Bytes of a log that takes records with such a body.
+pub(super) fn bytes_for(body: u64) -> u64 {
+    (body + FRAME as u64) * 2
 }
 
 /// The file in a store's directory that its log is not in: one that an attempt to relocate it has left. Where the
@@ -92,6 +100,41 @@ impl Target {
 }
 
 impl Redo {
+    /// Longest body that a record may have, which is that of the log that there may be at its commit.
+    pub(super) fn body_limit(&self) -> u64 {
+        if self.may_grow() { body_max(LOG_BYTES_MAX) } else { self.body_max() }
+    }
+
+    /// Whether the log can be made larger for what a transaction changes.
+    pub(super) fn may_grow(&self) -> bool {
+        self.may_grow.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the log can be made larger where it is.
+    pub(super) fn note_growth(&self) {
+        let in_store = !self.storage.catalog.lock().expect("no panic under this lock").log_path.is_absolute();
+        self.may_grow.store(self.large && in_store && !self.is_duplex(), Ordering::Relaxed);
+        self.sets.grant(self.room());
+    }
+
+    /// Makes the log as large as a transaction needs it.
+    pub(super) fn grow_log(&self, needed: u64) -> Result<(), CommitError> {
+        let _one = self.relocating.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let capacity = self.log.capacity();
+        if needed <= capacity {
+            // Another transaction has made it larger meanwhile.
+            return Ok(());
+        }
+        // What is kept may take no more than half of it, and undecided transactions no more than a quarter.
+        let kept = self.log.tail().0 - self.log.kept().0 + self.prepared_bytes();
+        let bytes = if kept > needed / 4 { needed.max(capacity * 2) } else { needed };
+        let bytes = bytes.next_multiple_of(GROWTH).min(LOG_BYTES_MAX);
+        self.relocate_to(None, bytes).map_err(|error| match error {
+            OpenError::Failed { failure, .. } => failure.into(),
+            error => CommitError::Log { needed, source: Box::new(error) },
+        })
+    }
+
     /// Gives the log the size and the place that options name. A smaller one only while there are no transactions:
     /// `opening`. An opening that cannot give it the size for what is kept of the log goes on without.
     pub(super) fn relocate(&self, settings: &Settings, opening: bool) -> Result<(), OpenError> {
@@ -125,6 +168,12 @@ impl Redo {
             }
             return Err(OpenError::Option { name: "log_bytes", value: bytes, why });
         }
+        self.relocate_to(path, bytes)
+    }
+
+    /// Gives the log a size, and another place if one is named. For who has the lock `relocating`.
+    fn relocate_to(&self, path: Option<PathBuf>, bytes: u64) -> Result<(), OpenError> {
+        let failed = |failure| self.failed(failure);
         // All of it is written before anybody waits.
         let target = self.make_target(path, bytes, Making::Move)?;
         // 1
@@ -148,7 +197,7 @@ impl Redo {
         self.force_segments(&mut unforced).map_err(failed)?;
         drop(unforced);
         // There may be room that is waited for, and larger transactions are possible.
-        self.sets.grant(self.room());
+        self.note_growth();
         self.space.signal();
         Ok(())
     }

@@ -87,7 +87,7 @@ impl Redo {
         let (mut seen, mut appended) = (0, self.log.tail());
         loop {
             let unapplied = self.is_unapplied();
-            let private = self.lock_pages().private() > 0;
+            let private = self.is_above(0);
             let limit = Duration::from_millis(if self.bytes_since_checkpoint() > 0 && !unapplied {
                 100
             } else {
