@@ -339,6 +339,36 @@ fn what_is_not_committed_stays_out_of_the_segments() {
 }
 
 #[test]
+fn what_is_declared_after_a_rollback_stays_out_of_the_segments() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (store, memory) = tight(&path);
+    let pages = memory.len() / 4096;
+    // What was declared before is held anyway.
+    let other = store.create_segment("other", 1 << 20).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&memory, 0, &1u64).unwrap();
+    let savepoint = tx.savepoint().unwrap();
+    (0..pages).for_each(|page| tx.store(&memory, page * 4096, &1u64).unwrap());
+    tx.rollback_to(&savepoint).unwrap();
+    for page in 0..256 {
+        tx.store(&other, page * 4096, &1u64).unwrap();
+        put(&store, &other, page * 4096 + 8, 2, Class::Process);
+    }
+    store.truncate().unwrap();
+    let copy = dir.path().join("copy");
+    copy_store(&path, &copy);
+    let recovered = open(&copy);
+    let there = recovered.segment("other").unwrap().map_all().unwrap();
+    for page in 0..256 {
+        assert_eq!([0, 8].map(|at| there.load::<u64>(page * 4096 + at)), [0, 2], "page {page}");
+    }
+    tx.commit(Class::Process).unwrap();
+    assert!((0..256).all(|page| [0, 8].map(|at| other.load::<u64>(page * 4096 + at)) == [1, 2]));
+    assert!((1..pages).all(|page| memory.load::<u64>(page * 4096) == 0) && memory.load::<u64>(0) == 1);
+}
+
+#[test]
 fn a_page_on_which_somebody_has_declared_a_range_is_not_moved() {
     let dir = tempfile::tempdir().unwrap();
     let (store, memory) = tight(&dir.path().join("s"));

@@ -3,7 +3,6 @@
 
 use crate::map::Reservation;
 use crate::simulated;
-use rustix::fs::ftruncate;
 use rustix::io::{Errno, pwrite};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,10 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 pub struct OverflowFile(OwnedFd);
 
 impl OverflowFile {
-    /// Takes an empty file that nobody else has, for a reservation. It takes room only for the pages that go there.
-    pub fn new(file: OwnedFd, reservation: &Reservation) -> io::Result<OverflowFile> {
-        ftruncate(&file, reservation.len() as u64)?;
-        Ok(OverflowFile(file))
+    /// Takes an empty file that nobody else has, for one reservation.
+    pub fn new(file: OwnedFd) -> OverflowFile {
+        OverflowFile(file)
     }
 
     /// See [`write_behind`].
@@ -44,7 +42,7 @@ impl OverflowFile {
                 Err(error) => return Err(error.into()),
             }
         }
-        // SAFETY: the file holds what the pages hold, and never shrinks.
+        // SAFETY: the file holds what the pages hold, is as long by now, and never shrinks.
         unsafe { reservation.map_shared(at, len, self.0.as_fd(), at as u64, false) }?;
         simulated::unmapped(start, len);
         Ok(())
@@ -80,7 +78,7 @@ mod tests {
         let at = |offset: usize| memory.base().as_ptr().wrapping_add(offset);
         // SAFETY: mapped, and nobody else's.
         unsafe { at(page).write(99) };
-        let overflow = OverflowFile::new(Files.scratch(dir.path(), 0).unwrap(), &memory).unwrap();
+        let overflow = OverflowFile::new(Files.scratch(dir.path(), 0).unwrap());
         // SAFETY: nobody stores there.
         unsafe { overflow.take(&memory, page, 2 * page) }.unwrap();
         // SAFETY: mapped, and nobody else's.

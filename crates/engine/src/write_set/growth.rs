@@ -357,9 +357,10 @@ impl<'t> WriteSet<'t> {
         further
     }
 
-    /// Keeps the largest of these chunks for later transactions, unless that is very large.
+    /// Keeps the largest of these chunks for later transactions, unless that is very large or lies in a file.
     pub fn keep_spare(&self, given_back: Vec<Chunk>) {
-        let fitting = given_back.into_iter().filter(|chunk| chunk.room() <= SPARE_MAX);
+        let fits = |chunk: &Chunk| chunk.room() <= SPARE_MAX && !chunk.is_in_file();
+        let fitting = given_back.into_iter().filter(fits);
         let Some(largest) = fitting.max_by_key(Chunk::room) else { return };
         let mut chunks = self.chunks();
         if chunks.spare.as_ref().is_none_or(|kept| kept.room() < largest.room()) {

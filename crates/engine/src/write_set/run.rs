@@ -35,6 +35,7 @@ pub(crate) struct Chunk {
     /// What the policy calls it.
     pub number: u32,
     _memory: Option<Buffer>,
+    in_file: bool,
 }
 
 // SAFETY: a chunk is memory that nothing else refers to but its run, whose rules hold in every thread.
@@ -45,14 +46,14 @@ impl Chunk {
     pub fn volatile(bytes: usize) -> io::Result<Chunk> {
         assert!(u32::try_from(bytes).is_ok(), "a chunk's word counts 32 bits");
         let mut memory = Buffer::new(bytes)?;
-        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory) })
+        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory), in_file: false })
     }
 
     /// Of memory that the system writes to a file, which has as many bytes, when it is short of memory.
     pub fn in_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Chunk> {
         assert!(u32::try_from(bytes).is_ok(), "a chunk's word counts 32 bits");
         let mut memory = Buffer::in_file(file, bytes)?;
-        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory) })
+        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory), in_file: true })
     }
 
     /// Of memory that outlives the process.
@@ -60,7 +61,12 @@ impl Chunk {
     /// # Safety
     /// As many bytes at `base`, aligned to eight, must be mapped and this run's own until the chunk is given back.
     pub unsafe fn mapped(base: *mut u8, bytes: usize, number: u32) -> Chunk {
-        Chunk { base, bytes, number, _memory: None }
+        Chunk { base, bytes, number, _memory: None, in_file: false }
+    }
+
+    /// Whether it lies in a file of its own.
+    pub fn is_in_file(&self) -> bool {
+        self.in_file
     }
 
     pub fn base(&self) -> *mut u8 {

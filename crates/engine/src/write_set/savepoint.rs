@@ -3,7 +3,7 @@
 use super::ranges::Covered;
 use super::run::Saved;
 use super::set::{NONE, Position, WriteSet};
-use caliburn_os::simulated::{instead, planted};
+use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::sync::atomic::Ordering;
 
 /// What a transaction has noted of its run.
@@ -102,7 +102,7 @@ impl WriteSet<'_> {
         if !is_small && !self.has_branches() && self.is_covered(position) {
             shorten(position);
             self.scratch().marks.granting = granting;
-            self.tail().room = position.bytes + left;
+            self.set_room(position, left);
         }
     }
 
@@ -138,7 +138,14 @@ impl WriteSet<'_> {
         let mark = &mut marks.savepoints[at];
         mark.covered = None;
         marks.granting = mark.granting;
-        self.tail().room = mark.position.bytes + mark.left;
+        let (position, left) = (mark.position, mark.left);
+        self.set_room(position, left);
+    }
+
+    /// The room that there was at a savepoint; none if the policy has come to see each range since.
+    fn set_room(&self, position: Position, left: usize) {
+        let sees_each = unless("room-of-a-known-run", self.is_known());
+        self.tail().room = if sees_each { 0 } else { position.bytes + left };
     }
 
     /// The newest savepoint: what is in front of it must stay as it is.

@@ -76,6 +76,7 @@ impl Redo {
     /// A transaction that had outgrown it has ended.
     pub(super) fn has_outgrown_no_more(&self) {
         self.lock_pages().end_holding();
+        self.overflow.chunk.lock().expect("no panic under this lock").take();
         self.wake_truncation();
     }
 
@@ -108,7 +109,7 @@ impl Redo {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let file = self.storage.media.scratch(&self.storage.dir, 0)?;
-                entry.insert(Moved { file: OverflowFile::new(file, &region.reservation)?, runs: 0, bytes: 0 })
+                entry.insert(Moved { file: OverflowFile::new(file), runs: 0, bytes: 0 })
             }
         };
         let step = RESERVED as u64;
@@ -176,7 +177,6 @@ impl Redo {
         let mut files = self.overflow.files.lock().expect("no panic under this lock");
         if self.lock_pages().moved_pages() == 0 {
             files.clear();
-            self.overflow.chunk.lock().expect("no panic under this lock").take();
         }
     }
 
