@@ -236,7 +236,8 @@ fn what_the_log_cannot_take_is_undone() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let store = options((Policy::Redo, Eager)).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+    let mut options = options((Policy::Redo, Eager));
+    let store = options.large_transactions(false).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
     let region = store.create_segment("data", LEN as u64).unwrap().map_all().unwrap();
     let tx = store.begin(Mode::Restore).unwrap();
     // Where several pages at once are too much, one by one they are not.

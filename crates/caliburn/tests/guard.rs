@@ -221,7 +221,9 @@ fn prepared_transactions_pass_the_guard_and_the_verifier() {
 #[test]
 fn a_forgotten_transaction_whose_declaration_failed_does_not_outlive_its_region() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, region) = open(options(Policy::Redo).guard(Guard::Pages), &dir.path().join("s"));
+    let mut options = options(Policy::Redo);
+    options.guard(Guard::Pages).large_transactions(false);
+    let (store, region) = open(&options, &dir.path().join("s"));
     let mut tx = store.begin(Mode::Restore).unwrap();
     assert!(tx.set_range(&region, 0..1 << 20).is_err(), "the log is too small for that");
     std::mem::forget(tx);
