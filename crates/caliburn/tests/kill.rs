@@ -7,8 +7,8 @@
 mod support;
 
 use caliburn::{
-    BeforeImages, BufferPool, Class, Mode, Options, Policy, RangeError, Region, Replacement, Store, Tracking,
-    Transaction, Tuning,
+    BeforeImages, BufferPool, Class, Guard, Mode, Options, Policy, RangeError, Region, Replacement, Store,
+    Tracking, Transaction, Tuning,
 };
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -40,7 +40,10 @@ const CAUGHT: Kind = Kind { tracking: Tracking::Fault, ..SHADOW };
 /// Long runs are of more pages than may wait.
 const STOLEN: Kind = Kind { step: 4096, ..CAUGHT };
 const POOLED: Kind = Kind { pooled: true, ..STOLEN };
-const ALL: [Kind; 7] = [REDO, UNDO, FOUND, SHADOW, CAUGHT, STOLEN, POOLED];
+/// Long runs are of more pages than memory is to keep, and of more bytes than the log takes, which is small again
+/// after each opening.
+const OUTGROWN: Kind = Kind { step: 4096, ..REDO };
+const ALL: [Kind; 8] = [REDO, UNDO, FOUND, SHADOW, CAUGHT, STOLEN, POOLED, OUTGROWN];
 
 impl Kind {
     fn options(self) -> Options {
@@ -49,6 +52,11 @@ impl Kind {
         if self.pooled {
             let (bytes, page_bytes) = (32 << 16, 1 << 16);
             options.buffer_pool(BufferPool { bytes, page_bytes, replacement: Replacement::SecondChance });
+        }
+        if self == OUTGROWN {
+            // Pages that are guarded cannot be moved.
+            options.log_bytes(64 << 10).guard(Guard::Off);
+            options.tuning(Tuning { memory_budget: Some(1 << 20), ..Tuning::default() });
         }
         if self == STOLEN {
             options.before_images(BeforeImages::Lazy);
@@ -159,7 +167,9 @@ fn child() {
                         }
                         for cell in run {
                             let at = kind.offset(thread, cell);
-                            write(&mut tx, memory, (at, &number.to_ne_bytes()), tracking).unwrap();
+                            let bytes = [number; 8].map(u64::to_ne_bytes);
+                            let some = if kind == OUTGROWN { &bytes[..] } else { &bytes[..1] };
+                            write(&mut tx, memory, (at, some.as_flattened()), tracking).unwrap();
                         }
                     }
                     if mix(number).is_multiple_of(7) {
@@ -203,6 +213,14 @@ fn the_same_with_the_undo_policy() {
     kill_again_and_again(dir.path(), 5, UNDO);
     let Some(mount) = support::mount("64m") else { return };
     kill_again_and_again(&mount.path, 6, UNDO);
+}
+
+#[test]
+fn the_same_where_transactions_outgrow_log_and_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    kill_again_and_again(dir.path(), 12, OUTGROWN);
+    let Some(mount) = support::mount("64m") else { return };
+    kill_again_and_again(&mount.path, 13, OUTGROWN);
 }
 
 #[test]
