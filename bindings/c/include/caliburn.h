@@ -195,8 +195,8 @@
 // Which page leaves it for another one: CALIBURN_RANDOM (default), CALIBURN_FIFO or CALIBURN_SECOND_CHANCE.
 #define CALIBURN_POOL_REPLACEMENT 27
 
-// Whether a transaction may outgrow the log, which grows for it, and the memory budget: what it changes lies in files
-// then; 0 or 1 (default). Else what would be too much is refused with CALIBURN_TOO_BIG. With CALIBURN_REDO.
+// Whether a transaction may outgrow the log, which grows for it, and the memory budget: what it changes lies in
+// files then; 0 or 1 (default). Else what would be too much is refused with CALIBURN_TOO_BIG. With CALIBURN_REDO.
 #define CALIBURN_LARGE_TRANSACTIONS 28
 
 // Any page.

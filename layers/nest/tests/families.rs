@@ -339,8 +339,12 @@ fn a_parallel_child_that_panics_is_undone_and_the_others_are_not_cut_short() {
 #[test]
 fn a_child_that_makes_its_parent_too_large_is_undone() {
     let dir = tempfile::tempdir().unwrap();
-    let store =
-        caliburn_engine::Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+    let store = caliburn_engine::Store::options()
+        .create(true)
+        .log_bytes(1 << 20)
+        .large_transactions(false)
+        .open(dir.path().join("s"))
+        .unwrap();
     let region = store.create_segment("data", 1 << 20).unwrap().map_all().unwrap();
     transact(&store, Class::Process, |tx| {
         let outcomes = tx.cofor(8, |number, child| child.write(&region, number << 17, &[1; 100_000]));

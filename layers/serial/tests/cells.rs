@@ -244,7 +244,12 @@ fn a_transaction_within_another_is_told_so() {
 #[test]
 fn a_transaction_that_is_too_large_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+    let store = Store::options()
+        .create(true)
+        .log_bytes(1 << 20)
+        .large_transactions(false)
+        .open(dir.path().join("s"))
+        .unwrap();
     let cells = Cells::open(&store, "cells").unwrap();
     let cell = insert(&cells, 1);
     let large = serializable(&cells, |tx| {
@@ -389,7 +394,12 @@ fn a_transaction_on_other_cells_within_one_is_told_so() {
 #[test]
 fn what_fails_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::options().create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+    let store = Store::options()
+        .create(true)
+        .log_bytes(1 << 20)
+        .large_transactions(false)
+        .open(dir.path().join("s"))
+        .unwrap();
     {
         let cells = Cells::open(&store, "cells").unwrap();
         let cell = insert(&cells, 1);
