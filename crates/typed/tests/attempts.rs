@@ -197,7 +197,12 @@ fn keys_that_lie_do_not_corrupt_memory() {
 #[test]
 fn after_a_lack_of_room_nothing_is_changed_any_more() {
     let dir = tempfile::tempdir().unwrap();
-    let options = Store::options().create(true).log_bytes(1 << 20).stage_bytes(1 << 20).clone();
+    let options = Store::options()
+        .create(true)
+        .log_bytes(1 << 20)
+        .large_transactions(false)
+        .stage_bytes(1 << 20)
+        .clone();
     let store = options.open(dir.path().join("store")).unwrap();
     let root: Objects<Root> = objects(&store);
     root.update(|mut root| {
@@ -504,7 +509,12 @@ impl Drop for FreesInAPanic<'_> {
 #[test]
 fn a_lack_of_room_while_values_are_dropped_by_a_panic_ends_nothing_but_the_transaction() {
     let dir = tempfile::tempdir().unwrap();
-    let options = Store::options().create(true).log_bytes(1 << 20).stage_bytes(1 << 20).clone();
+    let options = Store::options()
+        .create(true)
+        .log_bytes(1 << 20)
+        .large_transactions(false)
+        .stage_bytes(1 << 20)
+        .clone();
     let store = options.open(dir.path().join("store")).unwrap();
     let all: Objects<PVec<PVec<PRc<u64>>>> = objects(&store);
     for _ in 0..50 {

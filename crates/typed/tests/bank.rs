@@ -203,7 +203,12 @@ fn what_an_owner_held_is_freed_with_it_also_a_million_deep() {
 #[test]
 fn a_transaction_that_finds_no_room_is_undone_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
-    let options = caliburn::Store::options().create(true).log_bytes(1 << 20).stage_bytes(1 << 20).clone();
+    let options = caliburn::Store::options()
+        .create(true)
+        .log_bytes(1 << 20)
+        .large_transactions(false)
+        .stage_bytes(1 << 20)
+        .clone();
     let store = options.open(dir.path().join("store")).unwrap();
     let bank = objects::<Bank>(&store);
     bank.update(|mut bank| {

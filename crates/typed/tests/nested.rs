@@ -120,7 +120,8 @@ fn what_a_child_leaves_half_made_of_its_parents_is_not_committed() {
 fn a_child_without_room_is_undone_alone() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = caliburn::Store::options();
-    let store = options.create(true).log_bytes(1 << 20).open(dir.path().join("s")).unwrap();
+    let store =
+        options.create(true).log_bytes(1 << 20).large_transactions(false).open(dir.path().join("s")).unwrap();
     let root: Objects<Root> = objects(&store);
     root.update(|mut root| {
         root.fields().names.push("parent's");
