@@ -72,7 +72,7 @@ impl Flavour {
         options.declared_only(self == Flavour::Adopted).require(self.reach());
         if self == Flavour::Large {
             // Pages that are guarded cannot be moved.
-            options.guard(Guard::Off);
+            options.guard(Guard::Off).overflow(true);
         }
         if let Some(pool) = self.pool() {
             options.buffer_pool(pool);

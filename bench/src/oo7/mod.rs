@@ -99,6 +99,7 @@ impl System {
             _ => &mut with,
         };
         with.policy(policy).tracking(tracking).before_images(before).guard(Guard::Off);
+        with.overflow(self == System::Redo);
         Some(with)
     }
 

@@ -55,7 +55,7 @@ impl Kind {
         }
         if self == OUTGROWN {
             // Pages that are guarded cannot be moved.
-            options.log_bytes(64 << 10).guard(Guard::Off);
+            options.log_bytes(64 << 10).guard(Guard::Off).overflow(true);
             options.tuning(Tuning { memory_budget: Some(1 << 20), ..Tuning::default() });
         }
         if self == STOLEN {

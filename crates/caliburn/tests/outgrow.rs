@@ -16,7 +16,7 @@ const MB: usize = 1 << 20;
 fn tight(path: &Path) -> (Store, Region) {
     let mut options = options();
     let tuning = Tuning { memory_budget: Some(2 << 20), ..Tuning::default() };
-    options.guard(Guard::Off).tuning(tuning);
+    options.guard(Guard::Off).overflow(true).tuning(tuning);
     let store = options.open(path).unwrap();
     let memory = store.segment_or_create("data", 24 << 20).unwrap().map_all().unwrap();
     (store, memory)
@@ -406,13 +406,128 @@ fn a_page_on_which_somebody_has_declared_a_range_is_not_moved() {
     assert!(declared.iter().all(|page| memory.load::<u64>(page * 4096) == 0));
 }
 
+#[test]
+fn what_is_declared_again_and_again_does_not_move_a_log_that_must_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    for duplex in [true, false] {
+        let mut options = options();
+        let tuning = Tuning { memory_budget: Some(2 << 20), ..Tuning::default() };
+        options.guard(Guard::Off).overflow(true).tuning(tuning);
+        let other = dir.path().join(format!("log-{duplex}"));
+        if duplex {
+            options.duplex_log(&other)
+        } else {
+            options.log_path(&other)
+        };
+        let store = options.open(dir.path().join(format!("s-{duplex}"))).unwrap();
+        let memory = store.create_segment("data", 24 << 20).unwrap().map_all().unwrap();
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        (0..600).for_each(|page| tx.store(&memory, page * 4096, &7u64).unwrap());
+        // Nothing joins these any more before the commit.
+        (0..100_000u64).for_each(|i| tx.store(&memory, (i % 2) as usize * 64, &i).unwrap());
+        tx.commit(Class::Power).unwrap();
+        assert_eq!(store.query().log_copies, if duplex { 2 } else { 1 });
+        assert_eq!((memory.load::<u64>(64), memory.load::<u64>(4096)), (99_999, 7));
+    }
+}
+
+#[test]
+fn several_have_the_log_grow_when_they_are_prepared() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("s"));
+    let memory = store.create_segment("big", 32 << 20).unwrap().map_all().unwrap();
+    let barrier = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let (store, memory, barrier) = (&store, &memory, &barrier);
+            scope.spawn(move || {
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                tx.write(memory, thread * (8 << 20), &vec![1; 3 * MB]).unwrap();
+                barrier.wait();
+                tx.prepare(format!("{thread}").as_bytes()).unwrap();
+            });
+        }
+    });
+    assert_eq!(store.prepared().len(), 4);
+    (0..4).for_each(|thread| store.commit_prepared(format!("{thread}").as_bytes()).unwrap());
+}
+
+#[test]
+fn pages_come_back_without_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options();
+    let tuning = Tuning { memory_budget: Some(2 << 20), ..Tuning::default() };
+    options.guard(Guard::Off).overflow(true).tuning(tuning).background(false);
+    let store = options.open(dir.path().join("s")).unwrap();
+    let memory = store.create_segment("data", 24 << 20).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    (0..memory.len() / 4096).for_each(|page| tx.store(&memory, page * 4096, &7u64).unwrap());
+    tx.commit(Class::Power).unwrap();
+    store.truncate().unwrap();
+    assert_eq!(store.query().overflow_bytes, 0);
+    assert!((0..memory.len() / 4096).all(|page| memory.load::<u64>(page * 4096) == 7));
+}
+
+#[test]
+fn there_is_no_image_of_a_region_whose_pages_were_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, memory) = tight(&dir.path().join("s"));
+    let imaged = store.create_segment("imaged", 8 << 20).unwrap().map_all().unwrap();
+    let image = imaged.image().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    (0..memory.len() / 4096).for_each(|page| tx.store(&memory, page * 4096, &7u64).unwrap());
+    let moved = store.query().overflow_bytes;
+    // Of what has an image, nothing is moved.
+    (0..imaged.len() / 4096).for_each(|page| {
+        image.keep(page * 4096, 8);
+        tx.store(&imaged, page * 4096, &7u64).unwrap();
+    });
+    assert_eq!(store.query().overflow_bytes, moved);
+    tx.commit(Class::Process).unwrap();
+    let refused = memory.image().unwrap_err().to_string();
+    assert!(refused.contains("lie in files"), "{refused}");
+    drop(image);
+}
+
+/// In a child: files cannot become as long as the log must.
+#[test]
+fn what_cannot_be_undone_fails_the_store_when_the_log_cannot_grow() {
+    let test = "what_cannot_be_undone_fails_the_store_when_the_log_cannot_grow";
+    if !std::env::args().any(|argument| argument == "--exact") {
+        let own = std::env::current_exe().unwrap();
+        let child = std::process::Command::new(own).args([test, "--exact", "--nocapture"]).output().unwrap();
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path);
+    let memory = store.create_segment("big", 8 << 20).unwrap().map_all().unwrap();
+    put(&store, &memory, 0, 7, Class::Power);
+    let mut tx = store.begin(Mode::NoRestore).unwrap();
+    tx.write(&memory, 0, &vec![1; 6 * MB]).unwrap();
+    support::limit_files(9 << 20);
+    let error = tx.commit(Class::Power).unwrap_err();
+    assert!(matches!(error, CommitError::Failed(_)), "{error}");
+    assert!(store.begin(Mode::Restore).is_err() && store.query().failed);
+    drop((memory, store));
+    let store = open(&path);
+    assert_eq!(store.segment("big").unwrap().map_all().unwrap().load::<u64>(0), 7);
+}
+
 /// Run in the child, inside a group with a limit.
 #[test]
 fn child() {
     let Some((what, path)) = support::inside() else { return };
     let mut options = Store::options();
-    let store =
-        options.create(true).guard(Guard::Off).log_bytes(8 << 20).stage_bytes(4 << 20).open(path).unwrap();
+    let store = options
+        .create(true)
+        .guard(Guard::Off)
+        .overflow(true)
+        .log_bytes(8 << 20)
+        .stage_bytes(4 << 20)
+        .open(path)
+        .unwrap();
     let memory = store.segment_or_create("data", LIMIT * 4).unwrap().map_all().unwrap();
     let turn: u64 = what.parse().unwrap();
     let mut tx = store.begin(Mode::Restore).unwrap();

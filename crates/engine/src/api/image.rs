@@ -25,10 +25,11 @@ use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::simulated::{instead, planted, unless};
-use caliburn_os::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use caliburn_os::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use caliburn_os::{mappings, private, span, sync};
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 const OURS: u8 = 0;
@@ -78,6 +79,11 @@ impl Region {
         let fail = |source| MapError::Io { segment: state.segment.name.clone(), len: len as u64, source };
         if state.unread {
             return Err(MapError::Unread { segment: state.segment.name.clone() });
+        }
+        state.imaged.store(true, Ordering::SeqCst);
+        if state.moved.load(Ordering::SeqCst) {
+            let text = "pages of it lie in files since a transaction has outgrown memory (Options::overflow): there are no images any more until it is mapped anew";
+            return Err(fail(io::Error::new(io::ErrorKind::Unsupported, text)));
         }
         let page = self.store.storage.page_size;
         mappings::take().map_err(fail)?;

@@ -107,6 +107,8 @@ impl Shared {
             passing: AtomicBool::new(false),
             pieces: AtomicUsize::new(0),
             scattered: AtomicUsize::new(usize::MAX),
+            moved: AtomicBool::new(false),
+            imaged: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             synced: AtomicBool::new(false),
             unread: matches!(at, Placement::Unread(_)),

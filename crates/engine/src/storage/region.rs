@@ -50,6 +50,9 @@ pub(crate) struct RegionState {
     /// It is the segment, not a copy; as persistent memory.
     pub shared: AtomicBool,
     pub synced: AtomicBool,
+    /// Pages of it were moved to a file; an image was made of it.
+    pub moved: AtomicBool,
+    pub imaged: AtomicBool,
     /// Its memory was not read from the segment, and does not show it when private copies are dropped.
     pub unread: bool,
 }

@@ -12,9 +12,11 @@ use crate::storage::region_table::RegionCursor;
 use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, Written};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
+use caliburn_log::media_error::MediaError;
 use caliburn_os::simulated::planted;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
+use std::io;
 
 /// Bytes of a run's first chunk; few where crashes are simulated, so that runs outgrow it.
 const RUN_BYTES: usize = if cfg!(caliburn_shuttle) {
@@ -185,6 +187,11 @@ impl Redo {
 
     fn extend(&self, set: &WriteSet<'_>, needed: usize) -> Result<(), RangeError> {
         let first = set.first_number().is_none();
+        if first && set.is_known() {
+            // The first one stays for good.
+            self.extend_by(set, Chunk::volatile(RUN_BYTES), RUN_BYTES)?;
+            return if set.free() < needed { self.extend(set, needed) } else { Ok(()) };
+        }
         // What is full of a file is written to it, so that memory is not: in smaller pieces where there is little.
         let behind = if set.is_known() { self.storage.memory_budget() as usize / 8 } else { CHUNK_BYTES_MAX };
         let most = behind.clamp(RUN_BYTES, CHUNK_BYTES_MAX);
@@ -192,9 +199,16 @@ impl Redo {
         let bytes = if first { RUN_BYTES } else { grown }.max(HEAD + needed).next_multiple_of(8);
         let spare = if first { None } else { set.take_spare(needed) };
         let make = || if set.is_known() { self.overflow_chunk(bytes) } else { Chunk::volatile(bytes) };
-        let chunk = spare.map_or_else(make, Ok);
-        let chunk = chunk.map_err(|source| RangeError::Memory { bytes: bytes as u64, source })?;
-        set.extend(chunk);
+        self.extend_by(set, spare.map_or_else(make, Ok), bytes)
+    }
+
+    fn extend_by(
+        &self,
+        set: &WriteSet<'_>,
+        chunk: io::Result<Chunk>,
+        bytes: usize,
+    ) -> Result<(), RangeError> {
+        set.extend(chunk.map_err(|source| RangeError::Memory { bytes: bytes as u64, source })?);
         Ok(())
     }
 
@@ -241,10 +255,11 @@ impl Redo {
     pub(super) fn stage_or_append(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
         if set.is_known()
             && let Some(len) = self.too_many(set)
+            && (len as u64 <= self.body_max() || self.may_grow() && len as u64 <= self.body_limit())
         {
             set.counters().body_bytes.add(len as u64);
             self.storage.failure()?;
-            return self.append_in_log(|| declared(&self.storage.table, set), len).map(Some);
+            return self.append_in_log(set, || declared(&self.storage.table, set), len).map(Some);
         }
         let parts = parts(&self.storage.table, &set.disjoint());
         let len: usize = parts.iter().map(|part| range_bytes(part.len)).sum();
@@ -257,7 +272,7 @@ impl Redo {
         }
         loop {
             if len > self.stage.body_max() {
-                return self.append_in_log(|| parts.iter().copied(), len).map(Some);
+                return self.append_in_log(set, || parts.iter().copied(), len).map(Some);
             }
             let staged = self.stage.append(len, |mut body| {
                 for Part { region, offset, len } in &parts {
@@ -281,11 +296,20 @@ impl Redo {
     /// Commits what is too large for the stage.
     fn append_in_log<'t, P: Iterator<Item = Part<'t>>>(
         &self,
+        set: &WriteSet<'_>,
         parts: impl Fn() -> P,
         len: usize,
     ) -> Result<u64, CommitError> {
-        if len as u64 > self.body_max() {
-            self.grow_log(relocate::bytes_for(len as u64))?;
+        if len as u64 > self.body_max()
+            && let Err(error) = self.grow_log(relocate::bytes_for(len as u64))
+        {
+            if set.keeps_old() {
+                return Err(error);
+            }
+            // It cannot be undone.
+            let source = io::Error::new(io::ErrorKind::StorageFull, error.to_string());
+            let cause = MediaError::new("make larger", &*self.log.medium(), 0, source);
+            return Err(self.fail(cause).into());
         }
         self.append_large(parts, len)
     }

@@ -61,13 +61,20 @@ impl Redo {
         };
         let pressed = self.storage.gate.load(Ordering::SeqCst) & gate::PRESSED != 0;
         let short = private > 0 && self.storage.limits.short();
-        if private > budget / 4 * 3 || pressed || short || returning {
+        if returning {
+            self.force_segments(unforced)?;
+            self.move_head()?;
+            let goal = self.log.tail();
+            self.incremental(unforced, goal, &|_| true)?;
+            self.return_moved()?;
+        }
+        if private > budget / 4 * 3 || pressed || short {
             let target = if short { 0 } else { budget / 2 };
             // What is given back must not be lost on its way to the medium.
             self.force_segments(unforced)?;
             self.move_head()?;
             self.drop_clean(target)?;
-            if self.is_above(target) {
+            if self.lock_pages().private() * page > target {
                 let goal = self.log.tail();
                 if self.incremental(unforced, goal, &|_| true)? == Outcome::Starved {
                     self.epoch(unforced)?;
@@ -81,20 +88,31 @@ impl Redo {
         Ok(())
     }
 
-    /// Whether more than so many bytes are private, or pages that lie in files may come back.
-    pub(super) fn is_above(&self, target: u64) -> bool {
-        let pages = self.lock_pages();
-        pages.private() * self.storage.page_size as u64 > target || pages.may_return()
+    /// Has pages that lie in files come back, if no transaction may want them there. Of those that somebody has
+    /// declared, once.
+    pub(super) fn return_moved(&self) -> Result<(), Failure> {
+        let mut left = self.lock_pages().moved_pages();
+        while left > 0 {
+            let batch = self.lock_pages().take_moved(RESERVED);
+            if batch.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(batch.len() as u64);
+            self.drop_batch(&batch)?;
+        }
+        Ok(())
     }
 
-    /// Drops clean private pages until at most `target` bytes are private and nothing lies in files, or a whole
-    /// batch resists.
+    /// Drops clean private pages until at most `target` bytes are private, or a whole batch resists.
     pub(super) fn drop_clean(&self, target: u64) -> Result<(), Failure> {
+        let page = self.storage.page_size as u64;
         loop {
-            if !self.is_above(target) {
+            let mut pages = self.lock_pages();
+            if pages.private() * page <= target {
                 return Ok(());
             }
-            let batch = self.lock_pages().take_clean(RESERVED);
+            let batch = pages.take_clean(RESERVED);
+            drop(pages);
             if batch.is_empty() || self.drop_batch(&batch)? == 0 {
                 return Ok(());
             }

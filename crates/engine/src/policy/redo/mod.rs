@@ -146,8 +146,10 @@ pub(crate) struct Redo {
     may_grow: AtomicBool,
     /// Pages of memory never go to segments.
     declared_only: bool,
-    /// Transactions may outgrow the log and the memory budget.
+    /// The log may grow for a transaction.
     large: bool,
+    /// Transactions may outgrow the memory budget.
+    overflows: bool,
     /// Whether there are threads that flush and truncate.
     background: bool,
     flush: Flush,

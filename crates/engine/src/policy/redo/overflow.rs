@@ -22,6 +22,7 @@ use crate::write_set::{Chunk, RESERVED, WriteSet};
 use caliburn_os::overflow::{OverflowFile, write_behind};
 use caliburn_os::simulated::{even_if, planted, unless};
 use caliburn_os::sync::Mutex;
+use caliburn_os::sync::atomic::Ordering;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
@@ -59,7 +60,7 @@ impl Redo {
     /// Whether transactions may outgrow the memory budget: not where something stands in the way of mapping pages
     /// anew.
     pub(super) fn may_overflow(&self) -> bool {
-        self.large && !self.sets.tracked && !self.storage.images && !self.storage.keys
+        self.overflows && !self.sets.tracked && !self.storage.images && !self.storage.keys
     }
 
     /// A transaction outgrows the memory budget.
@@ -91,7 +92,12 @@ impl Redo {
             numbers.clone().any(|number| !pages.is_settled(PageId { segment, number }))
         };
         let strange = is_strange(&self.lock_pages());
-        if strange && !region.unread {
+        // An image tells what differs from the segment by what is private.
+        let imaged = || region.imaged.load(Ordering::SeqCst);
+        if strange && !region.unread && !imaged() {
+            region.moved.store(true, Ordering::SeqCst);
+        }
+        if strange && region.moved.load(Ordering::SeqCst) && !imaged() {
             self.move_around(region, numbers)
                 .map_err(|source| RangeError::Memory { bytes: len as u64, source })?;
         }

@@ -149,15 +149,13 @@ impl Pages {
         }
     }
 
-    /// Takes clean private pages, the longest clean first; before them those that were moved, unless a transaction
-    /// is open that may want them there.
+    /// Takes clean private pages, the longest clean first.
     pub fn take_clean(&mut self, most: usize) -> Vec<PageId> {
         let mut taken = Vec::new();
         while taken.len() < most {
-            let moved = if self.outgrown == 0 { self.moved.pop_front() } else { None };
-            let Some(page) = moved.or_else(|| self.clean.pop_front()) else { break };
+            let Some(page) = self.clean.pop_front() else { break };
             let state = self.vector.entry(page.segment, page.number);
-            if *state & MOVED != 0 && self.outgrown > 0 {
+            if *state & MOVED != 0 {
                 // It was private when it was put into this list.
                 self.moved.push_back(page);
                 continue;
@@ -167,6 +165,18 @@ impl Pages {
                 taken.push(page);
             }
         }
+        taken
+    }
+
+    /// Takes clean pages that were moved, unless a transaction is open that may want them there.
+    pub fn take_moved(&mut self, most: usize) -> Vec<PageId> {
+        let most = if self.outgrown == 0 { most.min(self.moved.len()) } else { 0 };
+        let mut taken: Vec<PageId> = self.moved.drain(..most).collect();
+        taken.retain(|page| {
+            let state = self.vector.entry(page.segment, page.number);
+            *state &= !LISTED;
+            *state & (DIRTY | HELD) == 0 && *state & (PRIVATE | MOVED) != 0
+        });
         taken
     }
 

@@ -22,6 +22,7 @@ use crate::policy::{Claimed, Undecided};
 use crate::storage::error::{CommitError, Failure};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::write_set::WriteSet;
+use caliburn_log::format::LOG_BYTES_MAX;
 use caliburn_log::format::Lsn;
 use caliburn_log::record::{FRAME, Kind, Record, prefix};
 use caliburn_os::clock::wall_ns;
@@ -212,14 +213,17 @@ impl Undecided for Redo {
             self.unlock_flush(work);
             appended.map(|()| end)
         };
-        let mut appended = append();
-        if let Err(CommitError::LogTooSmall { needed, .. }) = appended
-            && self.may_grow()
-        {
-            self.grow_log(needed)?;
-            appended = append();
-        }
-        let end = appended?;
+        let end = loop {
+            match append() {
+                // Others may take what it has grown by.
+                Err(CommitError::LogTooSmall { needed, .. })
+                    if self.may_grow() && needed <= LOG_BYTES_MAX =>
+                {
+                    self.grow_log(needed)?;
+                }
+                done => break done?,
+            }
+        };
         // A round that takes its horizon behind this stamp forces behind the record.
         let stamp = self.stage.lanes().now();
         let done = if planted("prepare-not-forced") { Ok(()) } else { self.wait_forced(stamp, false) };

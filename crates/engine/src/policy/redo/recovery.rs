@@ -474,6 +474,7 @@ impl<'o> Recovery<'o> {
             may_grow: AtomicBool::new(false),
             declared_only: settings.declared_only,
             large: settings.large,
+            overflows: settings.overflow,
             background: settings.background,
             flush: Flush::default(),
             rounds: Rounds::default(),

@@ -121,6 +121,11 @@ impl Redo {
     pub(super) fn grow_log(&self, needed: u64) -> Result<(), CommitError> {
         let _one = self.relocating.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let capacity = self.log.capacity();
+        if !self.may_grow() || self.is_duplex() {
+            let why = "it has two copies, or lies outside of the store, or must not".into();
+            let source = Box::new(OpenError::Option { name: "log_bytes", value: needed, why });
+            return Err(CommitError::Log { needed, source });
+        }
         if needed <= capacity {
             // Another transaction has made it larger meanwhile.
             return Ok(());

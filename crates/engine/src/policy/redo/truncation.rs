@@ -87,7 +87,10 @@ impl Redo {
         let (mut seen, mut appended) = (0, self.log.tail());
         loop {
             let unapplied = self.is_unapplied();
-            let private = self.is_above(0);
+            let private = {
+                let pages = self.lock_pages();
+                pages.private() > 0 || pages.may_return()
+            };
             let limit = Duration::from_millis(if self.bytes_since_checkpoint() > 0 && !unapplied {
                 100
             } else {
@@ -133,7 +136,9 @@ impl Redo {
     /// Brings every committed change so far to its segment.
     pub(super) fn truncate_all(&self) -> Result<(), Failure> {
         self.flush_all()?;
-        self.truncate_flushed(&mut self.lock_truncation())
+        let unforced = &mut *self.lock_truncation();
+        self.truncate_flushed(unforced)?;
+        self.return_moved()
     }
 
     /// See [`Recovery::put_to_rest`]. Under the lock nothing is written to segments after the truncation.
