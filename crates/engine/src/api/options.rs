@@ -196,19 +196,19 @@ impl Options {
         self
     }
 
-    /// Whether the log may grow for a transaction that outgrows it, at its commit. With the redo policy; default yes.
-    /// Otherwise [`Transaction::set_range`](crate::Transaction::set_range) refuses what would be too much, as it does
-    /// where the log cannot grow: it has two copies, or is outside of the store's directory.
+    /// Whether the log may grow for a transaction that outgrows it, at its commit. With the redo policy; default
+    /// yes. Otherwise [`Transaction::set_range`](crate::Transaction::set_range) refuses what would be too much, as
+    /// it does where the log cannot grow: it has two copies, or is outside of the store's directory.
     pub fn large_transactions(&mut self, yes: bool) -> &mut Options {
         self.settings.large = yes;
         self
     }
 
-    /// Whether a transaction may outgrow the memory budget ([`Tuning::memory_budget`]): what it changes lies in files
-    /// of the store's directory then. With the redo policy, where changes are declared, and neither guarded nor
-    /// verified; default no: [`Transaction::set_range`](crate::Transaction::set_range) refuses what would be too much.
-    /// Read first what is known to be missing (`docs/memory.md`): above all, a disk that fails to write these files
-    /// is not noticed.
+    /// Whether a transaction may outgrow the memory budget ([`Tuning::memory_budget`]): what it changes lies in
+    /// files of the store's directory then. With the redo policy, where changes are declared, and neither guarded
+    /// nor verified; default no: [`Transaction::set_range`](crate::Transaction::set_range) refuses what would be too
+    /// much. Read first what is known to be missing (`docs/memory.md`): above all, a disk that fails to write these
+    /// files is not noticed.
     pub fn overflow(&mut self, yes: bool) -> &mut Options {
         self.settings.overflow = yes;
         self
