@@ -85,7 +85,6 @@ const TREES: [Tree; 13] = [
         root: "crates/typed/src",
         floors: &[
             "error",
-            "close_error",
             "hash",
             "link",
             "turns",

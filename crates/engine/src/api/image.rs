@@ -25,7 +25,7 @@ use crate::storage::error::MapError;
 use crate::storage::region::RegionState;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::simulated::{instead, planted, unless};
-use caliburn_os::sync::atomic::Ordering::{self, Acquire, Relaxed, Release, SeqCst};
+use caliburn_os::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use caliburn_os::{mappings, private, span, sync};
 use std::fmt;
@@ -80,8 +80,10 @@ impl Region {
         if state.unread {
             return Err(MapError::Unread { segment: state.segment.name.clone() });
         }
-        state.imaged.store(true, Ordering::SeqCst);
-        if state.moved.load(Ordering::SeqCst) {
+        // Who moves pages says so and then looks here, or is seen.
+        state.imaged.store(true, SeqCst);
+        if state.moved.load(SeqCst) {
+            state.imaged.store(false, SeqCst);
             let text = "pages of it lie in files since a transaction has outgrown memory (Options::overflow): there are no images any more until it is mapped anew";
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, text)));
         }

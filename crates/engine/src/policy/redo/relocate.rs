@@ -44,7 +44,7 @@ const GROWTH: u64 = if cfg!(caliburn_sim) { BLOCK as u64 } else { 1 << 20 };
 
 /// Bytes of a log that takes records with such a body.
 pub(super) fn bytes_for(body: u64) -> u64 {
-    (body + FRAME as u64) * 2
+    ((body + FRAME as u64) * 2).next_multiple_of(GROWTH)
 }
 
 /// The file in a store's directory that its log is not in: one that an attempt to relocate it has left. Where the
