@@ -263,8 +263,9 @@ impl Life {
                 }
                 done => done?,
             }
-            // Old values that are on the medium alone are not to be had from one that fails.
-            if self.flavour.steals() && self.store().query().failed {
+            // Old values that are on the medium alone, or in memory that was lost, are not to be had any more.
+            let lost = self.flavour.steals() || self.machine.lost_memory();
+            if lost && self.store().query().failed {
                 return Err(Ended::Failed(format!("the store failed in step {i}")));
             }
             if let Some(at) = self.live.differs(bytes(self.region())) {

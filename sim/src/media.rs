@@ -25,8 +25,9 @@
 //! 8. A sync that fails has lost what was not durable, though programs go on seeing it; later syncs succeed.
 //!
 //! 9. A read sees some of its pieces as they were before what another thread writes meanwhile, and some after.
+//! 10. The system says that it could not write a file without a name, in which memory lies.
 //!
-//! On the **shelf** ([`Disk::flip`]): 10. A bit is flipped.
+//! On the **shelf** ([`Disk::flip`]): 11. A bit is flipped.
 
 use crate::disk::{Act, Disk, FileId};
 use caliburn::Region;
@@ -97,6 +98,8 @@ struct State<M> {
     time: u64,
     fault: Option<Fault>,
     failed: bool,
+    /// Of memory in a file without a name something was lost.
+    lost: bool,
     descriptors: HashMap<RawFd, FileId>,
     /// The later ones lie over the earlier.
     mappings: Vec<Mapping>,
@@ -117,6 +120,7 @@ impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
             time,
             fault,
             failed: false,
+            lost: false,
             descriptors: HashMap::new(),
             mappings: Vec::new(),
             locked: false,
@@ -146,6 +150,11 @@ impl<M: std::fmt::Debug + Send + 'static> Machine<M> {
     /// Whether the fault has come about.
     pub fn failed(&self) -> bool {
         self.lock().failed
+    }
+
+    /// Whether memory was lost that lay in a file without a name.
+    pub fn lost_memory(&self) -> bool {
+        self.lock().lost
     }
 
     /// What time it is.
@@ -275,6 +284,13 @@ impl<M: std::fmt::Debug + Send + 'static> Watcher for MachineWatcher<M> {
 
     fn fenced(&self) {
         self.0.lock().act(Act::Fence);
+    }
+
+    fn intact(&self, _: RawFd) -> io::Result<()> {
+        let mut state = self.0.lock();
+        let done = state.plain_step();
+        state.lost |= done.is_err();
+        done
     }
 
     fn clock(&self) -> u64 {

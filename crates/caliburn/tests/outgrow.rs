@@ -557,3 +557,35 @@ fn four_times_the_memory_is_changed_in_a_transaction() {
     let memory = store.segment("data").unwrap().map_all().unwrap();
     assert!((0..memory.len()).step_by(1021).all(|at| memory.load::<u8>(at) == (2 + at / 4096) as u8));
 }
+
+#[test]
+fn one_that_stays_open_holds_its_own_pages_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (store, memory) = tight(&path);
+    let pages = memory.len() / 4096;
+    let mut open = store.begin(Mode::Restore).unwrap();
+    for page in 0..pages / 2 {
+        open.store(&memory, page * 4096, &1u64).unwrap();
+    }
+    // Another one declares ranges on the same pages, and on all others.
+    let mut ends = store.begin(Mode::Restore).unwrap();
+    for page in 0..pages {
+        ends.store(&memory, page * 4096 + 8, &2u64).unwrap();
+    }
+    assert!(store.query().overflow_bytes > 20 << 20, "{:?}", store.query());
+    ends.commit(Class::Process).unwrap();
+    until("the return of the other's pages", || store.query().overflow_bytes <= 12 << 20);
+    store.truncate().unwrap();
+    let copy = dir.path().join("copy");
+    copy_store(&path, &copy);
+    let recovered = support::open(&copy);
+    let there = recovered.segment("data").unwrap().map_all().unwrap();
+    assert!((0..pages).all(|page| [0, 8].map(|at| there.load::<u64>(page * 4096 + at)) == [0, 2]));
+    for page in pages / 2..pages {
+        open.store(&memory, page * 4096, &1u64).unwrap();
+    }
+    open.commit(Class::Process).unwrap();
+    until("the return of the pages", || store.query().overflow_bytes == 0);
+    assert!((0..pages).all(|page| [0, 8].map(|at| memory.load::<u64>(page * 4096 + at)) == [1, 2]));
+}

@@ -6,6 +6,7 @@ use crate::record::{Decoded, Record, decode};
 use crate::ring::{STEP, read_ring};
 use caliburn_os::map::Buffer;
 use caliburn_os::medium::Medium;
+use caliburn_os::overflow;
 use caliburn_os::page_size;
 use std::io;
 use std::os::fd::AsFd;
@@ -58,12 +59,14 @@ impl<'m> Window<'m> {
             let unseen = &self.bytes[self.bytes.len() - (self.read - self.at) as usize..];
             match decode(unseen, self.position(), incarnation, most - self.at) {
                 Decoded::Longer(needed) if needed > LARGE && self.at + needed <= self.room => {
-                    let bytes = self.read_long(needed)?;
+                    let (bytes, intact) = self.read_long(needed)?;
                     let decoded = decode(&bytes, self.position(), incarnation, most - self.at);
                     let Decoded::Valid(record) = decoded else { break };
+                    intact()?;
                     each(&record);
                     let told = (record.incarnation, record.forced);
                     self.back_to(record.next());
+                    intact()?;
                     return Ok(Some(told));
                 }
                 Decoded::Valid(record) => {
@@ -81,8 +84,13 @@ impl<'m> Window<'m> {
         Ok(None)
     }
 
-    /// Reads a long record to memory that lies in a file: there may be less of it than the record takes.
-    fn read_long(&self, needed: u64) -> Result<Buffer, MediaError> {
+    /// Reads a long record to memory that lies in a file: there may be less of it than the record takes. And what
+    /// says whether it is there still.
+    fn read_long(
+        &self,
+        needed: u64,
+    ) -> Result<(Buffer, impl Fn() -> Result<(), MediaError> + use<'m>), MediaError> {
+        let medium = self.medium;
         let from = self.position().0;
         let fail =
             |action, error| MediaError::new(action, self.medium, LOG_DATA + from % self.capacity, error);
@@ -90,13 +98,19 @@ impl<'m> Window<'m> {
             let text = format!("a record of {needed} bytes, nearly all of them holes");
             return Err(fail("read the log", io::Error::new(io::ErrorKind::InvalidData, text)));
         }
-        let file = self.medium.scratch(needed.next_multiple_of(page_size() as u64));
-        let buffer = file.and_then(|file| Buffer::in_file(file.as_fd(), needed as usize));
-        let mut buffer = buffer.map_err(|error| fail("get memory for a record of", error))?;
+        let get = |error| fail("get memory for a record of", error);
+        let file = medium.scratch(needed.next_multiple_of(page_size() as u64)).map_err(get)?;
+        let mut buffer = Buffer::in_file(file.as_fd(), needed as usize).map_err(get)?;
         for (at, part) in (from..).step_by(STEP as usize).zip(buffer.chunks_mut(STEP as usize)) {
             read_ring(self.medium, self.capacity, Lsn(at), part)?;
         }
-        Ok(buffer)
+        let offset = LOG_DATA + from % self.capacity;
+        let intact = move || {
+            let lost =
+                |error| MediaError::new("keep memory in a file for a record of", medium, offset, error);
+            overflow::intact(file.as_fd()).map_err(lost)
+        };
+        Ok((buffer, intact))
     }
 
     /// Reads on until `needed` bytes are unseen, `step` at a time if there are so many.

@@ -6,20 +6,21 @@ use crate::simulated;
 use rustix::io::{Errno, pwrite};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// The overflow of one reservation.
 #[derive(Debug)]
-pub struct OverflowFile(OwnedFd);
+pub struct OverflowFile(Arc<OwnedFd>);
 
 impl OverflowFile {
     /// Takes an empty file that nobody else has, for one reservation.
-    pub fn new(file: OwnedFd) -> OverflowFile {
+    pub fn new(file: Arc<OwnedFd>) -> OverflowFile {
         OverflowFile(file)
     }
 
     /// See [`write_behind`].
-    pub fn write_behind(&self) {
-        write_behind(self.0.as_fd());
+    pub fn write_behind(&self) -> io::Result<()> {
+        write_behind(self.0.as_fd())
     }
 
     /// Has pages of the reservation lie in the file from now on, with what they hold. Where it fails they may be
@@ -50,12 +51,30 @@ impl OverflowFile {
 }
 
 /// Has the system write a file that nobody needs forced, and waits for what it was told to write before: so that
-/// what is stored to it does not outrun the disk until memory is full of it.
-pub fn write_behind(file: BorrowedFd<'_>) {
-    let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE;
-    // Where there is no such call, or it fails, the system writes when it thinks fit.
+/// what is stored to it does not outrun the disk until memory is full of it. Fails as [`intact`] does.
+pub fn write_behind(file: BorrowedFd<'_>) -> io::Result<()> {
+    sync_range(file, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE)
+}
+
+/// Whether memory that is mapped of a file holds what was stored there: the system may have failed to write a part
+/// of it, and have taken the memory all the same. What was read before this succeeds is right. An error is told
+/// once. It costs a system call, and waits for nothing.
+pub fn intact(file: BorrowedFd<'_>) -> io::Result<()> {
+    // Beyond its end there is nothing to be waited for; the error is the whole file's.
+    sync_range(file, 1 << 62, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+}
+
+fn sync_range(file: BorrowedFd<'_>, from: i64, how: libc::c_uint) -> io::Result<()> {
+    let len = if from == 0 { 0 } else { 1 };
     // SAFETY: a descriptor and numbers.
-    let _ = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, how) };
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), from, len, how) } {
+        0 => simulated::intact(file),
+        _ => match io::Error::last_os_error() {
+            // Where there is no such call the system writes when it thinks fit, and says nothing.
+            error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+            error => Err(error),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -78,7 +97,7 @@ mod tests {
         let at = |offset: usize| memory.base().as_ptr().wrapping_add(offset);
         // SAFETY: mapped, and nobody else's.
         unsafe { at(page).write(99) };
-        let overflow = OverflowFile::new(Files.scratch(dir.path(), 0).unwrap());
+        let overflow = OverflowFile::new(Arc::new(Files.scratch(dir.path(), 0).unwrap()));
         // SAFETY: nobody stores there.
         unsafe { overflow.take(&memory, page, 2 * page) }.unwrap();
         // SAFETY: mapped, and nobody else's.

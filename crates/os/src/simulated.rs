@@ -35,6 +35,12 @@ mod seam {
         None
     }
 
+    /// Whether the system could write what it had to of a file that lies in memory.
+    #[inline(always)]
+    pub fn intact(_file: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// Whether the bug of that name is to be there.
     #[inline(always)]
     pub fn planted(_bug: &str) -> bool {
@@ -62,6 +68,8 @@ mod seam {
         fn fenced(&self);
         /// The time: greater at each call.
         fn clock(&self) -> u64;
+        /// Whether a file without a name holds what was stored there, and why not: told once.
+        fn intact(&self, descriptor: RawFd) -> std::io::Result<()>;
     }
 
     thread_local! {
@@ -116,6 +124,12 @@ mod seam {
     /// The time that a simulator says it is, for everything that reads a clock.
     pub fn clock() -> Option<u64> {
         WATCHER.with_borrow(Clone::clone).map(|watcher| watcher.clock())
+    }
+
+    /// Whether the system could write what it had to of a file that lies in memory.
+    pub fn intact(file: BorrowedFd<'_>) -> std::io::Result<()> {
+        let watcher = WATCHER.with_borrow(Clone::clone);
+        watcher.map_or(Ok(()), |watcher| watcher.intact(file.as_raw_fd()))
     }
 
     /// Whether the bug of that name is to be there: the one that the environment names.

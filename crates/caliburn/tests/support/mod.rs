@@ -134,12 +134,17 @@ pub fn mount(size: &str) -> Option<Mount> {
 /// A file system of a kind on a loop device, unmounted at the end. Needs root, loop devices and the kind's
 /// `mkfs`; without them says so and returns none.
 pub fn mount_loop(kind: &str, megabytes: u64) -> Option<Mount> {
+    mount_loop_in(&std::env::temp_dir(), kind, megabytes)
+}
+
+/// The same, with the image in a directory.
+pub fn mount_loop_in(directory: &Path, kind: &str, megabytes: u64) -> Option<Mount> {
     let mkfs = format!("mkfs.{kind}");
     if !root() || Command::new(&mkfs).arg("-V").output().is_err() {
         eprintln!("not run: a file system on a loop device needs root and {mkfs}");
         return None;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir_in(directory).unwrap();
     let (image, path) = (dir.path().join("image"), dir.path().join("mounted"));
     std::fs::create_dir(&path).unwrap();
     std::fs::File::create(&image).unwrap().set_len(megabytes << 20).unwrap();

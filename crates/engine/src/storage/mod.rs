@@ -63,6 +63,8 @@ pub(crate) mod gate {
     pub const DONE: u32 = 16;
     /// One transaction at a time is open.
     pub const ALONE: u32 = 32;
+    /// Memory lies in files that must be asked whether they hold it.
+    pub const OVERFLOWN: u32 = 64;
 }
 
 /// The files and mapped memory of an open store, and whether they can be relied on.

@@ -20,7 +20,8 @@ use caliburn_os::simulated;
 use caliburn_os::span;
 use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 /// Bytes of a chunk's head.
 pub(crate) const HEAD: usize = UNDO_HEAD;
@@ -35,7 +36,8 @@ pub(crate) struct Chunk {
     /// What the policy calls it.
     pub number: u32,
     _memory: Option<Buffer>,
-    in_file: bool,
+    /// Of its own, as long as it is there.
+    file: Option<Arc<OwnedFd>>,
 }
 
 // SAFETY: a chunk is memory that nothing else refers to but its run, whose rules hold in every thread.
@@ -46,14 +48,14 @@ impl Chunk {
     pub fn volatile(bytes: usize) -> io::Result<Chunk> {
         assert!(u32::try_from(bytes).is_ok(), "a chunk's word counts 32 bits");
         let mut memory = Buffer::new(bytes)?;
-        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory), in_file: false })
+        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory), file: None })
     }
 
     /// Of memory that the system writes to a file, which has as many bytes, when it is short of memory.
-    pub fn in_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Chunk> {
+    pub fn in_file(file: Arc<OwnedFd>, bytes: usize) -> io::Result<Chunk> {
         assert!(u32::try_from(bytes).is_ok(), "a chunk's word counts 32 bits");
-        let mut memory = Buffer::in_file(file, bytes)?;
-        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory), in_file: true })
+        let mut memory = Buffer::in_file(file.as_fd(), bytes)?;
+        Ok(Chunk { base: memory.as_mut_ptr(), bytes, number: 0, _memory: Some(memory), file: Some(file) })
     }
 
     /// Of memory that outlives the process.
@@ -61,12 +63,12 @@ impl Chunk {
     /// # Safety
     /// As many bytes at `base`, aligned to eight, must be mapped and this run's own until the chunk is given back.
     pub unsafe fn mapped(base: *mut u8, bytes: usize, number: u32) -> Chunk {
-        Chunk { base, bytes, number, _memory: None, in_file: false }
+        Chunk { base, bytes, number, _memory: None, file: None }
     }
 
     /// Whether it lies in a file of its own.
     pub fn is_in_file(&self) -> bool {
-        self.in_file
+        self.file.is_some()
     }
 
     pub fn base(&self) -> *mut u8 {

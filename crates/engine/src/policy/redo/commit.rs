@@ -58,7 +58,7 @@ impl Redo {
             self.outgrow(set);
         }
         if set.is_known() {
-            self.hold(region, offset, len)?;
+            self.hold(set, region, offset, len)?;
         }
         let (mut at, mut parts, from) = (offset, 0, set.position());
         for piece in pieces(len) {
@@ -164,7 +164,7 @@ impl Redo {
         if set.is_known() && !planted("adopted-pages-not-held") {
             // They are the parent's from now on, whose run nobody reads.
             let mut pages = self.lock_pages();
-            branch.each(|range| pages.hold(range.segment, range.offset, range.len as u64));
+            branch.each(|range| pages.hold(set.number(), range.segment, range.offset, range.len as u64));
         }
         let (from, mut done) = (set.position(), Ok(()));
         branch.each(|range| {
@@ -219,7 +219,7 @@ impl Redo {
         let len = set.filled();
         if len == 0
             || len > self.stage.body_max()
-            || self.storage.gate.load(Ordering::Relaxed) & gate::FAILED != 0
+            || self.storage.gate.load(Ordering::Relaxed) & (gate::FAILED | gate::OVERFLOWN) != 0
         {
             return false;
         }
@@ -253,6 +253,7 @@ impl Redo {
     /// Puts the record into the stage, or into the log if it is large. Returns the commit's stamp, or
     /// `None` if there was nothing to commit.
     pub(super) fn stage_or_append(&self, set: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+        self.overflow_intact()?;
         if set.is_known()
             && let Some(len) = self.too_many(set)
             && (len as u64 <= self.body_max() || self.may_grow() && len as u64 <= self.body_limit())
@@ -280,6 +281,7 @@ impl Redo {
                     // all parts.
                     unsafe { body.range(region.id, region.start + *offset as u64, region.at(*offset), *len) };
                 }
+                self.overflow_intact().ok()?;
                 Some(body)
             });
             match staged {
@@ -325,6 +327,10 @@ impl Redo {
 
     /// Writes the old bytes behind a position back into memory.
     pub(super) fn put_back(&self, set: &WriteSet<'_>, from: Position) {
+        if self.overflow_intact().is_err() {
+            // What is no more cannot be put back, and nothing is committed any more.
+            return;
+        }
         let mut cursor = RegionCursor::new();
         set.newest_first(from, |segment, offset, bytes| {
             // SAFETY: a region with declared bytes stays mapped.
@@ -333,6 +339,7 @@ impl Redo {
             // SAFETY: the range was within the region when it was declared, and regions never shrink.
             unsafe { span::copy(bytes.as_ptr(), region.at((offset - region.start) as usize), bytes.len()) };
         });
+        let _ = self.overflow_intact();
     }
 }
 

@@ -445,6 +445,7 @@ impl Redo {
                 Ok::<(), Failure>(())
             })?;
             debug_assert_eq!(done, record::HEAD + len);
+            self.overflow_intact()?;
             let (header, trailer) = Frame::new(Kind::Commit, place, len).finish(crc, len);
             for (offset, bytes) in [(done, &trailer[..]), (0, &header[..])] {
                 self.log.write(at(offset), bytes).map_err(|e| self.fail(e))?;

@@ -157,6 +157,7 @@ impl Redo {
         }
         kept.extend(declared.iter().map(|page| page.descriptor));
 
+        self.overflow_intact()?;
         self.write_copies(unforced, &copied)?;
         self.truncation.pages_written.fetch_add(copied.len() as u64, Ordering::Relaxed);
         let mut pages = self.lock_pages();

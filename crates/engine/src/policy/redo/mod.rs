@@ -22,6 +22,7 @@ mod duplex;
 mod flusher;
 mod group;
 pub(crate) mod history;
+mod holders;
 mod incremental;
 mod lanes;
 mod memory;
@@ -308,7 +309,7 @@ impl Recovery for Redo {
         let given_back = set.clear_all();
         set.keep_spare(given_back);
         if outgrown {
-            self.has_outgrown_no_more();
+            self.has_outgrown_no_more(set);
         }
     }
 

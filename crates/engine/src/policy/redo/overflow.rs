@@ -10,16 +10,22 @@
 //! ```
 //!
 //! Invariant: a page is moved while it is reserved and nobody has declared a range on it: nobody stores to it.
+//! Invariant: the system may fail to write such a file, and take the memory all the same. The files are asked for
+//! that after something was read of them and before it counts, at each commit, before old bytes are put back, and
+//! before they are given up. If memory was lost, the store fails, and the log has all that was committed.
+//!
 //! Invariant: a transaction that has outgrown memory holds the pages of a range before it publishes the range:
 //! truncation leaves them alone, and does not read the run, which may be long. Who reads what is declared looks at
 //! the runs first, and then at what is held.
 
 use super::Redo;
 use super::pages::PageId;
-use crate::storage::error::RangeError;
+use crate::storage::error::{Failure, RangeError};
+use crate::storage::gate;
 use crate::storage::region::RegionState;
 use crate::write_set::{Chunk, RESERVED, WriteSet};
-use caliburn_os::overflow::{OverflowFile, write_behind};
+use caliburn_log::media_error::MediaError;
+use caliburn_os::overflow::{self, OverflowFile};
 use caliburn_os::simulated::{even_if, planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::Ordering;
@@ -28,6 +34,7 @@ use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 /// What lies in files.
 #[derive(Debug, Default)]
@@ -35,8 +42,13 @@ pub(super) struct Overflow {
     /// Of each region, by its address.
     files: Mutex<BTreeMap<usize, Moved>>,
     /// Where the chunk lies that was made last.
-    chunk: Mutex<Option<OwnedFd>>,
+    chunk: Mutex<Option<Arc<OwnedFd>>>,
+    /// All of them, and the regions' files, that are there still. Nothing else is locked meanwhile.
+    all: Mutex<Vec<Weak<OwnedFd>>>,
 }
+
+/// Why the store fails where the system says so.
+const KEEP: &str = "keep memory in files without names in";
 
 /// What was moved of a region.
 #[derive(Debug)]
@@ -69,21 +81,64 @@ impl Redo {
             return;
         }
         let mut pages = self.lock_pages();
-        pages.begin_holding();
-        set.each(|range| pages.hold(range.segment, range.offset, range.len as u64));
+        pages.begin_holding(set.number());
+        set.each(|range| pages.hold(set.number(), range.segment, range.offset, range.len as u64));
         set.set_known();
     }
 
     /// A transaction that had outgrown it has ended.
-    pub(super) fn has_outgrown_no_more(&self) {
-        self.lock_pages().end_holding();
+    pub(super) fn has_outgrown_no_more(&self, set: &WriteSet<'_>) {
+        // What is remembered keeps a failed store from committing more.
+        let _ = self.overflow_intact();
+        self.lock_pages().end_holding(set.number());
         self.overflow.chunk.lock().expect("no panic under this lock").take();
         self.wake_truncation();
     }
 
+    /// Makes a file without a name, which is asked from now on.
+    fn overflow_file(&self, bytes: u64) -> io::Result<Arc<OwnedFd>> {
+        let file = Arc::new(self.storage.media.scratch(&self.storage.dir, bytes)?);
+        self.overflow.all.lock().expect("no panic under this lock").push(Arc::downgrade(&file));
+        self.storage.gate.fetch_or(gate::OVERFLOWN, Ordering::SeqCst);
+        Ok(file)
+    }
+
+    /// Whether what was read of files until now is what was stored there. If not, the store fails for good.
+    #[cold]
+    fn ask_overflow(&self) -> Result<(), Failure> {
+        let mut all = self.overflow.all.lock().expect("no panic under this lock");
+        all.retain(|file| {
+            let Some(file) = file.upgrade() else { return false };
+            if let Err(error) = overflow::intact(file.as_fd()) {
+                self.lost(&error);
+            }
+            true
+        });
+        if all.is_empty() {
+            self.storage.gate.fetch_and(!gate::OVERFLOWN, Ordering::SeqCst);
+        }
+        drop(all);
+        self.storage.failure()
+    }
+
+    /// As [`Self::ask_overflow`], if there are such files.
+    #[inline(always)]
+    pub(super) fn overflow_intact(&self) -> Result<(), Failure> {
+        match self.storage.gate.load(Ordering::SeqCst) & gate::OVERFLOWN {
+            0 => Ok(()),
+            _ => self.ask_overflow(),
+        }
+    }
+
     /// Such a transaction is about to declare a range: what nobody has declared of its pages is moved, and they are
     /// held.
-    pub(super) fn hold(&self, region: &RegionState, offset: usize, len: usize) -> Result<(), RangeError> {
+    pub(super) fn hold(
+        &self,
+        set: &WriteSet<'_>,
+        region: &RegionState,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), RangeError> {
         let page = self.storage.page_size as u64;
         let at = region.start + offset as u64;
         let numbers = at / page..(at + len as u64).div_ceil(page);
@@ -102,7 +157,7 @@ impl Redo {
                 .map_err(|source| RangeError::Memory { bytes: len as u64, source })?;
         }
         if unless("outgrown-pages-not-held", true) {
-            self.lock_pages().hold(segment, at, len as u64);
+            self.lock_pages().hold(set.number(), segment, at, len as u64);
         }
         Ok(())
     }
@@ -114,7 +169,7 @@ impl Redo {
         let moved = match files.entry(region.base) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let file = self.storage.media.scratch(&self.storage.dir, 0)?;
+                let file = self.overflow_file(0)?;
                 entry.insert(Moved { file: OverflowFile::new(file), runs: 0, bytes: 0 })
             }
         };
@@ -129,7 +184,7 @@ impl Redo {
             moved.runs += self.move_group(region, &moved.file, group)?;
         }
         if moved.bytes > self.storage.memory_budget() / 4 {
-            moved.file.write_behind();
+            moved.file.write_behind().inspect_err(|error| self.lost(error))?;
             moved.bytes = 0;
         }
         Ok(())
@@ -170,17 +225,28 @@ impl Redo {
     /// A chunk for the old bytes of a transaction that has outgrown memory.
     pub(super) fn overflow_chunk(&self, bytes: usize) -> io::Result<Chunk> {
         let bytes = bytes.next_multiple_of(self.storage.page_size);
-        let file = self.storage.media.scratch(&self.storage.dir, bytes as u64)?;
-        let chunk = Chunk::in_file(file.as_fd(), bytes)?;
+        let file = self.overflow_file(bytes as u64)?;
+        let chunk = Chunk::in_file(file.clone(), bytes)?;
         // That before it is full.
         let full = self.overflow.chunk.lock().expect("no panic under this lock").replace(file);
-        full.iter().for_each(|file| write_behind(file.as_fd()));
+        if let Some(full) = full {
+            overflow::write_behind(full.as_fd()).inspect_err(|error| self.lost(error))?;
+        }
         Ok(chunk)
+    }
+
+    /// Fails the store, since memory was lost.
+    fn lost(&self, error: &io::Error) {
+        if !planted("lost-overflow-unheard") {
+            let error = io::Error::new(error.kind(), error.to_string());
+            self.fail(MediaError::of_name(KEEP, self.storage.dir.clone(), error));
+        }
     }
 
     /// Gives up the files if nothing lies there any more.
     pub(super) fn forget_overflow(&self) {
         let mut files = self.overflow.files.lock().expect("no panic under this lock");
+        let _ = self.overflow_intact();
         if self.lock_pages().moved_pages() == 0 {
             files.clear();
         }
@@ -188,6 +254,8 @@ impl Redo {
 
     /// A region is mapped no more.
     pub(super) fn forget_overflow_of(&self, region: &RegionState) {
-        self.overflow.files.lock().expect("no panic under this lock").remove(&region.base);
+        let mut files = self.overflow.files.lock().expect("no panic under this lock");
+        let _ = self.overflow_intact();
+        files.remove(&region.base);
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Fed by the flusher as records enter the log, drained by truncation; the hot path never comes here.
 
+use super::holders::Holders;
 use caliburn_log::pagemap::PageMap;
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::simulated::instead;
@@ -16,8 +17,10 @@ const PRIVATE: u8 = 2;
 const LISTED: u8 = 4;
 /// The page lies in a file: see [`overflow`](super::overflow).
 const MOVED: u8 = 8;
-/// A transaction that has outgrown memory has declared a range on it.
+/// An open transaction that has outgrown memory has declared a range on it.
 const HELD: u8 = 16;
+/// One had, and none has any more: it may come back, whoever is open.
+const RELEASED: u8 = 32;
 
 /// A page of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,13 +44,13 @@ pub(super) struct Pages {
     queue: VecDeque<Descriptor>,
     /// Private pages without unwritten changes, in the order in which they became so.
     clean: VecDeque<PageId>,
-    /// The same for pages that were moved.
+    /// The same for pages that were moved, which an open transaction may want where they are.
     moved: VecDeque<PageId>,
+    /// The same for those that none may.
+    released: VecDeque<PageId>,
     private: u64,
     moved_count: u64,
-    /// Open transactions that have outgrown memory, and the pages that they hold.
-    outgrown: u64,
-    held: Vec<PageId>,
+    holders: Holders,
     dirty: u64,
     marked: Lsn,
 }
@@ -145,8 +148,18 @@ impl Pages {
         let state = self.vector.entry(page.segment, page.number);
         if *state & (DIRTY | LISTED) == 0 && *state & (PRIVATE | MOVED) != 0 {
             *state |= LISTED;
-            if *state & MOVED == 0 { self.clean.push_back(page) } else { self.moved.push_back(page) }
+            self.list(page);
         }
+    }
+
+    /// Puts a page into the list that it belongs to.
+    fn list(&mut self, page: PageId) {
+        let list = match self.vector.get(page.segment, page.number) & (MOVED | RELEASED) {
+            MOVED => &mut self.moved,
+            0 | RELEASED => &mut self.clean,
+            _ => &mut self.released,
+        };
+        list.push_back(page);
     }
 
     /// Takes clean private pages, the longest clean first.
@@ -157,7 +170,7 @@ impl Pages {
             let state = self.vector.entry(page.segment, page.number);
             if *state & MOVED != 0 {
                 // It was private when it was put into this list.
-                self.moved.push_back(page);
+                self.list(page);
                 continue;
             }
             *state &= !LISTED;
@@ -170,8 +183,11 @@ impl Pages {
 
     /// Takes clean pages that were moved, unless a transaction is open that may want them there.
     pub fn take_moved(&mut self, most: usize) -> Vec<PageId> {
-        let most = if self.outgrown == 0 { most.min(self.moved.len()) } else { 0 };
-        let mut taken: Vec<PageId> = self.moved.drain(..most).collect();
+        if self.holders.is_empty() {
+            self.released.append(&mut self.moved);
+        }
+        let most = most.min(self.released.len());
+        let mut taken: Vec<PageId> = self.released.drain(..most).collect();
         taken.retain(|page| {
             let state = self.vector.entry(page.segment, page.number);
             *state &= !LISTED;
@@ -201,19 +217,17 @@ impl Pages {
         self.vector.get(page.segment, page.number) & (MOVED | HELD) != 0
     }
 
-    /// A transaction outgrows memory: what it declares is held until no such transaction is open.
-    pub fn begin_holding(&mut self) {
-        self.outgrown += 1;
+    /// A transaction outgrows memory: what it declares is held until it has ended.
+    pub fn begin_holding(&mut self, set: usize) {
+        self.holders.begin(set);
     }
 
     /// A transaction that has outgrown memory declares a range.
-    pub fn hold(&mut self, segment: SegmentId, offset: u64, len: u64) {
+    pub fn hold(&mut self, set: usize, segment: SegmentId, offset: u64, len: u64) {
         for number in self.span(offset, len) {
             let state = self.vector.entry(segment, number);
-            if *state & HELD == 0 {
-                *state |= HELD;
-                self.held.push(PageId { segment, number });
-            }
+            *state = *state & !RELEASED | HELD;
+            self.holders.hold(set, segment, number);
         }
     }
 
@@ -223,15 +237,15 @@ impl Pages {
     }
 
     /// One of them has ended.
-    pub fn end_holding(&mut self) {
-        self.outgrown -= 1;
-        if self.outgrown > 0 {
-            return;
-        }
-        for page in std::mem::take(&mut self.held) {
-            *self.vector.entry(page.segment, page.number) &= !HELD;
+    pub fn end_holding(&mut self, set: usize) {
+        for page in self.holders.end(set) {
+            let state = self.vector.entry(page.segment, page.number);
+            *state = *state & !HELD | RELEASED;
             self.cleaned(page);
         }
+        // What was listed while it was held, or when it was private.
+        let listed = std::mem::take(&mut self.moved).into_iter().chain(std::mem::take(&mut self.clean));
+        listed.for_each(|page| self.list(page));
     }
 
     /// How many pages lie in files.
@@ -241,7 +255,7 @@ impl Pages {
 
     /// Whether pages that lie in files may come back.
     pub fn may_return(&self) -> bool {
-        self.moved_count > 0 && self.outgrown == 0
+        self.moved_count > 0 && (self.holders.is_empty() || !self.released.is_empty())
     }
 
     /// Whether the log has records of it that its segment lacks.
@@ -254,7 +268,7 @@ impl Pages {
         let state = self.vector.entry(page.segment, page.number);
         self.private -= u64::from(*state & PRIVATE != 0);
         self.moved_count -= u64::from(*state & MOVED != 0);
-        *state &= !(PRIVATE | MOVED);
+        *state &= !(PRIVATE | MOVED | RELEASED);
     }
 
     /// Those private copies are gone, with the region that held them.

@@ -205,7 +205,9 @@ impl Undecided for Redo {
         global_id: &[u8],
         suspend: &mut dyn FnMut() -> usize,
     ) -> Result<(), CommitError> {
+        self.overflow_intact()?;
         let body = body_of(&parts(&self.storage.table, &set.disjoint()));
+        self.overflow_intact()?;
         let append = || {
             let mut work = self.lock_flush();
             let appended = self.append_prepare(&mut work, &body, global_id);

@@ -265,7 +265,7 @@ impl Recovery for Shadow {
         self.storage.failure()?;
         images.write_waiting(&self.storage)?;
         if !images.pages.is_empty() {
-            let written = self.storage.pool.as_ref().map_or(Ok(()), |pool| pool.write_back());
+            let written = self.storage.pool.as_ref().map_or(Ok(()), |pool| pool.write_back(&self.storage));
             written.and_then(|()| images.end(&self.storage)).map_err(|e| self.storage.fail(e))?;
         }
         images.settle(&self.storage);

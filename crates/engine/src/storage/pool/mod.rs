@@ -27,7 +27,7 @@ use caliburn_os::medium::Media;
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
-use caliburn_os::{guard, mappings, page_size};
+use caliburn_os::{guard, mappings, overflow, page_size};
 use replacement::Order;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -251,7 +251,10 @@ impl Pool {
     }
 
     /// Brings what was stored to to the segments, unforced, and has stores be caught again.
-    pub fn write_back(&self) -> Result<(), MediaError> {
+    ///
+    /// The file that the frames lie in is asked before it counts: the system may have failed to write a frame there,
+    /// and have taken its memory all the same.
+    pub fn write_back(&self, storage: &Storage) -> Result<(), MediaError> {
         let mut state = self.lock();
         let place = |frame: &usize| {
             let held = state.frames[*frame].held.as_ref().expect("dirty frames have pages");
@@ -269,6 +272,9 @@ impl Pool {
             }
             state.dirty.remove(&frame);
         }
+        overflow::intact(self.file.as_fd()).map_err(|error| {
+            MediaError::of_name("keep the frames of a buffer pool in", storage.dir.clone(), error)
+        })?;
         // What had no frame may have one again.
         let all: Vec<Place> = state.private.keys().copied().collect();
         for place in all {
