@@ -5,6 +5,7 @@ use rustix::fs::FlockOperation;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 /// A 128-bit identifier: of a boot or of a store.
@@ -142,6 +143,61 @@ impl Lock {
             Err(LockError::Io(_)) => Ok(self),
             Err(held) => Err(held),
         }
+    }
+}
+
+/// A lock on a byte of an open file, which need not be in the file: a number that openings of the file agree on.
+/// Given up when it is dropped, or the opening ends. Within one opening nothing is locked.
+#[derive(Debug)]
+pub struct ByteLock {
+    file: OwnedFd,
+    at: u64,
+}
+
+impl ByteLock {
+    /// Takes it at once, shared with others or alone; none if somebody has it. Of a file that is open for reading
+    /// only shared locks can be had.
+    pub fn try_take(file: BorrowedFd<'_>, at: u64, shared: bool) -> io::Result<Option<ByteLock>> {
+        let file = file.try_clone_to_owned()?;
+        match lock_byte(&file, at, if shared { libc::F_RDLCK } else { libc::F_WRLCK }, libc::F_OFD_SETLK) {
+            Ok(()) => Ok(Some(ByteLock { file, at })),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for it, to have it alone.
+    pub fn take(file: BorrowedFd<'_>, at: u64) -> io::Result<ByteLock> {
+        let file = file.try_clone_to_owned()?;
+        loop {
+            match lock_byte(&file, at, libc::F_WRLCK, libc::F_OFD_SETLKW) {
+                Ok(()) => return Ok(ByteLock { file, at }),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for ByteLock {
+    fn drop(&mut self) {
+        // It goes with the opening, too.
+        let _ = lock_byte(&self.file, self.at, libc::F_UNLCK, libc::F_OFD_SETLK);
+    }
+}
+
+fn lock_byte(file: &OwnedFd, at: u64, kind: libc::c_int, how: libc::c_int) -> io::Result<()> {
+    let lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: at as libc::off_t,
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: a descriptor, and a structure that is only read.
+    match unsafe { libc::fcntl(file.as_raw_fd(), how, &lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -17,6 +17,7 @@
 //! | [`overlay`] | a medium with what was written laid over it, in memory |
 //! | [`span`] | copies between ordinary memory and memory that other threads may be storing to |
 //! | [`clock`] | stamps that order commits, without a shared cache line where the machine allows |
+//! | [`summed`] | copies that are summed on their way |
 //! | [`persist`] | what memory survives, and how stores reach it |
 //! | [`barrier`] | the asymmetric barrier: hot side free, cold side one system call |
 //! | [`memory`] | how much memory this process may use, and whether it is short |
@@ -51,6 +52,7 @@ pub mod persist;
 pub mod private;
 pub mod simulated;
 pub mod span;
+pub mod summed;
 pub mod sync;
 pub mod written;
 

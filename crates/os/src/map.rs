@@ -155,6 +155,21 @@ impl Reservation {
         })
     }
 
+    /// Maps a file shared, for reading: what others store there is seen.
+    ///
+    /// # Safety
+    /// As for [`Reservation::map_private`].
+    pub unsafe fn map_to_read(
+        &self,
+        at: usize,
+        len: usize,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+    ) -> io::Result<()> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.map(at, len, fd, offset, MapFlags::SHARED, false) }
+    }
+
     /// Maps `len` bytes of a file of the engine's own from `offset`, shared and for reading, in memory at once. A
     /// forked child has nothing there: what the file holds then is not what it held before.
     ///

@@ -10,6 +10,7 @@
 
 use crate::page_size;
 use crate::simulated;
+use crate::span;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -177,6 +178,69 @@ impl Flush {
         }
     }
 
+    /// Copies, and begins to write back what it has copied; the next [`Flush::fence`] of this thread completes it.
+    /// Past the caches where the processor can: for what will hardly be read soon.
+    ///
+    /// # Safety
+    /// `len` bytes must be readable at `source` and writable at `target`; other threads may read there.
+    #[inline]
+    pub unsafe fn copy(self, source: *const u8, target: *mut u8, len: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if matches!(self, Flush::Lines(_)) {
+            let head = target.align_offset(STREAM).min(len);
+            let lines = (len - head) / STREAM * STREAM;
+            // SAFETY: three parts of what the caller vouches for; the one between is whole aligned lines.
+            unsafe {
+                self.copy_in_cache(source, target, head);
+                stream(source.add(head), target.add(head), lines);
+                simulated::stored(target.add(head), lines);
+                simulated::flushed(target.add(head), lines);
+                let done = head + lines;
+                self.copy_in_cache(source.add(done), target.add(done), len - done);
+            }
+            return;
+        }
+        // SAFETY: passed on from the caller.
+        unsafe { self.copy_in_cache(source, target, len) }
+    }
+
+    /// # Safety
+    /// As for [`Flush::copy`].
+    #[inline]
+    unsafe fn copy_in_cache(self, source: *const u8, target: *mut u8, len: usize) {
+        if len > 0 {
+            // SAFETY: passed on from the caller.
+            unsafe { span::copy(source, target, len) };
+            simulated::stored(target, len);
+            // SAFETY: likewise.
+            unsafe { self.lines(target, len) };
+        }
+    }
+
+    /// Stores a word, and begins to write it back. It is never seen in part; no crash leaves a part of it.
+    ///
+    /// # Safety
+    /// The word must be writable and aligned; other threads may read it.
+    #[inline]
+    pub unsafe fn word(self, target: *mut u64, value: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if matches!(self, Flush::Lines(_)) {
+            // SAFETY: an aligned word that the caller vouches for.
+            unsafe {
+                std::arch::asm!("movnti qword ptr [{}], {}", in(reg) target, in(reg) value,
+                    options(nostack, preserves_flags));
+            }
+            simulated::stored(target.cast(), 8);
+            simulated::flushed(target.cast(), 8);
+            return;
+        }
+        // SAFETY: as above.
+        unsafe { target.write_volatile(value) };
+        simulated::stored(target.cast(), 8);
+        // SAFETY: as above.
+        unsafe { self.lines(target.cast(), 8) };
+    }
+
     /// Waits until what was begun to be written back is in memory; no store after it overtakes one before.
     #[inline]
     pub fn fence(self) {
@@ -194,6 +258,31 @@ impl Flush {
             std::arch::asm!("dsb sy", options(nostack, preserves_flags));
         }
         simulated::fenced();
+    }
+}
+
+/// Bytes of what is stored past the caches at once.
+#[cfg(target_arch = "x86_64")]
+const STREAM: usize = 64;
+
+/// Copies whole lines past the caches.
+///
+/// # Safety
+/// `len`, a multiple of [`STREAM`], must be readable at `source` and writable at `target`, which is aligned to it.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn stream(source: *const u8, target: *mut u8, len: usize) {
+    for at in (0..len).step_by(STREAM) {
+        // SAFETY: a line within what the caller vouches for; every x86-64 processor has these instructions.
+        unsafe {
+            std::arch::asm!(
+                "movups {0}, xmmword ptr [{4}]", "movups {1}, xmmword ptr [{4} + 16]",
+                "movups {2}, xmmword ptr [{4} + 32]", "movups {3}, xmmword ptr [{4} + 48]",
+                "movntps xmmword ptr [{5}], {0}", "movntps xmmword ptr [{5} + 16], {1}",
+                "movntps xmmword ptr [{5} + 32], {2}", "movntps xmmword ptr [{5} + 48], {3}",
+                out(xmm_reg) _, out(xmm_reg) _, out(xmm_reg) _, out(xmm_reg) _,
+                in(reg) source.add(at), in(reg) target.add(at), options(nostack, preserves_flags));
+        }
     }
 }
 
@@ -294,6 +383,28 @@ mod tests {
             }
         }
         assert!(bytes.iter().enumerate().all(|(i, byte)| *byte == i as u8));
+    }
+
+    #[test]
+    fn copies_are_right_at_every_alignment() {
+        let source: Vec<u8> = (0..700u32).map(|i| (i * 7 + 1) as u8).collect();
+        for flush in [Flush::Nothing, Flush::Fence, Flush::of_this_processor()] {
+            for (from, to, len) in
+                [(0, 0, 0), (0, 0, 64), (1, 3, 200), (5, 64, 513), (0, 63, 1), (7, 60, 600)]
+            {
+                let mut target = vec![0u8; 800];
+                // SAFETY: within both vectors.
+                unsafe { flush.copy(source.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
+                flush.fence();
+                assert_eq!(target[to..to + len], source[from..from + len]);
+                assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0));
+            }
+            let mut words = [1u64, 2, 3];
+            // SAFETY: aligned, and the test's own.
+            unsafe { flush.word(words.as_mut_ptr().add(1), 7) };
+            flush.fence();
+            assert_eq!(words, [1, 7, 3]);
+        }
     }
 
     #[test]

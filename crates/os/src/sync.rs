@@ -4,7 +4,7 @@
 #[cfg(not(caliburn_shuttle))]
 mod chosen {
     pub use std::sync::atomic;
-    pub use std::sync::{Mutex, MutexGuard, RwLock};
+    pub use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub use std::thread::{sleep, yield_now};
     pub use std::thread_local;
 
@@ -18,7 +18,7 @@ mod chosen {
 
 #[cfg(caliburn_shuttle)]
 mod chosen {
-    pub use shuttle::sync::{Mutex, MutexGuard, RwLock};
+    pub use shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub use shuttle::thread::yield_now;
     pub use shuttle::thread_local;
 
