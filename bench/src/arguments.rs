@@ -137,6 +137,8 @@ pub enum Workload {
     Nest,
     /// Locks that nobody else wants, beside read-write locks in a hash map.
     Locks,
+    /// Blocks with checksums in memory that is taken for persistent, beside stores past the caches and a fence.
+    Pm,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

@@ -26,6 +26,7 @@ mod order_entry;
 pub mod page;
 mod pages;
 mod persistent;
+mod pm;
 mod render;
 pub mod report;
 pub mod restart;
@@ -69,6 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::Camelot => camelot::run(arguments),
         Workload::CamelotTables => camelot_tables::run(arguments),
         Workload::Nest => nest::run(arguments),
+        Workload::Pm => pm::run(arguments),
         Workload::Locks => locks::run(arguments),
     }
 }

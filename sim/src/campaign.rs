@@ -5,7 +5,7 @@ use caliburn_sim::explore::{self, Effort, Explorer, Failure};
 use caliburn_sim::life::{Flavour, Start};
 use caliburn_sim::random::Random;
 use caliburn_sim::script::{self, Script};
-use caliburn_sim::{copies, creation, damage, heap};
+use caliburn_sim::{copies, creation, damage, heap, pm};
 use std::borrow::Cow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -200,6 +200,18 @@ impl<'t> Campaign<'t> {
             match copies::copies(&self.start, &script, 50, &mut Random::new(seed)) {
                 Ok(damaged) => drop(self.totals.images.fetch_add(damaged, Ordering::Relaxed)),
                 Err(failure) => self.totals.fail(&format!("copies, seed {seed}"), &failure),
+            }
+            self.totals.workloads.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Regions of persistent memory.
+    pub fn pm(&self, workloads: u64, persistent: bool, seed: u64) {
+        for number in self.numbers(workloads) {
+            let seed = seed_of(seed, number);
+            match pm::pm(seed, persistent, &mut Random::new(seed)) {
+                Ok(images) => drop(self.totals.images.fetch_add(images, Ordering::Relaxed)),
+                Err(failure) => self.totals.fail("pm", &failure),
             }
             self.totals.workloads.fetch_add(1, Ordering::Relaxed);
         }

@@ -152,6 +152,16 @@ enum Kind {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// Regions of persistent memory, their segments and blocks, crashed after everything that is done to them: with
+    /// `--persistent` in persistent memory, else in files.
+    Pm {
+        /// Random workloads.
+        #[arg(long, default_value_t = 30)]
+        workloads: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Several threads under a deterministic scheduler; needs `--cfg caliburn_shuttle`.
     Threads {
         /// Schedules.
@@ -334,6 +344,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
         }
         Kind::Flips { workloads, seed } => campaign.flips(workloads, seed),
         Kind::Copies { workloads, seed } => campaign.copies(workloads, seed),
+        Kind::Pm { workloads, seed } => campaign.pm(workloads, command.persistent, seed),
         Kind::Replay { .. } | Kind::Threads { .. } | Kind::Names { .. } => {}
     }
 }

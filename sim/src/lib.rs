@@ -14,6 +14,7 @@
 //! | `heap` | crashes of programs with a heap |
 //! | `undecided` | prepared transactions of a life |
 //! | `names` | walks through names, links, copies and forks, on this machine's files |
+//! | `pm` | regions of persistent memory |
 //! | `threads` | several threads under a deterministic scheduler |
 //! | `images`, `dumps` | images of a region, and dumps, under that scheduler |
 //! | `locks` | locks of families, under that scheduler |
@@ -41,6 +42,7 @@ mod making;
 pub mod media;
 pub mod model;
 pub mod names;
+pub mod pm;
 pub mod random;
 #[cfg(caliburn_shuttle)]
 pub mod replicas;

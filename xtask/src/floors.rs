@@ -11,7 +11,7 @@ struct Tree {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const TREES: [Tree; 13] = [
+const TREES: [Tree; 14] = [
     Tree {
         root: "crates/engine/src",
         floors: &[
@@ -134,6 +134,7 @@ const TREES: [Tree; 13] = [
             "private",
             "written",
             "persist",
+            "summed",
             "faults",
             "guard",
             "medium",
@@ -170,6 +171,7 @@ const TREES: [Tree; 13] = [
             "dumps",
             "locks",
             "replicas",
+            "pm",
             "lib",
             "campaign",
             "command",
@@ -215,6 +217,14 @@ const TREES: [Tree; 13] = [
     Tree {
         root: "layers/nest/src",
         floors: &["error", "family", "follow", "hooks", "clock", "transaction", "parallel", "top", "lib"],
+        apart: &[],
+    },
+    Tree {
+        root: "layers/pm/src",
+        floors: &[
+            "format", "error", "memory", "geometry", "kind", "base", "space", "claim", "about", "region",
+            "attached", "segment", "blocks", "attach", "nbd", "lib",
+        ],
         apart: &[],
     },
     Tree {

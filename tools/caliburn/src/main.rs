@@ -18,6 +18,7 @@ mod metrics;
 mod moving;
 mod node;
 mod nodes;
+mod pm;
 mod progress;
 mod rdsinit;
 mod reckoning;
@@ -128,6 +129,8 @@ enum Command {
     Node(node::Arguments),
     /// List typed objects that no root reaches, or free them: exit 0 none, 1 some, 2 could not look.
     Leaks(leaks::Arguments),
+    /// Memory that outlives the system: make a region of it, cut it into segments, serve one as a disk.
+    Pm(pm::Arguments),
     /// Search and print the history of modifications that the log holds.
     Log(log::Arguments),
     /// Open a store, which recovers it, bring its segments up to date, and close it.
@@ -176,6 +179,7 @@ fn main() -> ExitCode {
         Command::Show(arguments) => show::run(&arguments),
         Command::Export(arguments) => export::run(&arguments),
         Command::Leaks(arguments) => leaks::run(&arguments),
+        Command::Pm(arguments) => pm::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Rdsinit(arguments) => rdsinit::run(&arguments),

@@ -1,0 +1,83 @@
+//! How a segment comes to be attached.
+
+use crate::attached::Attached;
+use crate::base::SegmentState;
+use crate::blocks::Blocks;
+use crate::error::{Error, Result};
+use crate::format::{BLOCKS, DATA, HEAD, PLAIN, PROTECTED, WRITING};
+use crate::geometry::Geometry;
+use crate::memory::Memory;
+use crate::region::{Region, protected};
+use crate::segment::Segment;
+use caliburn_os::simulated::unless;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+impl Region {
+    /// Attaches a plain segment: to read it, with others; to write it, alone.
+    pub fn attach(self: &Arc<Self>, name: &str, write: bool) -> Result<Segment> {
+        let (attached, segment) = self.attach_as(name, PLAIN, write)?;
+        let extents = self.base()?.bytes_of(segment.id, DATA);
+        let address = (segment.address != 0).then_some(segment.address);
+        let memory = Memory::map(self.medium.clone(), &extents, address, write)?;
+        attached.is_clean();
+        Ok(Segment::new(attached, memory, segment.len))
+    }
+
+    /// Attaches a segment of blocks: to read it, with others; to write it, alone. What was being written when the
+    /// last writer died is there wholly, or not at all.
+    pub fn attach_blocks(self: &Arc<Self>, name: &str, write: bool) -> Result<Blocks> {
+        let (attached, segment) = self.attach_as(name, BLOCKS, write)?;
+        let geometry = Geometry::of(segment.block_bytes, segment.lanes, segment.len)?;
+        let base = self.base()?;
+        let map = |part| Memory::map(self.medium.clone(), &base.bytes_of(segment.id, part), None, write);
+        Blocks::attach(attached, geometry, map(HEAD)?, map(DATA)?)
+    }
+
+    fn attach_as(self: &Arc<Self>, name: &str, kind: u32, write: bool) -> Result<(Attached, SegmentState)> {
+        let (claim, segment) = self.attachable(name, !write)?;
+        if segment.kind != kind {
+            let made_of = if segment.kind == PLAIN { "bytes" } else { "blocks" };
+            let why = format!("is made of {made_of}, and was to be attached as something else");
+            return Err(Error::Permission { name: name.to_owned(), why });
+        }
+        may(&segment, write)?;
+        if write {
+            self.note_writer(segment.id, true)?;
+        }
+        let crashed = unless("crash-not-noticed", segment.flags & WRITING != 0);
+        let (region, id, name) = (self.clone(), segment.id, name.to_owned());
+        Ok((
+            Attached { region, id, name, write, crashed, clean: AtomicBool::new(false), _claim: claim },
+            segment,
+        ))
+    }
+}
+
+/// Whether this process may attach a segment. What protects it from a program that opens the region itself is the
+/// file's, or the device's, mode.
+fn may(segment: &SegmentState, write: bool) -> Result<()> {
+    if write && segment.flags & PROTECTED != 0 {
+        return Err(protected(&segment.name));
+    }
+    let me = rustix::process::geteuid().as_raw();
+    let of_group = rustix::process::getegid().as_raw() == segment.gid
+        || rustix::process::getgroups().is_ok_and(|groups| groups.iter().any(|g| g.as_raw() == segment.gid));
+    let shift = if me == segment.uid {
+        6
+    } else if of_group {
+        3
+    } else {
+        0
+    };
+    let wanted = if write { 0o6 } else { 0o4 };
+    if me == 0 || segment.mode >> shift & wanted == wanted {
+        return Ok(());
+    }
+    let why = format!(
+        "has mode {:o}, which does not let user {me} {}",
+        segment.mode,
+        if write { "write it" } else { "read it" }
+    );
+    Err(Error::Permission { name: segment.name.clone(), why })
+}

@@ -1,0 +1,191 @@
+//! Entries: where a block is, and what it must be.
+//!
+//! ```text
+//!   word 0:  place (32 bits)        | version (6) | lane (6) | several (1) | 0 (3) | check (16)
+//!   word 1:  sum (32)               | version (6) | number, upper part (10)        | check (16)
+//!   word 2:  number, lower part (42) | version (6)                                 | check (16)
+//! ```
+//!
+//! A block has two entries; a write stores the one that is not the newest, together with the bytes, in another
+//! place. A crash leaves each word wholly or not at all: words of different versions are a write that is not there,
+//! and a word whose check does not match is damage. The sum covers the bytes, everything in the entry, and which
+//! block it is.
+
+use caliburn_os::simulated::{instead, planted, unless};
+
+/// The place of a block that was cleared: nowhere.
+pub(crate) const NOWHERE: u32 = u32::MAX;
+/// Versions, modulo this.
+const VERSIONS: u8 = 64;
+/// Bits of a number.
+pub(crate) const NUMBER_BITS: u32 = 52;
+/// Of them in the third word.
+const LOWER: u32 = 42;
+/// Bits of a word that its check covers.
+const CHECKED: u32 = 48;
+
+/// The words of an entry.
+pub(crate) type Words = [u64; 3];
+
+/// An entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub place: u32,
+    pub sum: u32,
+    pub version: u8,
+    /// Written together with other blocks.
+    pub several: bool,
+    pub lane: u8,
+    pub number: u64,
+}
+
+/// What stands where an entry may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Nothing, or a part of a write that is not there.
+    Empty,
+    /// An entry.
+    There(Entry),
+    /// What nobody has written.
+    Damaged,
+}
+
+impl Slot {
+    #[inline]
+    pub fn of(words: Words) -> Slot {
+        if words.iter().any(|word| unless("entry-not-checked", *word != 0 && *word != checked(*word))) {
+            return Slot::Damaged;
+        }
+        let [place, sum, number] = words;
+        let version = |word: u64, at: u32| (word >> at) as u8 & (VERSIONS - 1);
+        let versions = [version(place, 32), version(sum, 32), version(number, LOWER)];
+        let torn = words.contains(&0) || versions != [versions[0]; 3];
+        if torn && !planted("torn-entry-believed") || words == [0; 3] {
+            return Slot::Empty;
+        }
+        Slot::There(Entry {
+            place: place as u32,
+            sum: sum as u32,
+            version: versions[2],
+            several: place >> 44 & 1 != 0,
+            lane: (place >> 38) as u8 & 63,
+            number: number & ((1 << LOWER) - 1) | (sum >> 38 & 0x3FF) << LOWER,
+        })
+    }
+
+    /// The entry, if there is one.
+    #[inline]
+    pub fn entry(self) -> Option<Entry> {
+        if let Slot::There(entry) = self { Some(entry) } else { None }
+    }
+}
+
+/// Odd, and such that a bit of a word changes the upper bits of the product.
+pub(super) const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// A word with its check: the upper bits of a product.
+#[inline(always)]
+fn checked(word: u64) -> u64 {
+    let word = word & ((1 << CHECKED) - 1);
+    // Not zero, which is no entry's.
+    word | (!word).wrapping_mul(MIX) >> CHECKED << CHECKED | 1 << 63
+}
+
+impl Entry {
+    /// As it stands in memory.
+    #[inline]
+    pub fn words(&self) -> Words {
+        let version = u64::from(self.version);
+        let place = u64::from(self.place) | version << 32 | u64::from(self.lane) << 38;
+        let sum = u64::from(self.sum) | version << 32 | self.number >> LOWER << 38;
+        let number = self.number & ((1 << LOWER) - 1) | version << LOWER;
+        [place | u64::from(self.several) << 44, sum, number].map(checked)
+    }
+
+    /// What its sum must be, for bytes of that block that have this sum.
+    #[inline]
+    pub fn sum_for(&self, block: u64, bytes: u32) -> u32 {
+        let flags = u64::from(self.version) | u64::from(self.several) << 8 | u64::from(self.lane) << 16;
+        let all = [u64::from(self.place) | flags << 32, self.number];
+        let mix = |mixed: u64, word: u64| {
+            let product = (mixed ^ word).wrapping_mul(MIX);
+            product ^ product >> 32
+        };
+        let head = all.into_iter().fold(mix(0, !block), mix) as u32;
+        bytes ^ instead("entry-not-in-the-sum", head, 0)
+    }
+
+    /// Whether it is the newer one of a block's.
+    #[inline]
+    pub fn is_newer(&self, than: &Entry) -> bool {
+        let ahead = self.version.wrapping_sub(than.version) % VERSIONS;
+        (1..VERSIONS / 2).contains(&ahead)
+    }
+}
+
+/// The version after one.
+pub(crate) fn next(version: u8) -> u8 {
+    (version + 1) % VERSIONS
+}
+
+/// Which of a block's two entries is the newest, and that entry.
+#[inline]
+pub(crate) fn newest(slots: [Slot; 2]) -> Option<(usize, Entry)> {
+    match slots.map(Slot::entry) {
+        [None, None] => None,
+        [Some(one), None] => Some((0, one)),
+        [None, Some(two)] => Some((1, two)),
+        [Some(one), Some(two)] if two.is_newer(&one) => Some((1, two)),
+        [Some(one), Some(_)] => Some((0, one)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(version: u8) -> Entry {
+        Entry { place: 7, sum: 0xDEAD_BEEF, version, several: true, lane: 63, number: (1 << NUMBER_BITS) - 1 }
+    }
+
+    #[test]
+    fn words_and_back() {
+        for version in [0, 1, 63] {
+            let entries = [
+                entry(version),
+                Entry { several: false, lane: 0, number: 1, place: NOWHERE, ..entry(version) },
+            ];
+            for entry in entries {
+                assert_eq!(Slot::of(entry.words()), Slot::There(entry));
+            }
+        }
+        assert_eq!(Slot::of([0; 3]), Slot::Empty);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_damage_and_a_mixture_of_words_is_no_entry() {
+        let (old, new) = (entry(4).words(), Entry { number: 5, ..entry(6) }.words());
+        for bit in 0..192 {
+            let mut words = old;
+            words[bit / 64] ^= 1 << (bit % 64);
+            assert_eq!(Slot::of(words), Slot::Damaged, "{bit}");
+        }
+        for mask in 1..7 {
+            let mixed = [0, 1, 2].map(|i| if mask >> i & 1 != 0 { new[i] } else { old[i] });
+            assert_eq!(Slot::of(mixed), Slot::Empty);
+            let begun = [0, 1, 2].map(|i| if mask >> i & 1 != 0 { new[i] } else { 0 });
+            assert_eq!(Slot::of(begun), Slot::Empty);
+        }
+    }
+
+    #[test]
+    fn the_next_version_is_newer_also_after_the_last() {
+        for version in 0..64 {
+            let (old, new) = (entry(version), entry(next(version)));
+            assert!(new.is_newer(&old) && !old.is_newer(&new) && !old.is_newer(&old));
+            assert_eq!(newest([Slot::There(old), Slot::There(new)]), Some((1, new)));
+            assert_eq!(newest([Slot::There(new), Slot::There(old)]), Some((0, new)));
+        }
+        assert_eq!(newest([Slot::Damaged, Slot::There(entry(5))]), Some((1, entry(5))));
+    }
+}

@@ -1,0 +1,116 @@
+//! Lanes: where one writer at a time goes along, and the places that are free for it.
+
+use super::entry::{MIX, NUMBER_BITS};
+use crate::format::{LANE_LISTS, LIST_VERSION, LaneHeader, ListHeader, WRITES};
+use crate::memory::Memory;
+use caliburn_os::simulated::unless;
+use std::mem::offset_of;
+
+/// What a lane's writer has.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    /// The last write that was begun.
+    pub number: u64,
+    /// Writes of several blocks at once.
+    pub several: u64,
+    /// Blocks that were written.
+    pub writes: u64,
+    /// Places that no block needs, and no crash either.
+    pub free: Vec<u32>,
+}
+
+/// A block of a list: which version it is written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub block: u64,
+    pub version: u8,
+}
+
+/// A lane's words in the head of the segment, which begin at `at`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneWords<'m> {
+    pub head: &'m Memory,
+    pub at: usize,
+}
+
+/// A number with its check.
+#[inline(always)]
+fn sealed(number: u64) -> u64 {
+    number | (!number).wrapping_mul(MIX) >> NUMBER_BITS << NUMBER_BITS
+}
+
+/// The number, if it is one.
+fn unsealed(word: u64) -> Option<u64> {
+    let number = word & ((1 << NUMBER_BITS) - 1);
+    (sealed(number) == word).then_some(number)
+}
+
+impl LaneWords<'_> {
+    fn get(self, offset: usize) -> u64 {
+        self.head.load(self.at + offset)
+    }
+
+    /// The last write that was begun, as far as that has lasted; 0 if it cannot be told.
+    pub fn begun(self) -> u64 {
+        unsealed(self.get(offset_of!(LaneHeader, begun))).unwrap_or(0)
+    }
+
+    /// All up to this one last; 0 if it cannot be told.
+    pub fn ended(self) -> u64 {
+        unsealed(self.get(offset_of!(LaneHeader, ended))).unwrap_or(0)
+    }
+
+    #[inline]
+    pub fn set_begun(self, number: u64) {
+        self.head.word(self.at + offset_of!(LaneHeader, begun), sealed(number));
+    }
+
+    pub fn set_ended(self, number: u64) {
+        self.head.word(self.at + offset_of!(LaneHeader, ended), sealed(number));
+    }
+
+    /// Where a list's header and its words are.
+    fn places(self, which: usize) -> (usize, usize) {
+        let header = offset_of!(LaneHeader, lists) + which * size_of::<ListHeader>();
+        (self.at + header, self.at + LANE_LISTS + which * WRITES * 8)
+    }
+
+    /// Notes which blocks a write changes, in the first list or the second.
+    pub fn list(self, which: usize, number: u64, blocks: &[Listed]) {
+        let (header, words) = self.places(which);
+        for (i, listed) in blocks.iter().enumerate() {
+            self.head.word(words + i * 8, word_of(listed));
+        }
+        self.head.word(header, number);
+        self.head.word(header + 8, blocks.len() as u64 | u64::from(sum_of(number, blocks)) << 32);
+    }
+
+    /// The list of that write, if it is whole.
+    pub fn listed(self, number: u64) -> Option<Vec<Listed>> {
+        (0..2).find_map(|which| {
+            let (header, words) = self.places(which);
+            let list = self.head.load(header + 8);
+            let (count, sum) = (list as u32 as usize, (list >> 32) as u32);
+            if self.head.load(header) != number || count == 0 || count > WRITES {
+                return None;
+            }
+            let blocks: Vec<Listed> = (0..count).map(|i| of_word(self.head.load(words + i * 8))).collect();
+            let torn = unless("list-sum-not-checked", sum_of(number, &blocks) != sum);
+            (!torn).then_some(blocks)
+        })
+    }
+}
+
+fn word_of(listed: &Listed) -> u64 {
+    listed.block | u64::from(listed.version) << LIST_VERSION
+}
+
+fn of_word(word: u64) -> Listed {
+    Listed { block: word & ((1 << LIST_VERSION) - 1), version: (word >> LIST_VERSION) as u8 }
+}
+
+fn sum_of(number: u64, blocks: &[Listed]) -> u32 {
+    let sum =
+        crc32c::crc32c_append(crc32c::crc32c(&number.to_le_bytes()), &(blocks.len() as u64).to_le_bytes());
+    blocks.iter().fold(sum, |sum, listed| crc32c::crc32c_append(sum, &word_of(listed).to_le_bytes()))
+}

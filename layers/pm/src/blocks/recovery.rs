@@ -1,0 +1,220 @@
+//! What a crash has left of blocks that were being written.
+//!
+//! A write is there if its entry is, and the bytes that the entry's sum covers; one of several blocks if all of them
+//! are. Where memory lasts by a fence, a lane's writes before its last one have lasted: of them nothing is asked.
+//! Where the medium must be forced, those before the last force. Nothing is asked if the last writer gave the
+//! segment up.
+//!
+//! ```text
+//!   1 read all entries; of each lane the greatest number
+//!   2 writes that may be there in part:
+//!       one block      its bytes match?  it stays : its older entry counts
+//!       several        a block of the list was written again since, or all match?  they stay : none does
+//!   3 what is there is forced: who wrote it may have died before it was
+//!   4 entries of writes that are not there are cleared, and words of which there is no entry, and that is forced
+//!   5 places that no newest entry names are free
+//! ```
+//!
+//! Invariant: what had ended when the crash came is not undone. If the older entry does not match, its place was
+//! written to since, so the write had ended: the block is damaged, and is told of when it is read. Of a lane's last
+//! write alone that cannot be told: bytes of it that were damaged by the crash, and not by its absence, are undone.
+
+use super::entry::{Entry, NOWHERE, Slot, Words, newest};
+use super::lane::{LaneWords, Listed};
+use crate::error::Result;
+use crate::format::{ENTRIES, ENTRY, LANE};
+use crate::geometry::Geometry;
+use crate::memory::{Force, Memory};
+use caliburn_os::simulated::{planted, unless};
+use std::collections::{BTreeMap, HashMap};
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Recovered {
+    /// Of each lane, the last write that was begun.
+    pub numbers: Vec<u64>,
+    /// Places that are free.
+    pub free: Vec<u32>,
+    /// Blocks and which of their entries is not there.
+    pub undone: Vec<(u64, usize)>,
+    /// Those that have words there, and no entry.
+    pub torn: Vec<(u64, usize)>,
+    /// Those whose write may not have lasted, and is there, with its place.
+    pub there: Vec<(u64, u32)>,
+}
+
+/// A segment of blocks, as far as recovery needs it.
+pub(crate) struct Found<'m> {
+    pub geometry: Geometry,
+    pub head: &'m Memory,
+    pub data: &'m Memory,
+}
+
+/// Writes by lane and number, and the blocks in whose entries they stand.
+type Writes = BTreeMap<(u8, u64), Vec<(u64, usize, Entry)>>;
+
+impl Found<'_> {
+    #[inline]
+    pub fn entries(&self, block: u64) -> [Slot; 2] {
+        [Slot::of(self.words(block, 0)), Slot::of(self.words(block, 1))]
+    }
+
+    #[inline]
+    fn words(&self, block: u64, which: usize) -> Words {
+        let at = self.geometry.entries(block) + which * ENTRY;
+        [self.head.load(at), self.head.load(at + 8), self.head.load(at + 16)]
+    }
+
+    /// Steps 3 and 4.
+    pub fn settle(&self, recovered: &Recovered) -> Result<()> {
+        if unless("seen-and-not-forced", true) {
+            for (block, place) in &recovered.there {
+                self.head.seen(self.geometry.entries(*block), ENTRIES);
+                if u64::from(*place) < self.geometry.places() {
+                    self.data.seen(self.geometry.place(*place), self.geometry.block_bytes);
+                }
+            }
+            self.head.seen(0, self.geometry.lanes as usize * LANE);
+            self.head.force()?;
+        }
+        for (block, which) in recovered.undone.iter().chain(&recovered.torn) {
+            self.clear_entry(*block, *which);
+        }
+        self.head.force()?;
+        for (lane, number) in recovered.numbers.iter().enumerate() {
+            self.lane(lane as u32).set_ended(*number);
+        }
+        self.head.force()
+    }
+
+    /// Clears an entry; a fence must follow.
+    pub fn clear_entry(&self, block: u64, which: usize) {
+        let at = self.geometry.entries(block) + which * ENTRY;
+        [0, 8, 16].into_iter().for_each(|word| self.head.word(at + word, 0));
+    }
+
+    pub fn lane(&self, lane: u32) -> LaneWords<'_> {
+        LaneWords { head: self.head, at: self.geometry.lane(lane) }
+    }
+
+    /// Whether a block's bytes are what an entry says.
+    fn matches(&self, block: u64, entry: &Entry, buffer: &mut [u8]) -> bool {
+        if entry.place == NOWHERE {
+            return entry.sum_for(block, 0) == entry.sum;
+        }
+        if u64::from(entry.place) >= self.geometry.places() {
+            return false;
+        }
+        let sum = self.data.read_summed(self.geometry.place(entry.place), buffer);
+        entry.sum_for(block, sum) == entry.sum
+    }
+
+    /// Steps 1, 2 and 5. Changes nothing. `crashed`: the last writer did not give the segment up.
+    pub fn recover(&self, crashed: bool) -> Recovered {
+        let lanes = self.geometry.lanes;
+        let mut numbers: Vec<u64> = (0..lanes).map(|lane| self.lane(lane).begun()).collect();
+        let ended: Vec<u64> = (0..lanes).map(|lane| self.lane(lane).ended()).collect();
+        let all = || (0..self.geometry.blocks).map(|block| (block, self.entries(block)));
+        for entry in all().flat_map(|(_, entries)| entries).filter_map(Slot::entry) {
+            if let Some(number) = numbers.get_mut(entry.lane as usize) {
+                *number = entry.number.max(*number);
+            }
+        }
+        let may_lack = |entry: &Entry| {
+            let Some(number) = numbers.get(entry.lane as usize) else { return false };
+            let open = self.data.force_kind() == Force::Sync || entry.number == *number;
+            crashed && open && entry.number > ended[entry.lane as usize]
+        };
+        let (mut writes, mut torn) = (Writes::new(), Vec::new());
+        for (block, entries) in all() {
+            for (which, entry) in entries.into_iter().enumerate() {
+                if crashed && entry == Slot::Empty && self.words(block, which) != [0; 3] {
+                    torn.push((block, which));
+                }
+                if let Some(entry) = entry.entry().filter(|entry| may_lack(entry)) {
+                    writes.entry((entry.lane, entry.number)).or_default().push((block, which, entry));
+                }
+            }
+        }
+        let mut buffer = vec![0; self.geometry.block_bytes];
+        let (mut undone, mut there) = (Vec::new(), Vec::new());
+        for ((lane, number), blocks) in &writes {
+            if unless("recovery-left-out", !self.is_there(*lane, *number, blocks, &mut buffer)) {
+                undone.extend(blocks.iter().map(|(block, which, _)| (*block, *which)));
+            } else {
+                there.extend(blocks.iter().map(|(block, _, entry)| (*block, entry.place)));
+            }
+        }
+        let free = self.free(&undone);
+        Recovered { numbers, free, undone, torn, there }
+    }
+
+    /// Whether a write that may be there in part is there.
+    fn is_there(&self, lane: u8, number: u64, blocks: &[(u64, usize, Entry)], buffer: &mut [u8]) -> bool {
+        let several = blocks.iter().any(|(.., entry)| entry.several);
+        let whole = match several {
+            true => self.all_are_there(lane, number, blocks, buffer),
+            false => blocks.iter().all(|(block, _, entry)| self.matches(*block, entry, buffer)),
+        };
+        if whole {
+            return true;
+        }
+        // Where it cannot be undone, it had ended.
+        let mut older = blocks.iter().map(|(block, which, _)| (*block, self.entries(*block)[1 - which]));
+        unless(
+            "ended-write-undone",
+            older.any(|(block, slot)| match slot {
+                Slot::Empty => false,
+                Slot::There(entry) => !self.matches(block, &entry, buffer),
+                Slot::Damaged => true,
+            }),
+        )
+    }
+
+    fn all_are_there(
+        &self,
+        lane: u8,
+        number: u64,
+        blocks: &[(u64, usize, Entry)],
+        buffer: &mut [u8],
+    ) -> bool {
+        let Some(list) = self.lane(u32::from(lane)).listed(number) else { return planted("list-not-needed") };
+        let by_block: HashMap<u64, &Entry> = blocks.iter().map(|(block, _, entry)| (*block, entry)).collect();
+        let was_written_since = |listed: &Listed| {
+            let wanted = Entry { version: listed.version, ..blocks[0].2 };
+            let there =
+                (listed.block < self.geometry.blocks).then(|| newest(self.entries(listed.block))).flatten();
+            there.is_some_and(|(_, entry)| entry.is_newer(&wanted))
+        };
+        if list.iter().any(|listed| unless("written-since-not-seen", was_written_since(listed))) {
+            return true;
+        }
+        list.iter().all(|listed| match by_block.get(&listed.block) {
+            Some(entry) => self.matches(listed.block, entry, buffer),
+            None => planted("part-of-several-kept"),
+        })
+    }
+
+    /// Places that no block needs.
+    fn free(&self, undone: &[(u64, usize)]) -> Vec<u32> {
+        let undone: HashMap<u64, usize> = undone.iter().copied().collect();
+        let places = self.geometry.places();
+        let mut used = vec![0u64; places.div_ceil(64) as usize];
+        for block in 0..self.geometry.blocks {
+            let mut entries = self.entries(block);
+            if let Some(which) = undone.get(&block) {
+                entries[*which] = Slot::Empty;
+            }
+            // Of a damaged block both, since which is the newest cannot be told.
+            let damaged = entries.contains(&Slot::Damaged);
+            let both = entries.iter().filter_map(|slot| slot.entry()).filter(|_| damaged);
+            for entry in newest(entries).map(|(_, entry)| entry).into_iter().chain(both) {
+                if u64::from(entry.place) < places {
+                    used[entry.place as usize / 64] |= 1 << (entry.place % 64);
+                }
+            }
+        }
+        let is_free = |place: &u32| used[*place as usize / 64] >> (place % 64) & 1 == 0;
+        (0..places as u32).filter(is_free).collect()
+    }
+}

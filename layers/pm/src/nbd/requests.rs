@@ -1,0 +1,74 @@
+//! Reads, writes, flushes, trims: one connection.
+
+use super::Export;
+use super::negotiation::{negotiate, skip};
+use super::socket::Socket;
+use super::wire::{EIO, EPERM, Kind, Reply, Request, RequestHeader, check};
+use crate::error::{Error, Result};
+use std::io::{self, BufReader, Read, Write};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Serves a client until it goes. An error: it did not go as it should.
+pub(super) fn serve(export: &Export, mut socket: Socket) -> io::Result<()> {
+    if !negotiate(export, &mut socket)? {
+        return Ok(());
+    }
+    let mut reader = BufReader::with_capacity(64 << 10, socket.try_clone()?);
+    // A reply, and behind it the bytes of a read.
+    let mut buffer = Vec::new();
+    while let Some(header) = next(&mut reader)? {
+        const HEAD: usize = size_of::<Reply>();
+        let request = match check(&header, export.blocks.bytes())? {
+            Ok(request) => request,
+            Err(refused) => {
+                skip(&mut reader, u64::from(refused.skip))?;
+                socket.write_all(Reply::of(refused.cookie, refused.error).as_bytes())?;
+                continue;
+            }
+        };
+        if request.kind == Kind::Disconnect {
+            break;
+        }
+        let carried = if matches!(request.kind, Kind::Read | Kind::Write) { request.len as usize } else { 0 };
+        buffer.resize(HEAD + carried, 0);
+        let (head, bytes) = buffer.split_at_mut(HEAD);
+        if request.kind == Kind::Write {
+            // A client that vanishes in the middle has written nothing.
+            reader.read_exact(bytes)?;
+        }
+        let error = act(export, &request, bytes).map_or_else(|error| number_of(&error), |()| 0);
+        head.copy_from_slice(Reply::of(request.cookie, error).as_bytes());
+        let sent = if request.kind == Kind::Read && error == 0 { HEAD + carried } else { HEAD };
+        socket.write_all(&buffer[..sent])?;
+    }
+    Ok(())
+}
+
+/// The next request; none if the client is gone between two of them.
+fn next(reader: &mut BufReader<Socket>) -> io::Result<Option<RequestHeader>> {
+    let mut header = RequestHeader::new_zeroed();
+    let first = reader.read(&mut header.as_mut_bytes()[..1])?;
+    if first == 0 {
+        return Ok(None);
+    }
+    reader.read_exact(&mut header.as_mut_bytes()[1..])?;
+    Ok(Some(header))
+}
+
+fn act(export: &Export, request: &Request, bytes: &mut [u8]) -> Result<()> {
+    let blocks = &export.blocks;
+    match request.kind {
+        Kind::Read => return blocks.read_bytes(request.offset, bytes),
+        Kind::Write => blocks.write_bytes(request.offset, bytes, export.at_once)?,
+        Kind::Trim | Kind::WriteZeroes => blocks.clear_bytes(request.offset, u64::from(request.len))?,
+        Kind::Flush => return blocks.flush(),
+        Kind::Disconnect => return Ok(()),
+    }
+    if request.fua { blocks.flush() } else { Ok(()) }
+}
+
+/// What a client is told.
+fn number_of(error: &Error) -> u32 {
+    tracing::warn!(%error, "a request failed");
+    if matches!(error, Error::ReadOnly(_)) { EPERM } else { EIO }
+}

@@ -1,0 +1,190 @@
+//! Blocks of a segment, on files.
+
+use caliburn_pm::{Blocks, Error, Region, RegionOptions, SegmentKind, SegmentOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const MB: u64 = 1 << 20;
+
+fn made(dir: &Path, block_bytes: u32, blocks: u64) -> (Arc<Region>, PathBuf) {
+    let path = dir.join("region");
+    let len = if block_bytes == 512 { 4 * MB } else { 24 * MB };
+    let options = RegionOptions { len: Some(len), ..RegionOptions::default() };
+    let region = Arc::new(Region::create(&path, &options).unwrap());
+    let kind = SegmentKind::Blocks { block_bytes };
+    let options = SegmentOptions { kind, ..SegmentOptions::default() };
+    region.create_segment("disk", blocks * u64::from(block_bytes), &options, |_| {}).unwrap();
+    (region, path)
+}
+
+fn content(number: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (number * 31 + i as u64 / 3) as u8).collect()
+}
+
+fn read(disk: &Blocks, block: u64) -> Vec<u8> {
+    let mut found = vec![1; disk.block_bytes()];
+    disk.read(block, &mut found).unwrap();
+    found
+}
+
+#[test]
+fn blocks_show_what_was_written_last_also_when_attached_again() {
+    for block_bytes in [512, 4096, 65_536] {
+        let dir = tempfile::tempdir().unwrap();
+        let (region, path) = made(dir.path(), block_bytes, 50);
+        let len = block_bytes as usize;
+        let disk = region.attach_blocks("disk", true).unwrap();
+        assert_eq!((disk.len(), disk.block_bytes(), disk.writes_max()), (50, len, MB as usize / len));
+        assert!(read(&disk, 49).iter().all(|byte| *byte == 0), "what was never written is zeros");
+        for turn in 0..5 {
+            for block in 0..50 {
+                disk.write(block, &content(turn * 100 + block, len)).unwrap();
+            }
+        }
+        disk.write(10, &[content(1, len), content(2, len)].concat()).unwrap();
+        disk.clear(20..22).unwrap();
+        let mut several = disk.transaction();
+        let (one, two) = (content(7, len), content(8, len));
+        several.write(30, &two).unwrap();
+        several.write(30, &one).unwrap();
+        several.write(40, &two).unwrap();
+        several.commit().unwrap();
+        let shows = |disk: &Blocks| {
+            let expected = |block: u64| match block {
+                10 | 11 => content(block - 9, len),
+                20 | 21 => vec![0; len],
+                30 => content(7, len),
+                40 => content(8, len),
+                _ => content(400 + block, len),
+            };
+            (0..50).for_each(|block| assert!(read(disk, block) == expected(block), "{block}"));
+            let mut all = vec![0; 50 * len];
+            disk.read(0, &mut all).unwrap();
+            assert!(all.chunks(len).zip(0..).all(|(found, block)| found == expected(block)));
+            assert_eq!(disk.scrub(0..50).unwrap(), []);
+        };
+        shows(&disk);
+        drop(disk);
+        drop(region);
+        let region = Arc::new(Region::open_to_read(&path).unwrap());
+        shows(&region.attach_blocks("disk", false).unwrap());
+    }
+}
+
+#[test]
+fn a_bit_that_is_flipped_anywhere_is_told_of_and_mended_by_a_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, path) = made(dir.path(), 512, 8);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    for block in (0..8).chain(0..6) {
+        disk.write(block, &content(block, 512)).unwrap();
+    }
+    disk.clear(7..8).unwrap();
+    drop(disk);
+    let expected = |block: u64| if block == 7 { vec![0; 512] } else { content(block, 512) };
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    // Everything behind the base that is not zero, which is entries, lanes, and places in use and out of use.
+    let all: Vec<usize> = (512 << 10..before.len()).filter(|at| before[*at] != 0).collect();
+    assert!(all.len() > 3000);
+    let mut told = 0;
+    for (i, at) in all.into_iter().enumerate().step_by(5) {
+        file.write_all_at(&[before[at] ^ 1 << (i % 8)], at as u64).unwrap();
+        let disk = region.attach_blocks("disk", true).unwrap();
+        for block in 0..8 {
+            let mut found = vec![1; 512];
+            match disk.read(block, &mut found) {
+                Ok(()) => assert!(found == expected(block), "block {block} is wrong after a flip at {at}"),
+                Err(Error::Block { block: damaged, .. }) => {
+                    assert_eq!(damaged, block);
+                    assert!(found.iter().all(|byte| *byte == 0), "damaged bytes were returned");
+                    assert_eq!(disk.scrub(0..8).unwrap(), [block]);
+                    told += 1;
+                    disk.write(block, &content(99, 512)).unwrap();
+                    assert!(read(&disk, block) == content(99, 512));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        drop(disk);
+        file.write_all_at(&before, 0).unwrap();
+    }
+    assert!(told > 300, "{told}");
+}
+
+#[test]
+fn ranges_and_lengths_that_cannot_be_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, path) = made(dir.path(), 4096, 300);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    assert!(matches!(region.attach("disk", true), Err(Error::Busy { .. })));
+    assert!(matches!(
+        Arc::new(Region::open(&path).unwrap()).attach_blocks("disk", true),
+        Err(Error::Busy { .. })
+    ));
+    for (block, len) in [(300, 4096), (299, 8192), (u64::MAX, 4096), (1 << 63, 4096)] {
+        assert!(matches!(disk.write(block, &vec![0; len]), Err(Error::Range { .. })));
+        assert!(matches!(disk.read(block, &mut vec![0; len]), Err(Error::Range { .. })));
+        assert!(matches!(disk.clear(block..block.saturating_add(2)), Err(Error::Range { .. })));
+    }
+    for len in [1, 4095, 4097] {
+        assert!(matches!(disk.write(0, &vec![0; len]), Err(Error::Invalid { .. })));
+        assert!(matches!(disk.read(0, &mut vec![0; len]), Err(Error::Invalid { .. })));
+        assert!(disk.transaction().write(0, &vec![0; len]).is_err());
+    }
+    assert!(disk.transaction().write(300, &[0; 4096]).is_err());
+    assert!(matches!(disk.write_at_once(0, &vec![1; 257 * 4096]), Err(Error::Invalid { .. })));
+    disk.write_at_once(0, &vec![1; 256 * 4096]).unwrap();
+    disk.transaction().commit().unwrap();
+    drop(disk);
+    assert!(region.attach("disk", true).err().unwrap().to_string().contains("is made of blocks"));
+    let disk = region.attach_blocks("disk", false).unwrap();
+    assert!(matches!(disk.write(0, &[0; 4096]), Err(Error::ReadOnly(_))));
+    assert!(matches!(disk.flush(), Err(Error::ReadOnly(_))));
+    assert!(read(&disk, 255).iter().all(|byte| *byte == 1));
+}
+
+#[test]
+fn readers_see_writes_of_several_blocks_wholly_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, _) = made(dir.path(), 512, 64);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    let (disk, ended) = (&disk, &AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..3u64)
+            .map(|writer| {
+                scope.spawn(move || {
+                    for turn in 0..400 {
+                        // All of eight neighbours, at places that others write to, too.
+                        let first = (turn * 7 + writer * 13) % 57;
+                        disk.write_at_once(first / 8 * 8, &content(turn * 10 + writer, 512).repeat(8))
+                            .unwrap();
+                        if turn % 50 == 0 {
+                            disk.flush().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for reader in 0..2u64 {
+            scope.spawn(move || {
+                let mut found = vec![0; 8 * 512];
+                while !ended.load(Ordering::Relaxed) {
+                    for group in 0..8 {
+                        disk.read((group + reader) % 8 * 8, &mut found).unwrap();
+                        assert!(found.chunks(512).all(|block| block == &found[..512]), "a mixture");
+                    }
+                }
+            });
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(disk.scrub(0..64).unwrap(), []);
+    let counts = disk.counts();
+    assert_eq!((counts.transactions, counts.writes, counts.damaged), (1200, 9600, 0));
+}
