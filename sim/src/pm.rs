@@ -23,10 +23,10 @@ const BYTES: u32 = 512;
 /// One thing that is done.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A block gets a number; 0 clears it.
-    Write(u64, u64),
+    /// A block gets a number; 0 clears it. By another thread, or by this one: in another lane.
+    Write(u64, u64, bool),
     /// Several do.
-    Several(Vec<(u64, u64)>),
+    Several(Vec<(u64, u64)>, bool),
     Flush,
     /// Given up, and attached again.
     Again,
@@ -57,11 +57,11 @@ fn steps(random: &mut Random) -> Vec<Step> {
     };
     (0..6 + random.below(8))
         .map(|_| match random.below(10) {
-            0..4 => Step::Write(random.below(BLOCKS), next()),
-            4 => Step::Write(random.below(BLOCKS), 0),
+            0..4 => Step::Write(random.below(BLOCKS), next(), random.chance(1, 3)),
+            4 => Step::Write(random.below(BLOCKS), 0, false),
             5 | 6 => {
                 let blocks: BTreeSet<u64> = (0..2 + random.below(3)).map(|_| random.below(BLOCKS)).collect();
-                Step::Several(blocks.into_iter().map(|block| (block, next())).collect())
+                Step::Several(blocks.into_iter().map(|block| (block, next())).collect(), random.chance(1, 3))
             }
             7 => Step::Flush,
             8 => Step::Again,
@@ -98,6 +98,19 @@ impl Known {
     }
 }
 
+/// Does something in this thread, or in another one.
+fn by<T: Send>(another: bool, act: impl FnOnce() -> T + Send) -> T {
+    if !another {
+        return act();
+    }
+    let inherited = caliburn_os::simulated::inherited();
+    let act = move || {
+        inherited();
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(act).join()).expect("it does not panic")
+}
+
 fn life(machine: &Arc<PmMachine>, steps: &[Step], direct: bool) -> Result<(), String> {
     let media = MachineMedia(machine.clone());
     let mut known = Known::default();
@@ -106,7 +119,7 @@ fn life(machine: &Arc<PmMachine>, steps: &[Step], direct: bool) -> Result<(), St
         let options = RegionOptions { len: Some(4 << 20), ..RegionOptions::default() };
         let region = Arc::new(Region::create_on(&media, Path::new(PATH), &options).map_err(told)?);
         let kind = SegmentKind::Blocks { block_bytes: BYTES };
-        let options = SegmentOptions { kind, lanes: 2, ..SegmentOptions::default() };
+        let options = SegmentOptions { kind, ..SegmentOptions::default() };
         region.create_segment("disk", BLOCKS * u64::from(BYTES), &options, |_| {}).map_err(told)?;
         known.made = true;
         (0..BLOCKS).for_each(|block| _ = known.blocks.insert(block, vec![0]));
@@ -115,26 +128,28 @@ fn life(machine: &Arc<PmMachine>, steps: &[Step], direct: bool) -> Result<(), St
         for step in steps {
             let blocks = disk.as_ref().expect("attached between steps");
             match step {
-                Step::Write(block, number) => {
+                Step::Write(block, number, aside) => {
                     known.begin(&[(*block, *number)]);
                     machine.mark(known.clone());
-                    match number {
+                    let write = || match number {
                         0 => blocks.clear(*block..block + 1),
                         _ => blocks.write(*block, &bytes(*number)),
-                    }
-                    .map_err(told)?;
+                    };
+                    by(*aside, write).map_err(told)?;
                     known.end(direct);
                 }
-                Step::Several(writes) => {
+                Step::Several(writes, aside) => {
                     known.begin(writes);
                     machine.mark(known.clone());
                     let contents: Vec<(u64, Vec<u8>)> = writes.iter().map(|(b, n)| (*b, bytes(*n))).collect();
-                    let mut transaction = blocks.transaction();
-                    contents
-                        .iter()
-                        .try_for_each(|(b, content)| transaction.write(*b, content))
-                        .map_err(told)?;
-                    transaction.commit().map_err(told)?;
+                    let commit = || {
+                        let mut transaction = blocks.transaction();
+                        contents
+                            .iter()
+                            .try_for_each(|(block, content)| transaction.write(*block, content))?;
+                        transaction.commit()
+                    };
+                    by(*aside, commit).map_err(told)?;
                     // One block alone is no more than that block.
                     known.end(direct || writes.len() > 1);
                     if writes.len() > 1 {
@@ -296,10 +311,8 @@ fn again(
     random: &mut Random,
 ) -> Result<u64, String> {
     let mut cases = 0;
-    // What it writes then is not what the life has written: six blocks, of eight acts and more.
     let journal = machine.take_journal();
-    let uses = journal.iter().rposition(|entry| is_of_use(entry)).unwrap_or(journal.len());
-    let first = journal.iter().position(is_of_use).unwrap_or(uses);
+    let first = journal.iter().position(is_of_use).unwrap_or(journal.len());
     for entry in journal.into_iter().take(first) {
         if let Entry::Act(act) = entry {
             disk.apply(&act);

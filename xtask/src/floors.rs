@@ -128,6 +128,7 @@ const TREES: [Tree; 14] = [
             "span",
             "memory",
             "names",
+            "nbd_device",
             "host",
             "mappings",
             "map",

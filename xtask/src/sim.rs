@@ -75,6 +75,8 @@ pub fn test() -> Result<(), String> {
         "heap",
         "heap --undo",
         "heap --persistent",
+        "pm --workloads 20",
+        "pm --workloads 20 --persistent",
     ] {
         simulate(SIM, line)?;
     }
@@ -131,6 +133,8 @@ pub fn soak() -> Result<(), String> {
         "faults --large",
         "faults --share 16 --pool",
         "names --walks 10000 --seed 1000",
+        "pm --workloads 2000 --seed 2",
+        "pm --workloads 2000 --seed 3 --persistent",
     ] {
         simulate(SIM, line)?;
     }

@@ -52,7 +52,7 @@ const UNSAFE_MAY: [&str; 47] = [
     "crates/typed/tests/",
     "layers/lock/tests/pages.rs",
     "layers/pm/src/memory.rs",
-    "layers/pm/tests/regions.rs",
+    "layers/pm/tests/",
     "bench/src/",
     "bench/examples/",
     "bench/rivals/",

@@ -1,10 +1,10 @@
-//! Virtual machines that crash: QEMU under software emulation with Debian's cloud kernel and an initramfs of
-//! busybox and our own static program. The kernel panics, is reset, or loses its power (the emulator is
-//! killed) while commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. Redo
-//! stores are on a virtio disk with ext4, some with their log on an emulated NVDIMM; undo stores on ext4 that
-//! is mapped directly (`-o dax`) from such an NVDIMM, or from memory that the parameter `memmap=` reserves,
-//! which outlives a warm start only. One more machine logs what it writes to its disk (dm-log-writes), see
-//! `writes.rs`.
+//! Virtual machines that crash: QEMU under software emulation with Debian's cloud kernel and an initramfs of busybox
+//! and our own static program. The kernel panics, is reset, or loses its power (the emulator is killed) while
+//! commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. Redo stores are on a
+//! virtio disk with ext4, some with their log on an emulated NVDIMM; undo stores on ext4 that is mapped directly
+//! (`-o dax`) from such an NVDIMM, or from memory that the parameter `memmap=` reserves, which outlives a warm start
+//! only; others on a file system on a disk of blocks in an NVDIMM. One more machine logs what it writes to its disk
+//! (dm-log-writes), see `writes.rs`.
 
 use crate::writes;
 use std::fs;
@@ -23,12 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const CRASHES: [(&str, &str); 4] =
     [("panic", "c"), ("reset", "b"), ("power cut", "-"), ("failing disk, then a power cut", "f")];
 /// What a machine keeps its store on: a name, the word for the guest, and in how many of [`CRASHES`] it can end.
-const KINDS: [(&str, &str, usize); 5] = [
+const KINDS: [(&str, &str, usize); 6] = [
     ("disk", "-", 4),
     ("disk and nvdimm", "/dev/pmem0", 4),
     ("shadow on a disk, caught", "shadow", 4),
     ("shadow on a disk, in a buffer pool", "pool", 4),
     ("undo in an nvdimm", "power", 3),
+    ("file system on a disk of blocks in an nvdimm", "disk", 3),
 ];
 /// Seconds from its start after which the failing disk refuses writes: opened by then, with commits going on.
 const SOUND: u32 = 4;
@@ -119,7 +120,9 @@ fn kernel() -> Result<Kernel, String> {
         names.filter_map(|n| Some(n.strip_prefix("vmlinuz-")?.to_owned())).find(|n| n.contains("cloud"));
     let version = version.ok_or(format!("no cloud kernel in /boot: {missing}"))?;
     let mut modules: Vec<PathBuf> = Vec::new();
-    for module in ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "nd_e820", "dm_flakey", "dm_log_writes"] {
+    for module in
+        ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "nd_e820", "dm_flakey", "dm_log_writes", "nbd"]
+    {
         for line in output("modprobe", &["-S", &version, "-D", module])?.lines() {
             let Some(path) = line.trim().strip_prefix("insmod ") else { continue };
             let path = PathBuf::from(path.trim());
@@ -150,7 +153,7 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
     fs::copy(busybox.ok_or("install busybox-static")?, root.join("bin/busybox")).map_err(io("busybox"))?;
     fs::copy(guest(), root.join("bin/guest")).map_err(io("guest"))?;
-    for program in ["dmsetup", "mkfs.ext4"] {
+    for program in ["dmsetup", "mkfs.ext4", "e2fsck"] {
         let places = [format!("/sbin/{program}"), format!("/usr/sbin/{program}")];
         let place = places.iter().find(|place| Path::new(place).exists());
         let place = place.ok_or(format!("install dmsetup and e2fsprogs, for {program}"))?;
@@ -177,19 +180,24 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     init += "disk=/dev/vda\n\
              for word in $($b cat /proc/cmdline); do case $word in guest=*) words=${word#guest=};; esac; done\n";
     init += &format!(
-        "how=\ncase $words in\npower,*|os,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
+        "how=\ncase $words in\npower,*|os,*|disk,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
         table(&format!("flakey /dev/vda 0 {SOUND} 1000 1 error_writes")),
         table("log-writes /dev/vda /dev/vdb")
     );
     // An NVDIMM can be mapped directly when a header on it says where its pages are described; that header and
     // the file system are made when the memory is new.
     init += "mount() { $b mount -t ext4 $how $disk /mnt; }\n\
-             case $words in power,*|os,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
+             case $words in power,*|os,*|disk,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
              if [ $($b cat /sys/block/pmem0/queue/dax) = 0 ]; then cd /sys/bus/nd/devices\n\
              echo namespace0.0 > ../drivers/nd_pmem/unbind; echo ram > pfn0.0/mode; echo 2097152 > pfn0.0/align\n\
              $b cat /proc/sys/kernel/random/uuid > pfn0.0/uuid; echo namespace0.0 > pfn0.0/namespace\n\
              echo pfn0.0 > ../drivers/nd_pmem/bind; cd /; fi\n\
              /bin/mkfs.ext4 -q -b 4096 $disk; else $b umount /mnt; fi;; esac\n\
+             case $words in disk,*) $b mkdir /pm; $b mount -t ext4 -o dax /dev/pmem0 /pm\n\
+             /bin/guest disk /pm/region /dev/nbd0 &\n\
+             until [ -e /sys/block/nbd0/pid ]; do $b usleep 20000; done; disk=/dev/nbd0; how=\n\
+             if mount 2>/dev/null; then $b umount /mnt; /bin/e2fsck -f -n $disk >/dev/null || echo guest: ended by e2fsck\n\
+             else echo guest: new disk; /bin/mkfs.ext4 -q -b 4096 $disk; fi;; esac\n\
              mount || echo guest: no disk\n\
              /bin/guest /mnt/store $(echo $words | $b tr , ' ')\n\
              echo guest: ended $?\n$b umount /mnt\n$b sync\n\
@@ -226,7 +234,7 @@ fn start(kernel: &Kernel, store: &str, words: &str, second: Option<&str>) -> Res
     if let Some(second) = second {
         qemu.args(["-drive", &format!("file={second},if=virtio,format=raw")]);
     }
-    if store == "/dev/pmem0" || store == "power" {
+    if ["/dev/pmem0", "power", "disk"].contains(&store) {
         qemu.args(["-machine", "pc,nvdimm=on", "-m", "512,slots=2,maxmem=1G", "-object"]);
         qemu.arg(format!("memory-backend-file,id=mem1,share=on,mem-path={FOLDER}/nvdimm,size=64M"));
         qemu.args(["-device", "nvdimm,id=nvdimm1,memdev=mem1"]);

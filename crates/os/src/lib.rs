@@ -22,6 +22,7 @@
 //! | [`barrier`] | the asymmetric barrier: hot side free, cold side one system call |
 //! | [`memory`] | how much memory this process may use, and whether it is short |
 //! | [`host`] | boot identity, random identifiers, locks with a named holder |
+//! | [`nbd_device`] | a socket as a block device |
 //! | [`ordinal`] | small numbers for threads, and what they own by them |
 //! | [`event`] | waiting for a counter to change |
 //! | [`sync`] | locks and atomics, or those of a deterministic scheduler |
@@ -44,6 +45,7 @@ pub mod mappings;
 pub mod medium;
 pub mod memory;
 mod names;
+pub mod nbd_device;
 pub mod observed;
 pub mod ordinal;
 pub mod overflow;

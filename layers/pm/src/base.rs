@@ -16,7 +16,7 @@ use crate::geometry::Geometry;
 use crate::memory::Memory;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::{instead, unless};
+use caliburn_os::simulated::unless;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -346,8 +346,7 @@ impl Copies {
                 Err(Error::Damaged { path: path.to_owned(), first: why(), second: why() })
             }
             [Ok(one), Ok(two)] => {
-                let newer =
-                    instead("older-base-taken", one.sequence > two.sequence, one.sequence < two.sequence);
+                let newer = one.sequence > two.sequence;
                 let old = || Some("it is older than the other one".to_owned());
                 Ok(match newer {
                     true => Found { base: one, damage: [None, old()] },

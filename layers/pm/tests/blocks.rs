@@ -1,6 +1,10 @@
 //! Blocks of a segment, on files.
 
+use caliburn_os::files::Files;
+use caliburn_os::medium::{Media, Medium, Replaced};
 use caliburn_pm::{Blocks, Error, Region, RegionOptions, SegmentKind, SegmentOptions};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -187,4 +191,136 @@ fn readers_see_writes_of_several_blocks_wholly_or_not_at_all() {
     assert_eq!(disk.scrub(0..64).unwrap(), []);
     let counts = disk.counts();
     assert_eq!((counts.transactions, counts.writes, counts.damaged), (1200, 9600, 0));
+}
+
+/// Files that can no more be forced from some moment on.
+#[derive(Debug)]
+struct Bad(Arc<AtomicBool>);
+
+#[derive(Debug)]
+struct BadMedium(Arc<dyn Medium>, Arc<AtomicBool>);
+
+// SAFETY: all of it is passed on to files of the running system.
+unsafe impl Media for Bad {
+    fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
+        Ok(Arc::new(BadMedium(Files.open(path, write)?, self.0.clone())))
+    }
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        Files.create(path)
+    }
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<Replaced> {
+        Files.replace(path, content)
+    }
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        Files.sync_directory(path)
+    }
+}
+
+// SAFETY: everything mapped is passed on from a file's medium.
+unsafe impl Medium for BadMedium {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_at(buffer, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        if self.1.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(5)) } else { self.0.sync() }
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor()
+    }
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+#[test]
+fn after_a_force_that_failed_nothing_is_written_and_the_next_one_recovers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, path) = made(dir.path(), 512, 8);
+    drop(region);
+    let bad = Arc::new(AtomicBool::new(false));
+    let region = Arc::new(Region::open_on(&Bad(bad.clone()), &path, true).unwrap());
+    let disk = region.attach_blocks("disk", true).unwrap();
+    disk.write(0, &content(1, 512)).unwrap();
+    disk.flush().unwrap();
+    disk.write(1, &content(2, 512)).unwrap();
+    bad.store(true, Ordering::Relaxed);
+    assert!(matches!(disk.flush(), Err(Error::Medium { action: "force", .. })));
+    bad.store(false, Ordering::Relaxed);
+    // What the medium has is not known any more.
+    assert!(matches!(disk.flush(), Err(Error::Medium { .. })));
+    assert!(matches!(disk.write(2, &content(3, 512)), Err(Error::Medium { .. })));
+    drop(disk);
+    let region = Arc::new(Region::open(&path).unwrap());
+    assert!(region.segment("disk").unwrap().writing, "it was given up as if all were well");
+    let disk = region.attach_blocks("disk", true).unwrap();
+    assert!(read(&disk, 0) == content(1, 512) && read(&disk, 1) == content(2, 512));
+    drop(disk);
+    assert!(!region.segment("disk").unwrap().writing);
+}
+
+/// Where a block's entries stand: behind the base and eight lanes, since the segment is the region's first.
+fn entries_of(block: u64) -> u64 {
+    (512 << 10) + 8 * (36 << 10) + block * 64
+}
+
+/// Where some bytes stand in a file, each time.
+fn places(file: &[u8], bytes: &[u8]) -> Vec<u64> {
+    let all = (0..file.len() - bytes.len()).step_by(512).filter(|at| &file[*at..at + bytes.len()] == bytes);
+    all.map(|at| at as u64).collect()
+}
+
+#[test]
+fn what_had_ended_is_not_undone_for_a_block_that_is_damaged() {
+    // In memory: nothing is forced that would say that it had ended.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (region, path) = made(dir.path(), 512, 8);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    for block in 0..4 {
+        disk.write(block, &content(block, 512)).unwrap();
+    }
+    disk.flush().unwrap();
+    let several = [content(50, 512), content(51, 512)].concat();
+    disk.write_at_once(1, &several).unwrap();
+    // As it is when its process dies now; then what block 1 was and is are damaged.
+    let crashed = dir.path().join("crashed");
+    std::fs::copy(&path, &crashed).unwrap();
+    let bytes = std::fs::read(&crashed).unwrap();
+    let file = std::fs::File::options().write(true).open(&crashed).unwrap();
+    for damaged in [content(1, 512), content(50, 512)] {
+        let found = places(&bytes, &damaged);
+        assert_eq!(found.len(), 1);
+        file.write_all_at(&[damaged[7] ^ 1], found[0] + 7).unwrap();
+    }
+    let region = Arc::new(Region::open(&crashed).unwrap());
+    let disk = region.attach_blocks("disk", true).unwrap();
+    assert!(read(&disk, 2) == content(51, 512), "it was undone, and had ended");
+    assert!(matches!(disk.read(1, &mut [0; 512]), Err(Error::Block { block: 1, .. })));
+}
+
+#[test]
+fn an_entry_that_stands_for_another_block_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, path) = made(dir.path(), 512, 8);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    for block in 0..8 {
+        disk.write(block, &content(block, 512)).unwrap();
+    }
+    drop(disk);
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let mut entries = [0; 64];
+    file.read_exact_at(&mut entries, entries_of(3)).unwrap();
+    assert!(entries != [0; 64]);
+    file.write_all_at(&entries, entries_of(4)).unwrap();
+    let disk = region.attach_blocks("disk", true).unwrap();
+    assert!(read(&disk, 3) == content(3, 512));
+    assert!(matches!(disk.read(4, &mut [0; 512]), Err(Error::Block { block: 4, .. })));
 }

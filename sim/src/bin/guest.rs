@@ -1,18 +1,25 @@
 //! What runs inside a virtual machine that is about to crash (`cargo xtask vm`): verifies what the last crash
 //! left, then commits in two threads and says on its console what was acknowledged.
 //!
-//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power`
-//! or `os` for an undo store in memory that survives as much, or `shadow` for a shadow store to which nothing is
-//! declared, `pool` for one in a buffer pool; `CRASH` is `c` or `b` for the kernel's sysrq
-//! trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to end after the
-//! time, with marks in the log of a device mapper's writes; `v` to verify only.
+//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power` or
+//! `os` for an undo store in memory that survives as much, or `shadow` for a shadow store to which nothing is
+//! declared, `pool` for one in a buffer pool, `disk` for one on a file system on a disk of blocks; `CRASH` is `c` or
+//! `b` for the kernel's sysrq trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail;
+//! `w` to end after the time, with marks in the log of a device mapper's writes; `v` to verify only.
+//!
+//! `guest disk REGION DEVICE` is that disk: a segment of blocks in a region, as a block device.
 
 use caliburn::{
     BeforeImages, BufferPool, Class, Mode, Options, Policy, Region, Replacement, Store, Tracking, Tuning,
 };
+use caliburn_pm::nbd::{Device, Export};
+use caliburn_pm::{RegionOptions, SegmentKind, SegmentOptions};
+use std::error::Error;
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -92,7 +99,7 @@ fn options(log: &str) -> Options {
     let mut options = Store::options();
     options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
     match log {
-        "-" => {}
+        "-" | "disk" => {}
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
         "shadow" => {
@@ -109,11 +116,43 @@ fn options(log: &str) -> Options {
     options
 }
 
+/// Serves a segment of blocks, made if there is none, as a block device.
+fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
+    let region = Arc::new(match path.exists() {
+        true => caliburn_pm::Region::open(path)?,
+        false => caliburn_pm::Region::create(
+            path,
+            &RegionOptions { len: Some(44 << 20), ..RegionOptions::default() },
+        )?,
+    });
+    if region.segments()?.is_empty() {
+        let kind = SegmentKind::Blocks { block_bytes: 4096 };
+        region.create_segment(
+            "disk",
+            32 << 20,
+            &SegmentOptions { kind, ..SegmentOptions::default() },
+            |_| {},
+        )?;
+    }
+    let blocks = region.attach_blocks("disk", true)?;
+    let damaged = blocks.scrub(0..blocks.len())?;
+    assert!(damaged.is_empty(), "blocks are damaged: {damaged:?}");
+    say(format!("guest: a disk on {}, {} blocks undone\n", region.info()?.kind, blocks.counts().undone));
+    let export = Export { name: "disk".into(), blocks, at_once: false };
+    Device::new(device, export, 2)?.run()?;
+    Ok(())
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
+    if let [_, what, region, device] = &arguments[..]
+        && what == "disk"
+    {
+        return disk(Path::new(region), Path::new(device)).expect("the disk");
+    }
     let [_, store, log, crash, after, a, b] = &arguments[..] else { panic!("see the source") };
     let number = |text: &str| text.parse::<u64>().expect("a number");
-    let path = std::path::Path::new(store);
+    let path = Path::new(store);
     let fails = crash == "f";
     let options = options(log);
     if path.join("catalog").exists() {

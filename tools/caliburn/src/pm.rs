@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use crate::size;
-use caliburn_pm::nbd::{Address, Export, Server};
+use caliburn_pm::nbd::{Address, Device, Export, Server};
 use caliburn_pm::{Error, Region, RegionOptions, SegmentInfo, SegmentKind, SegmentOptions, Survives};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -13,6 +13,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Arguments of `pm`.
 #[derive(Args, Debug)]
@@ -151,15 +153,28 @@ struct Segment {
 }
 
 #[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct Place {
+    /// On a socket in the file system.
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// On an address of this machine's loopback, as 127.0.0.1:10809.
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// As a block device of this machine, as /dev/nbd0, with the kernel's module nbd.
+    #[arg(long)]
+    device: Option<PathBuf>,
+}
+
+/// Connections of a device, which are served side by side.
+const CONNECTIONS: usize = 4;
+
+#[derive(Args, Debug)]
 struct Serve {
     #[command(flatten)]
     segment: Segment,
-    /// On a socket in the file system.
-    #[arg(long, required_unless_present = "listen")]
-    socket: Option<PathBuf>,
-    /// On an address of this machine's loopback, as 127.0.0.1:10809.
-    #[arg(long, conflicts_with = "socket")]
-    listen: Option<SocketAddr>,
+    #[command(flatten)]
+    place: Place,
     /// Writes of whole blocks, up to a mebibyte, happen wholly or not at all; else block by block.
     #[arg(long)]
     at_once: bool,
@@ -434,26 +449,45 @@ fn serve(how: &Serve) -> Result<(), Failure> {
     };
     let name = how.segment.name.clone();
     let blocks = Arc::new(region).attach_blocks(&name, !how.read_only)?;
-    let address = match (&how.socket, how.listen) {
-        (Some(path), _) => Address::Unix(path.clone()),
-        (None, Some(listen)) => Address::Loopback(listen),
-        (None, None) => unreachable!("one of them is required"),
+    let export = Export { name, blocks, at_once: how.at_once };
+    let export = match &how.place {
+        Place { device: Some(path), .. } => {
+            let failed = |error| format!("{} cannot be the segment: {error}", path.display());
+            let device = Device::new(path, export, CONNECTIONS).map_err(failed)?;
+            let end = device.disconnect();
+            let _runtime = when_interrupted(move || _ = end.disconnect())?;
+            println!("{}", path.display());
+            stdout().flush()?;
+            device.run().map_err(failed)?
+        }
+        Place { socket: Some(path), .. } => listen(&Address::Unix(path.clone()), export)?,
+        Place { listen: Some(socket), .. } => listen(&Address::Loopback(*socket), export)?,
+        _ => unreachable!("one of them is required"),
     };
-    let server = Server::bind(&address, Export { name, blocks, at_once: how.at_once })
-        .map_err(|error| format!("cannot listen at {address}: {error}"))?;
-    let (stop, address) = (server.stop(), server.address().clone());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.spawn(async move {
-        let term = tokio::signal::unix::SignalKind::terminate();
-        let Ok(mut term) = tokio::signal::unix::signal(term) else { return };
-        tokio::select! { _ = tokio::signal::ctrl_c() => {} _ = term.recv() => {} }
-        stop.stop();
-    });
-    println!("{address}");
-    stdout().flush()?;
-    let export = server.run()?;
     let counts = export.blocks.counts();
     drop(export);
     eprintln!("{} blocks read, {} written, {} flushes", counts.reads, counts.writes, counts.flushes);
     Ok(())
+}
+
+/// Serves at an address until interrupted.
+fn listen(address: &Address, export: Export) -> Result<Export, Failure> {
+    let server =
+        Server::bind(address, export).map_err(|error| format!("cannot listen at {address}: {error}"))?;
+    let stop = server.stop();
+    let _runtime = when_interrupted(move || stop.stop())?;
+    println!("{}", server.address());
+    stdout().flush()?;
+    Ok(server.run()?)
+}
+
+/// Does something at SIGINT or SIGTERM, as long as what is returned is there.
+fn when_interrupted(act: impl FnOnce() + Send + 'static) -> Result<Runtime, Failure> {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.spawn(async move {
+        let Ok(mut term) = signal(SignalKind::terminate()) else { return };
+        tokio::select! { _ = tokio::signal::ctrl_c() => {} _ = term.recv() => {} }
+        act();
+    });
+    Ok(runtime)
 }

@@ -160,15 +160,12 @@ impl Found<'_> {
             return true;
         }
         // Where it cannot be undone, it had ended.
-        let mut older = blocks.iter().map(|(block, which, _)| (*block, self.entries(*block)[1 - which]));
-        unless(
-            "ended-write-undone",
-            older.any(|(block, slot)| match slot {
-                Slot::Empty => false,
-                Slot::There(entry) => !self.matches(block, &entry, buffer),
-                Slot::Damaged => true,
-            }),
-        )
+        let ended = blocks.iter().any(|(block, which, _)| match self.entries(*block)[1 - which] {
+            Slot::Empty => false,
+            Slot::There(older) => !self.matches(*block, &older, buffer),
+            Slot::Damaged => true,
+        });
+        unless("ended-write-undone", ended)
     }
 
     fn all_are_there(

@@ -12,13 +12,16 @@
 //! | `negotiation` | how a client and a server agree on an export |
 //! | `requests` | reads, writes, flushes, trims |
 //! | `socket` | connections, and who listens for them |
+//! | `device` | a block device of this machine |
 
+mod device;
 mod negotiation;
 mod requests;
 mod socket;
 mod wire;
 
 use crate::blocks::Blocks;
+pub use device::{Device, Disconnect};
 pub use socket::Address;
 use socket::{Listener, Socket};
 use std::collections::HashMap;

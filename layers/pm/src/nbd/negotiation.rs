@@ -12,7 +12,7 @@ use zerocopy::big_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// What an export can do.
-fn flags(export: &Export) -> u16 {
+pub(super) fn flags(export: &Export) -> u16 {
     let writes = CAN_FLUSH | CAN_FUA | CAN_TRIM | CAN_WRITE_ZEROES;
     HAS_FLAGS | CAN_MULTI_CONN | if export.blocks.is_writable() { writes } else { READ_ONLY }
 }

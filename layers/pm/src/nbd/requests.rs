@@ -10,9 +10,11 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Serves a client until it goes. An error: it did not go as it should.
 pub(super) fn serve(export: &Export, mut socket: Socket) -> io::Result<()> {
-    if !negotiate(export, &mut socket)? {
-        return Ok(());
-    }
+    if negotiate(export, &mut socket)? { transmit(export, socket) } else { Ok(()) }
+}
+
+/// The same, when they have agreed on the export.
+pub(super) fn transmit(export: &Export, mut socket: Socket) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(64 << 10, socket.try_clone()?);
     // A reply, and behind it the bytes of a read.
     let mut buffer = Vec::new();
