@@ -146,7 +146,7 @@ pub struct LaneHeader {
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ListHeader {
-    /// Which write.
+    /// Which write, with its check.
     pub number: U64,
     /// How many words there are (32 bits), and the CRC-32C of `number`, the count and the words (32 bits).
     pub list: U64,
@@ -160,7 +160,43 @@ pub const ENTRIES: usize = 2 * ENTRY;
 /// Bytes of an entry: three words, and one that is not used.
 pub const ENTRY: usize = 32;
 
+/// The words of an entry.
+pub type Words = [u64; 3];
+
+/// Where there is no entry.
+pub const NO_ENTRY: Words = [checked(0); 3];
+
+/// Odd; what it is multiplied with changes in a bit, the upper bits of the product change.
+pub const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Bits of a word that its check covers.
+const CHECKED: u32 = 48;
+
+/// A word of an entry with its check: the upper bits of a product.
+#[inline(always)]
+pub const fn checked(word: u64) -> u64 {
+    let word = word & ((1 << CHECKED) - 1);
+    // Not zero, so that zeros are nobody's word.
+    word | (!word).wrapping_mul(MIX) >> CHECKED << CHECKED | 1 << 63
+}
+
+/// Bits of a number of a write.
+pub const NUMBER_BITS: u32 = 52;
+
+/// A number with its check.
+#[inline(always)]
+pub const fn sealed(number: u64) -> u64 {
+    number | (!number).wrapping_mul(MIX) >> NUMBER_BITS << NUMBER_BITS
+}
+
+/// The number, if it is one.
+pub const fn unsealed(word: u64) -> Option<u64> {
+    let number = word & ((1 << NUMBER_BITS) - 1);
+    if sealed(number) == word { Some(number) } else { None }
+}
+
 const _: () = {
+    assert!(sealed(0) != 0);
     assert!(size_of::<BaseHeader>() == 128);
     assert!(size_of::<SegmentRecord>() == 192);
     assert!(size_of::<ExtentRecord>() == 24);

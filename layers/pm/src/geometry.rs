@@ -1,7 +1,8 @@
 //! How many blocks a segment has, and where they stand in it.
 
 use crate::error::{Error, Result};
-use crate::format::{ENTRIES, LANE, WRITE_BYTES};
+use crate::format::{ENTRIES, LANE, NO_ENTRY, WRITE_BYTES, sealed};
+use crate::memory::Memory;
 
 /// Places for blocks beyond those that are in use: of so many blocks one,
 const SPARE_PART: u64 = 256;
@@ -65,6 +66,20 @@ impl Geometry {
     /// Bytes of places.
     pub fn data_bytes(&self) -> u64 {
         self.places() * self.block_bytes as u64
+    }
+
+    /// Says of each lane that nothing was begun, and of each block that it was never written.
+    pub fn make_head(&self, head: &Memory) {
+        for lane in 0..self.lanes {
+            (0..2).for_each(|word| head.word(self.lane(lane) + word * 8, sealed(0)));
+        }
+        let none: Vec<u8> = NO_ENTRY.iter().chain(&[0]).flat_map(|word| word.to_le_bytes()).collect();
+        // As many as are written at once.
+        let many = none.repeat(2 * 1024);
+        let end = self.head_bytes() as usize;
+        for at in (self.entries(0)..end).step_by(many.len()) {
+            head.write(at, &many[..many.len().min(end - at)]);
+        }
     }
 
     /// Where a lane is in the head.

@@ -252,7 +252,10 @@ impl Region {
         })?;
         // Of blocks, entries say that nothing was written.
         let (part, end) = if plain { (DATA, data) } else { (HEAD, head) };
-        let filled = self.clear(&segment, part, 0..end, &mut each);
+        let filled = self.clear(&segment, part, 0..end, &mut each).and_then(|()| match geometry {
+            Some(geometry) => self.make_head(segment.id, geometry),
+            None => Ok(()),
+        });
         let ended = self.change(|base| {
             match &filled {
                 Ok(()) => {
@@ -265,6 +268,13 @@ impl Region {
         });
         drop(claim);
         filled.and(ended)
+    }
+
+    /// Makes lanes and entries of blocks that were never written.
+    fn make_head(&self, id: u64, geometry: Geometry) -> Result<()> {
+        let memory = Memory::map(self.medium.clone(), &self.base()?.bytes_of(id, HEAD), None, true)?;
+        geometry.make_head(&memory);
+        memory.force()
     }
 
     /// Fills bytes of a part of a segment with zeros.

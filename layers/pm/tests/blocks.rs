@@ -278,32 +278,126 @@ fn places(file: &[u8], bytes: &[u8]) -> Vec<u64> {
     all.map(|at| at as u64).collect()
 }
 
+/// A copy of a region as it is when its process dies now, changed somehow.
+fn crashed(path: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Arc<Region> {
+    let copy = path.with_extension("crashed");
+    let mut bytes = std::fs::read(path).unwrap();
+    change(&mut bytes);
+    std::fs::write(&copy, bytes).unwrap();
+    Arc::new(Region::open(&copy).unwrap())
+}
+
 #[test]
-fn what_had_ended_is_not_undone_for_a_block_that_is_damaged() {
-    // In memory: nothing is forced that would say that it had ended.
+fn what_had_ended_is_there_however_often_another_writes_one_of_its_blocks() {
+    for times in [1, 31, 32, 63, 64, 65, 130] {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let (region, path) = made(dir.path(), 512, 8);
+        let disk = region.attach_blocks("disk", true).unwrap();
+        disk.write_at_once(2, &[content(2, 512), content(3, 512)].concat()).unwrap();
+        // In another lane.
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..times).for_each(|i| disk.write(3, &content(100 + i, 512)).unwrap()));
+        });
+        let left = crashed(&path, |_| {});
+        let left = left.attach_blocks("disk", true).unwrap();
+        assert!(read(&left, 2) == content(2, 512), "{times}");
+        assert!(read(&left, 3) == content(99 + times, 512), "{times}");
+    }
+}
+
+#[test]
+fn a_block_that_was_damaged_is_part_of_a_write_like_any_other() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let (region, path) = made(dir.path(), 512, 8);
     let disk = region.attach_blocks("disk", true).unwrap();
-    for block in 0..4 {
-        disk.write(block, &content(block, 512)).unwrap();
-    }
-    disk.flush().unwrap();
-    let several = [content(50, 512), content(51, 512)].concat();
-    disk.write_at_once(1, &several).unwrap();
-    // As it is when its process dies now; then what block 1 was and is are damaged.
-    let crashed = dir.path().join("crashed");
-    std::fs::copy(&path, &crashed).unwrap();
-    let bytes = std::fs::read(&crashed).unwrap();
-    let file = std::fs::File::options().write(true).open(&crashed).unwrap();
-    for damaged in [content(1, 512), content(50, 512)] {
-        let found = places(&bytes, &damaged);
-        assert_eq!(found.len(), 1);
-        file.write_all_at(&[damaged[7] ^ 1], found[0] + 7).unwrap();
-    }
-    let region = Arc::new(Region::open(&crashed).unwrap());
+    disk.write(0, &content(1, 512)).unwrap();
+    disk.write(1, &content(2, 512)).unwrap();
+    drop((disk, region));
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = places(&bytes, &content(1, 512))[0] as usize;
+    bytes[at + 5] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let region = Arc::new(Region::open(&path).unwrap());
     let disk = region.attach_blocks("disk", true).unwrap();
-    assert!(read(&disk, 2) == content(51, 512), "it was undone, and had ended");
-    assert!(matches!(disk.read(1, &mut [0; 512]), Err(Error::Block { block: 1, .. })));
+    assert!(disk.read(0, &mut [0; 512]).is_err());
+    let before = std::fs::read(&path).unwrap();
+    disk.write_at_once(0, &[content(3, 512), content(4, 512)].concat()).unwrap();
+    // Killed between the two entries: none of them is there.
+    let part = entries_of(1) as usize..entries_of(2) as usize;
+    let left = crashed(&path, |now| now[part.clone()].copy_from_slice(&before[part.clone()]));
+    let left = left.attach_blocks("disk", true).unwrap();
+    assert!(read(&left, 1) == content(2, 512) && left.read(0, &mut [0; 512]).is_err());
+}
+
+#[test]
+fn a_block_whose_entry_is_damaged_takes_no_other_s_place_and_stays_damaged_until_it_is_written() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (region, path) = made(dir.path(), 512, 16);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    // The place that block 0 was in first is block 1's.
+    for (block, number) in [(0, 1), (0, 2), (1, 11)] {
+        disk.write(block, &content(number, 512)).unwrap();
+    }
+    drop((disk, region));
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[entries_of(0) as usize + 32] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let region = Arc::new(Region::open(&path).unwrap());
+    let disk = region.attach_blocks("disk", true).unwrap();
+    let damaged = std::fs::read(&path).unwrap();
+    disk.write(0, &content(3, 512)).unwrap();
+    (2..16).for_each(|block| disk.write(block, &content(20 + block, 512)).unwrap());
+    assert!(read(&disk, 0) == content(3, 512) && read(&disk, 1) == content(11, 512));
+    // Killed before the new entry was there.
+    let new = entries_of(0) as usize..entries_of(0) as usize + 32;
+    let left = crashed(&path, |now| {
+        let entries = entries_of(0) as usize..entries_of(1) as usize;
+        now[entries.clone()].copy_from_slice(&damaged[entries]);
+        assert!(now[new.clone()] == damaged[new.clone()]);
+    });
+    assert!(left.attach_blocks("disk", true).unwrap().read(0, &mut [0; 512]).is_err());
+}
+
+#[test]
+fn zeros_in_place_of_an_entry_are_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, path) = made(dir.path(), 512, 8);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    for (block, number) in [(0, 1), (0, 2), (1, 3)] {
+        disk.write(block, &content(number, 512)).unwrap();
+    }
+    drop((disk, region));
+    for (block, at, len) in [(0, 32, 8), (0, 0, 64), (1, 0, 8), (1, 0, 24), (5, 0, 64)] {
+        let left = crashed(&path, |now| {
+            let at = entries_of(block) as usize + at;
+            now[at..at + len].fill(0);
+        });
+        let left = left.attach_blocks("disk", true).unwrap();
+        assert!(left.read(block, &mut [0; 512]).is_err(), "{block}, {at}");
+        assert_eq!(left.scrub(0..8).unwrap(), [block]);
+    }
+}
+
+#[test]
+fn many_writers_of_a_file_do_not_wait_for_each_other_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    let options = RegionOptions { len: Some(12 * MB), ..RegionOptions::default() };
+    let region = Arc::new(Region::create(&path, &options).unwrap());
+    let kind = SegmentKind::Blocks { block_bytes: 65_536 };
+    let options = SegmentOptions { kind, lanes: 1, ..SegmentOptions::default() };
+    region.create_segment("disk", 64 * 65_536, &options, |_| {}).unwrap();
+    let disk = region.attach_blocks("disk", true).unwrap();
+    std::thread::scope(|scope| {
+        for writer in 0..32u64 {
+            let disk = &disk;
+            scope.spawn(move || {
+                let bytes = vec![writer as u8; 65_536];
+                (0..20).for_each(|i| disk.write((i * 13 + writer * 7) % 64, &bytes).unwrap());
+            });
+        }
+    });
+    assert_eq!(disk.scrub(0..64).unwrap(), []);
 }
 
 #[test]

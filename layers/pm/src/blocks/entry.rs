@@ -6,26 +6,20 @@
 //!   word 2:  number, lower part (42) | version (6)                                 | check (16)
 //! ```
 //!
-//! A block has two entries; a write stores the one that is not the newest, together with the bytes, in another
+//! A word that was never written has a check, too, so that zeros are damage. A block has two entries; a write stores the one that is not the newest, together with the bytes, in another
 //! place. A crash leaves each word wholly or not at all: words of different versions are a write that is not there,
 //! and a word whose check does not match is damage. The sum covers the bytes, everything in the entry, and which
 //! block it is.
 
-use caliburn_os::simulated::{instead, planted, unless};
+use crate::format::{MIX, NO_ENTRY, Words, checked};
+use caliburn_os::simulated::{instead, unless};
 
 /// The place of a block that was cleared: nowhere.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Versions, modulo this.
 const VERSIONS: u8 = 64;
-/// Bits of a number.
-pub(crate) const NUMBER_BITS: u32 = 52;
 /// Of them in the third word.
 const LOWER: u32 = 42;
-/// Bits of a word that its check covers.
-const CHECKED: u32 = 48;
-
-/// The words of an entry.
-pub(crate) type Words = [u64; 3];
 
 /// An entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +36,10 @@ pub(crate) struct Entry {
 /// What stands where an entry may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Slot {
-    /// Nothing, or a part of a write that is not there.
+    /// Nothing.
     Empty,
+    /// Words of several writes: after a crash, a write that is not there.
+    Torn,
     /// An entry.
     There(Entry),
     /// What nobody has written.
@@ -53,15 +49,18 @@ pub(crate) enum Slot {
 impl Slot {
     #[inline]
     pub fn of(words: Words) -> Slot {
-        if words.iter().any(|word| unless("entry-not-checked", *word != 0 && *word != checked(*word))) {
+        if words.iter().any(|word| unless("entry-not-checked", *word != checked(*word))) {
             return Slot::Damaged;
+        }
+        if words == NO_ENTRY {
+            return Slot::Empty;
         }
         let [place, sum, number] = words;
         let version = |word: u64, at: u32| (word >> at) as u8 & (VERSIONS - 1);
         let versions = [version(place, 32), version(sum, 32), version(number, LOWER)];
-        let torn = words.contains(&0) || versions != [versions[0]; 3];
-        if torn && !planted("torn-entry-believed") || words == [0; 3] {
-            return Slot::Empty;
+        let torn = words.contains(&NO_ENTRY[0]) || versions != [versions[0]; 3];
+        if unless("torn-entry-believed", torn) {
+            return Slot::Torn;
         }
         Slot::There(Entry {
             place: place as u32,
@@ -78,17 +77,6 @@ impl Slot {
     pub fn entry(self) -> Option<Entry> {
         if let Slot::There(entry) = self { Some(entry) } else { None }
     }
-}
-
-/// Odd, and such that a bit of a word changes the upper bits of the product.
-pub(super) const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// A word with its check: the upper bits of a product.
-#[inline(always)]
-fn checked(word: u64) -> u64 {
-    let word = word & ((1 << CHECKED) - 1);
-    // Not zero, which is no entry's.
-    word | (!word).wrapping_mul(MIX) >> CHECKED << CHECKED | 1 << 63
 }
 
 impl Entry {
@@ -143,6 +131,7 @@ pub(crate) fn newest(slots: [Slot; 2]) -> Option<(usize, Entry)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::NUMBER_BITS;
 
     fn entry(version: u8) -> Entry {
         Entry { place: 7, sum: 0xDEAD_BEEF, version, several: true, lane: 63, number: (1 << NUMBER_BITS) - 1 }
@@ -159,7 +148,8 @@ mod tests {
                 assert_eq!(Slot::of(entry.words()), Slot::There(entry));
             }
         }
-        assert_eq!(Slot::of([0; 3]), Slot::Empty);
+        assert_eq!(Slot::of(NO_ENTRY), Slot::Empty);
+        assert_eq!(Slot::of([0; 3]), Slot::Damaged);
     }
 
     #[test]
@@ -172,9 +162,9 @@ mod tests {
         }
         for mask in 1..7 {
             let mixed = [0, 1, 2].map(|i| if mask >> i & 1 != 0 { new[i] } else { old[i] });
-            assert_eq!(Slot::of(mixed), Slot::Empty);
-            let begun = [0, 1, 2].map(|i| if mask >> i & 1 != 0 { new[i] } else { 0 });
-            assert_eq!(Slot::of(begun), Slot::Empty);
+            assert_eq!(Slot::of(mixed), Slot::Torn);
+            let begun = [0, 1, 2].map(|i| if mask >> i & 1 != 0 { new[i] } else { NO_ENTRY[i] });
+            assert_eq!(Slot::of(begun), Slot::Torn);
         }
     }
 

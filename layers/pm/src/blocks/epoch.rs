@@ -5,12 +5,15 @@
 
 use caliburn_os::sync::{Mutex, RwLock};
 use std::collections::HashSet;
+use std::sync::atomic::AtomicI64;
 
 /// What was written since the medium was forced.
 #[derive(Debug, Default)]
 pub(crate) struct Epoch {
     /// Held by writers; alone by who forces.
     pub gate: RwLock<()>,
+    /// Places that are free, less those that writers are about to take. Only who has found one here waits for it.
+    pub room: AtomicI64,
     pub changed: Mutex<Changed>,
 }
 

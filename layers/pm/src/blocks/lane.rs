@@ -1,7 +1,6 @@
 //! Lanes: where one writer at a time goes along, and the places that are free for it.
 
-use super::entry::{MIX, NUMBER_BITS};
-use crate::format::{LANE_LISTS, LIST_VERSION, LaneHeader, ListHeader, WRITES};
+use crate::format::{LANE_LISTS, LIST_VERSION, LaneHeader, ListHeader, WRITES, sealed, unsealed};
 use crate::memory::Memory;
 use caliburn_os::simulated::unless;
 use std::mem::offset_of;
@@ -33,31 +32,19 @@ pub(crate) struct LaneWords<'m> {
     pub at: usize,
 }
 
-/// A number with its check.
-#[inline(always)]
-fn sealed(number: u64) -> u64 {
-    number | (!number).wrapping_mul(MIX) >> NUMBER_BITS << NUMBER_BITS
-}
-
-/// The number, if it is one.
-fn unsealed(word: u64) -> Option<u64> {
-    let number = word & ((1 << NUMBER_BITS) - 1);
-    (sealed(number) == word).then_some(number)
-}
-
 impl LaneWords<'_> {
     fn get(self, offset: usize) -> u64 {
         self.head.load(self.at + offset)
     }
 
-    /// The last write that was begun, as far as that has lasted; 0 if it cannot be told.
-    pub fn begun(self) -> u64 {
-        unsealed(self.get(offset_of!(LaneHeader, begun))).unwrap_or(0)
+    /// The last write that was begun, as far as that has lasted; none if it cannot be told.
+    pub fn begun(self) -> Option<u64> {
+        unsealed(self.get(offset_of!(LaneHeader, begun)))
     }
 
-    /// All up to this one last; 0 if it cannot be told.
-    pub fn ended(self) -> u64 {
-        unsealed(self.get(offset_of!(LaneHeader, ended))).unwrap_or(0)
+    /// All up to this one last; none if it cannot be told.
+    pub fn ended(self) -> Option<u64> {
+        unsealed(self.get(offset_of!(LaneHeader, ended)))
     }
 
     #[inline]
@@ -65,8 +52,14 @@ impl LaneWords<'_> {
         self.head.word(self.at + offset_of!(LaneHeader, begun), sealed(number));
     }
 
+    #[inline]
     pub fn set_ended(self, number: u64) {
         self.head.word(self.at + offset_of!(LaneHeader, ended), sealed(number));
+    }
+
+    /// The writes that the lists are of, as far as that can be told.
+    pub fn lists(self) -> impl Iterator<Item = u64> {
+        (0..2).filter_map(move |which| unsealed(self.head.load(self.places(which).0)))
     }
 
     /// Where a list's header and its words are.
@@ -81,7 +74,7 @@ impl LaneWords<'_> {
         for (i, listed) in blocks.iter().enumerate() {
             self.head.word(words + i * 8, word_of(listed));
         }
-        self.head.word(header, number);
+        self.head.word(header, sealed(number));
         self.head.word(header + 8, blocks.len() as u64 | u64::from(sum_of(number, blocks)) << 32);
     }
 
@@ -91,7 +84,7 @@ impl LaneWords<'_> {
             let (header, words) = self.places(which);
             let list = self.head.load(header + 8);
             let (count, sum) = (list as u32 as usize, (list >> 32) as u32);
-            if self.head.load(header) != number || count == 0 || count > WRITES {
+            if unsealed(self.head.load(header)) != Some(number) || count == 0 || count > WRITES {
                 return None;
             }
             let blocks: Vec<Listed> = (0..count).map(|i| of_word(self.head.load(words + i * 8))).collect();

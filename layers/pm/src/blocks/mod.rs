@@ -29,16 +29,16 @@ use crate::geometry::Geometry;
 use crate::memory::{Force, Memory};
 use caliburn_os::ordinal;
 use caliburn_os::simulated::{instead, planted, unless};
-use caliburn_os::sync::{Mutex, MutexGuard};
+use caliburn_os::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use entry::{Entry, NOWHERE, Slot, newest, next};
 use epoch::Epoch;
 use lane::{Lane, LaneWords};
 use ranges::RangeLocks;
-use recovery::Found;
+use recovery::{Found, by_block};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 pub use transaction::Transaction;
 
 /// A segment of blocks, attached. Given up when dropped.
@@ -49,12 +49,14 @@ pub struct Blocks {
     data: Memory,
     locks: RangeLocks,
     lanes: Box<[Mutex<Lane>]>,
+    /// Of each lane, up to which write it is known, whatever happens, that they have ended.
+    ended: Box<[AtomicU64]>,
     /// Taken by who wants many places: one that has some and waits for more is enough.
     gathering: Mutex<()>,
     /// Where the page cache lies between.
     epoch: Option<Epoch>,
     /// Blocks of which an entry is not there, though it cannot be cleared: attached to be read.
-    undone: HashMap<u64, usize>,
+    undone: HashMap<u64, Vec<usize>>,
     failed: OnceLock<Error>,
     counts: Counts,
     /// Given up last.
@@ -101,6 +103,24 @@ struct Target {
     which: usize,
     version: u8,
     before: Option<u32>,
+    /// Its newest entry, if it was written together with others.
+    together: Option<Entry>,
+    /// Which of its entries are damaged.
+    damaged: [bool; 2],
+}
+
+/// Whether an entry is not what was written.
+fn is_damaged(entries: &[Slot; 2]) -> bool {
+    entries.iter().any(|slot| matches!(slot, Slot::Damaged | Slot::Torn))
+}
+
+/// How a block is written of which an entry is damaged: over the other one, so that it stays damaged until it is
+/// written. Where it was is not known: what the other entry says may be another block's by now.
+#[cold]
+fn damaged_target(block: u64, entries: [Slot; 2], damaged: [bool; 2]) -> Target {
+    let which = usize::from(!damaged[1] && damaged[0]);
+    let version = entries[which].entry().map_or(1, |entry| next(entry.version));
+    Target { block, which, version, before: None, together: None, damaged }
 }
 
 impl Blocks {
@@ -112,8 +132,12 @@ impl Blocks {
     ) -> Result<Blocks> {
         let found = Found { geometry, head: &head, data: &data };
         let recovered = found.recover(attached.crashed);
-        let undone: HashMap<u64, usize> = recovered.undone.iter().copied().collect();
+        let mut undone = by_block(&recovered.undone);
         let counts = Counts { undone: undone.len() as u64, ..Counts::default() };
+        // Attached to be read, they stay as they are.
+        by_block(&recovered.torn)
+            .into_iter()
+            .for_each(|(block, torn)| undone.entry(block).or_default().extend(torn));
         if attached.write && attached.crashed {
             found.settle(&recovered)?;
         }
@@ -122,12 +146,15 @@ impl Blocks {
         for (i, place) in recovered.free.into_iter().rev().enumerate() {
             lanes[i % geometry.lanes as usize].free.push(place);
         }
-        let epoch = (data.force_kind() == Force::Sync).then(Epoch::default);
+        let room = AtomicI64::new(lanes.iter().map(|lane| lane.free.len() as i64).sum());
+        let epoch = (data.force_kind() == Force::Sync).then(|| Epoch { room, ..Epoch::default() });
+        let ended = recovered.numbers.into_iter().map(AtomicU64::new).collect();
         let undone = if attached.write { HashMap::new() } else { undone };
         Ok(Blocks {
             geometry,
             locks: RangeLocks::new(),
             lanes: lanes.into_iter().map(Mutex::new).collect(),
+            ended,
             gathering: Mutex::new(()),
             epoch,
             undone,
@@ -218,8 +245,10 @@ impl Blocks {
     #[inline]
     fn entries(&self, block: u64) -> [Slot; 2] {
         let mut entries = self.found().entries(block);
-        if let Some(which) = self.undone.get(&block) {
-            entries[*which] = Slot::Empty;
+        if !self.undone.is_empty() {
+            for which in self.undone.get(&block).into_iter().flatten() {
+                entries[*which] = Slot::Empty;
+            }
         }
         entries
     }
@@ -243,7 +272,7 @@ impl Blocks {
             Err(Error::Block { name: self.attached.name.clone(), block })
         };
         let entries = self.entries(block);
-        if entries.contains(&Slot::Damaged) {
+        if is_damaged(&entries) {
             // The newest may be the one that is damaged.
             buffer.fill(0);
             return damaged();
@@ -291,37 +320,96 @@ impl Blocks {
     /// Writes a block as `make` says when nobody else has it.
     fn write_with<'c>(&self, block: u64, make: impl FnOnce() -> Result<Option<&'c [u8]>>) -> Result<()> {
         self.head.soon(self.geometry.entries(block));
-        self.make_room(1)?;
-        let (_gate, _lock) = loop {
-            let gate = self.epoch.as_ref().map(|epoch| epoch.gate.read().expect("no panic under this lock"));
-            let lock = self.locks.write_one(block);
-            if !self.is_unforced(block) {
-                break (gate, lock);
+        let (_gate, _lock) = self.enter(block)?;
+        let bytes = make().inspect_err(|_| self.leave(1))?;
+        let target = self.target(block);
+        if bytes.is_none() {
+            // It takes no place.
+            self.leave(1);
+            if target.before.is_none() && target.damaged == [false; 2] {
+                return Ok(());
             }
-            drop((gate, lock));
-            self.flush()?;
-        };
-        let bytes = make()?;
+        }
+        self.settle_others(&target);
         let (number, mut lane) = self.take_lane();
-        // First what takes longest: the rest is done while the bytes are on their way.
         let stored = match bytes {
             Some(bytes) => self.store(self.take_place(number, &mut lane), bytes),
             None => Stored { place: NOWHERE, sum: 0 },
         };
-        let target = self.target(block);
-        if bytes.is_none() && target.before.is_none() {
-            return Ok(());
-        }
         lane.number += 1;
         let entry = entry_of(&target, stored, (number, lane.number), false);
-        self.lane_words(number).set_begun(lane.number);
+        self.begin(number, &lane);
         self.store_entry(&target, &entry);
         if unless("write-without-a-fence", true) {
             self.head.fence();
         }
+        self.end(number, &lane);
         self.note_written(&target, &mut lane);
         lane.writes += 1;
         Ok(())
+    }
+
+    /// Keeps everybody from a block; where the medium must be forced, with a place for it, and not twice between two
+    /// forces.
+    fn enter(&self, block: u64) -> Result<(Option<RwLockReadGuard<'_, ()>>, RwLockWriteGuard<'_, ()>)> {
+        loop {
+            let Some(epoch) = &self.epoch else { return Ok((None, self.locks.write_one(block))) };
+            let gate = epoch.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let lock = self.locks.write_one(block);
+            let room = epoch.room.fetch_sub(1, Ordering::Relaxed) > 0;
+            if room && !self.is_unforced(block) {
+                return Ok((Some(gate), lock));
+            }
+            self.leave(1);
+            drop((gate, lock));
+            self.flush()?;
+        }
+    }
+
+    /// So many places are not taken after all.
+    fn leave(&self, places: i64) {
+        self.epoch.iter().for_each(|epoch| _ = epoch.room.fetch_add(places, Ordering::Relaxed));
+    }
+
+    /// Says in a lane that a write is under way; those before it have ended.
+    #[inline]
+    fn begin(&self, number: usize, lane: &Lane) {
+        let words = self.lane_words(number);
+        words.set_begun(lane.number);
+        if self.epoch.is_none() {
+            words.set_ended(lane.number - 1);
+        }
+    }
+
+    /// The write has lasted, and what it said of those before it.
+    #[inline]
+    fn end(&self, number: usize, lane: &Lane) {
+        if self.epoch.is_none() {
+            self.ended[number].store(lane.number - 1, Ordering::Release);
+        }
+    }
+
+    /// Before a block that was written together with others is written again, it must be known that they have ended:
+    /// what will not be there any more cannot say so. Nobody holds a lane meanwhile.
+    #[inline]
+    fn settle_others(&self, target: &Target) {
+        if let Some(entry) = target.together
+            && self.epoch.is_none()
+            && entry.number > self.ended[entry.lane as usize].load(Ordering::Acquire)
+        {
+            self.settle(entry);
+        }
+    }
+
+    #[cold]
+    fn settle(&self, entry: Entry) {
+        let number = entry.lane as usize;
+        let _lane = self.lanes[number].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if entry.number > self.ended[number].load(Ordering::Acquire) && !planted("others-not-settled") {
+            self.lane_words(number).set_ended(entry.number);
+            self.head.fence();
+            self.ended[number].store(entry.number, Ordering::Release);
+        }
     }
 
     /// Whether what the medium has of a block is what it was before its last write.
@@ -336,31 +424,21 @@ impl Blocks {
     #[inline]
     fn target(&self, block: u64) -> Target {
         let entries = self.entries(block);
-        if entries.contains(&Slot::Damaged) {
-            self.clear_entries(block, &entries);
+        let damaged = entries.map(|slot| matches!(slot, Slot::Damaged | Slot::Torn));
+        if damaged != [false; 2] {
+            return damaged_target(block, entries, damaged);
         }
-        let (which, version, before) = match newest(entries) {
-            None => (0, 1, None),
-            Some((which, entry)) => (
-                instead("newest-entry-overwritten", 1 - which, which),
-                next(entry.version),
-                Some(entry.place),
-            ),
+        let Some((which, entry)) = newest(entries) else {
+            return Target { block, which: 0, version: 1, before: None, together: None, damaged };
         };
         Target {
             block,
-            which,
-            version,
-            before: before.filter(|place| u64::from(*place) < self.geometry.places()),
+            which: instead("newest-entry-overwritten", 1 - which, which),
+            version: next(entry.version),
+            before: Some(entry.place).filter(|place| u64::from(*place) < self.geometry.places()),
+            together: Some(entry).filter(|entry| entry.several && (entry.lane as usize) < self.ended.len()),
+            damaged,
         }
-    }
-
-    /// Clears entries that are damaged: the block is about to be written.
-    #[cold]
-    fn clear_entries(&self, block: u64, entries: &[Slot; 2]) {
-        let damaged = (0..2).filter(|which| entries[*which] == Slot::Damaged);
-        damaged.for_each(|which| self.found().clear_entry(block, which));
-        self.head.fence();
     }
 
     /// Stores a block's bytes in a place.
@@ -379,6 +457,9 @@ impl Blocks {
     /// A write has lasted, or will when the medium is forced: what the block was before needs its place no more.
     #[inline]
     fn note_written(&self, target: &Target, lane: &mut Lane) {
+        if target.damaged != [false; 2] {
+            self.clear_damaged(target);
+        }
         match &self.epoch {
             Some(epoch) if unless("place-reused-before-it-is-forced", true) => {
                 let mut changed = epoch.changed.lock().expect("no panic under this lock");
@@ -387,6 +468,14 @@ impl Blocks {
             }
             _ => lane.free.extend(target.before),
         }
+    }
+
+    /// A block that was damaged has been written: the entries that were are cleared, and not before.
+    #[cold]
+    fn clear_damaged(&self, target: &Target) {
+        let damaged = (0..2).filter(|which| target.damaged[*which] && *which != target.which);
+        damaged.for_each(|which| self.found().clear_entry(target.block, which));
+        self.head.fence();
     }
 
     /// A lane that nobody is in, and its number.
@@ -442,21 +531,12 @@ impl Blocks {
         }
     }
 
-    /// Forces the medium if too few places would be left otherwise.
-    fn make_room(&self, blocks: usize) -> Result<()> {
-        let Some(epoch) = &self.epoch else { return Ok(()) };
-        let spare = (self.geometry.places() - self.geometry.blocks) as usize;
-        let retired = epoch.changed.lock().expect("no panic under this lock").retired.len();
-        // Others may be about to take some.
-        if retired + blocks + 2 * self.lanes.len() > spare { self.flush() } else { Ok(()) }
-    }
-
     /// Makes all that was written last as long as the medium does. Where memory is mapped, it does already.
     pub fn flush(&self) -> Result<()> {
         self.check_write()?;
         self.counts.flushes.fetch_add(1, Ordering::Relaxed);
         let Some(epoch) = &self.epoch else { return Ok(()) };
-        let _gate = epoch.gate.write().expect("no panic under this lock");
+        let _gate = epoch.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         self.force(epoch)
     }
 
@@ -469,6 +549,7 @@ impl Blocks {
         let mut changed = epoch.changed.lock().expect("no panic under this lock");
         changed.blocks.clear();
         let retired = std::mem::take(&mut changed.retired);
+        self.leave(retired.len() as i64);
         for (number, lane) in self.lanes.iter().enumerate() {
             let mut lane = lane.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             self.lane_words(number).set_ended(lane.number);

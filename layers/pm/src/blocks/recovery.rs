@@ -9,20 +9,24 @@
 //!   1 read all entries; of each lane the greatest number
 //!   2 writes that may be there in part:
 //!       one block      its bytes match?  it stays : its older entry counts
-//!       several        a block of the list was written again since, or all match?  they stay : none does
+//!       several        the list is there, and all match?  they stay : none does
 //!   3 what is there is forced: who wrote it may have died before it was
 //!   4 entries of writes that are not there are cleared, and words of which there is no entry, and that is forced
 //!   5 places that no newest entry names are free
 //! ```
 //!
-//! Invariant: what had ended when the crash came is not undone. If the older entry does not match, its place was
-//! written to since, so the write had ended: the block is damaged, and is told of when it is read. Of a lane's last
-//! write alone that cannot be told: bytes of it that were damaged by the crash, and not by its absence, are undone.
+//! Invariant: before another write of a block that was written with others, these are known to have ended (`ended` of
+//! their lane). So where a write may not have ended, all its entries are still there, if ever they were.
+//!
+//! Of a lane's last write (in a file: of those since the last force) it cannot be told whether it had ended when the
+//! crash came. If it was damaged by the crash, rather than by its absence, it is undone all the same.
+//!
+//! Invariant: no number is given out twice of which anything is left.
 
-use super::entry::{Entry, NOWHERE, Slot, Words, newest};
-use super::lane::{LaneWords, Listed};
+use super::entry::{Entry, NOWHERE, Slot, newest};
+use super::lane::LaneWords;
 use crate::error::Result;
-use crate::format::{ENTRIES, ENTRY, LANE};
+use crate::format::{ENTRIES, ENTRY, LANE, NO_ENTRY, Words};
 use crate::geometry::Geometry;
 use crate::memory::{Force, Memory};
 use caliburn_os::simulated::{planted, unless};
@@ -65,6 +69,10 @@ impl Found<'_> {
         [self.head.load(at), self.head.load(at + 8), self.head.load(at + 16)]
     }
 
+    pub fn lane(&self, lane: u32) -> LaneWords<'_> {
+        LaneWords { head: self.head, at: self.geometry.lane(lane) }
+    }
+
     /// Steps 3 and 4.
     pub fn settle(&self, recovered: &Recovered) -> Result<()> {
         if unless("seen-and-not-forced", true) {
@@ -82,6 +90,7 @@ impl Found<'_> {
         }
         self.head.force()?;
         for (lane, number) in recovered.numbers.iter().enumerate() {
+            self.lane(lane as u32).set_begun(*number);
             self.lane(lane as u32).set_ended(*number);
         }
         self.head.force()
@@ -89,12 +98,7 @@ impl Found<'_> {
 
     /// Clears an entry; a fence must follow.
     pub fn clear_entry(&self, block: u64, which: usize) {
-        let at = self.geometry.entries(block) + which * ENTRY;
-        [0, 8, 16].into_iter().for_each(|word| self.head.word(at + word, 0));
-    }
-
-    pub fn lane(&self, lane: u32) -> LaneWords<'_> {
-        LaneWords { head: self.head, at: self.geometry.lane(lane) }
+        self.head.words(self.geometry.entries(block) + which * ENTRY, NO_ENTRY);
     }
 
     /// Whether a block's bytes are what an entry says.
@@ -112,8 +116,14 @@ impl Found<'_> {
     /// Steps 1, 2 and 5. Changes nothing. `crashed`: the last writer did not give the segment up.
     pub fn recover(&self, crashed: bool) -> Recovered {
         let lanes = self.geometry.lanes;
-        let mut numbers: Vec<u64> = (0..lanes).map(|lane| self.lane(lane).begun()).collect();
-        let ended: Vec<u64> = (0..lanes).map(|lane| self.lane(lane).ended()).collect();
+        let (mut numbers, ended) =
+            (Vec::new(), (0..lanes).map(|lane| self.ended(lane)).collect::<Vec<u64>>());
+        for lane in 0..lanes {
+            let words = self.lane(lane);
+            let others = words.ended().into_iter().chain(words.lists());
+            let others = others.filter(|_| unless("number-given-out-again", true));
+            numbers.push(words.begun().into_iter().chain(others).max().unwrap_or(0));
+        }
         let all = || (0..self.geometry.blocks).map(|block| (block, self.entries(block)));
         for entry in all().flat_map(|(_, entries)| entries).filter_map(Slot::entry) {
             if let Some(number) = numbers.get_mut(entry.lane as usize) {
@@ -128,7 +138,7 @@ impl Found<'_> {
         let (mut writes, mut torn) = (Writes::new(), Vec::new());
         for (block, entries) in all() {
             for (which, entry) in entries.into_iter().enumerate() {
-                if crashed && entry == Slot::Empty && self.words(block, which) != [0; 3] {
+                if crashed && entry == Slot::Torn {
                     torn.push((block, which));
                 }
                 if let Some(entry) = entry.entry().filter(|entry| may_lack(entry)) {
@@ -149,61 +159,44 @@ impl Found<'_> {
         Recovered { numbers, free, undone, torn, there }
     }
 
-    /// Whether a write that may be there in part is there.
-    fn is_there(&self, lane: u8, number: u64, blocks: &[(u64, usize, Entry)], buffer: &mut [u8]) -> bool {
-        let several = blocks.iter().any(|(.., entry)| entry.several);
-        let whole = match several {
-            true => self.all_are_there(lane, number, blocks, buffer),
-            false => blocks.iter().all(|(block, _, entry)| self.matches(*block, entry, buffer)),
-        };
-        if whole {
-            return true;
+    /// All writes of a lane up to this one have lasted.
+    fn ended(&self, lane: u32) -> u64 {
+        let words = self.lane(lane);
+        match (words.ended(), words.begun()) {
+            (Some(ended), _) => ended,
+            // A word that was damaged. Where memory lasts by a fence the other one says as much.
+            (None, Some(begun)) if self.data.force_kind() == Force::Fence => begun.saturating_sub(1),
+            // Nothing is undone, and what does not match is told of.
+            (None, _) => u64::MAX,
         }
-        // Where it cannot be undone, it had ended.
-        let ended = blocks.iter().any(|(block, which, _)| match self.entries(*block)[1 - which] {
-            Slot::Empty => false,
-            Slot::There(older) => !self.matches(*block, &older, buffer),
-            Slot::Damaged => true,
-        });
-        unless("ended-write-undone", ended)
     }
 
-    fn all_are_there(
-        &self,
-        lane: u8,
-        number: u64,
-        blocks: &[(u64, usize, Entry)],
-        buffer: &mut [u8],
-    ) -> bool {
-        let Some(list) = self.lane(u32::from(lane)).listed(number) else { return planted("list-not-needed") };
-        let by_block: HashMap<u64, &Entry> = blocks.iter().map(|(block, _, entry)| (*block, entry)).collect();
-        let was_written_since = |listed: &Listed| {
-            let wanted = Entry { version: listed.version, ..blocks[0].2 };
-            let there =
-                (listed.block < self.geometry.blocks).then(|| newest(self.entries(listed.block))).flatten();
-            there.is_some_and(|(_, entry)| entry.is_newer(&wanted))
-        };
-        if list.iter().any(|listed| unless("written-since-not-seen", was_written_since(listed))) {
-            return true;
+    /// Whether a write that may be there in part is there.
+    fn is_there(&self, lane: u8, number: u64, blocks: &[(u64, usize, Entry)], buffer: &mut [u8]) -> bool {
+        if !blocks.iter().any(|(.., entry)| entry.several) {
+            return blocks.iter().all(|(block, _, entry)| self.matches(*block, entry, buffer));
         }
+        let list = self.lane(u32::from(lane)).listed(number);
+        let Some(list) = list else { return planted("list-not-needed") };
+        let by_block: HashMap<u64, &Entry> = blocks.iter().map(|(block, _, entry)| (*block, entry)).collect();
         list.iter().all(|listed| match by_block.get(&listed.block) {
-            Some(entry) => self.matches(listed.block, entry, buffer),
+            Some(entry) => entry.version == listed.version && self.matches(listed.block, entry, buffer),
             None => planted("part-of-several-kept"),
         })
     }
 
     /// Places that no block needs.
     fn free(&self, undone: &[(u64, usize)]) -> Vec<u32> {
-        let undone: HashMap<u64, usize> = undone.iter().copied().collect();
+        let undone = by_block(undone);
         let places = self.geometry.places();
         let mut used = vec![0u64; places.div_ceil(64) as usize];
         for block in 0..self.geometry.blocks {
             let mut entries = self.entries(block);
-            if let Some(which) = undone.get(&block) {
+            for which in undone.get(&block).into_iter().flatten() {
                 entries[*which] = Slot::Empty;
             }
             // Of a damaged block both, since which is the newest cannot be told.
-            let damaged = entries.contains(&Slot::Damaged);
+            let damaged = entries.iter().any(|slot| matches!(slot, Slot::Damaged | Slot::Torn));
             let both = entries.iter().filter_map(|slot| slot.entry()).filter(|_| damaged);
             for entry in newest(entries).map(|(_, entry)| entry).into_iter().chain(both) {
                 if u64::from(entry.place) < places {
@@ -214,4 +207,11 @@ impl Found<'_> {
         let is_free = |place: &u32| used[*place as usize / 64] >> (place % 64) & 1 == 0;
         (0..places as u32).filter(is_free).collect()
     }
+}
+
+/// Which entries of which blocks.
+pub(crate) fn by_block(entries: &[(u64, usize)]) -> HashMap<u64, Vec<usize>> {
+    let mut by_block: HashMap<u64, Vec<usize>> = HashMap::new();
+    entries.iter().for_each(|(block, which)| by_block.entry(*block).or_default().push(*which));
+    by_block
 }

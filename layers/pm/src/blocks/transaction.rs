@@ -39,14 +39,17 @@ impl Blocks {
         }
         match writes.first_key_value() {
             None => return Ok(()),
-            Some((block, bytes)) if writes.len() == 1 => return self.write_one(*block, Some(bytes)),
+            Some((block, bytes)) if writes.len() == 1 => {
+                self.write_one(*block, Some(bytes))?;
+                return if self.epoch.is_some() { self.flush() } else { Ok(()) };
+            }
             Some(_) => {}
         }
         let Some(epoch) = &self.epoch else {
             self.write_several(writes);
             return Ok(());
         };
-        let _gate = epoch.gate.write().expect("no panic under this lock");
+        let _gate = epoch.gate.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Of these blocks, too, what was written before must last, if this does not.
         self.force(epoch)?;
         self.write_several(writes);
@@ -56,14 +59,16 @@ impl Blocks {
     fn write_several(&self, writes: &BTreeMap<u64, &[u8]>) {
         writes.keys().for_each(|block| self.head.soon(self.geometry.entries(*block)));
         let _locks = self.locks.write(writes.keys().copied());
+        let targets: Vec<Target> = writes.keys().map(|block| self.target(*block)).collect();
+        targets.iter().for_each(|target| self.settle_others(target));
+        self.leave(-(targets.len() as i64));
         let gathering = self.gathering.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (number, mut lane) = self.take_lane();
         let places: Vec<u32> = writes.iter().map(|_| self.take_place(number, &mut lane)).collect();
         drop(gathering);
         // First what takes longest.
         let stored: Vec<Stored> =
-            places.iter().zip(writes.values()).map(|(p, bytes)| self.store(*p, bytes)).collect();
-        let targets: Vec<Target> = writes.keys().map(|block| self.target(*block)).collect();
+            places.iter().zip(writes.values()).map(|(place, bytes)| self.store(*place, bytes)).collect();
         lane.number += 1;
         let of = (number, lane.number);
         let entries: Vec<Entry> =
@@ -75,11 +80,12 @@ impl Blocks {
             words.list((lane.several % 2) as usize, lane.number, &listed);
         }
         lane.several += 1;
-        words.set_begun(lane.number);
+        self.begin(number, &lane);
         for (target, entry) in targets.iter().zip(&entries) {
             self.store_entry(target, entry);
         }
         self.head.fence();
+        self.end(number, &lane);
         targets.iter().for_each(|target| self.note_written(target, &mut lane));
         lane.writes += targets.len() as u64;
         self.counts.transactions.fetch_add(1, Ordering::Relaxed);
