@@ -45,12 +45,14 @@ struct Known {
     other: [u64; 2],
     /// Whether the region, and the segment of blocks, are there.
     made: bool,
+    /// Nobody has looked yet what a power cut has left of it.
+    unseen: bool,
 }
 
 type PmMachine = Machine<Known>;
 
-fn steps(random: &mut Random) -> Vec<Step> {
-    let mut number = 0;
+/// Numbers begin behind those of lives before.
+fn steps(random: &mut Random, mut number: u64) -> Vec<Step> {
     let mut next = || {
         number += 1;
         number
@@ -111,20 +113,37 @@ fn by<T: Send>(another: bool, act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(act).join()).expect("it does not panic")
 }
 
-fn life(machine: &Arc<PmMachine>, steps: &[Step], direct: bool) -> Result<(), String> {
+/// A life: of a region that is made, or of what another life has left.
+fn life(machine: &Arc<PmMachine>, left: Option<&Known>, steps: &[Step], direct: bool) -> Result<(), String> {
     let media = MachineMedia(machine.clone());
-    let mut known = Known::default();
+    let mut known = left.cloned().unwrap_or_default();
+    known.unseen = left.is_some();
+    machine.mark(known.clone());
     machine.run(|| {
         let told = |error: caliburn_pm::Error| error.to_string();
-        let options = RegionOptions { len: Some(4 << 20), ..RegionOptions::default() };
-        let region = Arc::new(Region::create_on(&media, Path::new(PATH), &options).map_err(told)?);
-        let kind = SegmentKind::Blocks { block_bytes: BYTES };
-        let options = SegmentOptions { kind, ..SegmentOptions::default() };
-        region.create_segment("disk", BLOCKS * u64::from(BYTES), &options, |_| {}).map_err(told)?;
-        known.made = true;
-        (0..BLOCKS).for_each(|block| _ = known.blocks.insert(block, vec![0]));
-        machine.mark(known.clone());
+        let region = Arc::new(match left {
+            Some(_) => Region::open_on(&media, Path::new(PATH), true).map_err(told)?,
+            None => {
+                let options = RegionOptions { len: Some(4 << 20), ..RegionOptions::default() };
+                let region = Region::create_on(&media, Path::new(PATH), &options).map_err(told)?;
+                let kind = SegmentKind::Blocks { block_bytes: BYTES };
+                let options = SegmentOptions { kind, ..SegmentOptions::default() };
+                region.create_segment("disk", BLOCKS * u64::from(BYTES), &options, |_| {}).map_err(told)?;
+                known.made = true;
+                (0..BLOCKS).for_each(|block| _ = known.blocks.insert(block, vec![0]));
+                machine.mark(known.clone());
+                region
+            }
+        });
         let mut disk = Some(region.attach_blocks("disk", true).map_err(told)?);
+        if left.is_some() {
+            let shown = show(disk.as_ref().expect("just attached"), &known)?;
+            known.blocks = shown.into_iter().map(|(block, number)| (block, vec![number])).collect();
+            known.now.clear();
+            known.unseen = false;
+            known.other = [region.segment("other").map_or(0, |other| other.len); 2];
+            machine.mark(known.clone());
+        }
         for step in steps {
             let blocks = disk.as_ref().expect("attached between steps");
             match step {
@@ -231,7 +250,7 @@ fn take_up(machine: &Arc<PmMachine>, known: &Known) -> Result<(), String> {
 }
 
 /// Each block shows what it may, and of what was under way all is there or nothing.
-fn show(disk: &Blocks, known: &Known) -> Result<(), String> {
+fn show(disk: &Blocks, known: &Known) -> Result<BTreeMap<u64, u64>, String> {
     let mut shown = BTreeMap::new();
     for block in 0..BLOCKS {
         let mut found = vec![0; BYTES as usize];
@@ -239,14 +258,17 @@ fn show(disk: &Blocks, known: &Known) -> Result<(), String> {
         let now = known.now.iter().filter(|(b, _)| *b == block).map(|(_, number)| *number);
         let mut may = known.blocks[&block].iter().copied().chain(now);
         let number = may.find(|number| bytes(*number) == found);
-        let number = number.ok_or_else(|| format!("block {block} is none of {:?}", known.blocks[&block]))?;
+        let number = number.ok_or_else(|| {
+            let shows = (0..100).find(|number| bytes(*number) == found);
+            format!("block {block} shows {shows:?}, and is none of {:?}", known.blocks[&block])
+        })?;
         shown.insert(block, number);
     }
     let there = known.now.iter().filter(|(block, number)| shown[block] == *number).count();
     if there != 0 && there != known.now.len() {
         return Err(format!("of {} blocks that were written at once {there} are there", known.now.len()));
     }
-    Ok(())
+    Ok(shown)
 }
 
 /// What crashes may leave after the first so many entries of a journal: disks, and whether the power was cut.
@@ -268,24 +290,40 @@ fn images(disk: &Disk, next: Option<&Entry<Known>>, random: &mut Random) -> Vec<
     images
 }
 
-/// Cuts lives after everything that they do; `depth` lives after one another.
+/// Cuts a life after everything that it does, and so some of the lives of what that leaves.
 pub fn pm(seed: u64, persistent: bool, random: &mut Random) -> Result<u64, Failure> {
-    let steps = steps(random);
-    let fail = |why: String| Failure { path: format!("pm, seed {seed}: {steps:?}"), why };
+    let steps = steps(random, 0);
     let hardware = Hardware { persistent, ..Hardware::default() };
     let machine: Arc<PmMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, hardware, None);
-    life(&machine, &steps, persistent).map_err(fail)?;
-    let (mut disk, mut known, mut seen, mut cases) = (Disk::default(), Known::default(), HashSet::new(), 0);
+    let done = life(&machine, None, &steps, persistent)
+        .and_then(|()| cut(Disk::default(), &machine, hardware, 0, random));
+    done.map_err(|why| Failure { path: format!("pm, seed {seed}: {steps:?}"), why })
+}
+
+/// Lives after one another.
+const LIVES: u64 = 3;
+
+fn cut(
+    mut disk: Disk,
+    machine: &Arc<PmMachine>,
+    hardware: Hardware,
+    lives: u64,
+    random: &mut Random,
+) -> Result<u64, String> {
+    let (mut known, mut seen, mut cases) = (Known::default(), HashSet::new(), 0);
     let mut journal = machine.take_journal().into_iter().peekable();
     while let Some(entry) = journal.next() {
         match entry {
             Entry::Mark(mark) => known = mark,
             Entry::Act(act) => disk.apply(&act),
         }
+        if lives > 0 && random.below(4) != 0 {
+            continue;
+        }
         for (image, power) in images(&disk, journal.peek(), random) {
             // The death of the process takes nothing that was written.
             let mut may = known.clone();
-            if !power {
+            if !power && !known.unseen {
                 may.flushed();
             }
             if !seen.insert((image.digest(), format!("{may:?}"))) {
@@ -293,9 +331,17 @@ pub fn pm(seed: u64, persistent: bool, random: &mut Random) -> Result<u64, Failu
             }
             cases += 1;
             let machine: Arc<PmMachine> = Machine::new(image.clone(), [2; 16], 1 << 41, hardware, None);
-            take_up(&machine, &may).map_err(fail)?;
+            take_up(&machine, &may)
+                .map_err(|why| format!("{why}, {}", if power { "after a power cut" } else { "killed" }))?;
             if random.below(64) == 0 {
-                cases += again(image, &machine, &known, hardware, random).map_err(fail)?;
+                cases += again(image.clone(), &machine, &known, hardware, random)?;
+            }
+            if known.made && lives + 1 < LIVES && random.below(150) == 0 {
+                let steps = steps(random, 20 * (lives + 1));
+                let machine: Arc<PmMachine> = Machine::new(image.clone(), [2; 16], 1 << 41, hardware, None);
+                let next = life(&machine, Some(&known), &steps, hardware.persistent);
+                let next = next.and_then(|()| cut(image, &machine, hardware, lives + 1, random));
+                cases += next.map_err(|why| format!("{why}; in a life with {steps:?}"))?;
             }
         }
     }

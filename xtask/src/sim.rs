@@ -75,8 +75,8 @@ pub fn test() -> Result<(), String> {
         "heap",
         "heap --undo",
         "heap --persistent",
-        "pm --workloads 20",
-        "pm --workloads 20 --persistent",
+        "pm --workloads 16",
+        "pm --workloads 16 --persistent",
     ] {
         simulate(SIM, line)?;
     }

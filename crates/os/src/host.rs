@@ -152,15 +152,30 @@ impl Lock {
 pub struct ByteLock {
     file: OwnedFd,
     at: u64,
+    /// Bytes; 0 for all from there on.
+    len: u64,
 }
 
 impl ByteLock {
     /// Takes it at once, shared with others or alone; none if somebody has it. Of a file that is open for reading
     /// only shared locks can be had.
     pub fn try_take(file: BorrowedFd<'_>, at: u64, shared: bool) -> io::Result<Option<ByteLock>> {
+        ByteLock::try_bytes(file, (at, 1), if shared { libc::F_RDLCK } else { libc::F_WRLCK })
+    }
+
+    /// Takes all bytes from one on at once, alone; none if somebody has one of them.
+    pub fn try_take_from(file: BorrowedFd<'_>, at: u64) -> io::Result<Option<ByteLock>> {
+        ByteLock::try_bytes(file, (at, 0), libc::F_WRLCK)
+    }
+
+    fn try_bytes(
+        file: BorrowedFd<'_>,
+        (at, len): (u64, u64),
+        kind: libc::c_int,
+    ) -> io::Result<Option<ByteLock>> {
         let file = file.try_clone_to_owned()?;
-        match lock_byte(&file, at, if shared { libc::F_RDLCK } else { libc::F_WRLCK }, libc::F_OFD_SETLK) {
-            Ok(()) => Ok(Some(ByteLock { file, at })),
+        match lock_bytes(&file, (at, len), kind, libc::F_OFD_SETLK) {
+            Ok(()) => Ok(Some(ByteLock { file, at, len })),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -170,8 +185,8 @@ impl ByteLock {
     pub fn take(file: BorrowedFd<'_>, at: u64) -> io::Result<ByteLock> {
         let file = file.try_clone_to_owned()?;
         loop {
-            match lock_byte(&file, at, libc::F_WRLCK, libc::F_OFD_SETLKW) {
-                Ok(()) => return Ok(ByteLock { file, at }),
+            match lock_bytes(&file, (at, 1), libc::F_WRLCK, libc::F_OFD_SETLKW) {
+                Ok(()) => return Ok(ByteLock { file, at, len: 1 }),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -182,16 +197,16 @@ impl ByteLock {
 impl Drop for ByteLock {
     fn drop(&mut self) {
         // It goes with the opening, too.
-        let _ = lock_byte(&self.file, self.at, libc::F_UNLCK, libc::F_OFD_SETLK);
+        let _ = lock_bytes(&self.file, (self.at, self.len), libc::F_UNLCK, libc::F_OFD_SETLK);
     }
 }
 
-fn lock_byte(file: &OwnedFd, at: u64, kind: libc::c_int, how: libc::c_int) -> io::Result<()> {
+fn lock_bytes(file: &OwnedFd, (at, len): (u64, u64), kind: libc::c_int, how: libc::c_int) -> io::Result<()> {
     let lock = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: at as libc::off_t,
-        l_len: 1,
+        l_len: len as libc::off_t,
         l_pid: 0,
     };
     // SAFETY: a descriptor, and a structure that is only read.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::{BLOCKS, DATA, HEAD, PLAIN, PROTECTED, WRITING};
 use crate::geometry::Geometry;
 use crate::memory::Memory;
-use crate::region::{Region, protected};
+use crate::region::{Region, permits, protected};
 use crate::segment::Segment;
 use caliburn_os::simulated::unless;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Region {
         let (attached, segment) = self.attach_as(name, PLAIN, write)?;
         let extents = self.base()?.bytes_of(segment.id, DATA);
         let address = (segment.address != 0).then_some(segment.address);
-        let memory = Memory::map(self.medium.clone(), &extents, address, write)?;
+        let memory = Memory::map(&self.source, &extents, address, write)?;
         attached.is_clean();
         Ok(Segment::new(attached, memory, segment.len))
     }
@@ -30,7 +30,7 @@ impl Region {
         let (attached, segment) = self.attach_as(name, BLOCKS, write)?;
         let geometry = Geometry::of(segment.block_bytes, segment.lanes, segment.len)?;
         let base = self.base()?;
-        let map = |part| Memory::map(self.medium.clone(), &base.bytes_of(segment.id, part), None, write);
+        let map = |part| Memory::map(&self.source, &base.bytes_of(segment.id, part), None, write);
         Blocks::attach(attached, geometry, map(HEAD)?, map(DATA)?)
     }
 
@@ -41,7 +41,10 @@ impl Region {
             let why = format!("is made of {made_of}, and was to be attached as something else");
             return Err(Error::Permission { name: name.to_owned(), why });
         }
-        may(&segment, write)?;
+        permits(&segment, write)?;
+        if write && segment.flags & PROTECTED != 0 {
+            return Err(protected(name));
+        }
         if write {
             self.note_writer(segment.id, true)?;
         }
@@ -52,32 +55,4 @@ impl Region {
             segment,
         ))
     }
-}
-
-/// Whether this process may attach a segment. What protects it from a program that opens the region itself is the
-/// file's, or the device's, mode.
-fn may(segment: &SegmentState, write: bool) -> Result<()> {
-    if write && segment.flags & PROTECTED != 0 {
-        return Err(protected(&segment.name));
-    }
-    let me = rustix::process::geteuid().as_raw();
-    let of_group = rustix::process::getegid().as_raw() == segment.gid
-        || rustix::process::getgroups().is_ok_and(|groups| groups.iter().any(|g| g.as_raw() == segment.gid));
-    let shift = if me == segment.uid {
-        6
-    } else if of_group {
-        3
-    } else {
-        0
-    };
-    let wanted = if write { 0o6 } else { 0o4 };
-    if me == 0 || segment.mode >> shift & wanted == wanted {
-        return Ok(());
-    }
-    let why = format!(
-        "has mode {:o}, which does not let user {me} {}",
-        segment.mode,
-        if write { "write it" } else { "read it" }
-    );
-    Err(Error::Permission { name: segment.name.clone(), why })
 }

@@ -20,7 +20,7 @@ use caliburn_os::simulated::unless;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Units of a part of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -327,6 +327,21 @@ impl Copies {
         Copies { memory, medium }
     }
 
+    /// A copy, as far as it says that it goes.
+    fn copy(&self, at: usize) -> Vec<u8> {
+        let mut header = BaseHeader::new_zeroed();
+        self.memory.read(at, header.as_mut_bytes());
+        let mut copy = vec![0; (header.bytes.get() as usize).clamp(size_of::<BaseHeader>(), COPY)];
+        self.memory.read(at, &mut copy);
+        copy
+    }
+
+    /// Has the second copy not count any more: the region is about to be made anew.
+    pub fn forget_second(&self) -> Result<()> {
+        self.memory.write(COPY, &[0; size_of::<BaseHeader>()]);
+        self.memory.force()
+    }
+
     /// What counts.
     pub fn read(&self, path: &Path) -> Result<Found> {
         // Another process may have made it longer.
@@ -336,10 +351,7 @@ impl Copies {
             offset: 0,
             source: Arc::new(source),
         })?;
-        let mut copies = vec![0; 2 * COPY];
-        self.memory.read(0, &mut copies);
-        let (one, two) = copies.split_at(COPY);
-        match [one, two].map(|copy| Base::decode(copy, len)) {
+        match [0, COPY].map(|at| Base::decode(&self.copy(at), len)) {
             [Ok(one), Ok(two)] if one == two => Ok(Found { base: one, damage: [None, None] }),
             [Ok(one), Ok(two)] if one.sequence == two.sequence || one.region != two.region => {
                 let why = || "both copies are whole, and they differ".to_owned();

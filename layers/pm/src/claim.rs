@@ -66,21 +66,20 @@ impl Claims {
     }
 
     /// That nobody else uses the region at all: only then it is made anew.
-    pub fn alone(&self) -> Result<ByteLock> {
+    pub fn alone(&self) -> Result<(ByteLock, ByteLock)> {
         let lock = self.base_to_change()?;
-        for id in 1..=crate::format::SEGMENTS as u64 * 4 {
-            if !self.is_free(id) {
-                return Err(Error::Busy { name: format!("number {id}"), how: "by another process".into() });
-            }
-        }
-        Ok(lock)
+        let all = ByteLock::try_take_from(self.medium.descriptor(), SEGMENTS)
+            .map_err(|source| medium_error("lock", &self.path, source))?;
+        let busy = || Error::Busy { name: "of the region".into(), how: "by another process".into() };
+        Ok((lock, all.ok_or_else(busy)?))
     }
 
     /// Whether nobody else has claimed a segment.
     pub fn is_free(&self, id: u64) -> bool {
-        let lock = ByteLock::try_take(self.medium.descriptor(), SEGMENTS + id, false);
-        let here = self.here.lock().expect("no panic under this lock").contains_key(&id);
-        matches!(lock, Ok(Some(_))) && !here
+        let here = self.here.lock().expect("no panic under this lock");
+        // What this opening has it would give up by asking.
+        !here.contains_key(&id)
+            && matches!(ByteLock::try_take(self.medium.descriptor(), SEGMENTS + id, false), Ok(Some(_)))
     }
 
     /// Claims a segment, at once: shared with others that only read it, or alone.

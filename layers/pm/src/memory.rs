@@ -1,12 +1,12 @@
 //! The memory of a segment: extents of a medium, mapped one after the other. The only place here where raw memory is
 //! met; everything is checked against its length.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, medium_error};
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::{Flush, Medium, Survives};
 use caliburn_os::{page_size, simulated, span, summed};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// How what was stored comes to last as long as the medium lets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,11 +17,40 @@ pub(crate) enum Force {
     Sync,
 }
 
+/// A medium, and whether a force of it has failed: what it has is not known from then on, for all that is on it.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    pub medium: Arc<dyn Medium>,
+    failed: Arc<OnceLock<Error>>,
+}
+
+impl Source {
+    pub fn new(medium: Arc<dyn Medium>) -> Source {
+        Source { medium, failed: Arc::default() }
+    }
+
+    /// The failure, if there was one.
+    pub fn sound(&self) -> Result<()> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Forces the medium.
+    pub fn force(&self) -> Result<()> {
+        self.sound()?;
+        let failed = |source| {
+            let error = medium_error("force", self.medium.path(), source);
+            // Of several the first one counts.
+            self.failed.get_or_init(|| error).clone()
+        };
+        self.medium.sync().map_err(failed)
+    }
+}
+
 /// Mapped extents.
 #[derive(Debug)]
 pub(crate) struct Memory {
     reservation: Reservation,
-    medium: Arc<dyn Medium>,
+    source: Source,
     len: usize,
     flush: Flush,
     force: Force,
@@ -39,12 +68,8 @@ pub(crate) fn force_of(medium: &dyn Medium) -> Force {
 
 impl Memory {
     /// Maps extents, at an address if one is given.
-    pub fn map(
-        medium: Arc<dyn Medium>,
-        extents: &[Range<u64>],
-        address: Option<u64>,
-        write: bool,
-    ) -> Result<Memory> {
+    pub fn map(source: &Source, extents: &[Range<u64>], address: Option<u64>, write: bool) -> Result<Memory> {
+        let medium = &*source.medium;
         let fail = |action, offset| {
             let path = medium.path().to_owned();
             move |source| Error::Medium { action, path, offset, source: Arc::new(source) }
@@ -71,9 +96,9 @@ impl Memory {
             simulated::mapped(descriptor, reservation.base().as_ptr().wrapping_add(at), bytes, extent.start);
             at += bytes;
         }
-        let force = force_of(&*medium);
-        let flush = memory.flush;
-        Ok(Memory { reservation, medium, len: at, flush, force, write })
+        let force = force_of(medium);
+        let (source, flush) = (source.clone(), memory.flush);
+        Ok(Memory { reservation, source, len: at, flush, force, write })
     }
 
     /// Its first byte. What is stored there by others than this type is not written back by it.
@@ -192,12 +217,12 @@ impl Memory {
         if self.force == Force::Fence {
             return Ok(());
         }
-        self.medium.sync().map_err(|source| Error::Medium {
-            action: "force",
-            path: self.medium.path().to_owned(),
-            offset: 0,
-            source: Arc::new(source),
-        })
+        self.source.force()
+    }
+
+    /// The failure of a force, if there was one: of this memory or of another one of the medium.
+    pub fn sound(&self) -> Result<()> {
+        self.source.sound()
     }
 
     /// Fills a part with zeros, a piece at a time; `each` is told how many bytes were filled.

@@ -9,7 +9,7 @@ use crate::format::{
 };
 use crate::geometry::Geometry;
 use crate::kind::Kind;
-use crate::memory::{Memory, pages};
+use crate::memory::{Memory, Source, pages};
 use crate::space;
 use caliburn_os::clock::wall_ns;
 use caliburn_os::files::Files;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Region {
     path: PathBuf,
-    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) source: Source,
     write: bool,
     /// Read and changed by one thread at a time; by one process at a time, the [`Claims`] see to that.
     copies: Mutex<Copies>,
@@ -58,12 +58,12 @@ impl Region {
         let unit = options.unit.unwrap_or(if len < 1 << 30 { UNIT_MIN } else { 2 << 20 });
         check_region(len, unit)?;
         let (is_new, medium) = match found {
-            Some(medium) => {
-                check_empty(&*medium, there, options.force)?;
-                (false, medium)
-            }
+            Some(medium) => (false, medium),
             None => (true, media.create(path).map_err(fail("create"))?),
         };
+        // Who else makes one there has looked before, or sees it.
+        let _alone = Claims::of(path, medium.clone()).alone()?;
+        check_empty(&*medium, options.force)?;
         medium.set_len(len).map_err(fail("make room in"))?;
         // Before the base says how long it is.
         medium.sync().map_err(fail("force"))?;
@@ -72,7 +72,6 @@ impl Region {
             media.sync_directory(above).map_err(fail("force the directory of"))?;
         }
         let region = Region::on(path, medium, true)?;
-        let alone = region.claims.alone()?;
         let base = Base {
             region: host::random_id().map_err(fail("find an identity for"))?,
             sequence: 1,
@@ -82,8 +81,8 @@ impl Region {
             segments: Vec::new(),
             extents: Vec::new(),
         };
+        region.copies().forget_second()?;
         region.copies().write(&base, &[None, None])?;
-        drop(alone);
         Ok(region)
     }
 
@@ -117,10 +116,11 @@ impl Region {
             let why = format!("it has {len} bytes, too few for a region");
             return Err(Error::NotARegion { path: path.to_owned(), why });
         }
-        let memory = Memory::map(medium.clone(), std::slice::from_ref(&(0..2 * COPY as u64)), None, write)?;
+        let source = Source::new(medium.clone());
+        let memory = Memory::map(&source, std::slice::from_ref(&(0..2 * COPY as u64)), None, write)?;
         let claims = Claims::of(path, medium.clone());
-        let (path, copies) = (path.to_owned(), Mutex::new(Copies::new(memory, medium.clone())));
-        Ok(Region { path, medium, write, copies, claims })
+        let (path, copies) = (path.to_owned(), Mutex::new(Copies::new(memory, medium)));
+        Ok(Region { path, source, write, copies, claims })
     }
 
     fn copies(&self) -> MutexGuard<'_, Copies> {
@@ -134,9 +134,21 @@ impl Region {
 
     /// The base as it is now.
     pub(crate) fn base(&self) -> Result<Base> {
+        Ok(self.settled()?.base)
+    }
+
+    /// The base as it is now, and what is wrong with its copies, if nobody is changing it.
+    fn settled(&self) -> Result<Found> {
         let copies = self.copies();
+        for _ in 0..8 {
+            // Who reads does not keep others from changing it: one of the copies is whole all the time.
+            match copies.read(&self.path) {
+                Ok(found) if found.damage == [None, None] => return Ok(found),
+                _ => std::thread::yield_now(),
+            }
+        }
         let _shared = self.claims.base_to_read()?;
-        Ok(copies.read(&self.path)?.base)
+        copies.read(&self.path)
     }
 
     /// Changes the base: wholly, or not at all.
@@ -171,18 +183,19 @@ impl Region {
 
     /// What the region is.
     pub fn info(&self) -> Result<RegionInfo> {
-        let copies = self.copies();
-        let _shared = self.claims.base_to_read()?;
-        let found = copies.read(&self.path)?;
-        let medium_len =
-            self.medium.len().map_err(|source| medium_error("find the length of", &self.path, source))?;
+        let found = self.settled()?;
+        let medium_len = self
+            .source
+            .medium
+            .len()
+            .map_err(|source| medium_error("find the length of", &self.path, source))?;
         Ok(RegionInfo {
             id: found.base.region,
             len: found.base.len,
             medium_len,
             unit: found.base.unit,
             free: space::free_bytes(&found.base),
-            kind: Kind::of(&*self.medium),
+            kind: Kind::of(&*self.source.medium),
             damage: found.damage,
         })
     }
@@ -219,8 +232,13 @@ impl Region {
         check_len(len, head, data)?;
         check_address(options.address, data, plain)?;
         let (claim, segment) = self.change(|base| {
-            if base.find(name).is_some() {
-                return Err(Error::Exists(name.to_owned()));
+            if let Some(old) = base.find(name) {
+                // One that was being made when its process died is nobody's.
+                if old.flags & MAKING == 0 || !self.claims.is_free(old.id) {
+                    return Err(Error::Exists(name.to_owned()));
+                }
+                let id = old.id;
+                remove(base, id);
             }
             if base.segments.len() == SEGMENTS {
                 return Err(Error::invalid("segments", SEGMENTS, "a region has no more"));
@@ -272,7 +290,7 @@ impl Region {
 
     /// Makes lanes and entries of blocks that were never written.
     fn make_head(&self, id: u64, geometry: Geometry) -> Result<()> {
-        let memory = Memory::map(self.medium.clone(), &self.base()?.bytes_of(id, HEAD), None, true)?;
+        let memory = Memory::map(&self.source, &self.base()?.bytes_of(id, HEAD), None, true)?;
         geometry.make_head(&memory);
         memory.force()
     }
@@ -286,7 +304,7 @@ impl Region {
         each: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let extents = self.base()?.bytes_of(segment.id, part);
-        let memory = Memory::map(self.medium.clone(), &extents, None, true)?;
+        let memory = Memory::map(&self.source, &extents, None, true)?;
         memory.zero(bytes.start as usize..bytes.end as usize, each);
         memory.force()
     }
@@ -311,6 +329,7 @@ impl Region {
             let why = "blocks stay as many as they are: make a new segment, and copy them".to_owned();
             return Err(Error::Permission { name: name.to_owned(), why });
         }
+        permits(&segment, true)?;
         if segment.flags & PROTECTED != 0 {
             return Err(protected(name));
         }
@@ -373,9 +392,11 @@ impl Region {
                 format!("with its units the region has at most {most} bytes"),
             ));
         }
-        self.medium.set_len(len).map_err(|source| medium_error("make room in", &self.path, source))?;
-        self.medium.sync().map_err(|source| medium_error("force", &self.path, source))?;
         self.change(|base| {
+            // Of several that do this one at a time: if it fails, the file is as long as it was.
+            let medium = &self.source.medium;
+            medium.set_len(len).map_err(|source| medium_error("make room in", &self.path, source))?;
+            self.source.force()?;
             base.len = base.len.max(len);
             Ok(())
         })
@@ -433,6 +454,7 @@ impl Region {
         change: impl FnOnce(&mut Base, &SegmentState) -> Result<T>,
     ) -> Result<T> {
         let (_claim, segment) = self.attachable(name, false)?;
+        permits(&segment, true)?;
         self.change(|base| change(base, &segment))
     }
 }
@@ -453,17 +475,48 @@ pub(crate) fn protected(name: &str) -> Error {
     Error::Permission { name: name.to_owned(), why }
 }
 
-/// Whether a region may be made where there is something.
-fn check_empty(medium: &dyn Medium, len: u64, force: bool) -> Result<()> {
-    let mut first = vec![0; len.min(2 * COPY as u64) as usize];
-    medium.read_at(&mut first, 0).map_err(|source| medium_error("read", medium.path(), source))?;
-    if force || first.iter().all(|byte| *byte == 0) {
+/// Whether the mode of a segment lets this process read or write it. What protects it from a program that opens the
+/// region itself is the file's, or the device's, mode.
+pub(crate) fn permits(segment: &SegmentState, write: bool) -> Result<()> {
+    let me = rustix::process::geteuid().as_raw();
+    let of_group = rustix::process::getegid().as_raw() == segment.gid
+        || rustix::process::getgroups().is_ok_and(|groups| groups.iter().any(|g| g.as_raw() == segment.gid));
+    let shift = if me == segment.uid {
+        6
+    } else if of_group {
+        3
+    } else {
+        0
+    };
+    let wanted = if write { 0o6 } else { 0o4 };
+    if me == 0 || segment.mode >> shift & wanted == wanted {
         return Ok(());
     }
-    let is_region = [0, COPY].iter().any(|at| first.get(*at..*at + 8) == Some(&MAGIC));
-    let what = if is_region { "there is a region already" } else { "it holds something else" };
-    let why = format!("{what}; `caliburn pm create --force` makes a new one in its place");
-    Err(Error::NotARegion { path: medium.path().to_owned(), why })
+    let why = format!(
+        "has mode {:o}, which does not let user {me} {}",
+        segment.mode,
+        if write { "write it" } else { "read it" }
+    );
+    Err(Error::Permission { name: segment.name.clone(), why })
+}
+
+/// Whether a region may be made where there is something.
+fn check_empty(medium: &dyn Medium, force: bool) -> Result<()> {
+    let fail = |source| medium_error("read", medium.path(), source);
+    let len = medium.len().map_err(fail)?;
+    let (mut at, mut part) = (0, vec![0; 1 << 20]);
+    while !force && let Some(from) = medium.next_data(at).filter(|from| *from < len) {
+        let part = &mut part[..(1 << 20).min(len - from) as usize];
+        medium.read_at(part, from).map_err(fail)?;
+        if part.iter().any(|byte| *byte != 0) {
+            let is_region = from < 2 * COPY as u64 && part.windows(8).any(|bytes| *bytes == MAGIC);
+            let what = if is_region { "there is a region already" } else { "it holds something else" };
+            let why = format!("{what}; `caliburn pm create --force` makes a new one in its place");
+            return Err(Error::NotARegion { path: medium.path().to_owned(), why });
+        }
+        at = from + part.len() as u64;
+    }
+    Ok(())
 }
 
 fn check_region(len: u64, unit: u32) -> Result<()> {

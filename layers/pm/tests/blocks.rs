@@ -248,7 +248,9 @@ fn after_a_force_that_failed_nothing_is_written_and_the_next_one_recovers() {
     drop(region);
     let bad = Arc::new(AtomicBool::new(false));
     let region = Arc::new(Region::open_on(&Bad(bad.clone()), &path, true).unwrap());
+    region.create_segment("other", 4096, &SegmentOptions::default(), |_| {}).unwrap();
     let disk = region.attach_blocks("disk", true).unwrap();
+    let other = region.attach("other", true).unwrap();
     disk.write(0, &content(1, 512)).unwrap();
     disk.flush().unwrap();
     disk.write(1, &content(2, 512)).unwrap();
@@ -258,7 +260,10 @@ fn after_a_force_that_failed_nothing_is_written_and_the_next_one_recovers() {
     // What the medium has is not known any more.
     assert!(matches!(disk.flush(), Err(Error::Medium { .. })));
     assert!(matches!(disk.write(2, &content(3, 512)), Err(Error::Medium { .. })));
-    drop(disk);
+    // Nor of other segments, though the system would not say so again.
+    assert!(matches!(other.flush(), Err(Error::Medium { .. })));
+    assert!(region.create_segment("third", 4096, &SegmentOptions::default(), |_| {}).is_err());
+    drop((disk, other));
     let region = Arc::new(Region::open(&path).unwrap());
     assert!(region.segment("disk").unwrap().writing, "it was given up as if all were well");
     let disk = region.attach_blocks("disk", true).unwrap();

@@ -201,3 +201,33 @@ fn garbage_ends_a_connection_and_nothing_else() {
         Client::connect(&served.socket).unwrap().read(0, 4096).unwrap();
     });
 }
+
+#[test]
+fn a_server_is_stopped_whatever_its_clients_do_and_what_becomes_of_its_socket() {
+    let mut served = served(true);
+    let mut deaf = Client::connect(&served.socket).unwrap();
+    for _ in 0..64 {
+        let request = deaf.header(READ, 0, 0, LEN as u32);
+        deaf.stream.write_all(&request).unwrap();
+    }
+    let mut silent = Client::connect(&served.socket).unwrap();
+    let begun = silent.header(WRITE, 0, 0, 32 << 20);
+    silent.stream.write_all(&begun).unwrap();
+    std::fs::remove_file(&served.socket).unwrap();
+    served.end().expect("it ends");
+}
+
+#[test]
+fn a_client_too_many_is_turned_away_and_another_one_served_later() {
+    let served = served(true);
+    let mut clients: Vec<Client> = (0..64).map(|_| Client::connect(&served.socket).unwrap()).collect();
+    assert!(Client::connect(&served.socket).is_err());
+    clients[63].read(0, 10).unwrap();
+    clients.pop();
+    let mut tries = 0;
+    while Client::connect(&served.socket).is_err() {
+        tries += 1;
+        assert!(tries < 1000, "nobody is served any more");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}

@@ -334,3 +334,75 @@ fn a_segment_lies_where_it_was_asked_to_and_pointers_hold() {
     };
     assert_eq!(&found, b"there");
 }
+
+#[test]
+fn of_two_that_make_a_region_at_once_one_is_refused() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    for round in 0..60 {
+        let path = dir.path().join(round.to_string());
+        let go = std::sync::Barrier::new(2);
+        let make = |name: &str| {
+            go.wait();
+            let region =
+                Region::create(&path, &RegionOptions { len: Some(MB), ..RegionOptions::default() }).ok()?;
+            plain(&region, name, 4096).ok()
+        };
+        let made = std::thread::scope(|scope| {
+            let other = scope.spawn(|| make("a"));
+            [make("b"), other.join().unwrap()]
+        });
+        assert_ne!(made, [Some(()), Some(())], "round {round}");
+        assert_eq!(names(&Region::open(&path).unwrap()).len(), 1);
+    }
+}
+
+#[test]
+fn a_region_is_not_made_anew_while_one_of_its_segments_is_attached() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("region");
+    let options = RegionOptions { len: Some(2 * MB), force: true, ..RegionOptions::default() };
+    let region = Arc::new(Region::create(&path, &options).unwrap());
+    // Numbers are not used again.
+    for _ in 0..2100 {
+        plain(&region, "s", 4096).unwrap();
+        region.destroy("s").unwrap();
+    }
+    plain(&region, "s", 4096).unwrap();
+    let segment = region.attach("s", true).unwrap();
+    assert!(matches!(Region::create(&path, &options), Err(Error::Busy { .. })));
+    drop(segment);
+    assert_eq!(names(&Region::create(&path, &options).unwrap()), []);
+}
+
+#[test]
+fn data_behind_zeros_is_somebody_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let file = File::create_new(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    file.write_all_at(b"somebody's", 50 << 20).unwrap();
+    assert!(text(Region::create(&path, &RegionOptions::default())).contains("it holds something else"));
+    file.write_all_at(&[0; 10], 50 << 20).unwrap();
+    Region::create(&path, &RegionOptions::default()).unwrap();
+}
+
+#[test]
+fn those_who_look_do_not_keep_others_from_changing_it() {
+    let Made { region, path, _dir } = made(4 * MB);
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let looked = Region::open_to_read(&path).unwrap();
+                while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(looked.info().unwrap().damage, [None, None]);
+                }
+            });
+        }
+        for number in 0..20 {
+            plain(&region, &number.to_string(), 4096).unwrap();
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(names(&region).len(), 20);
+}

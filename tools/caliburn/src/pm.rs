@@ -342,8 +342,12 @@ fn check(one: &One) -> Result<ExitCode, Failure> {
         let undone = blocks.counts().undone;
         found.push(json!({"segment": segment.name, "looked": true, "blocks": blocks.len(), "damaged": damaged, "undone": undone}));
     }
+    let all = found.iter().all(|segment| segment["looked"] == true);
     if one.json {
-        println!("{}", json!({"region": one.region, "clean": clean, "base": damage, "segments": found}));
+        println!(
+            "{}",
+            json!({"region": one.region, "clean": clean, "all": all, "base": damage, "segments": found})
+        );
     } else {
         for (number, why) in damage.iter().enumerate().filter_map(|(n, why)| Some((n + 1, why.as_ref()?))) {
             println!("copy {number} of the base segment does not count: {why}");
@@ -363,9 +367,22 @@ fn check(one: &One) -> Result<ExitCode, Failure> {
                 ),
             }
         }
-        println!("{}", if clean { "clean" } else { "damaged" });
+        println!(
+            "{}",
+            if !clean {
+                "damaged"
+            } else if all {
+                "clean"
+            } else {
+                "clean, as far as it was looked at"
+            }
+        );
     }
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match (clean, all) {
+        (false, _) => ExitCode::FAILURE,
+        (true, true) => ExitCode::SUCCESS,
+        (true, false) => ExitCode::from(2),
+    })
 }
 
 /// Reads bytes of a segment, from an offset on.
@@ -377,12 +394,6 @@ const PART: usize = 1 << 20;
 fn dump(segment: &Segment, to: &Path) -> Result<(), Failure> {
     let region = Arc::new(Region::open_to_read(&segment.region)?);
     let info = region.segment(&segment.name)?;
-    let mut target: Box<dyn Write> = match to == Path::new("-") {
-        true => Box::new(stdout().lock()),
-        false => {
-            Box::new(File::create(to).map_err(|error| format!("cannot create {}: {error}", to.display()))?)
-        }
-    };
     let read: Box<Reads> = match info.kind {
         SegmentKind::Plain => {
             let segment = region.attach(&segment.name, false)?;
@@ -393,15 +404,37 @@ fn dump(segment: &Segment, to: &Path) -> Result<(), Failure> {
             Box::new(move |at, part| blocks.read_bytes(at, part))
         }
     };
-    let bar = bar(info.len, "reading");
-    let mut part = vec![0; PART];
-    for at in (0..info.len).step_by(PART) {
-        let part = &mut part[..PART.min((info.len - at) as usize)];
-        read(at, part)?;
-        target.write_all(part)?;
-        bar.inc(part.len() as u64);
+    let copy = |target: &mut dyn Write| -> Result<(), Failure> {
+        let (bar, mut part) = (bar(info.len, "reading"), vec![0; PART]);
+        for at in (0..info.len).step_by(PART) {
+            let part = &mut part[..PART.min((info.len - at) as usize)];
+            read(at, part)?;
+            target.write_all(part)?;
+            bar.inc(part.len() as u64);
+        }
+        Ok(target.flush()?)
+    };
+    if to == Path::new("-") {
+        return copy(&mut stdout().lock());
     }
-    Ok(target.flush()?)
+    let made = |error| format!("cannot write {}: {error}", to.display());
+    let same = |path: &Path| std::fs::canonicalize(path).ok();
+    if same(to).is_some() && same(to) == same(&segment.region) {
+        return Err(format!("{} is the region itself", to.display()).into());
+    }
+    // What is there stays until all of it is read. A device is written in place.
+    if std::fs::metadata(to).is_ok_and(|about| !about.is_file()) {
+        return copy(&mut File::options().write(true).open(to).map_err(made)?);
+    }
+    let mut part = to.as_os_str().to_owned();
+    part.push(".part");
+    let mut file = File::create(&part).map_err(made)?;
+    let done = copy(&mut file).and_then(|()| Ok(file.sync_all().map_err(made)?));
+    let done = done.and_then(|()| Ok(std::fs::rename(&part, to).map_err(made)?));
+    if done.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    done
 }
 
 fn restore(segment: &Segment, from: &Path) -> Result<(), Failure> {
@@ -410,7 +443,14 @@ fn restore(segment: &Segment, from: &Path) -> Result<(), Failure> {
     let mut source: Box<dyn Read> = match from == Path::new("-") {
         true => Box::new(stdin().lock()),
         false => {
-            Box::new(File::open(from).map_err(|error| format!("cannot open {}: {error}", from.display()))?)
+            let failed = |error| format!("cannot open {}: {error}", from.display());
+            let file = File::open(from).map_err(failed)?;
+            let about = file.metadata().map_err(failed)?;
+            if about.is_file() && about.len() > info.len {
+                let (has, room) = (about.len(), info.len);
+                return Err(format!("{} has {has} bytes, and the segment {room}", from.display()).into());
+            }
+            Box::new(file)
         }
     };
     let bar = bar(info.len, "writing");

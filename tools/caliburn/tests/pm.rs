@@ -68,6 +68,18 @@ fn a_region_is_made_cut_and_looked_at() {
     done(&["shrink", region, "16M"]);
     assert!(done(&["check", region]).contains("clean"));
     assert!(refused(&["serve", region, "disk", "--listen", "0.0.0.0:0"]).contains("loopback"));
+    // What is there stays until something else is.
+    assert!(refused(&["dump", region, "disk", region]).contains("is the region itself"));
+    std::fs::write(file, "old").unwrap();
+    let socket = dir.path().join("socket");
+    let server = Server::start(&path, &socket);
+    assert!(refused(&["dump", region, "disk", file]).contains("is attached"));
+    let looked = caliburn(&["check", region]);
+    assert_eq!(looked.status.code(), Some(2), "{looked:?}");
+    server.kill();
+    assert_eq!(std::fs::read(file).unwrap(), b"old");
+    std::fs::write(file, vec![1; 5 << 20]).unwrap();
+    assert!(refused(&["restore", region, "disk", file]).contains("has 5242880 bytes"));
     // A bit of a block that is in use.
     let mut bytes = std::fs::read(&path).unwrap();
     let at =

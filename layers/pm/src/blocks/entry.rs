@@ -6,10 +6,10 @@
 //!   word 2:  number, lower part (42) | version (6)                                 | check (16)
 //! ```
 //!
-//! A word that was never written has a check, too, so that zeros are damage. A block has two entries; a write stores the one that is not the newest, together with the bytes, in another
-//! place. A crash leaves each word wholly or not at all: words of different versions are a write that is not there,
-//! and a word whose check does not match is damage. The sum covers the bytes, everything in the entry, and which
-//! block it is.
+//! A word that was never written has a check, too, so that zeros are damage. A block has two entries; a write stores
+//! the one that is not the newest, together with the bytes, in another place. A crash leaves each word wholly or not
+//! at all: words of different versions are a write that is not there, and a word whose check does not match is
+//! damage. The sum covers the bytes, everything in the entry, and which block it is.
 
 use crate::format::{MIX, NO_ENTRY, Words, checked};
 use caliburn_os::simulated::{instead, unless};

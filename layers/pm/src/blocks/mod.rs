@@ -37,7 +37,6 @@ use ranges::RangeLocks;
 use recovery::{Found, by_block};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 pub use transaction::Transaction;
 
@@ -57,7 +56,6 @@ pub struct Blocks {
     epoch: Option<Epoch>,
     /// Blocks of which an entry is not there, though it cannot be cleared: attached to be read.
     undone: HashMap<u64, Vec<usize>>,
-    failed: OnceLock<Error>,
     counts: Counts,
     /// Given up last.
     attached: Attached,
@@ -158,7 +156,6 @@ impl Blocks {
             gathering: Mutex::new(()),
             epoch,
             undone,
-            failed: OnceLock::new(),
             counts,
             head,
             data,
@@ -230,7 +227,7 @@ impl Blocks {
         if !self.attached.write {
             return Err(Error::ReadOnly(format!("segment {:?}", self.attached.name)));
         }
-        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+        self.data.sound()
     }
 
     fn found(&self) -> Found<'_> {
@@ -542,10 +539,7 @@ impl Blocks {
 
     /// Forces the medium. Nobody writes meanwhile.
     fn force(&self, epoch: &Epoch) -> Result<()> {
-        if let Err(error) = self.data.force() {
-            // What the medium has now is unknown.
-            return Err(self.failed.get_or_init(|| error).clone());
-        }
+        self.data.force()?;
         let mut changed = epoch.changed.lock().expect("no panic under this lock");
         changed.blocks.clear();
         let retired = std::mem::take(&mut changed.retired);

@@ -15,8 +15,8 @@
 //!   5 places that no newest entry names are free
 //! ```
 //!
-//! Invariant: before another write of a block that was written with others, these are known to have ended (`ended` of
-//! their lane). So where a write may not have ended, all its entries are still there, if ever they were.
+//! Invariant: before another write of a block that was written with others, these are known to have ended (`ended`
+//! of their lane). So where a write may not have ended, all its entries are still there, if ever they were.
 //!
 //! Of a lane's last write (in a file: of those since the last force) it cannot be told whether it had ended when the
 //! crash came. If it was damaged by the crash, rather than by its absence, it is undone all the same.

@@ -23,11 +23,13 @@ mod wire;
 use crate::blocks::Blocks;
 pub use device::{Device, Disconnect};
 pub use socket::Address;
-use socket::{Listener, Socket};
+use socket::{Listener, Socket, Woken};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
 
 /// What a server shows.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ struct Shared {
     next: AtomicU64,
     connections: Mutex<HashMap<u64, Socket>>,
     address: Address,
+    /// Woken when it is stopped.
+    woken: Woken,
 }
 
 /// Stops a server, from another thread.
@@ -69,7 +73,11 @@ impl Server {
     pub fn bind(address: &Address, export: Export) -> io::Result<Server> {
         let (listener, address) = Listener::bind(address)?;
         let (stopped, next, connections) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::default());
-        Ok(Server { shared: Arc::new(Shared { export, stopped, next, connections, address }), listener })
+        let woken = Woken::new()?;
+        Ok(Server {
+            shared: Arc::new(Shared { export, stopped, next, connections, address, woken }),
+            listener,
+        })
     }
 
     /// Where it listens: with the port that was found, if none was asked for.
@@ -85,29 +93,31 @@ impl Server {
     /// Serves until it is stopped, and gives the export back: nobody uses it any more.
     pub fn run(self) -> io::Result<Export> {
         let Server { mut shared, listener } = self;
-        std::thread::scope(|scope| {
-            loop {
-                let socket = match listener.accept() {
-                    Ok(socket) => socket,
-                    Err(_) if shared.stopped.load(Ordering::SeqCst) => return Ok(()),
-                    // A client that is gone already, or too many of them: others may be served.
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+        let ended = std::thread::scope(|scope| {
+            while !shared.stopped.load(Ordering::SeqCst) {
+                match listener.accept(&shared.woken) {
+                    Ok(Some(socket)) => {
+                        if let Err(error) = shared.admit(scope, socket) {
+                            // Too many threads, or descriptors: those who are here are served.
+                            tracing::warn!(%error, "a connection cannot be served");
+                        }
+                    }
+                    Ok(None) => {}
+                    // A client that is gone already, or for a moment too little of everything.
+                    Err(error) if is_passing(&error) => {
+                        tracing::warn!(%error, "a connection cannot be accepted");
+                        std::thread::sleep(PAUSE);
+                    }
                     Err(error) => {
-                        shared.stop();
+                        shared.end_connections();
                         return Err(error);
                     }
-                };
-                let Some(number) = shared.admit(&socket)? else { return Ok(()) };
-                let shared = &shared;
-                scope.spawn(move || {
-                    if let Err(error) = requests::serve(&shared.export, socket) {
-                        tracing::warn!(connection = number, %error, "a connection has ended");
-                    }
-                    shared.connections.lock().expect("no panic under this lock").remove(&number);
-                });
+                }
             }
-        })?;
+            Ok(())
+        });
         drop(listener);
+        ended?;
         loop {
             match Arc::try_unwrap(shared) {
                 Ok(shared) => return Ok(shared.export),
@@ -119,21 +129,64 @@ impl Server {
     }
 }
 
+/// Most connections at a time.
+const CONNECTIONS: usize = 64;
+/// Until somebody else is accepted after there was too little of something.
+const PAUSE: Duration = Duration::from_millis(50);
+/// So long has a client that the server tells to go to take its answers.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Whether others may be accepted later.
+fn is_passing(error: &io::Error) -> bool {
+    let short = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::ECONNABORTED, libc::EINTR];
+    error.raw_os_error().is_some_and(|number| short.contains(&number))
+}
+
 impl Shared {
-    /// Notes a connection, to end it when the server stops; none if it has.
-    fn admit(&self, socket: &Socket) -> io::Result<Option<u64>> {
+    /// Serves a connection in a thread of its own.
+    fn admit<'s>(self: &'s Arc<Self>, scope: &'s Scope<'s, '_>, socket: Socket) -> io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut connections = self.connections.lock().expect("no panic under this lock");
-        connections.insert(number, socket.try_clone()?);
-        Ok((!self.stopped.load(Ordering::SeqCst)).then_some(number))
+        {
+            let mut connections = self.connections.lock().expect("no panic under this lock");
+            if connections.len() == CONNECTIONS {
+                return Err(io::Error::other(format!("there are {CONNECTIONS} already")));
+            }
+            connections.insert(number, socket.try_clone()?);
+        }
+        let gone = move |shared: &Shared| {
+            shared.connections.lock().expect("no panic under this lock").remove(&number);
+        };
+        let serve = move || {
+            if let Err(error) = requests::serve(&self.export, socket) {
+                tracing::warn!(connection = number, %error, "a connection has ended");
+            }
+            gone(self);
+        };
+        if self.stopped.load(Ordering::SeqCst) {
+            gone(self);
+            return Ok(());
+        }
+        std::thread::Builder::new().spawn_scoped(scope, serve).map(drop).inspect_err(|_| gone(self))
     }
 
     fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
-        let connections = self.connections.lock().expect("no panic under this lock");
-        connections.values().for_each(Socket::end);
-        drop(connections);
-        socket::wake(&self.address);
+        self.woken.wake();
+        self.end_connections();
+    }
+
+    /// Requests that are under way end; a client that does not take its answers goes without.
+    fn end_connections(&self) {
+        let each = |end: fn(&Socket)| {
+            let connections = self.connections.lock().expect("no panic under this lock");
+            connections.values().for_each(end);
+            connections.is_empty()
+        };
+        let begun = Instant::now();
+        while !each(Socket::end) && begun.elapsed() < GRACE {
+            std::thread::sleep(PAUSE / 10);
+        }
+        each(Socket::end_at_once);
     }
 }
 

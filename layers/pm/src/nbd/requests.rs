@@ -32,19 +32,30 @@ pub(super) fn transmit(export: &Export, mut socket: Socket) -> io::Result<()> {
             break;
         }
         let carried = if matches!(request.kind, Kind::Read | Kind::Write) { request.len as usize } else { 0 };
+        if request.kind == Kind::Write {
+            // As they come: who says that there will be many need not send them. And a client that vanishes in the
+            // middle has written nothing.
+            buffer.resize(HEAD, 0);
+            let come = (&mut reader).take(carried as u64).read_to_end(&mut buffer)?;
+            if come < carried {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
         buffer.resize(HEAD + carried, 0);
         let (head, bytes) = buffer.split_at_mut(HEAD);
-        if request.kind == Kind::Write {
-            // A client that vanishes in the middle has written nothing.
-            reader.read_exact(bytes)?;
-        }
         let error = act(export, &request, bytes).map_or_else(|error| number_of(&error), |()| 0);
         head.copy_from_slice(Reply::of(request.cookie, error).as_bytes());
         let sent = if request.kind == Kind::Read && error == 0 { HEAD + carried } else { HEAD };
         socket.write_all(&buffer[..sent])?;
+        if buffer.capacity() > KEPT {
+            buffer = Vec::new();
+        }
     }
     Ok(())
 }
+
+/// Bytes of memory that a connection keeps between two requests.
+const KEPT: usize = 1 << 20;
 
 /// The next request; none if the client is gone between two of them.
 fn next(reader: &mut BufReader<Socket>) -> io::Result<Option<RequestHeader>> {

@@ -1,9 +1,11 @@
 //! Connections, and who listens for them.
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fmt;
 use std::fs;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -44,7 +46,8 @@ impl Listener {
         match address {
             Address::Unix(path) => {
                 let left = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
-                if left && UnixStream::connect(path).is_err() {
+                let answered = UnixStream::connect(path).map_err(|error| error.kind());
+                if left && matches!(answered, Err(io::ErrorKind::ConnectionRefused)) {
                     // Of a server that was killed.
                     fs::remove_file(path)?;
                 }
@@ -66,15 +69,40 @@ impl Listener {
         }
     }
 
-    pub fn accept(&self) -> io::Result<Socket> {
-        match self {
-            Listener::Unix(listener, _) => Ok(Socket::Unix(listener.accept()?.0)),
+    /// Waits for a connection, or to be woken.
+    pub fn accept(&self, woken: &Woken) -> io::Result<Option<Socket>> {
+        let own = match self {
+            Listener::Unix(listener, _) => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        };
+        let mut events = [PollFd::new(&own, PollFlags::IN), PollFd::new(&woken.0, PollFlags::IN)];
+        poll(&mut events, None)?;
+        if !events[1].revents().is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(match self {
+            Listener::Unix(listener, _) => Socket::Unix(listener.accept()?.0),
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nodelay(true)?;
-                Ok(Socket::Tcp(stream))
+                Socket::Tcp(stream)
             }
-        }
+        }))
+    }
+}
+
+/// What wakes who waits for connections.
+#[derive(Debug)]
+pub(super) struct Woken(OwnedFd);
+
+impl Woken {
+    pub fn new() -> io::Result<Woken> {
+        Ok(Woken(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    pub fn wake(&self) {
+        // It is woken already if this fails.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
 
@@ -84,14 +112,6 @@ impl Drop for Listener {
             let _ = fs::remove_file(path);
         }
     }
-}
-
-/// Connects, so that a server that waits for somebody looks whether it was stopped.
-pub(super) fn wake(address: &Address) {
-    let _ = match address {
-        Address::Unix(path) => UnixStream::connect(path).map(drop),
-        Address::Loopback(socket) => TcpStream::connect(socket).map(drop),
-    };
 }
 
 impl Socket {
@@ -104,9 +124,19 @@ impl Socket {
 
     /// Nothing more is read from it.
     pub fn end(&self) {
+        self.shut(Shutdown::Read);
+    }
+
+    /// Nothing more is written to it either.
+    pub fn end_at_once(&self) {
+        self.shut(Shutdown::Both);
+    }
+
+    fn shut(&self, how: Shutdown) {
+        // It may have ended itself.
         let _ = match self {
-            Socket::Unix(stream) => stream.shutdown(Shutdown::Read),
-            Socket::Tcp(stream) => stream.shutdown(Shutdown::Read),
+            Socket::Unix(stream) => stream.shutdown(how),
+            Socket::Tcp(stream) => stream.shutdown(how),
         };
     }
 }
