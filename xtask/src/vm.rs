@@ -31,6 +31,9 @@ const KINDS: [(&str, &str, usize); 6] = [
     ("undo in an nvdimm", "power", 3),
     ("file system on a disk of blocks in an nvdimm", "disk", 3),
 ];
+/// What is kept in memory that outlives a warm start.
+const RESERVED: [(&str, &str); 2] =
+    [("undo in reserved memory", "os"), ("file system on a disk of blocks in reserved memory", "warm")];
 /// Seconds from its start after which the failing disk refuses writes: opened by then, with commits going on.
 const SOUND: u32 = 4;
 
@@ -59,8 +62,10 @@ pub fn run(rounds: &str) -> Result<(), String> {
         }
         println!("{kind}: {} commits survived", acknowledged.iter().sum::<u64>());
     }
-    let (starts, commits) = warm_starts(&kernel, rounds)?;
-    println!("undo in reserved memory: {commits} commits survived {starts} warm starts");
+    for (kind, store) in RESERVED {
+        let (starts, commits) = warm_starts(&kernel, (kind, store), rounds.div_ceil(2))?;
+        println!("{kind}: {commits} commits survived {starts} warm starts");
+    }
     for ((name, _), count) in CRASHES.iter().zip(counts) {
         println!("{count} times {name}");
     }
@@ -180,20 +185,20 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     init += "disk=/dev/vda\n\
              for word in $($b cat /proc/cmdline); do case $word in guest=*) words=${word#guest=};; esac; done\n";
     init += &format!(
-        "how=\ncase $words in\npower,*|os,*|disk,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
+        "how=\ncase $words in\npower,*|os,*|disk,*|warm,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
         table(&format!("flakey /dev/vda 0 {SOUND} 1000 1 error_writes")),
         table("log-writes /dev/vda /dev/vdb")
     );
     // An NVDIMM can be mapped directly when a header on it says where its pages are described; that header and
     // the file system are made when the memory is new.
     init += "mount() { $b mount -t ext4 $how $disk /mnt; }\n\
-             case $words in power,*|os,*|disk,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
+             case $words in power,*|os,*|disk,*|warm,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
              if [ $($b cat /sys/block/pmem0/queue/dax) = 0 ]; then cd /sys/bus/nd/devices\n\
              echo namespace0.0 > ../drivers/nd_pmem/unbind; echo ram > pfn0.0/mode; echo 2097152 > pfn0.0/align\n\
              $b cat /proc/sys/kernel/random/uuid > pfn0.0/uuid; echo namespace0.0 > pfn0.0/namespace\n\
              echo pfn0.0 > ../drivers/nd_pmem/bind; cd /; fi\n\
              /bin/mkfs.ext4 -q -b 4096 $disk; else $b umount /mnt; fi;; esac\n\
-             case $words in disk,*) $b mkdir /pm; $b mount -t ext4 -o dax /dev/pmem0 /pm\n\
+             case $words in disk,*|warm,*) $b mkdir /pm; $b mount -t ext4 -o dax /dev/pmem0 /pm\n\
              /bin/guest disk /pm/region /dev/nbd0 &\n\
              until [ -e /sys/block/nbd0/pid ]; do $b usleep 20000; done; disk=/dev/nbd0; how=\n\
              if mount 2>/dev/null; then $b umount /mnt; /bin/e2fsck -f -n $disk >/dev/null || echo guest: ended by e2fsck\n\
@@ -225,9 +230,10 @@ fn start(kernel: &Kernel, store: &str, words: &str, second: Option<&str>) -> Res
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(["-accel", "tcg", "-cpu", "max", "-smp", "2", "-nographic", "-kernel"]);
     qemu.arg(&kernel.image).args(["-initrd", &format!("{FOLDER}/initramfs")]);
-    let reserved = if store == "os" { "memmap=64M!256M " } else { "" };
+    let warm = RESERVED.iter().any(|(_, word)| *word == store);
+    let reserved = if warm { "memmap=64M!256M " } else { "" };
     qemu.args(["-append", &format!("console=ttyS0 panic=-1 loglevel=3 {reserved}guest={words}")]);
-    if store != "os" {
+    if !warm {
         qemu.arg("-no-reboot");
     }
     qemu.args(["-drive", &format!("file={FOLDER}/disk,if=virtio,format=raw")]);
@@ -289,9 +295,9 @@ fn console(machine: &mut Child) -> Result<Receiver<String>, String> {
 
 /// One machine that is started warm so many times, by a panic or a reset, with its store in memory that outlives
 /// it: how many times it was, and how many commits there are in the end.
-fn warm_starts(kernel: &Kernel, wanted: u64) -> Result<(u64, u64), String> {
+fn warm_starts(kernel: &Kernel, (kind, store): (&str, &str), wanted: u64) -> Result<(u64, u64), String> {
     new_media()?;
-    let mut machine = start(kernel, "os", "os,r,700,0,0", None)?;
+    let mut machine = start(kernel, store, &format!("{store},r,700,0,0"), None)?;
     let lines = console(&mut machine)?;
     let (mut acknowledged, mut starts, mut said) = ([0u64; 2], 0, String::new());
     let mut begun = Instant::now();
@@ -328,7 +334,7 @@ fn warm_starts(kernel: &Kernel, wanted: u64) -> Result<(u64, u64), String> {
     };
     let _ = machine.kill();
     let _ = machine.wait();
-    ended.map_err(|e| format!("undo in reserved memory, warm start {starts}: {e}"))
+    ended.map_err(|e| format!("{kind}, warm start {starts}: {e}"))
 }
 
 /// What ends a machine.

@@ -3,9 +3,9 @@
 //!
 //! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power` or
 //! `os` for an undo store in memory that survives as much, or `shadow` for a shadow store to which nothing is
-//! declared, `pool` for one in a buffer pool, `disk` for one on a file system on a disk of blocks; `CRASH` is `c` or
-//! `b` for the kernel's sysrq trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail;
-//! `w` to end after the time, with marks in the log of a device mapper's writes; `v` to verify only.
+//! declared, `pool` for one in a buffer pool, `disk` or `warm` for one on a file system on a disk of blocks; `CRASH`
+//! is `c` or `b` for the kernel's sysrq trigger, `r` for either; `-` to be crashed from without; `f` when the disk
+//! is to fail; `w` to end after the time, with marks in the log of a device mapper's writes; `v` to verify only.
 //!
 //! `guest disk REGION DEVICE` is that disk: a segment of blocks in a region, as a block device.
 
@@ -99,7 +99,7 @@ fn options(log: &str) -> Options {
     let mut options = Store::options();
     options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
     match log {
-        "-" | "disk" => {}
+        "-" | "disk" | "warm" => {}
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
         "shadow" => {
