@@ -423,3 +423,30 @@ fn an_entry_that_stands_for_another_block_is_damage() {
     assert!(read(&disk, 3) == content(3, 512));
     assert!(matches!(disk.read(4, &mut [0; 512]), Err(Error::Block { block: 4, .. })));
 }
+
+#[test]
+fn a_list_of_which_a_word_did_not_last_is_no_list() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (region, path) = made(dir.path(), 512, 8);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    (0..8).for_each(|block| disk.write(block, &content(block, 512)).unwrap());
+    // A lane has two lists: the third write has that of the first.
+    disk.write_at_once(0, &[content(10, 512), content(11, 512)].concat()).unwrap();
+    disk.write_at_once(4, &[content(14, 512), content(15, 512)].concat()).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    disk.write_at_once(0, &[content(20, 512), content(21, 512), content(22, 512)].concat()).unwrap();
+    let after = std::fs::read(&path).unwrap();
+    let lanes = (0..8).map(|lane| (512 << 10) + lane * (36 << 10));
+    let lane: usize = lanes.clone().find(|at| before[*at..*at + 64] != after[*at..*at + 64]).unwrap();
+    // What it says of how many blocks there are, and the entry of the third one, did not last.
+    let entries = entries_of(2) as usize..entries_of(3) as usize;
+    for part in [lane + 16 + 8..lane + 16 + 16, lane + 32 + 8..lane + 32 + 16] {
+        let left = crashed(&path, |now| {
+            now[part.clone()].copy_from_slice(&before[part.clone()]);
+            now[entries.clone()].copy_from_slice(&before[entries.clone()]);
+        });
+        let left = left.attach_blocks("disk", true).unwrap();
+        let shown: Vec<Vec<u8>> = (0..3).map(|block| read(&left, block)).collect();
+        assert!(shown == [content(10, 512), content(11, 512), content(2, 512)], "half of it is there");
+    }
+}

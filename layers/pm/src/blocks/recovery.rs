@@ -10,7 +10,7 @@
 //!   2 writes that may be there in part:
 //!       one block      its bytes match?  it stays : its older entry counts
 //!       several        the list is there, and all match?  they stay : none does
-//!   3 what is there is forced: who wrote it may have died before it was
+//!   3 what was seen is forced: who wrote it may have died before it was
 //!   4 entries of writes that are not there are cleared, and words of which there is no entry, and that is forced
 //!   5 places that no newest entry names are free
 //! ```
@@ -26,7 +26,7 @@
 use super::entry::{Entry, NOWHERE, Slot, newest};
 use super::lane::LaneWords;
 use crate::error::Result;
-use crate::format::{ENTRIES, ENTRY, LANE, NO_ENTRY, Words};
+use crate::format::{ENTRY, NO_ENTRY, Words};
 use crate::geometry::Geometry;
 use crate::memory::{Force, Memory};
 use caliburn_os::simulated::{planted, unless};
@@ -43,8 +43,8 @@ pub(crate) struct Recovered {
     pub undone: Vec<(u64, usize)>,
     /// Those that have words there, and no entry.
     pub torn: Vec<(u64, usize)>,
-    /// Those whose write may not have lasted, and is there, with its place.
-    pub there: Vec<(u64, u32)>,
+    /// Where the bytes are of writes that may not have lasted, and are there.
+    pub there: Vec<u32>,
 }
 
 /// A segment of blocks, as far as recovery needs it.
@@ -76,13 +76,12 @@ impl Found<'_> {
     /// Steps 3 and 4.
     pub fn settle(&self, recovered: &Recovered) -> Result<()> {
         if unless("seen-and-not-forced", true) {
-            for (block, place) in &recovered.there {
-                self.head.seen(self.geometry.entries(*block), ENTRIES);
-                if u64::from(*place) < self.geometry.places() {
-                    self.data.seen(self.geometry.place(*place), self.geometry.block_bytes);
-                }
+            let places = self.geometry.places();
+            for place in recovered.there.iter().filter(|place| u64::from(**place) < places) {
+                self.data.seen(self.geometry.place(*place), self.geometry.block_bytes);
             }
-            self.head.seen(0, self.geometry.lanes as usize * LANE);
+            // Also entries that are not there: who cleared them may have died before that had lasted.
+            self.head.seen(0, self.geometry.head_bytes() as usize);
             self.head.force()?;
         }
         for (block, which) in recovered.undone.iter().chain(&recovered.torn) {
@@ -152,7 +151,7 @@ impl Found<'_> {
             if unless("recovery-left-out", !self.is_there(*lane, *number, blocks, &mut buffer)) {
                 undone.extend(blocks.iter().map(|(block, which, _)| (*block, *which)));
             } else {
-                there.extend(blocks.iter().map(|(block, _, entry)| (*block, entry.place)));
+                there.extend(blocks.iter().map(|(.., entry)| entry.place));
             }
         }
         let free = self.free(&undone);
