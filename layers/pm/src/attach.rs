@@ -17,10 +17,11 @@ impl Region {
     /// Attaches a plain segment: to read it, with others; to write it, alone.
     pub fn attach(self: &Arc<Self>, name: &str, write: bool) -> Result<Segment> {
         let (attached, segment) = self.attach_as(name, PLAIN, write)?;
+        // Nothing need be recovered of bytes.
+        attached.is_clean();
         let extents = self.base()?.bytes_of(segment.id, DATA);
         let address = (segment.address != 0).then_some(segment.address);
         let memory = Memory::map(&self.source, &extents, address, write)?;
-        attached.is_clean();
         Ok(Segment::new(attached, memory, segment.len))
     }
 

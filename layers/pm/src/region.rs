@@ -100,7 +100,7 @@ impl Region {
     pub fn open_on(media: &dyn Media, path: &Path, write: bool) -> Result<Region> {
         let medium = media.open(path, write).map_err(|source| medium_error("open", path, source))?;
         let region = Region::on(path, medium, write)?;
-        let found = region.copies().read(path)?;
+        let found = region.settled()?;
         for (number, why) in found.damage.iter().enumerate().filter_map(|(n, why)| Some((n, why.as_ref()?))) {
             tracing::warn!(path = %path.display(), copy = number, why, "a copy of the base segment does not count");
         }

@@ -470,6 +470,10 @@ impl Blocks {
     /// A block that was damaged has been written: the entries that were are cleared, and not before.
     #[cold]
     fn clear_damaged(&self, target: &Target) {
+        // Where the medium must be forced, the new entry may not last otherwise, and the older one would count.
+        if self.head.force().is_err() {
+            return;
+        }
         let damaged = (0..2).filter(|which| target.damaged[*which] && *which != target.which);
         damaged.for_each(|which| self.found().clear_entry(target.block, which));
         self.head.fence();

@@ -59,10 +59,10 @@ impl Blocks {
     pub fn write_bytes(&self, offset: u64, bytes: &[u8], at_once: bool) -> Result<()> {
         self.check_write()?;
         let pieces = self.pieces(offset, bytes.len() as u64)?;
-        let (size, whole) = (self.geometry.block_bytes, |len| bytes.len().is_multiple_of(len));
+        let size = self.geometry.block_bytes;
         if at_once
             && offset.is_multiple_of(size as u64)
-            && whole(size)
+            && bytes.len().is_multiple_of(size)
             && bytes.len() <= self.writes_max() * size
         {
             let writes: BTreeMap<u64, &[u8]> =
