@@ -139,6 +139,10 @@ pub enum Workload {
     Locks,
     /// Blocks with checksums in memory that is taken for persistent, beside stores past the caches and a fence.
     Pm,
+    /// Tests 26 to 32 of the Wisconsin benchmark: not durable, durable on a disk, durable in such memory.
+    Wisconsin,
+    /// 100 MB mapped and read, from a disk and from such memory, cold (PM, Table 1).
+    Cold,
     /// From opening a killed store to its first transaction.
     Restart,
     /// TPC-A with data from 12.5 % to 175 % of memory (RVM, Table 1), within a control group.

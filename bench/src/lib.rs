@@ -11,6 +11,7 @@ mod calls;
 pub mod camelot;
 mod camelot_tables;
 mod coda;
+mod cold;
 pub mod debit_credit;
 mod dumps;
 mod faults;
@@ -37,6 +38,7 @@ pub mod target;
 mod threads;
 mod tpca;
 pub mod typed;
+pub mod wisconsin;
 pub mod work;
 
 pub use arguments::{Arguments, Workload};
@@ -71,6 +73,8 @@ pub fn run(arguments: &Arguments) -> Result<(), target::Failure> {
         Workload::CamelotTables => camelot_tables::run(arguments),
         Workload::Nest => nest::run(arguments),
         Workload::Pm => pm::run(arguments),
+        Workload::Wisconsin => wisconsin::run(arguments),
+        Workload::Cold => cold::run(arguments),
         Workload::Locks => locks::run(arguments),
     }
 }

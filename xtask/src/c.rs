@@ -49,6 +49,9 @@ pub fn test() -> Result<(), String> {
         let source = &format!("{c}/{source}");
         Program { source, compiler, shared: "-lcaliburn -lpthread", fixed: engine.clone() }.every_way()?;
     }
+    let fixed = format!("{lib}/libcaliburn_pm.a {SYSTEM}");
+    let shared = "-lcaliburn_pm -lpthread";
+    Program { source: "bindings/pm/tests/pm.c", compiler: C, shared, fixed }.every_way()?;
     for source in ["rvm.c", "heap.c"] {
         let source = &format!("bindings/rvm/tests/{source}");
         let fixed = format!("{lib}/librds.a {lib}/libseg.a {lib}/librvm.a {SYSTEM}");

@@ -224,7 +224,7 @@ const TREES: [Tree; 14] = [
         root: "layers/pm/src",
         floors: &[
             "format", "error", "memory", "geometry", "kind", "base", "space", "claim", "about", "region",
-            "attached", "segment", "blocks", "attach", "nbd", "lib",
+            "attached", "segment", "blocks", "attach", "export", "nbd", "fuse", "lib",
         ],
         apart: &[],
     },

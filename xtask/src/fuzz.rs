@@ -13,9 +13,11 @@ const SANITIZED: &str = "-Zsanitizer=address";
 
 /// Whether the fuzzers, which are a workspace of their own, are in step with the rest; in seconds.
 pub fn lint() -> Result<(), String> {
-    for (package, target, flags) in
-        [("caliburn-fuzz", "target/sim", SIMULATED), ("caliburn-hostile", "target", "")]
-    {
+    for (package, target, flags) in [
+        ("caliburn-fuzz", "target/sim", SIMULATED),
+        ("caliburn-hostile", "target", ""),
+        ("caliburn-protocol", "target", ""),
+    ] {
         let mut clippy = Command::new("cargo");
         clippy.args(["clippy", "--quiet", "--manifest-path", "fuzz/Cargo.toml", "-p", package]);
         clippy.args(["--target-dir", target, "--profile", "dev", "--", "--deny", "warnings"]);
@@ -24,8 +26,9 @@ pub fn lint() -> Result<(), String> {
     Ok(())
 }
 
-/// Fuzzes for so many seconds, from the corpora that are kept: whole stores whose checksums are mended; and the
-/// reader of logs for a sixth of that, with checksums and without, so that what lies behind them is reached.
+/// Fuzzes for so many seconds, from the corpora that are kept: whole stores whose checksums are mended; and for a
+/// sixth of that each the reader of logs, with checksums and without, so that what lies behind them is reached, and
+/// the NBD server.
 pub fn run(seconds: &str) -> Result<(), String> {
     let seconds: u32 = seconds.parse().map_err(|e| format!("{seconds:?}: {e}"))?;
     let log = build("caliburn-fuzz", "log", "target/fuzz", SIMULATED)?;
@@ -33,6 +36,8 @@ pub fn run(seconds: &str) -> Result<(), String> {
         fuzz(&log, "log", &format!("-max_total_time={}", seconds / 6), planted)?;
     }
     let hostile = build("caliburn-hostile", "caliburn-hostile", "target/fuzz-stores", "")?;
+    let protocol = build("caliburn-protocol", "caliburn-protocol", "target/fuzz-stores", "")?;
+    fuzz(&protocol, "protocol", &format!("-max_total_time={}", seconds / 6), "")?;
     fuzz(&hostile, "hostile", &format!("-max_total_time={seconds}"), "")
 }
 
@@ -41,6 +46,8 @@ pub fn tries(count: &str) -> Result<(), String> {
     let count: u64 = count.parse().map_err(|e| format!("{count:?}: {e}"))?;
     let hostile = build("caliburn-hostile", "caliburn-hostile", "target/fuzz-stores", "")?;
     fuzz(&hostile, "hostile", &format!("-runs={count}"), "")?;
+    let protocol = build("caliburn-protocol", "caliburn-protocol", "target/fuzz-stores", "")?;
+    fuzz(&protocol, "protocol", &format!("-runs={}", count / 2), "")?;
     let sanitized = build("caliburn-hostile", "caliburn-hostile", "target/fuzz-sanitized", SANITIZED)?;
     fuzz(&sanitized, "hostile", &format!("-runs={}", count / 2), "")
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   PREFIX/include/caliburn.h, caliburn.hpp, caliburn_typed.hpp    lib/libcaliburn.so.0, libcaliburn.a
 //!   PREFIX/bin/caliburn, rvmutl, rdsinit                           share/man/man1, man3
+//!   PREFIX/include/pm.h         lib/libcaliburn_pm.so.0, libcaliburn_pm.a, pkgconfig/caliburn_pm.pc
 //!   PREFIX/include/camelot.h    lib/libcamelot.a    bin/camelot-stubs
 //!   PREFIX/lib/pkgconfig/caliburn.pc                               lib/cmake/caliburn/caliburnConfig.cmake
 //! ```
@@ -19,6 +20,7 @@ use std::process::Command;
 /// What Rust's library needs of the system.
 pub const SYSTEM: &str = "-lgcc_s -lpthread -ldl -lm";
 const STATIC: &str = "target/release/libcaliburn_c.a";
+const PM: &str = "target/release/libcaliburn_pm_c.a";
 const CAMELOT: &str = "target/release/libcaliburn_camelot.a";
 const MAP: &str = "bindings/c/caliburn.map";
 const MANUAL: &str = "bindings/man";
@@ -28,7 +30,7 @@ const HEADERS: &str = "bindings/c/include";
 pub fn run_in(prefix: &str) -> Result<(), String> {
     let prefix = std::path::absolute(prefix).map_err(|e| format!("{prefix}: {e}"))?;
     run(
-        "cargo build --release --quiet --target-dir target -p caliburn-c -p caliburn-camelot -p caliburn-command",
+        "cargo build --release --quiet --target-dir target -p caliburn-c -p caliburn-camelot -p caliburn-pm-c -p caliburn-command",
     )?;
     let (lib, bin, man) = (prefix.join("lib"), prefix.join("bin"), prefix.join("share/man"));
     let folders = [&prefix.join("include"), &lib.join("pkgconfig"), &lib.join("cmake/caliburn"), &bin];
@@ -45,7 +47,10 @@ pub fn run_in(prefix: &str) -> Result<(), String> {
     }
     let header = Path::new(HEADERS).join("caliburn.h");
     let text = fs::read_to_string(&header).map_err(|e| format!("{}: {e}", header.display()))?;
-    crate::manual::write_pages(&text, &man.join("man3"))?;
+    crate::manual::write_pages(&crate::manual::CALIBURN, &text, &man.join("man3"))?;
+    let pm = "bindings/pm/include/pm.h";
+    let text = fs::read_to_string(pm).map_err(|e| format!("{pm}: {e}"))?;
+    crate::manual::write_pages(&crate::manual::PM, &text, &man.join("man3"))?;
     // RVM's tools, by their names.
     copy(Path::new("target/release/caliburn"), &bin.join("caliburn"))?;
     for tool in ["rvmutl", "rdsinit"] {
@@ -53,11 +58,18 @@ pub fn run_in(prefix: &str) -> Result<(), String> {
     }
     copy(Path::new("bindings/camelot/include/camelot.h"), &prefix.join("include/camelot.h"))?;
     copy(Path::new("target/release/camelot-stubs"), &bin.join("camelot-stubs"))?;
+    copy(Path::new(pm), &prefix.join("include/pm.h"))?;
     static_library(STATIC, &lib.join("libcaliburn.a"), &["caliburn_*"])?;
+    static_library(PM, &lib.join("libcaliburn_pm.a"), &["pm_*"])?;
     static_library(CAMELOT, &lib.join("libcamelot.a"), &["camelot_*", "Camlib_*"])?;
-    shared_library(&lib)?;
+    shared_library(&lib, "libcaliburn", STATIC, MAP)?;
+    shared_library(&lib, "libcaliburn_pm", PM, "bindings/pm/pm.map")?;
     let version = env!("CARGO_PKG_VERSION");
-    write(&lib.join("pkgconfig/caliburn.pc"), &pkg_config(&prefix, version))?;
+    for (name, about) in
+        [("caliburn", "Recoverable memory"), ("caliburn_pm", "Memory that outlives the system")]
+    {
+        write(&lib.join(format!("pkgconfig/{name}.pc")), &pkg_config(&prefix, version, name, about))?;
+    }
     write(&lib.join("cmake/caliburn/caliburnConfig.cmake"), CMAKE)?;
     write(
         &lib.join("cmake/caliburn/caliburnConfigVersion.cmake"),
@@ -108,15 +120,15 @@ fn static_library(from: &str, library: &Path, names: &[&str]) -> Result<(), Stri
     fs::remove_file(&object).map_err(|e| e.to_string())
 }
 
-fn shared_library(lib: &Path) -> Result<(), String> {
-    let script = format!("-Wl,--version-script={MAP}");
+fn shared_library(lib: &Path, name: &str, from: &str, map: &str) -> Result<(), String> {
+    let script = format!("-Wl,--version-script={map}");
     let line = format!(
-        "-shared -o @0 -Wl,--whole-archive @1 -Wl,--no-whole-archive {script} -Wl,-soname,libcaliburn.so.0 \
+        "-shared -o @0 -Wl,--whole-archive @1 -Wl,--no-whole-archive {script} -Wl,-soname,{name}.so.0 \
          -Wl,--gc-sections -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,-O1 {SYSTEM}"
     );
-    let real = lib.join("libcaliburn.so.0");
-    tool("cc", &line, &[&real, Path::new(STATIC)])?;
-    link(&real, &lib.join("libcaliburn.so"))
+    let real = lib.join(format!("{name}.so.0"));
+    tool("cc", &line, &[&real, Path::new(from)])?;
+    link(&real, &lib.join(format!("{name}.so")))
 }
 
 /// A name for a file beside it.
@@ -159,10 +171,10 @@ fn exports(library: &Path, header: PathBuf) -> Result<(), String> {
     Err(format!("{MAP}: not in step with {}: {odd:?}", header.display()))
 }
 
-fn pkg_config(prefix: &Path, version: &str) -> String {
+fn pkg_config(prefix: &Path, version: &str, name: &str, about: &str) -> String {
     format!(
-        "prefix={}\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\nName: caliburn\n\
-         Description: Recoverable memory\nVersion: {version}\nLibs: -L${{libdir}} -lcaliburn\n\
+        "prefix={}\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\nName: {name}\n\
+         Description: {about}\nVersion: {version}\nLibs: -L${{libdir}} -l{name}\n\
          Libs.private: {SYSTEM}\nCflags: -I${{includedir}}\n",
         prefix.display()
     )

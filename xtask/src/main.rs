@@ -7,6 +7,7 @@ mod fuzz;
 mod install;
 mod instructions;
 mod manual;
+mod others;
 mod planted;
 mod room;
 mod runtimes;
@@ -40,7 +41,8 @@ usage: cargo xtask TASK
   bench COMMAND    the same with the commands that begin so measured again, such as `threads`
   instructions     counts the instructions of the hot paths and compares them with bench/instructions.txt
   install PREFIX   the C libraries, headers, man pages
-  vm N             panics, resets and power cuts of virtual machines, N each
+  others N         programs of others on a disk of blocks, PostgreSQL with N kills of the disk
+  vm N [WORD]      panics, resets and power cuts of virtual machines, N in all kinds (whose name holds a word)
   kills N          kills N processes on each of four file systems";
 
 fn main() -> ExitCode {
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
         ["test", "--quick"] => quick(),
         ["soak"] => sim::soak()
             .and_then(|()| kills("2000"))
-            .and_then(|()| vm::run("100"))
+            .and_then(|()| vm::run("100", ""))
             .and_then(|()| fuzz::tries("1000000")),
         ["tidy"] => tidy::run(),
         ["torture", "--images", images, "--seed", seed] => sim::torture(images, seed),
@@ -67,8 +69,10 @@ fn main() -> ExitCode {
         ["bench", workload] => bench::measure_all(Some(workload)),
         ["instructions"] => instructions::watch(),
         ["install", prefix] => install::run_in(prefix),
-        ["vm", rounds] => vm::run(rounds),
+        ["vm", rounds] => vm::run(rounds, ""),
+        ["vm", rounds, kind] => vm::run(rounds, kind),
         ["kills", n] => kills(n),
+        ["others", kills] => others::run_all(kills),
         _ => {
             eprintln!("{HELP}");
             return ExitCode::from(2);
@@ -173,7 +177,7 @@ fn test() -> Result<(), String> {
     other_architecture()?;
     room::make(&["target/fuzz", "target/fuzz-stores", "target/other"]);
     if missing.allows(Part::Machines) {
-        vm::run("6")?;
+        vm::run("7", "")?;
     }
     room::make(&["target/guest", "target/vm"]);
     run("cargo build --release --workspace --quiet")?;

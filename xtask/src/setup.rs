@@ -24,7 +24,7 @@ pub enum Part {
 
 /// A Debian package, by what shows that it is there: a command, or a file if it begins with `/`, with `*` for
 /// any name.
-const WANTED: [(&str, &str, Part); 23] = [
+const WANTED: [(&str, &str, Part); 25] = [
     ("c++", "g++", Part::C),
     ("ld", "binutils", Part::C),
     ("valgrind", "valgrind", Part::C),
@@ -44,6 +44,8 @@ const WANTED: [(&str, &str, Part); 23] = [
     ("cpio", "cpio", Part::Machines),
     ("modprobe", "kmod", Part::Machines),
     ("dmsetup", "dmsetup", Part::Machines),
+    ("mkfs.xfs", "xfsprogs", Part::Machines),
+    ("sqlite3", "sqlite3", Part::Machines),
     ("etcd", "etcd-server", Part::Nodes),
     ("mkfs.xfs", "xfsprogs", Part::FileSystems),
     ("mkfs.ext4", "e2fsprogs", Part::FileSystems),

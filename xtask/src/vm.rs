@@ -3,8 +3,8 @@
 //! commits go on, or the disk begins to refuse writes (dm-flakey); the next boot verifies. Redo stores are on a
 //! virtio disk with ext4, some with their log on an emulated NVDIMM; undo stores on ext4 that is mapped directly
 //! (`-o dax`) from such an NVDIMM, or from memory that the parameter `memmap=` reserves, which outlives a warm start
-//! only; others on a file system on a disk of blocks in an NVDIMM. One more machine logs what it writes to its disk
-//! (dm-log-writes), see `writes.rs`.
+//! only; others on a file system on a disk of blocks in an NVDIMM, with a database of SQLite's and a tree of files.
+//! One more machine logs what it writes to its disk (dm-log-writes), see `writes.rs`.
 
 use crate::writes;
 use std::fs;
@@ -23,31 +23,35 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const CRASHES: [(&str, &str); 4] =
     [("panic", "c"), ("reset", "b"), ("power cut", "-"), ("failing disk, then a power cut", "f")];
 /// What a machine keeps its store on: a name, the word for the guest, and in how many of [`CRASHES`] it can end.
-const KINDS: [(&str, &str, usize); 6] = [
+const KINDS: [(&str, &str, usize); 7] = [
     ("disk", "-", 4),
     ("disk and nvdimm", "/dev/pmem0", 4),
     ("shadow on a disk, caught", "shadow", 4),
     ("shadow on a disk, in a buffer pool", "pool", 4),
     ("undo in an nvdimm", "power", 3),
-    ("file system on a disk of blocks in an nvdimm", "disk", 3),
+    ("ext4 on a disk of blocks in an nvdimm", "disk", 3),
+    ("XFS on a disk of blocks in an nvdimm", "xfs", 3),
 ];
 /// What is kept in memory that outlives a warm start.
 const RESERVED: [(&str, &str); 2] =
-    [("undo in reserved memory", "os"), ("file system on a disk of blocks in reserved memory", "warm")];
+    [("undo in reserved memory", "os"), ("ext4 on a disk of blocks in reserved memory", "warm")];
+/// Who says what was acknowledged: two threads with a store, a database, a tree of files.
+const WRITERS: usize = 4;
 /// Seconds from its start after which the failing disk refuses writes: opened by then, with commits going on.
 const SOUND: u32 = 4;
 
-/// Crashes machines in each way so many times.
-pub fn run(rounds: &str) -> Result<(), String> {
+/// Crashes machines in each way so many times, those of which the kind's name holds a word.
+pub fn run(rounds: &str, word: &str) -> Result<(), String> {
     let rounds: u64 = rounds.parse().map_err(|e| format!("{rounds:?}: {e}"))?;
     let start = Instant::now();
     let kernel = kernel()?;
     initramfs(&kernel)?;
     let mut counts = [0u64; CRASHES.len()];
-    for (i, (kind, store, ways)) in KINDS.into_iter().enumerate() {
+    let kinds: Vec<_> = KINDS.into_iter().filter(|(kind, ..)| kind.contains(word)).collect();
+    for (i, (kind, store, ways)) in kinds.iter().copied().enumerate() {
         new_media()?;
-        let mut acknowledged = [0u64; 2];
-        let share = (rounds + KINDS.len() as u64 - 1 - i as u64) / KINDS.len() as u64;
+        let mut acknowledged = [0u64; WRITERS];
+        let share = (rounds + kinds.len() as u64 - 1 - i as u64) / kinds.len() as u64;
         for round in 0..share * ways as u64 + 1 {
             // The last boot only verifies.
             let way = (round % ways as u64) as usize;
@@ -60,17 +64,21 @@ pub fn run(rounds: &str) -> Result<(), String> {
                 counts[way] += 1;
             }
         }
-        println!("{kind}: {} commits survived", acknowledged.iter().sum::<u64>());
+        println!("{kind}: {} survived", counts_of(acknowledged));
     }
-    for (kind, store) in RESERVED {
-        let (starts, commits) = warm_starts(&kernel, (kind, store), rounds.div_ceil(2))?;
-        println!("{kind}: {commits} commits survived {starts} warm starts");
+    for (kind, store) in RESERVED.into_iter().filter(|(kind, _)| kind.contains(word)) {
+        let (starts, there) = warm_starts(&kernel, (kind, store), rounds.div_ceil(2))?;
+        println!("{kind}: {} survived {starts} warm starts", counts_of(there));
     }
     for ((name, _), count) in CRASHES.iter().zip(counts) {
         println!("{count} times {name}");
     }
     println!("every acknowledged commit was there, {:.0} s", start.elapsed().as_secs_f64());
-    writes::run(rounds as usize * 20)
+    if word.is_empty() { writes::run(rounds as usize * 20) } else { Ok(()) }
+}
+
+fn counts_of([a, b, rows, files]: [u64; WRITERS]) -> String {
+    format!("{} commits, {rows} rows and {files} files", a + b)
 }
 
 /// A machine that logs the writes to its disk while commits go on for a moment.
@@ -80,7 +88,7 @@ pub fn log_writes(log: &str) -> Result<(), String> {
     file.set_len(512 << 20).map_err(|e| format!("{log}: {e}"))?;
     new_media()?;
     fs::copy(format!("{FOLDER}/disk"), writes::BASE).map_err(|e| format!("{}: {e}", writes::BASE))?;
-    let mut machine = start(&kernel()?, "-", "-,w,2500,0,0", Some(log))?;
+    let mut machine = start(&kernel()?, "-", "-,w,2500,0,0,0,0", Some(log))?;
     let lines = console(&mut machine)?;
     let mut said = String::new();
     let begun = Instant::now();
@@ -117,8 +125,8 @@ pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
 
 /// Debian's cloud kernel, and the modules that the guest needs, in order.
 fn kernel() -> Result<Kernel, String> {
-    let missing =
-        "install qemu-system-x86, linux-image-cloud-amd64, busybox-static, cpio, kmod, dmsetup and e2fsprogs";
+    let missing = "install qemu-system-x86, linux-image-cloud-amd64, busybox-static, cpio, kmod, dmsetup, e2fsprogs, \
+         xfsprogs and sqlite3";
     let entries = fs::read_dir("/boot").map_err(|e| format!("/boot: {e}; {missing}"))?;
     let names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
     let version =
@@ -126,7 +134,7 @@ fn kernel() -> Result<Kernel, String> {
     let version = version.ok_or(format!("no cloud kernel in /boot: {missing}"))?;
     let mut modules: Vec<PathBuf> = Vec::new();
     for module in
-        ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "nd_e820", "dm_flakey", "dm_log_writes", "nbd"]
+        ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "nd_e820", "dm_flakey", "dm_log_writes", "nbd", "xfs"]
     {
         for line in output("modprobe", &["-S", &version, "-D", module])?.lines() {
             let Some(path) = line.trim().strip_prefix("insmod ") else { continue };
@@ -158,10 +166,11 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
     fs::copy(busybox.ok_or("install busybox-static")?, root.join("bin/busybox")).map_err(io("busybox"))?;
     fs::copy(guest(), root.join("bin/guest")).map_err(io("guest"))?;
-    for program in ["dmsetup", "mkfs.ext4", "e2fsck"] {
-        let places = [format!("/sbin/{program}"), format!("/usr/sbin/{program}")];
+    for program in ["dmsetup", "mkfs.ext4", "e2fsck", "mkfs.xfs", "xfs_repair", "sqlite3"] {
+        let places = ["/sbin", "/usr/sbin", "/usr/bin"].map(|folder| format!("{folder}/{program}"));
         let place = places.iter().find(|place| Path::new(place).exists());
-        let place = place.ok_or(format!("install dmsetup and e2fsprogs, for {program}"))?;
+        let place =
+            place.ok_or(format!("install dmsetup, e2fsprogs, xfsprogs and sqlite3, for {program}"))?;
         fs::copy(place, root.join("bin").join(program)).map_err(io(program))?;
         // The libraries that it needs, where it looks for them.
         for path in output("ldd", &[place])?.split_whitespace().filter(|word| word.starts_with('/')) {
@@ -182,27 +191,35 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
             "/bin/dmsetup create d --noudevsync --table \"0 $($b cat /sys/block/vda/size) {rest}\"; disk=/dev/dm-0;;\n"
         )
     };
+    // Whoever waits for ever is shown before the machine is given up.
+    init += &format!(
+        "($b sleep {}; echo 8 > /proc/sys/kernel/printk; echo guest: stuck; echo l > /proc/sysrq-trigger; \
+         echo t > /proc/sysrq-trigger) &\n",
+        PATIENCE.as_secs() - 30
+    );
     init += "disk=/dev/vda\n\
              for word in $($b cat /proc/cmdline); do case $word in guest=*) words=${word#guest=};; esac; done\n";
     init += &format!(
-        "how=\ncase $words in\npower,*|os,*|disk,*|warm,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
+        "how=\ncase $words in\npower,*|os,*|disk,*|xfs,*|warm,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
         table(&format!("flakey /dev/vda 0 {SOUND} 1000 1 error_writes")),
         table("log-writes /dev/vda /dev/vdb")
     );
     // An NVDIMM can be mapped directly when a header on it says where its pages are described; that header and
     // the file system are made when the memory is new.
-    init += "mount() { $b mount -t ext4 $how $disk /mnt; }\n\
-             case $words in power,*|os,*|disk,*|warm,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
+    init += "kind=ext4\nmount() { $b mount -t $kind $how $disk /mnt; }\n\
+             case $words in power,*|os,*|disk,*|xfs,*|warm,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
              if [ $($b cat /sys/block/pmem0/queue/dax) = 0 ]; then cd /sys/bus/nd/devices\n\
              echo namespace0.0 > ../drivers/nd_pmem/unbind; echo ram > pfn0.0/mode; echo 2097152 > pfn0.0/align\n\
              $b cat /proc/sys/kernel/random/uuid > pfn0.0/uuid; echo namespace0.0 > pfn0.0/namespace\n\
              echo pfn0.0 > ../drivers/nd_pmem/bind; cd /; fi\n\
              /bin/mkfs.ext4 -q -b 4096 $disk; else $b umount /mnt; fi;; esac\n\
-             case $words in disk,*|warm,*) $b mkdir /pm; $b mount -t ext4 -o dax /dev/pmem0 /pm\n\
+             make='/bin/mkfs.ext4 -q -b 4096'; check='/bin/e2fsck -f -n'\n\
+             case $words in xfs,*) kind=xfs; make='/bin/mkfs.xfs --unsupported -q'; check='/bin/xfs_repair -n';; esac\n\
+             case $words in disk,*|xfs,*|warm,*) $b mkdir /pm; $b mount -t ext4 -o dax /dev/pmem0 /pm\n\
              /bin/guest disk /pm/region /dev/nbd0 &\n\
-             until [ -e /sys/block/nbd0/pid ]; do $b usleep 20000; done; disk=/dev/nbd0; how=\n\
-             if mount 2>/dev/null; then $b umount /mnt; /bin/e2fsck -f -n $disk >/dev/null || echo guest: ended by e2fsck\n\
-             else echo guest: new disk; /bin/mkfs.ext4 -q -b 4096 $disk; fi;; esac\n\
+             until [ -e /ready ]; do $b usleep 20000; done; disk=/dev/nbd0; how=\n\
+             if [ -e /pm/made ]; then mount; $b umount /mnt; $check $disk >/check 2>&1 || { $b cat /check; echo guest: ended by $check; }\n\
+             else echo guest: new disk; $make $disk; $b touch /pm/made; $b sync; fi;; esac\n\
              mount || echo guest: no disk\n\
              /bin/guest /mnt/store $(echo $words | $b tr , ' ')\n\
              echo guest: ended $?\n$b umount /mnt\n$b sync\n\
@@ -240,7 +257,7 @@ fn start(kernel: &Kernel, store: &str, words: &str, second: Option<&str>) -> Res
     if let Some(second) = second {
         qemu.args(["-drive", &format!("file={second},if=virtio,format=raw")]);
     }
-    if ["/dev/pmem0", "power", "disk"].contains(&store) {
+    if ["/dev/pmem0", "power", "disk", "xfs"].contains(&store) {
         qemu.args(["-machine", "pc,nvdimm=on", "-m", "512,slots=2,maxmem=1G", "-object"]);
         qemu.arg(format!("memory-backend-file,id=mem1,share=on,mem-path={FOLDER}/nvdimm,size=64M"));
         qemu.args(["-device", "nvdimm,id=nvdimm1,memdev=mem1"]);
@@ -258,9 +275,10 @@ fn life(
     trigger: &str,
     after: u64,
     last: bool,
-    acknowledged: &mut [u64; 2],
+    acknowledged: &mut [u64; WRITERS],
 ) -> Result<(), String> {
-    let words = format!("{store},{trigger},{after},{},{}", acknowledged[0], acknowledged[1]);
+    let numbers: Vec<String> = acknowledged.iter().map(u64::to_string).collect();
+    let words = format!("{store},{trigger},{after},{}", numbers.join(","));
     let mut machine = start(kernel, store, &words, None)?;
     let lines = console(&mut machine)?;
     let end = match trigger {
@@ -294,26 +312,31 @@ fn console(machine: &mut Child) -> Result<Receiver<String>, String> {
 }
 
 /// One machine that is started warm so many times, by a panic or a reset, with its store in memory that outlives
-/// it: how many times it was, and how many commits there are in the end.
-fn warm_starts(kernel: &Kernel, (kind, store): (&str, &str), wanted: u64) -> Result<(u64, u64), String> {
+/// it: how many times it was, and how much there is in the end.
+fn warm_starts(
+    kernel: &Kernel,
+    (kind, store): (&str, &str),
+    wanted: u64,
+) -> Result<(u64, [u64; WRITERS]), String> {
     new_media()?;
-    let mut machine = start(kernel, store, &format!("{store},r,700,0,0"), None)?;
+    let mut machine = start(kernel, store, &format!("{store},r,700,0,0,0,0"), None)?;
     let lines = console(&mut machine)?;
-    let (mut acknowledged, mut starts, mut said) = ([0u64; 2], 0, String::new());
+    let (mut acknowledged, mut starts, mut said) = ([0u64; WRITERS], 0, String::new());
     let mut begun = Instant::now();
     let ended = loop {
         match lines.recv_timeout(Duration::from_millis(100)) {
             // Behind what the firmware says.
             Ok(line) if line.contains("guest: verified ") => {
-                let there: Vec<u64> = line.split(' ').rev().take(2).filter_map(|n| n.parse().ok()).collect();
+                let there: Vec<u64> =
+                    line.split(' ').rev().take(WRITERS).filter_map(|n| n.parse().ok()).collect();
                 let there: Vec<u64> = there.into_iter().rev().collect();
-                if there.len() < 2
+                if there.len() < WRITERS
                     || there.iter().zip(acknowledged).any(|(there, acknowledged)| *there < acknowledged)
                 {
                     break Err(format!("{acknowledged:?} was acknowledged and {there:?} is there"));
                 }
                 if starts == wanted {
-                    break Ok((starts, there.iter().sum()));
+                    break Ok((starts, std::array::from_fn(|writer| there[writer])));
                 }
                 starts += 1;
                 (begun, said) = (Instant::now(), String::new());
@@ -353,7 +376,7 @@ fn watch(
     lines: &Receiver<String>,
     end: End,
     after: u64,
-    acknowledged: &mut [u64; 2],
+    acknowledged: &mut [u64; WRITERS],
 ) -> Result<(), String> {
     let start = Instant::now();
     let mut verified: Option<Instant> = None;
@@ -363,13 +386,15 @@ fn watch(
             Ok(line) if line.contains("guest: failed") && end == End::KillWhenFailed => {
                 return machine.kill().map_err(|e| e.to_string());
             }
-            Ok(line) if line.contains("guest: verified") => verified = Some(Instant::now()),
+            Ok(line) if line.contains("guest: verified") => {
+                verified = Some(Instant::now());
+                said += &format!("{line}\n");
+            }
             Ok(line) if line.contains("guest: ended") || line.contains("guest: no disk") => {
                 return Err(format!("{said}{line}"));
             }
-            Ok(line) if line.contains("panicked") && !line.contains("sysrq") => said = format!("{line}\n"),
             Ok(line) => {
-                if !said.is_empty() {
+                if !line.starts_with("ack ") {
                     said += &format!("{line}\n");
                 }
                 note(&line, acknowledged);
@@ -389,12 +414,12 @@ fn watch(
 }
 
 /// `ack THREAD NUMBER`, whole: half a line at the end says nothing.
-fn note(line: &str, acknowledged: &mut [u64; 2]) {
+fn note(line: &str, acknowledged: &mut [u64; WRITERS]) {
     let words: Vec<&str> = line.split(' ').collect();
-    if let ["ack", thread @ ("0" | "1"), number] = words[..]
-        && let Ok(number) = number.parse::<u64>()
+    if let ["ack", writer, number] = words[..]
+        && let (Ok(writer), Ok(number)) = (writer.parse::<usize>(), number.parse::<u64>())
+        && let Some(newest) = acknowledged.get_mut(writer)
     {
-        let newest = &mut acknowledged[usize::from(thread == "1")];
         // A number that was cut off is smaller than the newest.
         *newest = (*newest).max(number);
     }

@@ -114,7 +114,8 @@ fn verify(acknowledged: &[String; 2]) -> Result<(), String> {
     fs::create_dir_all(MOUNT).map_err(|e| format!("{MOUNT}: {e}"))?;
     vm::output("mount", &["-o", "loop", CRASHED, MOUNT])?;
     let store = Path::new(MOUNT).join("store");
-    let guest = Command::new(vm::guest()).arg(store).args(["-", "v", "0"]).args(acknowledged).output();
+    let guest =
+        Command::new(vm::guest()).arg(store).args(["-", "v", "0"]).args(acknowledged).args(["0"; 2]).output();
     let unmounted = vm::output("umount", &[MOUNT]);
     let guest = guest.map_err(|e| format!("guest: {e}"))?;
     if !guest.status.success() {

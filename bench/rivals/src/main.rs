@@ -14,6 +14,7 @@ mod records;
 mod redb;
 mod restart;
 mod threads;
+mod wisconsin;
 
 use caliburn::Class;
 use caliburn_bench::debit_credit::{Layout, SEED, Stream};
@@ -61,6 +62,9 @@ struct Arguments {
     /// Only these rivals, such as LMDB.
     #[arg(long, value_delimiter = ',')]
     only: Option<Vec<String>>,
+    /// Folder in memory that is taken for persistent, of wisconsin; one of shared memory unless told.
+    #[arg(long)]
+    memory: Option<PathBuf>,
     /// Used by restart for the process that it kills.
     #[arg(long, hide = true)]
     victim: Option<PathBuf>,
@@ -82,6 +86,8 @@ enum Choice {
     Maps,
     /// Transactions over several servers, `Power` class.
     Camelot,
+    /// Tests 26 to 32 of the Wisconsin benchmark with SQLite, in memory and in the `Power` class.
+    Wisconsin,
     /// Children of a transaction, savepoints, nested transactions; `Process` class.
     Nest,
 }
@@ -269,6 +275,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Choice::GroupCommit => threads::run(arguments, layout)?,
         Choice::Restart => restart::run(arguments)?,
         Choice::Maps => maps::run(arguments)?,
+        Choice::Wisconsin => wisconsin::run(arguments)?,
         Choice::Nest => nested::run(arguments)?,
         Choice::Camelot => distributed::run(arguments)?,
     }

@@ -5,9 +5,8 @@ use caliburn::{
     BeginError, BranchError, CloseError, CommitError, Defect, Failure, ImagesError, LogError, MapError,
     MediaError, OpenError, RangeError, SavepointError, SegmentError, StageError, UndoError,
 };
-use std::any::Any;
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int};
+use caliburn_c_common::{Misuse, message};
+use std::ffi::{CStr, c_char, c_int};
 use std::io::{self, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -73,25 +72,19 @@ impl Fault {
     }
 }
 
-thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
-}
-
 /// Runs a function's body: its code, the message left for [`message`]. No panic leaves.
 #[inline]
 pub fn call(body: impl FnOnce() -> Done) -> c_int {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => CALIBURN_OK,
         Ok(Err(fault)) => leave(fault),
-        Err(panic) => leave(Fault::new(CALIBURN_PANIC, told(&*panic))),
+        Err(panic) => leave(Fault::new(CALIBURN_PANIC, message::told(&*panic))),
     }
 }
 
 #[cold]
 fn leave(fault: Fault) -> c_int {
-    let text = CString::new(fault.text.replace('\0', "\u{FFFD}")).unwrap_or_default();
-    // A thread that is ending has no message any more.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+    message::leave(&fault.text);
     if let Some(errno) = fault.errno {
         // SAFETY: every thread has an errno of its own.
         unsafe { *libc::__errno_location() = errno };
@@ -99,16 +92,11 @@ fn leave(fault: Fault) -> c_int {
     fault.code
 }
 
-fn told(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
-}
-
 /// What the calling thread's last call that failed had to say: what, where and what to do. Valid until its next
 /// one fails; empty before the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_message() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    message::last()
 }
 
 /// The name of a return code, such as "CALIBURN_BUSY"; of a number that is none, "not a code of Caliburn's".
@@ -167,6 +155,12 @@ fn of_io(error: &io::Error) -> c_int {
 
 fn of_defect(defect: &Defect) -> c_int {
     if matches!(defect, Defect::Version { .. }) { CALIBURN_VERSION } else { CALIBURN_DAMAGED }
+}
+
+impl Code for Misuse {
+    fn code(&self) -> c_int {
+        CALIBURN_INVALID
+    }
 }
 
 impl Code for MediaError {

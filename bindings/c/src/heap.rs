@@ -1,11 +1,11 @@
 //! Heaps: objects that are allocated and freed in transactions.
 
 use crate::error::{CALIBURN_BUSY, CALIBURN_NOT_FOUND, Done, Fault, call};
-use crate::handle::Table;
 use crate::store::{caliburn_store, open};
-use crate::text;
 use crate::transaction::{HeapInUse, OpenTransaction, begin_of_heap, caliburn_tx, open_transaction};
 use caliburn::heap::{Heap, HeapTransaction, Place};
+use caliburn_c_common::handle::Table;
+use caliburn_c_common::text;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,7 +52,7 @@ pub extern "C" fn caliburn_heap_open(
         let opened = Heap::open(&store.store, text::name("name", name)?)?;
         store.dependents.fetch_add(1, Ordering::AcqRel);
         let entry = HeapInUse { heap: opened, store, transactions: AtomicUsize::new(0) };
-        text::put("heap", heap, HEAPS.insert(Box::new(entry)))
+        Ok(text::put("heap", heap, HEAPS.insert(Box::new(entry)))?)
     })
 }
 
@@ -107,7 +107,7 @@ pub extern "C" fn caliburn_heap_alloc_aligned(
 ) -> c_int {
     call(|| {
         text::check("place", place)?;
-        text::put("place", place, heap_work(tx)?.allocate_aligned(len as usize, align as usize)?.0)
+        Ok(text::put("place", place, heap_work(tx)?.allocate_aligned(len as usize, align as usize)?.0)?)
     })
 }
 
@@ -123,7 +123,7 @@ pub extern "C" fn caliburn_heap_free(tx: *mut caliburn_tx, place: u64) -> c_int 
 pub extern "C" fn caliburn_heap_realloc(tx: *mut caliburn_tx, place: u64, len: u64, to: *mut u64) -> c_int {
     call(|| {
         text::check("to", to)?;
-        text::put("to", to, heap_work(tx)?.reallocate(Place(place), len as usize)?.0)
+        Ok(text::put("to", to, heap_work(tx)?.reallocate(Place(place), len as usize)?.0)?)
     })
 }
 
@@ -148,7 +148,7 @@ pub extern "C" fn caliburn_heap_root(
         let name = text::name("name", name)?;
         let found = entry(heap)?.heap.root(name);
         let none = || Fault::new(CALIBURN_NOT_FOUND, format!("the heap has no root named {name:?}"));
-        text::put("place", place, found.ok_or_else(none)?.0)
+        Ok(text::put("place", place, found.ok_or_else(none)?.0)?)
     })
 }
 
@@ -238,6 +238,6 @@ pub extern "C" fn caliburn_heap_statistics_get(
             bytes: found.bytes,
             fragmentation: found.fragmentation(),
         };
-        text::put("statistics", statistics, told)
+        Ok(text::put("statistics", statistics, told)?)
     })
 }

@@ -9,7 +9,6 @@
 #![allow(non_camel_case_types, reason = "C's names")]
 
 mod error;
-mod handle;
 mod heap;
 mod options;
 mod prepared;
@@ -17,5 +16,4 @@ mod query;
 mod region;
 mod segment;
 mod store;
-mod text;
 mod transaction;

@@ -1,11 +1,11 @@
 //! How a store is created and opened.
 
 use crate::error::{Done, Fault, call};
-use crate::handle::Table;
-use crate::text;
 use caliburn::{
     BeforeImages, BufferPool, Class, Guard, Options, Phase, Policy, Prefetch, Replacement, Tracking, Tuning,
 };
+use caliburn_c_common::handle::Table;
+use caliburn_c_common::text;
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};

@@ -2,7 +2,7 @@
 
 use crate::error::{Fault, call};
 use crate::store::{caliburn_store, open};
-use crate::text;
+use caliburn_c_common::text;
 use std::ffi::{c_int, c_void};
 
 /// An undecided transaction.

@@ -3,7 +3,7 @@
 use crate::error::{Done, call};
 use crate::region::{caliburn_region, region};
 use crate::store::{caliburn_store, open};
-use crate::text;
+use caliburn_c_common::text;
 use std::ffi::{CStr, c_char, c_int};
 
 /// The state of a store at one moment.

@@ -1,10 +1,10 @@
 //! Regions.
 
 use crate::error::{CALIBURN_BUSY, Done, Fault, call};
-use crate::handle::Table;
 use crate::segment::{caliburn_segment, segment};
-use crate::text;
 use caliburn::{MapError, Region, Segment};
+use caliburn_c_common::handle::Table;
+use caliburn_c_common::text;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -30,7 +30,7 @@ fn give(
     call(|| {
         text::check("region", target)?;
         let region = map(segment(handle)?)?;
-        text::put("region", target, REGIONS.insert(region))
+        Ok(text::put("region", target, REGIONS.insert(region))?)
     })
 }
 

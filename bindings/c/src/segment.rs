@@ -1,10 +1,10 @@
 //! Segments.
 
 use crate::error::{Done, Fault, call};
-use crate::handle::Table;
 use crate::store::{caliburn_store, open};
-use crate::text;
 use caliburn::{Segment, SegmentError, Store};
+use caliburn_c_common::handle::Table;
+use caliburn_c_common::text;
 use std::ffi::{c_char, c_int, c_void};
 
 /// A segment of an open store.
@@ -29,7 +29,7 @@ fn give(
     call(|| {
         text::check("segment", target)?;
         let segment = find(&open(store)?.store)??;
-        text::put("segment", target, SEGMENTS.insert(segment))
+        Ok(text::put("segment", target, SEGMENTS.insert(segment))?)
     })
 }
 

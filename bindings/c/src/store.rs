@@ -1,13 +1,13 @@
 //! Stores.
 
 use crate::error::{CALIBURN_BUSY, Done, Fault, call};
-use crate::handle::Table;
 use crate::options::{
     self, CALIBURN_OS, CALIBURN_POWER, CALIBURN_PROCESS, CALIBURN_REDO, CALIBURN_SHADOW, CALIBURN_UNDO,
     caliburn_options, class,
 };
-use crate::text;
 use caliburn::{Class, Policy, Store};
+use caliburn_c_common::handle::Table;
+use caliburn_c_common::text;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,7 +55,7 @@ pub extern "C" fn caliburn_open(
     call(|| {
         text::check("store", store)?;
         let opened = options::of(options)?.open(text::path("path", path)?)?;
-        text::put("store", store, STORES.insert(Box::new(Open::new(opened))))
+        Ok(text::put("store", store, STORES.insert(Box::new(Open::new(opened))))?)
     })
 }
 

@@ -1,11 +1,11 @@
 //! Transactions, which live in memory of the C program's own: beginning one allocates nothing.
 
 use crate::error::{Done, Fault, call};
-use crate::handle::Table;
 use crate::store::{Open, caliburn_store, class_of, open};
-use crate::text;
 use caliburn::heap::{Heap, HeapTransaction};
 use caliburn::{Branch, Extent, Mode, Savepoint, Ticket, Transaction};
+use caliburn_c_common::handle::Table;
+use caliburn_c_common::text;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -401,7 +401,7 @@ pub unsafe extern "C" fn caliburn_savepoint(
     call(|| {
         text::check("savepoint", savepoint)?;
         let opaque = not_of_heap(tx)?.savepoint()?.to_words();
-        text::put("savepoint", savepoint, caliburn_savepoint_t { opaque })
+        Ok(text::put("savepoint", savepoint, caliburn_savepoint_t { opaque })?)
     })
 }
 
@@ -502,7 +502,7 @@ pub extern "C" fn caliburn_commit_async(tx: *mut caliburn_tx, ticket: *mut *mut 
             }
         };
         open.dependents.fetch_add(1, Ordering::AcqRel);
-        text::put("ticket", ticket, TICKETS.insert((taken, open)))
+        Ok(text::put("ticket", ticket, TICKETS.insert((taken, open)))?)
     })
 }
 

@@ -1,9 +1,10 @@
 //! A socket as a block device: the kernel's end of the network block device (`drivers/block/nbd.c`). It sends
 //! requests on the socket; whoever has the other end answers them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// `linux/nbd.h`: `_IO(0xab, n)`.
@@ -50,6 +51,13 @@ impl NbdDevice {
             Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => cleared,
             done => done,
         }
+    }
+
+    /// Whether [`NbdDevice::run`] has come so far that whoever opens the device sees its length.
+    pub fn is_running(&self) -> io::Result<bool> {
+        let device = self.0.metadata()?.rdev();
+        let of_kernel = format!("/sys/dev/block/{}:{}/size", libc::major(device), libc::minor(device));
+        Ok(fs::read_to_string(of_kernel)?.trim() != "0")
     }
 
     /// Ends what [`NbdDevice::run`] does, in another thread.

@@ -39,8 +39,8 @@ impl Region {
         let (claim, segment) = self.attachable(name, !write)?;
         if segment.kind != kind {
             let made_of = if segment.kind == PLAIN { "bytes" } else { "blocks" };
-            let why = format!("is made of {made_of}, and was to be attached as something else");
-            return Err(Error::Permission { name: name.to_owned(), why });
+            let why = format!("it is made of {made_of}, and was to be attached as something else");
+            return Err(Error::invalid("segment", format!("{name:?}"), why));
         }
         permits(&segment, write)?;
         if write && segment.flags & PROTECTED != 0 {

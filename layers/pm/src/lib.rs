@@ -29,6 +29,8 @@
 //! | [`segment`](Segment) | a plain segment, attached |
 //! | [`blocks`](Blocks) | blocks with checksums, written one or several at a time, wholly or not at all |
 //! | [`nbd`] | blocks as a disk for other systems |
+//! | [`fuse`](Mounted) | blocks as the one file of a file system |
+//! | `export` | what of a region is shown so |
 //! | [`kind`](Kind) | what a region is on, and what that survives |
 //! | `about` | what regions and segments are to be, and are |
 //! | `attach`, `attached` | how a segment comes to be attached, and that it is |
@@ -47,7 +49,10 @@ mod base;
 mod blocks;
 mod claim;
 mod error;
+mod export;
 mod format;
+#[cfg(feature = "fuse")]
+mod fuse;
 mod geometry;
 mod kind;
 mod memory;
@@ -60,6 +65,9 @@ pub use about::{RegionInfo, RegionOptions, SegmentInfo, SegmentKind, SegmentOpti
 pub use blocks::{BlockCounts, Blocks, Transaction};
 pub use caliburn_os::medium::Survives;
 pub use error::{Error, Result};
+pub use export::Export;
+#[cfg(feature = "fuse")]
+pub use fuse::{Mounted, Unmount};
 pub use kind::Kind;
 pub use region::Region;
 pub use segment::Segment;

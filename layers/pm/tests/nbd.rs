@@ -2,8 +2,8 @@
 
 mod support;
 
-use caliburn_pm::nbd::{Address, Export, Server, Stop};
-use caliburn_pm::{Region, RegionOptions, SegmentKind, SegmentOptions};
+use caliburn_pm::nbd::{Address, Server, Stop};
+use caliburn_pm::{Export, Region, RegionOptions, SegmentKind, SegmentOptions};
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

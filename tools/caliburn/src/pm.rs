@@ -2,8 +2,10 @@
 
 use crate::Failure;
 use crate::size;
-use caliburn_pm::nbd::{Address, Device, Export, Server};
-use caliburn_pm::{Error, Region, RegionOptions, SegmentInfo, SegmentKind, SegmentOptions, Survives};
+use caliburn_pm::nbd::{Address, Device, Server};
+use caliburn_pm::{
+    Error, Export, Mounted, Region, RegionOptions, SegmentInfo, SegmentKind, SegmentOptions, Survives,
+};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -131,7 +133,7 @@ enum Act {
         /// The file.
         from: PathBuf,
     },
-    /// Serve a segment of blocks as a disk (NBD), until interrupted.
+    /// Serve a segment of blocks as a disk (NBD, or a file through FUSE), until interrupted.
     Serve(Serve),
 }
 
@@ -164,6 +166,9 @@ struct Place {
     /// As a block device of this machine, as /dev/nbd0, with the kernel's module nbd.
     #[arg(long)]
     device: Option<PathBuf>,
+    /// As a file in this directory, called as the segment, through FUSE; losetup makes a block device of it.
+    #[arg(long)]
+    mount: Option<PathBuf>,
 }
 
 /// Connections of a device, which are served side by side.
@@ -496,9 +501,26 @@ fn serve(how: &Serve) -> Result<(), Failure> {
             let device = Device::new(path, export, CONNECTIONS).map_err(failed)?;
             let end = device.disconnect();
             let _runtime = when_interrupted(move || _ = end.disconnect())?;
-            println!("{}", path.display());
+            let ready = || {
+                println!("{}", path.display());
+                // Who does not listen any more need not know.
+                let _ = stdout().flush();
+            };
+            device.run(ready).map_err(failed)?
+        }
+        Place { mount: Some(dir), .. } => {
+            let file = dir.join(&export.name);
+            let failed = |error| format!("{} cannot be mounted on: {error}", dir.display());
+            let mut mounted = Mounted::new(dir, export).map_err(failed)?;
+            let mut end = mounted.unmount();
+            let _runtime = when_interrupted(move || {
+                if let Err(error) = end.unmount() {
+                    eprintln!("it is served further, as it is open: {error}");
+                }
+            })?;
+            println!("{}", file.display());
             stdout().flush()?;
-            device.run().map_err(failed)?
+            mounted.run().map_err(failed)?
         }
         Place { socket: Some(path), .. } => listen(&Address::Unix(path.clone()), export)?,
         Place { listen: Some(socket), .. } => listen(&Address::Loopback(*socket), export)?,
@@ -521,13 +543,15 @@ fn listen(address: &Address, export: Export) -> Result<Export, Failure> {
     Ok(server.run()?)
 }
 
-/// Does something at SIGINT or SIGTERM, as long as what is returned is there.
-fn when_interrupted(act: impl FnOnce() + Send + 'static) -> Result<Runtime, Failure> {
+/// Does something at each SIGINT and SIGTERM, as long as what is returned is there.
+fn when_interrupted(mut act: impl FnMut() + Send + 'static) -> Result<Runtime, Failure> {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.spawn(async move {
         let Ok(mut term) = signal(SignalKind::terminate()) else { return };
-        tokio::select! { _ = tokio::signal::ctrl_c() => {} _ = term.recv() => {} }
-        act();
+        loop {
+            tokio::select! { _ = tokio::signal::ctrl_c() => {} _ = term.recv() => {} }
+            act();
+        }
     });
     Ok(runtime)
 }

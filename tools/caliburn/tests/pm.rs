@@ -4,7 +4,9 @@
 mod support;
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
@@ -101,24 +103,28 @@ struct Server(Child);
 
 impl Server {
     fn start(region: &Path, socket: &Path) -> Server {
+        Server::start_at(region, "--socket", socket, "nbd+unix://")
+    }
+
+    /// At a place of some kind, of which it says when it is there.
+    fn start_at(region: &Path, kind: &str, place: &Path, says: &str) -> Server {
         let mut process = Command::new(env!("CARGO_BIN_EXE_caliburn"))
-            .args([
-                "pm",
-                "serve",
-                region.to_str().unwrap(),
-                "disk",
-                "--at-once",
-                "--socket",
-                socket.to_str().unwrap(),
-            ])
+            .args(["pm", "serve", region.to_str().unwrap(), "disk", "--at-once", kind])
+            .arg(place)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("nbd+unix://"), "{line}");
+        assert!(line.starts_with(says), "{line}");
         Server(process)
+    }
+
+    /// Ends it as a user would.
+    fn interrupt(mut self) {
+        let interrupted = Command::new("kill").arg(self.0.id().to_string()).status().unwrap();
+        assert!(interrupted.success() && self.0.wait().unwrap().success());
     }
 
     fn kill(mut self) {
@@ -144,9 +150,68 @@ fn content(number: u64, block: usize) -> Vec<u8> {
     if number == 0 { vec![0; BLOCK] } else { (number << 8 | block as u64).to_le_bytes().repeat(BLOCK / 8) }
 }
 
+/// How a disk is served, and used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Socket,
+    Mount,
+}
+
+enum Disk {
+    Client(Client),
+    File(File),
+}
+
+impl Way {
+    fn serve(self, region: &Path, place: &Path) -> Server {
+        match self {
+            Way::Socket => Server::start(region, place),
+            Way::Mount => Server::start_at(region, "--mount", place, place.to_str().unwrap()),
+        }
+    }
+
+    fn open(self, place: &Path) -> io::Result<Disk> {
+        Ok(match self {
+            Way::Socket => Disk::Client(Client::connect(place)?),
+            Way::Mount => Disk::File(File::options().read(true).write(true).open(place.join("disk"))?),
+        })
+    }
+}
+
+impl Disk {
+    /// Whether it was written, and forced where that is asked for.
+    fn write(&mut self, offset: u64, bytes: &[u8], force: bool) -> bool {
+        match self {
+            Disk::Client(client) => matches!(client.write(offset, bytes, u16::from(force)), Ok(0)),
+            Disk::File(file) => {
+                let written = file.write_at(bytes, offset).is_ok_and(|len| len == bytes.len());
+                written && (!force || self.force())
+            }
+        }
+    }
+
+    fn force(&mut self) -> bool {
+        match self {
+            Disk::Client(client) => matches!(client.ask(FLUSH, 0, 0, 0), Ok(0)),
+            Disk::File(file) => file.sync_all().is_ok(),
+        }
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        match self {
+            Disk::Client(client) => client.read(offset, len).unwrap(),
+            Disk::File(file) => {
+                let mut bytes = vec![0; len];
+                file.read_exact_at(&mut bytes, offset).unwrap();
+                bytes
+            }
+        }
+    }
+}
+
 /// Writes groups of its blocks at random until the server is gone.
-fn work(socket: &Path, client: usize, seed: u64, known: &Mutex<Vec<Known>>) {
-    let Ok(mut connection) = Client::connect(socket) else { return };
+fn work(way: Way, place: &Path, client: usize, seed: u64, known: &Mutex<Vec<Known>>) {
+    let Ok(mut disk) = way.open(place) else { return };
     let mut random = seed | 1;
     for number in seed.. {
         random ^= random << 13;
@@ -156,11 +221,11 @@ fn work(socket: &Path, client: usize, seed: u64, known: &Mutex<Vec<Known>>) {
         let first = client * BLOCKS + group * GROUP;
         known.lock().unwrap()[group].begun = number;
         let bytes: Vec<u8> = (first..first + GROUP).flat_map(|block| content(number, block)).collect();
-        let flush = number % 64 == 0;
-        let written = connection.write((first * BLOCK) as u64, &bytes, u16::from(flush));
-        let Ok(0) = written else { return };
+        if !disk.write((first * BLOCK) as u64, &bytes, number % 64 == 0) {
+            return;
+        }
         known.lock().unwrap()[group].acknowledged = number;
-        if number % 100 == 0 && connection.ask(FLUSH, 0, 0, 0).is_err() {
+        if number % 100 == 0 && !disk.force() {
             return;
         }
     }
@@ -168,10 +233,27 @@ fn work(socket: &Path, client: usize, seed: u64, known: &Mutex<Vec<Known>>) {
 
 #[test]
 fn a_killed_server_has_what_it_acknowledged_and_no_part_of_a_write() {
+    killed(Way::Socket);
+}
+
+#[test]
+fn a_killed_file_has_what_it_acknowledged_and_no_part_of_a_write() {
+    // Others need a helper that may mount for them.
+    let may = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) if may => killed(Way::Mount),
+        found => println!("did not run: nothing can be mounted here, {found:?}"),
+    }
+}
+
+fn killed(way: Way) {
     let kills: u64 = std::env::var("CALIBURN_KILLS").map_or(20, |text| text.parse().unwrap());
     // In memory, where a write lasts at once, and on a disk's file.
     for dir in [tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap()] {
-        let (path, socket) = (dir.path().join("region"), dir.path().join("socket"));
+        let (path, place) = (dir.path().join("region"), dir.path().join("place"));
+        if way == Way::Mount {
+            std::fs::create_dir(&place).unwrap();
+        }
         let region = path.to_str().unwrap();
         done(&["create", region, "--bytes", "16M"]);
         done(&["add", region, "disk", "1M", "--blocks", "4096"]);
@@ -179,22 +261,22 @@ fn a_killed_server_has_what_it_acknowledged_and_no_part_of_a_write() {
             (0..3).map(|_| Mutex::new(vec![Known::default(); BLOCKS / GROUP])).collect();
         let mut writes = 0;
         for kill in 0..kills {
-            let server = Server::start(&path, &socket);
+            let server = way.serve(&path, &place);
             std::thread::scope(|scope| {
                 for (client, known) in known.iter().enumerate() {
-                    let socket = &socket;
-                    scope.spawn(move || work(socket, client, (kill + 1) * 1_000_000, known));
+                    let place = &place;
+                    scope.spawn(move || work(way, place, client, (kill + 1) * 1_000_000, known));
                 }
                 // Long enough for some writes, and never at the same moment of one.
                 std::thread::sleep(std::time::Duration::from_micros(20_000 + kill * 1777 % 9000));
                 server.kill();
             });
-            let server = Server::start(&path, &socket);
-            let mut connection = Client::connect(&socket).unwrap();
+            let server = way.serve(&path, &place);
+            let mut disk = way.open(&place).unwrap();
             for (client, known) in known.iter().enumerate() {
                 for (group, known) in known.lock().unwrap().iter_mut().enumerate() {
                     let first = client * BLOCKS + group * GROUP;
-                    let found = connection.read((first * BLOCK) as u64, GROUP * BLOCK).unwrap();
+                    let found = disk.read((first * BLOCK) as u64, GROUP * BLOCK);
                     let shows = |number: u64| {
                         let blocks = first..first + GROUP;
                         found == blocks.flat_map(|block| content(number, block)).collect::<Vec<u8>>()
@@ -209,8 +291,13 @@ fn a_killed_server_has_what_it_acknowledged_and_no_part_of_a_write() {
                     known.acknowledged = if shows(known.begun) { known.begun } else { known.acknowledged };
                 }
             }
-            drop(connection);
+            drop(disk);
             server.kill();
+        }
+        if way == Way::Mount {
+            // What a killed server leaves is unmounted by the next one, which is not killed.
+            let server = way.serve(&path, &place);
+            server.interrupt();
         }
         assert!(writes > kills, "only {writes} groups were written");
         assert!(done(&["check", region]).contains("clean"));

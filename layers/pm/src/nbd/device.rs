@@ -1,15 +1,21 @@
 //! An export as a block device of this machine, `/dev/nbd0`, without a program between.
 
+use super::negotiation;
 use super::requests::transmit;
 use super::socket::Socket;
-use super::{Export, negotiation};
+use crate::export::Export;
 use caliburn_os::nbd_device::NbdDevice;
 use caliburn_os::page_size;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Between two looks whether the device can be used.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// An export that is a block device.
 #[derive(Debug)]
@@ -45,10 +51,23 @@ impl Device {
         Disconnect(Arc::downgrade(&self.device))
     }
 
-    /// Serves it until it is disconnected, and gives the export back.
-    pub fn run(self) -> io::Result<Export> {
+    /// Serves it until it is disconnected, and gives the export back. `ready` is called when the device can be used.
+    pub fn run(self, ready: impl FnOnce() + Send) -> io::Result<Export> {
         let Device { device, sockets, export } = self;
+        let has_ended = AtomicBool::new(false);
         let ended = std::thread::scope(|scope| {
+            // Nothing of the kernel's says so: it has its length then.
+            scope.spawn(|| {
+                while !has_ended.load(Ordering::SeqCst) {
+                    match device.is_running() {
+                        Ok(false) => std::thread::sleep(PAUSE),
+                        Ok(true) => return ready(),
+                        Err(error) => {
+                            return tracing::warn!(%error, "it is not known when the device can be used");
+                        }
+                    }
+                }
+            });
             for socket in sockets {
                 let export = &export;
                 scope.spawn(move || {
@@ -57,7 +76,9 @@ impl Device {
                     }
                 });
             }
-            device.run()
+            let ended = device.run();
+            has_ended.store(true, Ordering::SeqCst);
+            ended
         });
         ended.map(|()| export)
     }

@@ -20,27 +20,17 @@ mod requests;
 mod socket;
 mod wire;
 
-use crate::blocks::Blocks;
+use crate::export::Export;
 pub use device::{Device, Disconnect};
 pub use socket::Address;
 use socket::{Listener, Socket, Woken};
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
-
-/// What a server shows.
-#[derive(Debug)]
-pub struct Export {
-    /// Under which name; a client that asks for none gets it, too.
-    pub name: String,
-    /// The blocks.
-    pub blocks: Blocks,
-    /// Writes of up to a mebibyte happen wholly or not at all; others block by block.
-    pub at_once: bool,
-}
 
 /// A server that listens.
 #[derive(Debug)]
@@ -188,6 +178,12 @@ impl Shared {
         }
         each(Socket::end_at_once);
     }
+}
+
+/// Serves one client, on a socket that somebody else has accepted, until it goes. An error: it did not go as it
+/// should.
+pub fn serve(export: &Export, client: UnixStream) -> io::Result<()> {
+    requests::serve(export, Socket::Unix(client))
 }
 
 impl Stop {

@@ -1,12 +1,12 @@
 //! How a client and a server agree on an export.
 
-use super::Export;
 use super::wire::{
     ABORT, ACK, CAN_FLUSH, CAN_FUA, CAN_MULTI_CONN, CAN_TRIM, CAN_WRITE_ZEROES, EXPORT_NAME,
     ExportInformation, GO, Greeting, HAS_FLAGS, INFO, INFORMATION, INVALID, LIST, MAGIC, NEW_STYLE,
     NO_ZEROES, OF_EXPORT, OF_SIZES, OPTION_MAX, OPTIONS, OptionHeader, OptionReply, READ_ONLY, REPLY_MAGIC,
     REQUEST_MAX, SERVER, SizeInformation, TOO_BIG, UNKNOWN, UNSUPPORTED,
 };
+use crate::export::Export;
 use std::io::{self, Read, Write};
 use zerocopy::big_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};

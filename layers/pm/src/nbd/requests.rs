@@ -1,10 +1,10 @@
 //! Reads, writes, flushes, trims: one connection.
 
-use super::Export;
 use super::negotiation::{negotiate, skip};
 use super::socket::Socket;
 use super::wire::{EIO, EPERM, Kind, Reply, Request, RequestHeader, check};
 use crate::error::{Error, Result};
+use crate::export::Export;
 use std::io::{self, BufReader, Read, Write};
 use zerocopy::{FromZeros, IntoBytes};
 

@@ -1,14 +1,21 @@
 //! Strings, bytes and results, in and out.
 
-use crate::error::{Done, Fault};
+#![allow(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "the conventions at the head of the headers are the contract"
+)]
+
+use crate::Misuse;
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+type Done<T = ()> = Result<T, Misuse>;
+
 /// A string that a C program passed.
 pub fn string<'a>(what: &str, text: *const c_char) -> Done<&'a CStr> {
     if text.is_null() {
-        return Err(Fault::invalid(&format!("{what} is a null pointer")));
+        return Err(Misuse(format!("{what} is a null pointer")));
     }
     // SAFETY: a string that is not null ends with a zero byte (convention 2).
     Ok(unsafe { CStr::from_ptr(text) })
@@ -22,7 +29,7 @@ pub fn path<'a>(what: &str, text: *const c_char) -> Done<&'a Path> {
 /// The name of something in a store.
 pub fn name<'a>(what: &str, text: *const c_char) -> Done<&'a str> {
     let text = string(what, text)?;
-    text.to_str().map_err(|_| Fault::invalid(&format!("{what} {text:?} is not UTF-8")))
+    text.to_str().map_err(|_| Misuse(format!("{what} {text:?} is not UTF-8")))
 }
 
 /// Bytes that a C program passed.
@@ -31,7 +38,7 @@ pub fn bytes<'a>(what: &str, start: *const u8, len: usize) -> Done<&'a [u8]> {
         return Ok(&[]);
     }
     if start.is_null() || len > isize::MAX as usize {
-        return Err(Fault::invalid(&format!("{what}: {len} bytes at {start:p} cannot be")));
+        return Err(Misuse(format!("{what}: {len} bytes at {start:p} cannot be")));
     }
     // SAFETY: so many bytes are there (convention 2).
     Ok(unsafe { std::slice::from_raw_parts(start, len) })
@@ -48,7 +55,7 @@ pub fn put<T>(what: &str, target: *mut T, value: T) -> Done {
 /// Refuses a null pointer for a result, before anything is done for it.
 pub fn check<T>(what: &str, target: *mut T) -> Done {
     if target.is_null() {
-        return Err(Fault::invalid(&format!("{what} is a null pointer: there is no place for the result")));
+        return Err(Misuse(format!("{what} is a null pointer: there is no place for the result")));
     }
     Ok(())
 }
@@ -64,4 +71,19 @@ pub fn give(text: &[u8], target: *mut c_char, size: usize) -> usize {
         }
     }
     text.len()
+}
+
+/// Where a C program wants bytes.
+///
+/// # Safety
+/// So many bytes are there, and nobody else uses them as long as what is returned is used.
+pub unsafe fn buffer<'a>(what: &str, start: *mut u8, len: usize) -> Done<&'a mut [u8]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if start.is_null() || len > isize::MAX as usize {
+        return Err(Misuse(format!("{what}: {len} bytes at {start:p} cannot be")));
+    }
+    // SAFETY: the caller's word.
+    Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
 }

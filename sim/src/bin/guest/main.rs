@@ -1,18 +1,22 @@
 //! What runs inside a virtual machine that is about to crash (`cargo xtask vm`): verifies what the last crash
 //! left, then commits in two threads and says on its console what was acknowledged.
 //!
-//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED ACKNOWLEDGED`; `LOG` is a device, `-` for a file, or `power` or
-//! `os` for an undo store in memory that survives as much, or `shadow` for a shadow store to which nothing is
-//! declared, `pool` for one in a buffer pool, `disk` or `warm` for one on a file system on a disk of blocks; `CRASH`
-//! is `c` or `b` for the kernel's sysrq trigger, `r` for either; `-` to be crashed from without; `f` when the disk
-//! is to fail; `w` to end after the time, with marks in the log of a device mapper's writes; `v` to verify only.
+//! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED...` (of both threads, of a database, of a tree of files); `LOG`
+//! is a device, `-` for a file, or `power` or `os` for an undo store in memory that survives as much, or `shadow`
+//! for a shadow store to which nothing is declared, `pool` for one in a buffer pool, `disk`, `xfs` or `warm` for one
+//! on a file system on a disk of blocks, with a database and a tree of files beside it; `CRASH` is `c` or `b` for
+//! the kernel's sysrq trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to
+//! end after the time, with marks in the log of a device mapper's writes; `v` to verify only.
 //!
 //! `guest disk REGION DEVICE` is that disk: a segment of blocks in a region, as a block device.
+
+mod others;
 
 use caliburn::{
     BeforeImages, BufferPool, Class, Mode, Options, Policy, Region, Replacement, Store, Tracking, Tuning,
 };
-use caliburn_pm::nbd::{Device, Export};
+use caliburn_pm::Export;
+use caliburn_pm::nbd::Device;
 use caliburn_pm::{RegionOptions, SegmentKind, SegmentOptions};
 use std::error::Error;
 use std::fmt::Display;
@@ -99,7 +103,7 @@ fn options(log: &str) -> Options {
     let mut options = Store::options();
     options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
     match log {
-        "-" | "disk" | "warm" => {}
+        "-" | "disk" | "xfs" | "warm" => {}
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
         "shadow" => {
@@ -122,14 +126,14 @@ fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
         true => caliburn_pm::Region::open(path)?,
         false => caliburn_pm::Region::create(
             path,
-            &RegionOptions { len: Some(44 << 20), ..RegionOptions::default() },
+            &RegionOptions { len: Some(48 << 20), ..RegionOptions::default() },
         )?,
     });
     if region.segments()?.is_empty() {
         let kind = SegmentKind::Blocks { block_bytes: 4096 };
         region.create_segment(
             "disk",
-            32 << 20,
+            38 << 20,
             &SegmentOptions { kind, ..SegmentOptions::default() },
             |_| {},
         )?;
@@ -137,9 +141,14 @@ fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
     let blocks = region.attach_blocks("disk", true)?;
     let damaged = blocks.scrub(0..blocks.len())?;
     assert!(damaged.is_empty(), "blocks are damaged: {damaged:?}");
-    say(format!("guest: a disk on {}, {} blocks undone\n", region.info()?.kind, blocks.counts().undone));
+    let about =
+        format!("guest: a disk on {}, {} blocks undone\n", region.info()?.kind, blocks.counts().undone);
     let export = Export { name: "disk".into(), blocks, at_once: false };
-    Device::new(device, export, 2)?.run()?;
+    let ready = || {
+        std::fs::File::create("/ready").expect("there is room");
+        say(about);
+    };
+    Device::new(device, export, 2)?.run(ready)?;
     Ok(())
 }
 
@@ -150,7 +159,7 @@ fn main() {
     {
         return disk(Path::new(region), Path::new(device)).expect("the disk");
     }
-    let [_, store, log, crash, after, a, b] = &arguments[..] else { panic!("see the source") };
+    let [_, store, log, crash, after, a, b, rows, files] = &arguments[..] else { panic!("see the source") };
     let number = |text: &str| text.parse::<u64>().expect("a number");
     let path = Path::new(store);
     let fails = crash == "f";
@@ -166,7 +175,13 @@ fn main() {
     assert_eq!(store.reach(), if log == "os" { Class::Os } else { Class::Power });
     let shadow = log == "shadow" || log == "pool";
     verify(region, [number(a), number(b)], shadow);
-    say(format!("guest: verified {} {}\n", region.load::<u64>(0), region.load::<u64>(PART)));
+    let beside = ["disk", "xfs", "warm"].contains(&&log[..]).then(|| {
+        let folder = path.parent().expect("the store is on the disk");
+        others::Beside::open(folder, [number(rows), number(files)])
+    });
+    let [last_row, last_file] = beside.as_ref().map_or([0; 2], |beside| beside.last);
+    let last: [u64; THREADS] = std::array::from_fn(|thread| region.load(thread * PART));
+    say(format!("guest: verified {} {} {last_row} {last_file}\n", last[0], last[1]));
     if crash == "v" {
         return;
     }
@@ -187,40 +202,40 @@ fn main() {
                 let _ = std::fs::write("/proc/sysrq-trigger", if crash == "r" { either } else { crash });
             });
         }
+        if let Some(beside) = beside {
+            scope.spawn(move || beside.write());
+        }
         for (thread, mine) in acknowledged.iter().enumerate() {
-            scope.spawn(move || {
-                for number in region.load::<u64>(thread * PART) + 1.. {
-                    let mut tx = expect(store.begin(Mode::Restore), "begin", fails);
-                    for cell in cells(thread, number) {
-                        let at = thread * PART + cell * 64;
-                        if shadow {
-                            // SAFETY: the cell is mapped, and one transaction at a time is open.
-                            unsafe { region.as_ptr().add(at).cast::<u64>().write_volatile(number) };
-                        } else {
-                            expect(tx.store(region, at, &number), "declare", fails);
-                        }
-                    }
-                    if shadow && number.is_multiple_of(8) {
-                        // They are stolen, in part before the commit.
-                        for page in wide() {
-                            // SAFETY: as above.
-                            unsafe {
-                                region
-                                    .as_ptr()
-                                    .add(page)
-                                    .cast::<u64>()
-                                    .write_volatile(number * 2 + thread as u64)
-                            };
-                        }
-                    }
-                    let class = if mix(number).is_multiple_of(3) { store.reach() } else { Class::Process };
-                    expect(tx.commit(class), "commit", fails);
-                    if class > Class::Process {
-                        mine.store(number, SeqCst);
-                        say(format!("ack {thread} {number}\n"));
-                    }
-                }
-            });
+            scope.spawn(move || commit(store, region, thread, mine, (shadow, fails)));
         }
     });
+}
+
+/// Commits of one thread, until the machine is gone.
+fn commit(store: &Store, region: &Region, thread: usize, mine: &AtomicU64, (shadow, fails): (bool, bool)) {
+    let put = |at: usize, value: u64| {
+        // SAFETY: the word is mapped, and one transaction at a time is open.
+        unsafe { region.as_ptr().add(at).cast::<u64>().write_volatile(value) };
+    };
+    for number in region.load::<u64>(thread * PART) + 1.. {
+        let mut tx = expect(store.begin(Mode::Restore), "begin", fails);
+        for cell in cells(thread, number) {
+            let at = thread * PART + cell * 64;
+            if shadow {
+                put(at, number);
+            } else {
+                expect(tx.store(region, at, &number), "declare", fails);
+            }
+        }
+        if shadow && number.is_multiple_of(8) {
+            // They are stolen, in part before the commit.
+            wide().for_each(|page| put(page, number * 2 + thread as u64));
+        }
+        let class = if mix(number).is_multiple_of(3) { store.reach() } else { Class::Process };
+        expect(tx.commit(class), "commit", fails);
+        if class > Class::Process {
+            mine.store(number, SeqCst);
+            say(format!("ack {thread} {number}\n"));
+        }
+    }
 }

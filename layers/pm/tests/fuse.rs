@@ -1,0 +1,143 @@
+//! A segment of blocks as a file.
+
+use caliburn_pm::{Export, Mounted, Region, RegionOptions, SegmentKind, SegmentOptions};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const LEN: u64 = 1 << 20;
+
+fn region(path: &Path) -> Arc<Region> {
+    let options = RegionOptions { len: Some(8 << 20), ..RegionOptions::default() };
+    let region = Region::create(path, &options).unwrap();
+    let kind = SegmentKind::Blocks { block_bytes: 4096 };
+    region
+        .create_segment("disk", LEN, &SegmentOptions { kind, ..SegmentOptions::default() }, |_| {})
+        .unwrap();
+    Arc::new(region)
+}
+
+/// Mounts a segment; nothing if this system has no FUSE, or this user may not mount.
+fn mounted(region: &Arc<Region>, dir: &Path, write: bool) -> Option<(PathBuf, Served)> {
+    fs::create_dir_all(dir).unwrap();
+    let blocks = region.attach_blocks("disk", write).unwrap();
+    let export = Export { name: "disk".into(), blocks, at_once: true };
+    let mut mounted = match Mounted::new(dir, export) {
+        Ok(mounted) => mounted,
+        Err(error) => {
+            println!("did not run: nothing can be mounted here: {error}");
+            return None;
+        }
+    };
+    let mut unmount = mounted.unmount();
+    let running = std::thread::spawn(move || mounted.run().unwrap());
+    let end = Box::new(move || {
+        unmount.unmount().unwrap();
+        running.join().unwrap()
+    });
+    Some((dir.join("disk"), end))
+}
+
+/// Unmounts, and gives back what was served.
+type Served = Box<dyn FnOnce() -> Export>;
+
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn a_file_is_read_written_forced_and_has_its_length() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region(&dir.path().join("region"));
+    let Some((path, end)) = mounted(&region, &dir.path().join("mnt"), true) else { return };
+    let names: Vec<_> =
+        fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["disk"]);
+    let about = fs::metadata(&path).unwrap();
+    assert_eq!((about.len(), about.mode() & 0o777, about.blocks()), (LEN, 0o600, LEN / 512));
+    let file = open(&path);
+    let content: Vec<u8> = (0..300_000u32).map(|i| (i * 7 / 3) as u8).collect();
+    file.write_all_at(&content, 1234).unwrap();
+    file.sync_all().unwrap();
+    let mut found = vec![1; content.len() + 4];
+    file.read_exact_at(&mut found, 1232).unwrap();
+    assert!(
+        found[..2] == [0; 2] && found[2..][..content.len()] == content && found[found.len() - 2..] == [0; 2]
+    );
+    // At its end, and beyond.
+    assert_eq!(file.write_at(&[7; 5000], LEN - 3000).unwrap(), 3000);
+    assert_eq!(file.read_at(&mut found, LEN - 10).unwrap(), 10);
+    assert_eq!(file.read_at(&mut found, LEN + 10).unwrap(), 0);
+    assert_eq!(file.write_at(&[7; 10], LEN).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    for (result, errno) in [
+        (file.set_len(LEN / 2), libc::EPERM),
+        (File::create(&path).map(drop), libc::EPERM),
+        (fs::remove_file(&path), libc::ENOSYS),
+        (fs::write(path.with_file_name("other"), "x"), libc::ENOSYS),
+        (File::open(path.with_file_name("other")).map(drop), libc::ENOENT),
+    ] {
+        let found = result.unwrap_err().raw_os_error();
+        assert!(
+            [Some(errno), Some(libc::EPERM), Some(libc::ENOENT)].contains(&found),
+            "{found:?}, not {errno}"
+        );
+    }
+    // Parts of blocks at both ends of a hole, whole ones between.
+    let hole = |mode| rustix::fs::fallocate(&file, mode, 5000, 10_000);
+    hole(rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE).unwrap();
+    let mut expected = content.clone();
+    expected[5000 - 1234..15_000 - 1234].fill(0);
+    file.read_exact_at(&mut found[..content.len()], 1234).unwrap();
+    assert!(found[..content.len()] == expected);
+    assert_eq!(
+        hole(rustix::fs::FallocateFlags::COLLAPSE_RANGE).unwrap_err().raw_os_error(),
+        libc::EOPNOTSUPP
+    );
+    drop(file);
+    let export = end();
+    assert!(export.blocks.counts().flushes > 0);
+    let mut blocks = vec![0; content.len()];
+    export.blocks.read_bytes(1234, &mut blocks).unwrap();
+    assert!(blocks == expected);
+    assert!(export.blocks.scrub(0..export.blocks.len()).unwrap().is_empty());
+}
+
+#[test]
+fn who_may_only_read_cannot_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region(&dir.path().join("region"));
+    region.attach_blocks("disk", true).unwrap().write(3, &[9; 4096]).unwrap();
+    let Some((path, end)) = mounted(&region, &dir.path().join("mnt"), false) else { return };
+    let mut found = [0; 4096];
+    File::open(&path).unwrap().read_exact_at(&mut found, 3 * 4096).unwrap();
+    assert_eq!(found, [9; 4096]);
+    let refused = File::options().write(true).open(&path).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    let _ = end();
+}
+
+#[test]
+fn a_damaged_block_is_an_error_of_reading() {
+    let dir = tempfile::tempdir().unwrap();
+    let (at, mnt) = (dir.path().join("region"), dir.path().join("mnt"));
+    let content: Vec<u8> = (0..4096u32).map(|i| (i * 31 / 7) as u8).collect();
+    let shared = region(&at);
+    shared.attach_blocks("disk", true).unwrap().write(5, &content).unwrap();
+    drop(shared);
+    let mut bytes = fs::read(&at).unwrap();
+    let place = (0..bytes.len() - 4096).step_by(512).find(|at| bytes[*at..at + 4096] == content).unwrap();
+    bytes[place + 17] ^= 1;
+    fs::write(&at, &bytes).unwrap();
+    let shared = Arc::new(Region::open(&at).unwrap());
+    let Some((path, end)) = mounted(&shared, &mnt, true) else { return };
+    let file = open(&path);
+    let mut found = vec![0; 4096];
+    assert_eq!(file.read_at(&mut found, 5 * 4096).unwrap_err().raw_os_error(), Some(libc::EIO));
+    file.read_exact_at(&mut found, 6 * 4096).unwrap();
+    file.write_all_at(&content, 5 * 4096).unwrap();
+    file.read_exact_at(&mut found, 5 * 4096).unwrap();
+    assert!(found == content);
+    drop(file);
+    let _ = end();
+}
