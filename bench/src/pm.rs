@@ -89,6 +89,11 @@ impl Bare {
         unsafe { flush.copy(bytes.as_ptr(), self.memory.base().as_ptr().add(block * BLOCK), BLOCK) };
         flush.fence();
     }
+
+    fn read(&self, block: usize, bytes: &mut [u8; BLOCK]) {
+        // SAFETY: a block of the reservation, which is mapped.
+        unsafe { self.memory.base().as_ptr().add(block * BLOCK).copy_to(bytes.as_mut_ptr(), BLOCK) };
+    }
 }
 
 fn disk(path: &Path, blocks: usize) -> Result<Blocks, Failure> {
@@ -114,6 +119,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let params = |what: &str| json!({"what": what, "bytes": BLOCK, "blocks": blocks});
     let mut lines = [
         ("stores and fence", "4 KiB stored past the caches, and a fence"),
+        ("stores and fence", "4 KiB copied out"),
         ("stores and fence", "a checksum of 4 KiB"),
         ("caliburn", "a block written"),
         ("caliburn", "four blocks written one after the other"),
@@ -130,10 +136,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
                 act(&mut random, &contents[turn % 8]);
             })
         };
-        let mut found = [0; BLOCK];
+        let (mut found, mut there) = ([0; BLOCK], [0; BLOCK]);
         let sound = "the region is sound";
         vec![
             time(&mut |random, bytes| bare.write(random.below(blocks), bytes)),
+            time(&mut |random, _| bare.read(random.below(blocks), black_box(&mut there))),
             time(&mut |_, bytes| _ = black_box(crc32c::crc32c(bytes))),
             time(&mut |random, bytes| disk.write(random.below(blocks) as u64, bytes).expect(sound)),
             time(&mut |random, bytes| {

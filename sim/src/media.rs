@@ -317,10 +317,12 @@ impl<M: std::fmt::Debug + Send + 'static> SimulatedFile<M> {
 
     fn write(&self, state: &mut State<M>, bytes: &[u8], offset: u64) -> io::Result<()> {
         state.act(Act::Write(self.id, offset, bytes.into()));
-        match self.descriptor.get() {
-            Some(fd) => rustix::io::pwrite(fd, bytes, offset).map(drop).map_err(Into::into),
-            None => Ok(()),
+        // Whoever has mapped the file sees it, through another handle, too.
+        for (descriptor, _) in state.descriptors.iter().filter(|(_, id)| **id == self.id) {
+            // SAFETY: a descriptor is taken off the list before it is closed.
+            rustix::io::pwrite(unsafe { BorrowedFd::borrow_raw(*descriptor) }, bytes, offset)?;
         }
+        Ok(())
     }
 }
 

@@ -5,13 +5,16 @@
 //! to the medium, in the middle of a store, too, by a power cut or the death of the process. What is left is taken
 //! up again: of each block it must show what its last write has stored, or, of the one write that was under way,
 //! that; of several at once all or none. Where the medium must be flushed, a power cut may bring a block back to
-//! what it was at the last flush, or to anything since. Taking up is cut, too.
+//! what it was at the last flush, or to anything since. Taking up is cut, too. A bit of what says where a block is
+//! may be flipped, while nobody uses the segment: until the block is written again reading it is an error, and
+//! nothing else.
 
 use crate::disk::{Act, Disk, Loss};
 use crate::explore::Failure;
 use crate::media::{Entry, Hardware, Machine, MachineMedia};
 use crate::random::Random;
-use caliburn_pm::{Blocks, Region, RegionOptions, SegmentKind, SegmentOptions};
+use caliburn_os::medium::Media;
+use caliburn_pm::{Blocks, Error, Region, RegionOptions, SegmentKind, SegmentOptions};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,6 +35,8 @@ enum Step {
     Again,
     /// Another segment is made, gets another length, or is destroyed.
     Other(u64),
+    /// Given up; a bit of a block's entries is flipped; attached again.
+    Damage(u64, u64),
 }
 
 /// What is known of a life when it is cut.
@@ -39,6 +44,10 @@ enum Step {
 struct Known {
     /// What blocks may show, the last one first.
     blocks: BTreeMap<u64, Vec<u64>>,
+    /// Those that were damaged, and may be still. What they were before they do not show any more.
+    damaged: BTreeSet<u64>,
+    /// One that is being damaged.
+    damaging: Option<u64>,
     /// What is under way.
     now: Vec<(u64, u64)>,
     /// The length of the other segment, 0 if there is none, and what it may be instead.
@@ -51,13 +60,13 @@ struct Known {
 
 type PmMachine = Machine<Known>;
 
-/// Numbers begin behind those of lives before.
-fn steps(random: &mut Random, mut number: u64) -> Vec<Step> {
+/// Numbers begin behind those of lives before. With damage, or without.
+fn steps(random: &mut Random, mut number: u64, damages: bool) -> Vec<Step> {
     let mut next = || {
         number += 1;
         number
     };
-    (0..6 + random.below(8))
+    let mut steps: Vec<Step> = (0..6 + random.below(8))
         .map(|_| match random.below(10) {
             0..4 => Step::Write(random.below(BLOCKS), next(), random.chance(1, 3)),
             4 => Step::Write(random.below(BLOCKS), 0, false),
@@ -69,7 +78,12 @@ fn steps(random: &mut Random, mut number: u64) -> Vec<Step> {
             8 => Step::Again,
             _ => Step::Other(random.below(4) * 50_000),
         })
-        .collect()
+        .collect();
+    for _ in 0..if damages { 1 + random.below(2) } else { 0 } {
+        let bit = random.below(2) * ENTRY_BITS + random.below(WORDS_BITS);
+        steps.insert(random.below(steps.len() as u64) as usize, Step::Damage(random.below(BLOCKS), bit));
+    }
+    steps
 }
 
 fn bytes(number: u64) -> Vec<u8> {
@@ -91,13 +105,43 @@ impl Known {
             may.insert(0, number);
             if flushed {
                 may.truncate(1);
+                self.damaged.remove(&block);
             }
         }
     }
 
     fn flushed(&mut self) {
         self.blocks.values_mut().for_each(|may| may.truncate(1));
+        self.damaged.retain(|block| self.blocks[block].is_empty());
     }
+
+    fn may_be_damaged(&self, block: u64) -> bool {
+        self.damaged.contains(&block) || self.damaging == Some(block)
+    }
+
+    fn damage(&mut self, block: u64) {
+        self.damaging = None;
+        self.damaged.insert(block);
+        self.blocks.insert(block, Vec::new());
+    }
+}
+
+/// Bits of an entry, and those of them that say something.
+const ENTRY_BITS: u64 = 32 * 8;
+const WORDS_BITS: u64 = 24 * 8;
+
+/// Where a block's entries stand: behind the base and eight lanes, since the segment is the region's first.
+fn entries_of(block: u64) -> u64 {
+    (512 << 10) + 8 * (36 << 10) + block * 64
+}
+
+/// Flips a bit of a block's entries, on the medium, too.
+fn damage(media: &MachineMedia<Known>, block: u64, bit: u64) -> std::io::Result<()> {
+    let (file, at) = (media.open(Path::new(PATH), true)?, entries_of(block) + bit / 8);
+    let mut byte = [0];
+    file.read_at(&mut byte, at)?;
+    file.write_at(&[byte[0] ^ 1 << (bit % 8)], at)?;
+    file.sync()
 }
 
 /// Does something in this thread, or in another one.
@@ -135,75 +179,128 @@ fn life(machine: &Arc<PmMachine>, left: Option<&Known>, steps: &[Step], direct: 
                 region
             }
         });
-        let mut disk = Some(region.attach_blocks("disk", true).map_err(told)?);
+        let disk = Some(region.attach_blocks("disk", true).map_err(told)?);
         if left.is_some() {
             let shown = show(disk.as_ref().expect("just attached"), &known)?;
-            known.blocks = shown.into_iter().map(|(block, number)| (block, vec![number])).collect();
+            known.blocks =
+                shown.into_iter().map(|(block, number)| (block, number.into_iter().collect())).collect();
+            known.damaging = None;
+            known.damaged =
+                known.blocks.iter().filter(|(_, may)| may.is_empty()).map(|(block, _)| *block).collect();
             known.now.clear();
             known.unseen = false;
             known.other = [region.segment("other").map_or(0, |other| other.len); 2];
             machine.mark(known.clone());
         }
-        for step in steps {
-            let blocks = disk.as_ref().expect("attached between steps");
-            match step {
-                Step::Write(block, number, aside) => {
-                    known.begin(&[(*block, *number)]);
-                    machine.mark(known.clone());
-                    let write = || match number {
-                        0 => blocks.clear(*block..block + 1),
-                        _ => blocks.write(*block, &bytes(*number)),
-                    };
-                    by(*aside, write).map_err(told)?;
-                    known.end(direct);
-                }
-                Step::Several(writes, aside) => {
-                    known.begin(writes);
-                    machine.mark(known.clone());
-                    let contents: Vec<(u64, Vec<u8>)> = writes.iter().map(|(b, n)| (*b, bytes(*n))).collect();
-                    let commit = || {
-                        let mut transaction = blocks.transaction();
-                        contents
-                            .iter()
-                            .try_for_each(|(block, content)| transaction.write(*block, content))?;
-                        transaction.commit()
-                    };
-                    by(*aside, commit).map_err(told)?;
-                    // One block alone is no more than that block.
-                    known.end(direct || writes.len() > 1);
-                    if writes.len() > 1 {
-                        known.flushed();
-                    }
-                }
-                Step::Flush => {
-                    blocks.flush().map_err(told)?;
-                    known.flushed();
-                }
-                Step::Again => {
-                    drop(disk.take());
-                    known.flushed();
-                    machine.mark(known.clone());
-                    disk = Some(region.attach_blocks("disk", true).map_err(told)?);
-                }
-                Step::Other(len) => {
-                    known.other[1] = *len;
-                    machine.mark(known.clone());
-                    match (known.other[0], *len) {
-                        (0, 0) => {}
-                        (0, len) => region
-                            .create_segment("other", len, &SegmentOptions::default(), |_| {})
-                            .map_err(told)?,
-                        (_, 0) => region.destroy("other").map_err(told)?,
-                        (_, len) => region.resize("other", len, |_| {}).map_err(told)?,
-                    }
-                    known.other[0] = *len;
-                }
-            }
-            machine.mark(known.clone());
-        }
-        Ok(())
+        let mut running = Running { machine, media: &media, region: &region, disk, known, direct };
+        steps.iter().try_for_each(|step| running.step(step))
     })
 }
+
+/// A region in use.
+struct Running<'m> {
+    machine: &'m Arc<PmMachine>,
+    media: &'m MachineMedia<Known>,
+    region: &'m Arc<Region>,
+    disk: Option<Blocks>,
+    known: Known,
+    direct: bool,
+}
+
+impl Running<'_> {
+    fn mark(&self) {
+        self.machine.mark(self.known.clone());
+    }
+
+    /// Writes under way, by this thread or another one.
+    fn write(
+        &mut self,
+        writes: &[(u64, u64)],
+        aside: bool,
+        act: impl FnOnce(&Blocks) -> PmResult + Send,
+    ) -> PmResult {
+        self.known.begin(writes);
+        self.mark();
+        let blocks = self.disk.as_ref().expect("attached between steps");
+        by(aside, || act(blocks))
+    }
+
+    fn attach(&mut self) -> PmResult {
+        self.disk = Some(self.region.attach_blocks("disk", true)?);
+        Ok(())
+    }
+
+    /// Given up: all of it lasts.
+    fn give_up(&mut self) {
+        drop(self.disk.take());
+        self.known.flushed();
+        self.mark();
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), String> {
+        let told = |error: Error| error.to_string();
+        match step {
+            Step::Write(block, number, aside) => {
+                let write = |blocks: &Blocks| match number {
+                    0 => blocks.clear(*block..block + 1),
+                    _ => blocks.write(*block, &bytes(*number)),
+                };
+                self.write(&[(*block, *number)], *aside, write).map_err(told)?;
+                self.known.end(self.direct);
+            }
+            Step::Several(writes, aside) => {
+                let contents: Vec<(u64, Vec<u8>)> = writes.iter().map(|(b, n)| (*b, bytes(*n))).collect();
+                let commit = |blocks: &Blocks| {
+                    let mut transaction = blocks.transaction();
+                    contents.iter().try_for_each(|(block, content)| transaction.write(*block, content))?;
+                    transaction.commit()
+                };
+                self.write(writes, *aside, commit).map_err(told)?;
+                // One block alone is no more than that block.
+                self.known.end(self.direct || writes.len() > 1);
+                if writes.len() > 1 {
+                    self.known.flushed();
+                }
+            }
+            Step::Flush => {
+                self.disk.as_ref().expect("attached between steps").flush().map_err(told)?;
+                self.known.flushed();
+            }
+            Step::Again => {
+                self.give_up();
+                self.attach().map_err(told)?;
+            }
+            Step::Damage(block, bit) => {
+                self.give_up();
+                self.known.damaging = Some(*block);
+                self.mark();
+                damage(self.media, *block, *bit).map_err(|error| error.to_string())?;
+                self.known.damage(*block);
+                self.mark();
+                self.attach().map_err(told)?;
+            }
+            Step::Other(len) => self.other(*len).map_err(told)?,
+        }
+        self.mark();
+        Ok(())
+    }
+
+    /// The other segment is made, gets another length, or is destroyed.
+    fn other(&mut self, len: u64) -> PmResult {
+        self.known.other[1] = len;
+        self.mark();
+        match (self.known.other[0], len) {
+            (0, 0) => {}
+            (0, len) => self.region.create_segment("other", len, &SegmentOptions::default(), |_| {})?,
+            (_, 0) => self.region.destroy("other")?,
+            (_, len) => self.region.resize("other", len, |_| {})?,
+        }
+        self.known.other[0] = len;
+        Ok(())
+    }
+}
+
+type PmResult = caliburn_pm::Result<()>;
 
 /// What is left shows what it may.
 fn take_up(machine: &Arc<PmMachine>, known: &Known) -> Result<(), String> {
@@ -249,12 +346,20 @@ fn take_up(machine: &Arc<PmMachine>, known: &Known) -> Result<(), String> {
     })
 }
 
-/// Each block shows what it may, and of what was under way all is there or nothing.
-fn show(disk: &Blocks, known: &Known) -> Result<BTreeMap<u64, u64>, String> {
+/// Each block shows what it may, and of what was under way all is there or nothing. What they show; none if a block
+/// is damaged.
+fn show(disk: &Blocks, known: &Known) -> Result<BTreeMap<u64, Option<u64>>, String> {
     let mut shown = BTreeMap::new();
     for block in 0..BLOCKS {
         let mut found = vec![0; BYTES as usize];
-        disk.read(block, &mut found).map_err(|error| error.to_string())?;
+        match disk.read(block, &mut found) {
+            Ok(()) => {}
+            Err(Error::Block { block: told, .. }) if told == block && known.may_be_damaged(block) => {
+                shown.insert(block, None);
+                continue;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
         let now = known.now.iter().filter(|(b, _)| *b == block).map(|(_, number)| *number);
         let mut may = known.blocks[&block].iter().copied().chain(now);
         let number = may.find(|number| bytes(*number) == found);
@@ -262,11 +367,14 @@ fn show(disk: &Blocks, known: &Known) -> Result<BTreeMap<u64, u64>, String> {
             let shows = (0..100).find(|number| bytes(*number) == found);
             format!("block {block} shows {shows:?}, and is none of {:?}", known.blocks[&block])
         })?;
-        shown.insert(block, number);
+        shown.insert(block, Some(number));
     }
-    let there = known.now.iter().filter(|(block, number)| shown[block] == *number).count();
-    if there != 0 && there != known.now.len() {
-        return Err(format!("of {} blocks that were written at once {there} are there", known.now.len()));
+    // One that was damaged before may be still.
+    let now: Vec<bool> =
+        known.now.iter().filter_map(|(block, number)| Some(shown[block]? == *number)).collect();
+    let there = now.iter().filter(|is_there| **is_there).count();
+    if there != 0 && there != now.len() {
+        return Err(format!("of {} blocks that were written at once {there} are there", now.len()));
     }
     Ok(shown)
 }
@@ -292,11 +400,13 @@ fn images(disk: &Disk, next: Option<&Entry<Known>>, random: &mut Random) -> Vec<
 
 /// Cuts a life after everything that it does, and so some of the lives of what that leaves.
 pub fn pm(seed: u64, persistent: bool, random: &mut Random) -> Result<u64, Failure> {
-    let steps = steps(random, 0);
+    // The others are what they were before there was damage, by which planted bugs are found.
+    let damages = seed.is_multiple_of(3);
+    let steps = steps(random, 0, damages);
     let hardware = Hardware { persistent, ..Hardware::default() };
     let machine: Arc<PmMachine> = Machine::new(Disk::default(), [1; 16], 1 << 40, hardware, None);
     let done = life(&machine, None, &steps, persistent)
-        .and_then(|()| cut(Disk::default(), &machine, hardware, 0, random));
+        .and_then(|()| cut(Disk::default(), &machine, hardware, (0, damages), random));
     done.map_err(|why| Failure { path: format!("pm, seed {seed}: {steps:?}"), why })
 }
 
@@ -307,7 +417,7 @@ fn cut(
     mut disk: Disk,
     machine: &Arc<PmMachine>,
     hardware: Hardware,
-    lives: u64,
+    (lives, damages): (u64, bool),
     random: &mut Random,
 ) -> Result<u64, String> {
     let (mut known, mut seen, mut cases) = (Known::default(), HashSet::new(), 0);
@@ -337,10 +447,10 @@ fn cut(
                 cases += again(image.clone(), &machine, &known, hardware, random)?;
             }
             if known.made && lives + 1 < LIVES && random.below(150) == 0 {
-                let steps = steps(random, 20 * (lives + 1));
+                let steps = steps(random, 20 * (lives + 1), damages);
                 let machine: Arc<PmMachine> = Machine::new(image.clone(), [2; 16], 1 << 41, hardware, None);
                 let next = life(&machine, Some(&known), &steps, hardware.persistent);
-                let next = next.and_then(|()| cut(image, &machine, hardware, lives + 1, random));
+                let next = next.and_then(|()| cut(image, &machine, hardware, (lives + 1, damages), random));
                 cases += next.map_err(|why| format!("{why}; in a life with {steps:?}"))?;
             }
         }

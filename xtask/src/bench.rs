@@ -182,6 +182,9 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "camelot-tables",
         "locks",
         "persistent --sizes 8,4096",
+        "pm --data-mb 8",
+        "wisconsin",
+        "cold --data-mb 8",
         "group-commit --threads 1,8",
         "restart --data-mb 64 --accounts 10000",
         "tpca --pattern localized --rmem-pmem 0.125 --limit-mb 64",
@@ -212,6 +215,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "restart --data-mb 4 --only LMDB,PMDK",
         "maps --accounts 1000 --sizes 64",
         "nest",
+        "wisconsin",
         "camelot",
     ] {
         run(&format!("{RIVALS} {workload} {small}"))?;

@@ -6,8 +6,8 @@
 //     pm_region *region; pm_blocks *disk; pm_transaction *both;
 //     pm_region_options size = {.bytes = 64 << 20};
 //     pm_segment_options kind = {.block_bytes = 4096};
-//     if (pm_create("region", &size, &region)) die(pm_message());
-//     pm_create_segment(region, "disk", 16 << 20, &kind);
+//     if (pm_create("region", &size, sizeof size, &region)) die(pm_message());
+//     pm_create_segment(region, "disk", 16 << 20, &kind, sizeof kind);
 //     pm_attach_blocks(region, "disk", 1, &disk);
 //     pm_begin(disk, &both);
 //     pm_transaction_write(both, 7, here);
@@ -20,15 +20,19 @@
 //     do. EINVAL: an argument that cannot be. ENOENT, EEXIST: no such segment, or one already. EBUSY: somebody uses it.
 //     ENOSPC, ERANGE: too little room, or none of those bytes. EACCES, EROFS: mode and protection, or open for reading.
 //     EMEDIUMTYPE, EUCLEAN, EBADMSG: not a region, a damaged one, a damaged block. Others are the system's. After any code
-//     but 0 nothing was changed, unless the function says otherwise; after EIO nothing more is written to the region until
-//     it is opened anew. No function ends the process, and none lets an exception out.
+//     but 0 nothing was changed, unless the function says otherwise; of several blocks that are not written at once those
+//     before the one that failed were. After a force that failed (EIO) what was under way may be there, and nothing more is
+//     written to the region until it is opened anew. No function ends the process; functions that a program passes let no
+//     exception out.
 //  2. Arguments. Pointers are valid for what they point to; results go where the last argument says. Strings end with a zero
 //     byte, names are UTF-8. Nothing that a program passes is kept.
 //  3. Handles. What a function makes belongs to the program, which gives it back: pm_close, pm_detach, pm_detach_blocks,
 //     pm_commit or pm_abort. A handle that was given back, or never was one, gives EINVAL.
 //  4. Threads. Any thread may use any handle, several at a time. No thread may give a handle back while another uses it.
-//  5. Processes. After fork() the child uses nothing of its parent's handles.
-//  6. Versions. Functions and constants are only added; structures grow at their ends, and are passed with their size.
+//  5. Processes. After fork() the child uses nothing of its parent's handles; what is attached is given up when it has
+//     ended, too, or executes another program.
+//  6. Versions. Functions and constants are only added; structures grow at their ends, and are passed with their size. What
+//     a library does not know is zeros when it gives a structure, and must be zeros when it takes one, else EINVAL.
 
 
 #ifndef PM_H
@@ -46,8 +50,8 @@
 // And a power cut.
 #define PM_POWER 2
 
-// Bytes of a segment's name, its zero included.
-#define PM_NAME 64
+// Room for a segment's name, of 64 bytes at most, and a zero.
+#define PM_NAME 72
 
 // An attached segment of blocks.
 typedef struct pm_blocks pm_blocks;
@@ -65,7 +69,8 @@ typedef struct pm_transaction pm_transaction;
 typedef struct pm_region_options {
     // Bytes of it; 0: all of a device, or of a file that is there.
     uint64_t bytes;
-    // Bytes in which memory is given to segments, a power of two, 64 KiB to 1 GiB; 0: 2 MiB, 64 KiB in small regions.
+    // Bytes in which memory is given to segments, a power of two, 64 KiB to 1 GiB; 0: 2 MiB, 64 KiB in small
+    // regions.
     uint32_t unit;
     // Not 0: makes it where there is one already, which is lost.
     int force;
@@ -128,7 +133,8 @@ typedef void (*pm_segment_fn)(void *context, const struct pm_segment_info *segme
 
 // How a segment is made. Zeros mean the defaults.
 typedef struct pm_segment_options {
-    // Of blocks of so many bytes, a power of two, 512 to 65536, with checksums; 0: of bytes, to be copied or mapped.
+    // Of blocks of so many bytes, a power of two, 512 to 65536, with checksums; 0: of bytes, to be copied or
+    // mapped.
     uint32_t block_bytes;
     // Who may read and write it, as for chmod(2); 0: its owner.
     uint32_t mode;
@@ -149,7 +155,8 @@ int pm_attach_blocks(struct pm_region *region,
                      int write,
                      struct pm_blocks **blocks);
 
-// Gives a segment of blocks up, when the last transaction of it has ended.
+// Gives a segment of blocks up, when the last transaction of it has ended, whatever comes back. After any code but 0
+// what was written since the last flush may be lost.
 int pm_detach_blocks(struct pm_blocks *blocks);
 
 // Bytes of a block; 0 if there is no such segment.
@@ -158,8 +165,8 @@ uint32_t pm_block_bytes(const struct pm_blocks *blocks);
 // Blocks of a segment; 0 if there is no such segment.
 uint64_t pm_block_count(const struct pm_blocks *blocks);
 
-// Reads blocks, from this one on: len is a multiple of a block's bytes. Other writers are seen before or after them
-// all. EBADMSG if one is damaged; the message has its number.
+// Reads blocks, from this one on: len is a multiple of a block's bytes. Each is as some write has left it; writes at
+// once are seen in all of them, or in none. EBADMSG if one is damaged; the message has its number.
 int pm_read_blocks(const struct pm_blocks *blocks,
                    uint64_t block,
                    void *buffer,
@@ -174,16 +181,17 @@ int pm_clear_blocks(struct pm_blocks *blocks, uint64_t block, uint64_t count);
 // Makes what was written last as long as the medium does.
 int pm_flush_blocks(struct pm_blocks *blocks);
 
-// Looks at so many blocks, from this one on, and gives the numbers of those that are damaged, as many as there is room
-// for. count: room in damaged before, how many were found afterwards.
+// Looks at so many blocks, from this one on, and gives the numbers of those that are damaged, as many as there is
+// room for. count: room in damaged before, how many were found afterwards.
 int pm_scrub(const struct pm_blocks *blocks,
              uint64_t block,
              uint64_t blocks_looked_at,
              uint64_t *damaged,
              size_t *count);
 
-// Begins a transaction. It sees nothing, and locks nothing, until it commits.
-int pm_begin(struct pm_blocks *blocks, struct pm_transaction **transaction);
+// Begins a transaction, of a mebibyte of blocks at most. It sees nothing, and locks nothing, until it commits.
+int pm_begin(struct pm_blocks *blocks,
+             struct pm_transaction **transaction);
 
 // Adds the write of a block to a transaction, with as many bytes as a block has; of two writes of a block the later
 // one counts.
@@ -192,7 +200,8 @@ int pm_transaction_write(struct pm_transaction *transaction,
                          const void *bytes);
 
 // Writes the blocks of a transaction, all of them wholly, or none; it is over then, whatever comes back. When it
-// returns 0 they last as long as the medium does.
+// returns 0 they last as long as the medium does; after EIO it is known only when the region is opened anew whether
+// they do.
 int pm_commit(struct pm_transaction *transaction);
 
 // Ends a transaction without writing anything.
@@ -202,8 +211,12 @@ int pm_abort(struct pm_transaction *transaction);
 // fails; empty before the first.
 const char *pm_message(void);
 
-// Makes a region on a device, or in a file, which is made if it is missing. Options may be null.
-int pm_create(const char *path, const struct pm_region_options *options, struct pm_region **region);
+// Makes a region on a device, or in a file, which is made if it is missing, and stays if this fails. Options may be
+// null; size is sizeof *options.
+int pm_create(const char *path,
+              const struct pm_region_options *options,
+              size_t size,
+              struct pm_region **region);
 
 // Opens a region; write: whether it, or anything in it, is to be changed.
 int pm_open(const char *path, int write, struct pm_region **region);
@@ -229,11 +242,12 @@ int pm_segment_about(const struct pm_region *region,
                      struct pm_segment_info *info,
                      size_t size);
 
-// Makes a segment of so many bytes, all zeros. Options may be null.
+// Makes a segment of so many bytes, all zeros. Options may be null; size is sizeof *options.
 int pm_create_segment(struct pm_region *region,
                       const char *name,
                       uint64_t bytes,
-                      const struct pm_segment_options *options);
+                      const struct pm_segment_options *options,
+                      size_t size);
 
 // Destroys a segment that nobody has attached: EBUSY otherwise.
 int pm_destroy(struct pm_region *region, const char *name);
@@ -253,8 +267,8 @@ int pm_attach(struct pm_region *region, const char *name, int write, struct pm_s
 // Gives a segment up. Where it was mapped is nothing any more.
 int pm_detach(struct pm_segment *segment);
 
-// Where a segment is mapped; null if there is no such segment. One that is attached to be read must not be stored to.
-// What a program stores there lasts when pm_written() and pm_flush() were called.
+// Where a segment is mapped; null if there is no such segment. One that is attached to be read must not be stored
+// to. What a program stores there lasts when pm_written() and pm_flush() were called.
 void *pm_address(const struct pm_segment *segment);
 
 // Bytes of a segment; 0 if there is no such segment.

@@ -2,7 +2,7 @@
 
 use crate::error::{Done, call, none};
 use crate::region::{self, pm_region};
-use caliburn_c_common::{Misuse, handle::Table, text};
+use caliburn_c_common::{handle::Table, text};
 use caliburn_pm::Blocks;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -41,10 +41,14 @@ pub extern "C" fn pm_attach_blocks(
     })
 }
 
-/// Gives a segment of blocks up, when the last transaction of it has ended.
+/// Gives a segment of blocks up, when the last transaction of it has ended, whatever comes back. After any code but
+/// 0 what was written since the last flush may be lost.
 #[unsafe(no_mangle)]
 pub extern "C" fn pm_detach_blocks(blocks: *mut pm_blocks) -> c_int {
-    call(|| BLOCKS.take(blocks).map(drop).ok_or_else(|| none("segment of blocks")))
+    call(|| {
+        let blocks = BLOCKS.take(blocks).ok_or_else(|| none("segment of blocks"))?;
+        if blocks.is_writable() { Ok(blocks.flush()?) } else { Ok(()) }
+    })
 }
 
 /// Bytes of a block; 0 if there is no such segment.
@@ -59,8 +63,8 @@ pub extern "C" fn pm_block_count(blocks: *const pm_blocks) -> u64 {
     attached(blocks).map_or(0, |blocks| blocks.len())
 }
 
-/// Reads blocks, from this one on: len is a multiple of a block's bytes. Other writers are seen before or after them
-/// all. EBADMSG if one is damaged; the message has its number.
+/// Reads blocks, from this one on: len is a multiple of a block's bytes. Each is as some write has left it; writes
+/// at once are seen in all of them, or in none. EBADMSG if one is damaged; the message has its number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_read_blocks(
     blocks: *const pm_blocks,
@@ -127,7 +131,7 @@ pub unsafe extern "C" fn pm_scrub(
     })
 }
 
-/// Begins a transaction. It sees nothing, and locks nothing, until it commits.
+/// Begins a transaction, of a mebibyte of blocks at most. It sees nothing, and locks nothing, until it commits.
 #[unsafe(no_mangle)]
 pub extern "C" fn pm_begin(blocks: *mut pm_blocks, transaction: *mut *mut pm_transaction) -> c_int {
     call(|| {
@@ -148,10 +152,7 @@ pub unsafe extern "C" fn pm_transaction_write(
     call(|| {
         let transaction = TRANSACTIONS.get(transaction).ok_or_else(|| none("transaction"))?;
         let blocks = &transaction.blocks;
-        if block >= blocks.len() {
-            let (len, name) = (blocks.len(), blocks.name());
-            return Err(Misuse(format!("block {block} of segment {name:?}, which has {len}")).into());
-        }
+        blocks.check(block..block.saturating_add(1))?;
         let bytes = text::bytes("bytes", bytes.cast(), blocks.block_bytes())?;
         transaction.writes.lock().expect("no panic under this lock").insert(block, bytes.into());
         Ok(())
@@ -159,7 +160,8 @@ pub unsafe extern "C" fn pm_transaction_write(
 }
 
 /// Writes the blocks of a transaction, all of them wholly, or none; it is over then, whatever comes back. When it
-/// returns 0 they last as long as the medium does.
+/// returns 0 they last as long as the medium does; after EIO it is known only when the region is opened anew whether
+/// they do.
 #[unsafe(no_mangle)]
 pub extern "C" fn pm_commit(transaction: *mut pm_transaction) -> c_int {
     call(|| {

@@ -4,6 +4,7 @@ use crate::error::{Done, call, none};
 use caliburn_c_common::{Misuse, handle::Table, text};
 use caliburn_pm::{Region, RegionInfo, RegionOptions, SegmentInfo, SegmentKind, SegmentOptions, Survives};
 use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// What is written survives the death of the process.
@@ -13,8 +14,8 @@ pub const PM_OS: c_int = 1;
 /// And a power cut.
 pub const PM_POWER: c_int = 2;
 
-/// Bytes of a segment's name, its zero included.
-pub const PM_NAME: usize = 64;
+/// Room for a segment's name, of 64 bytes at most, and a zero.
+pub const PM_NAME: usize = 72;
 
 /// An open region.
 pub struct pm_region;
@@ -39,18 +40,19 @@ pub struct pm_region_options {
     pub force: c_int,
 }
 
-/// Makes a region on a device, or in a file, which is made if it is missing. Options may be null.
+/// Makes a region on a device, or in a file, which is made if it is missing, and stays if this fails. Options may be
+/// null; size is sizeof *options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_create(
     path: *const c_char,
     options: *const pm_region_options,
+    size: usize,
     region: *mut *mut pm_region,
 ) -> c_int {
     call(|| {
         text::check("region", region)?;
-        // SAFETY: not null, it is valid (convention 2).
         let options =
-            unsafe { options.as_ref() }.map_or_else(RegionOptions::default, |options| RegionOptions {
+            take("options", options, size)?.map_or_else(RegionOptions::default, |options| RegionOptions {
                 len: Some(options.bytes).filter(|bytes| *bytes > 0),
                 unit: Some(options.unit).filter(|unit| *unit > 0),
                 force: options.force != 0,
@@ -119,13 +121,47 @@ fn number(survives: Survives) -> c_int {
     }
 }
 
-/// Copies as much of a structure as the caller's version of it has (convention 6).
+/// A structure of options: plain numbers, of which zeros mean the defaults.
+///
+/// # Safety
+/// Every bit pattern is a value of it.
+unsafe trait Options: Copy {}
+
+// SAFETY: integers.
+unsafe impl Options for pm_region_options {}
+// SAFETY: integers.
+unsafe impl Options for pm_segment_options {}
+
+/// Copies as much of a structure as the caller's version of it has, and zeros for what this one does not know
+/// (convention 6).
 fn give<T: Copy>(what: &str, target: *mut T, size: usize, value: &T) -> Done {
     text::check(what, target)?;
     let len = size.min(size_of::<T>());
     // SAFETY: the caller has so many bytes there (convention 2), and they are not ours.
-    unsafe { target.cast::<u8>().copy_from_nonoverlapping(std::ptr::from_ref(value).cast(), len) };
+    unsafe {
+        target.cast::<u8>().copy_from_nonoverlapping(std::ptr::from_ref(value).cast(), len);
+        target.cast::<u8>().add(len).write_bytes(0, size - len);
+    }
     Ok(())
+}
+
+/// The caller's version of options, if there are any: what it does not have is zeros, and what this one does not
+/// know must be.
+fn take<T: Options>(what: &str, options: *const T, size: usize) -> Done<Option<T>> {
+    if options.is_null() {
+        return Ok(None);
+    }
+    let bytes = text::bytes(what, options.cast(), size)?;
+    let known = bytes.len().min(size_of::<T>());
+    if bytes[known..].iter().any(|byte| *byte != 0) {
+        return Err(Misuse(format!("{what}: something is asked for that this library does not know")).into());
+    }
+    let mut taken = MaybeUninit::<T>::zeroed();
+    // SAFETY: so many bytes are in both; zeros, and whatever the caller has there, are a value of it.
+    Ok(Some(unsafe {
+        taken.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), known);
+        taken.assume_init()
+    }))
 }
 
 /// Says what a region is; size is sizeof *info.
@@ -261,18 +297,18 @@ pub struct pm_segment_options {
     pub address: u64,
 }
 
-/// Makes a segment of so many bytes, all zeros. Options may be null.
+/// Makes a segment of so many bytes, all zeros. Options may be null; size is sizeof *options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_create_segment(
     region: *mut pm_region,
     name: *const c_char,
     bytes: u64,
     options: *const pm_segment_options,
+    size: usize,
 ) -> c_int {
     call(|| {
         let default = SegmentOptions::default();
-        // SAFETY: not null, it is valid (convention 2).
-        let options = unsafe { options.as_ref() }.map_or(default.clone(), |options| SegmentOptions {
+        let options = take("options", options, size)?.map_or(default.clone(), |options| SegmentOptions {
             kind: match options.block_bytes {
                 0 => SegmentKind::Plain,
                 block_bytes => SegmentKind::Blocks { block_bytes },

@@ -49,17 +49,17 @@ static void regions(void)
 {
     pm_region *region, *other;
     pm_region_options size = {.bytes = 16 << 20};
-    CODE(EINVAL, pm_create(path, NULL, &region));
-    OK(pm_create(path, &size, &region));
-    CODE(EMEDIUMTYPE, pm_create(path, &size, &other));
+    CODE(EINVAL, pm_create(path, NULL, 0, &region));
+    OK(pm_create(path, &size, sizeof size, &region));
+    CODE(EMEDIUMTYPE, pm_create(path, &size, sizeof size, &other));
     CHECK(strstr(pm_message(), "already") != NULL);
     pm_segment_options blocks = {.block_bytes = BLOCK, .mode = 0640};
-    OK(pm_create_segment(region, "disk", BLOCKS * BLOCK, &blocks));
-    OK(pm_create_segment(region, "memory", 100000, NULL));
-    CODE(EEXIST, pm_create_segment(region, "memory", 1, NULL));
-    CODE(ENOSPC, pm_create_segment(region, "large", 1 << 30, NULL));
-    CODE(EINVAL, pm_create_segment(region, "", 1, NULL));
-    CODE(EINVAL, pm_create_segment(region, NULL, 1, NULL));
+    OK(pm_create_segment(region, "disk", BLOCKS * BLOCK, &blocks, sizeof blocks));
+    OK(pm_create_segment(region, "memory", 100000, NULL, 0));
+    CODE(EEXIST, pm_create_segment(region, "memory", 1, NULL, 0));
+    CODE(ENOSPC, pm_create_segment(region, "large", 1 << 30, NULL, 0));
+    CODE(EINVAL, pm_create_segment(region, "", 1, NULL, 0));
+    CODE(EINVAL, pm_create_segment(region, NULL, 1, NULL, 0));
     OK(pm_grow(region, 32 << 20));
     CODE(EBUSY, pm_shrink(region, 1 << 20));
     pm_region_info about;
@@ -71,6 +71,32 @@ static void regions(void)
     memset(&about, 7, sizeof about);
     OK(pm_region_about(region, &about, 8));
     CHECK(about.bytes == 32 << 20 && about.free_bytes == 0x0707070707070707);
+    /* One that knows more. */
+    struct {
+        pm_region_info known;
+        uint64_t unknown;
+    } more;
+    memset(&more, 7, sizeof more);
+    OK(pm_region_about(region, &more.known, sizeof more));
+    CHECK(more.known.bytes == 32 << 20 && more.unknown == 0);
+    struct {
+        pm_segment_options known;
+        uint64_t unknown;
+    } later;
+    memset(&later, 0, sizeof later);
+    OK(pm_create_segment(region, "later", 1, &later.known, sizeof later));
+    OK(pm_destroy(region, "later"));
+    later.unknown = 1;
+    CODE(EINVAL, pm_create_segment(region, "later", 1, &later.known, sizeof later));
+    /* The longest name is told of whole. */
+    char name[65];
+    memset(name, 'n', 64);
+    name[64] = 0;
+    pm_segment_info longest;
+    OK(pm_create_segment(region, name, 1, NULL, 0));
+    OK(pm_segment_about(region, name, &longest, sizeof longest));
+    CHECK(strcmp(longest.name, name) == 0);
+    OK(pm_destroy(region, longest.name));
     int count = 0;
     OK(pm_segments(region, count_segment, &count));
     CHECK(count == 2);
@@ -84,7 +110,7 @@ static void regions(void)
     OK(pm_protect(region, "memory", 0));
     OK(pm_own(region, "memory", 0600, -1, -1));
     CODE(EINVAL, pm_own(region, "memory", -2, -1, -1));
-    OK(pm_create_segment(region, "other", 1, NULL));
+    OK(pm_create_segment(region, "other", 1, NULL, 0));
     OK(pm_destroy(region, "other"));
     OK(pm_close(region));
     CODE(EINVAL, pm_close(region));
@@ -163,7 +189,7 @@ static void blocks(void)
     OK(pm_transaction_write(both, 200, two));
     memset(two, 0, sizeof two); /* Nothing that a program passes is kept. */
     OK(pm_transaction_write(none, 11, two));
-    CODE(EINVAL, pm_transaction_write(none, BLOCKS, two));
+    CODE(ERANGE, pm_transaction_write(none, BLOCKS, two));
     CODE(EINVAL, pm_transaction_write(none, 11, NULL));
     OK(pm_read_blocks(disk, 10, two, BLOCK));
     CHECK(two[1] == 0);

@@ -30,7 +30,7 @@ fn export() -> Export {
     let options = SegmentOptions { kind, ..SegmentOptions::default() };
     region.create_segment("disk", LEN as u64, &options, |_| {}).expect("a segment");
     let blocks = region.attach_blocks("disk", true).expect("nobody else has it");
-    Export { name: "disk".into(), blocks, at_once: true }
+    Export { name: "disk".into(), blocks: Arc::new(blocks), at_once: true }
 }
 
 /// What the server answers to a client that sends this, and goes.

@@ -80,7 +80,7 @@ impl Segment {
 
     fn check_write(&self) -> Result<()> {
         match self.attached.write {
-            true => Ok(()),
+            true => self.memory.sound(),
             false => Err(Error::ReadOnly(format!("segment {:?}", self.attached.name))),
         }
     }

@@ -9,11 +9,15 @@ use std::sync::Arc;
 const LEN: u64 = 1 << 20;
 
 fn region(path: &Path) -> Arc<Region> {
-    let options = RegionOptions { len: Some(8 << 20), ..RegionOptions::default() };
+    region_of(path, 4096, LEN)
+}
+
+fn region_of(path: &Path, block_bytes: u64, len: u64) -> Arc<Region> {
+    let options = RegionOptions { len: Some(len + (32 << 20)), ..RegionOptions::default() };
     let region = Region::create(path, &options).unwrap();
-    let kind = SegmentKind::Blocks { block_bytes: 4096 };
+    let kind = SegmentKind::Blocks { block_bytes: block_bytes as u32 };
     region
-        .create_segment("disk", LEN, &SegmentOptions { kind, ..SegmentOptions::default() }, |_| {})
+        .create_segment("disk", len, &SegmentOptions { kind, ..SegmentOptions::default() }, |_| {})
         .unwrap();
     Arc::new(region)
 }
@@ -22,17 +26,22 @@ fn region(path: &Path) -> Arc<Region> {
 fn mounted(region: &Arc<Region>, dir: &Path, write: bool) -> Option<(PathBuf, Served)> {
     fs::create_dir_all(dir).unwrap();
     let blocks = region.attach_blocks("disk", write).unwrap();
-    let export = Export { name: "disk".into(), blocks, at_once: true };
-    let mut mounted = match Mounted::new(dir, export) {
+    let export = Export { name: "disk".into(), blocks: Arc::new(blocks), at_once: true };
+    let mounted = match Mounted::new(dir, export) {
         Ok(mounted) => mounted,
         Err(error) => {
             println!("did not run: nothing can be mounted here: {error}");
             return None;
         }
     };
-    let mut unmount = mounted.unmount();
+    let unmount = mounted.unmount();
     let running = std::thread::spawn(move || mounted.run().unwrap());
+    let file = dir.join("disk");
     let end = Box::new(move || {
+        // As often as it takes: it is refused while the file is open, and served further.
+        let open = File::open(&file).unwrap();
+        assert_eq!(unmount.unmount().unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+        drop(open);
         unmount.unmount().unwrap();
         running.join().unwrap()
     });
@@ -101,6 +110,51 @@ fn a_file_is_read_written_forced_and_has_its_length() {
     export.blocks.read_bytes(1234, &mut blocks).unwrap();
     assert!(blocks == expected);
     assert!(export.blocks.scrub(0..export.blocks.len()).unwrap().is_empty());
+}
+
+/// The kernel hands on what is written in requests of some pages of the program's buffer.
+#[test]
+fn a_write_is_one_request_or_cut_between_blocks() {
+    for block_bytes in [512, 4096, 65_536] {
+        let dir = tempfile::tempdir().unwrap();
+        let region = region_of(&dir.path().join("region"), block_bytes, 4 << 20);
+        let Some((path, end)) = mounted(&region, &dir.path().join("mnt"), true) else { return };
+        let file = open(&path);
+        let buffer: Vec<u8> = vec![7; (3 << 20) + 8192];
+        let page = buffer.as_ptr().align_offset(4096);
+        file.write_all_at(&buffer[page..page + (3 << 20)], 65_536).unwrap();
+        let whole = (1 << 20) - 65_536;
+        for from in [64, 520, 4095] {
+            file.write_all_at(&buffer[page + from..page + from + whole], 65_536).unwrap();
+        }
+        drop(file);
+        let export = end();
+        // Who writes a part of a block reads it first.
+        let counts = export.blocks.counts();
+        assert_eq!(counts.writes, ((3 << 20) + 3 * whole as u64) / block_bytes, "{counts:?}");
+        assert_eq!(counts.reads, 0, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_server_leaves_alone_what_is_not_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (region(&dir.path().join("first")), region(&dir.path().join("second")));
+    let mnt = dir.path().join("mnt dir");
+    let Some((path, end)) = mounted(&first, &mnt, true) else { return };
+    let export = || Export {
+        name: "disk".into(),
+        blocks: Arc::new(second.attach_blocks("disk", true).unwrap()),
+        at_once: false,
+    };
+    let twice = Mounted::new(&mnt, export()).unwrap_err();
+    assert!(twice.to_string().contains("mounted there already"), "{twice}");
+    let file = Mounted::new(&dir.path().join("second"), export()).unwrap_err();
+    assert_eq!(file.kind(), std::io::ErrorKind::NotADirectory);
+    assert!(Mounted::new(&dir.path().join("none"), export()).is_err());
+    assert!(path.exists());
+    let _ = end();
+    assert!(!path.exists());
 }
 
 #[test]

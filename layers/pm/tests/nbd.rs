@@ -36,7 +36,7 @@ fn served(write: bool) -> Served {
     let dir = tempfile::tempdir().unwrap();
     let (path, socket) = (dir.path().join("region"), dir.path().join("socket"));
     let blocks = region(&path).attach_blocks("disk", write).unwrap();
-    let export = Export { name: "disk".into(), blocks, at_once: true };
+    let export = Export { name: "disk".into(), blocks: Arc::new(blocks), at_once: true };
     let server = Server::bind(&Address::Unix(socket.clone()), export).unwrap();
     let stop = server.stop();
     let running = Some(std::thread::spawn(move || server.run().unwrap()));
@@ -135,7 +135,7 @@ fn an_address_is_one_server_s_and_a_dead_one_s_is_taken_over() {
     let dir = tempfile::tempdir().unwrap();
     let export = |name: &str| {
         let blocks = region(&dir.path().join(name)).attach_blocks("disk", true).unwrap();
-        Export { name: "other".into(), blocks, at_once: false }
+        Export { name: "other".into(), blocks: Arc::new(blocks), at_once: false }
     };
     let taken = Server::bind(&Address::Unix(served.socket.clone()), export("a")).unwrap_err();
     assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);

@@ -26,6 +26,7 @@ mod recover;
 mod restore;
 mod rvmutl;
 mod salvage;
+mod serve;
 mod server_log;
 mod show;
 mod size;

@@ -1,22 +1,17 @@
 //! `pm`: memory that outlives the system.
 
 use crate::Failure;
+use crate::serve::{Serve, serve};
 use crate::size;
-use caliburn_pm::nbd::{Address, Device, Server};
-use caliburn_pm::{
-    Error, Export, Mounted, Region, RegionOptions, SegmentInfo, SegmentKind, SegmentOptions, Survives,
-};
+use caliburn_pm::{Error, Region, RegionOptions, SegmentInfo, SegmentKind, SegmentOptions, Survives};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write, stderr, stdin, stdout};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
 
 /// Arguments of `pm`.
 #[derive(Args, Debug)]
@@ -133,7 +128,8 @@ enum Act {
         /// The file.
         from: PathBuf,
     },
-    /// Serve a segment of blocks as a disk (NBD, or a file through FUSE), until interrupted.
+    /// Serve a segment of blocks as a disk (NBD, or a file through FUSE), until interrupted. At SIGUSR1 it prints
+    /// what was done so far.
     Serve(Serve),
 }
 
@@ -147,45 +143,11 @@ struct One {
 }
 
 #[derive(Args, Debug)]
-struct Segment {
+pub struct Segment {
     /// The region.
-    region: PathBuf,
+    pub region: PathBuf,
     /// The segment.
-    name: String,
-}
-
-#[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
-struct Place {
-    /// On a socket in the file system.
-    #[arg(long)]
-    socket: Option<PathBuf>,
-    /// On an address of this machine's loopback, as 127.0.0.1:10809.
-    #[arg(long)]
-    listen: Option<SocketAddr>,
-    /// As a block device of this machine, as /dev/nbd0, with the kernel's module nbd.
-    #[arg(long)]
-    device: Option<PathBuf>,
-    /// As a file in this directory, called as the segment, through FUSE; losetup makes a block device of it.
-    #[arg(long)]
-    mount: Option<PathBuf>,
-}
-
-/// Connections of a device, which are served side by side.
-const CONNECTIONS: usize = 4;
-
-#[derive(Args, Debug)]
-struct Serve {
-    #[command(flatten)]
-    segment: Segment,
-    #[command(flatten)]
-    place: Place,
-    /// Writes of whole blocks, up to a mebibyte, happen wholly or not at all; else block by block.
-    #[arg(long)]
-    at_once: bool,
-    /// Let nobody write.
-    #[arg(long)]
-    read_only: bool,
+    pub name: String,
 }
 
 fn mode(text: &str) -> Result<u32, String> {
@@ -485,73 +447,4 @@ fn restore(segment: &Segment, from: &Path) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn serve(how: &Serve) -> Result<(), Failure> {
-    let region = match how.read_only {
-        true => Region::open_to_read(&how.segment.region)?,
-        false => Region::open(&how.segment.region)?,
-    };
-    let name = how.segment.name.clone();
-    let blocks = Arc::new(region).attach_blocks(&name, !how.read_only)?;
-    let export = Export { name, blocks, at_once: how.at_once };
-    let export = match &how.place {
-        Place { device: Some(path), .. } => {
-            let failed = |error| format!("{} cannot be the segment: {error}", path.display());
-            let device = Device::new(path, export, CONNECTIONS).map_err(failed)?;
-            let end = device.disconnect();
-            let _runtime = when_interrupted(move || _ = end.disconnect())?;
-            let ready = || {
-                println!("{}", path.display());
-                // Who does not listen any more need not know.
-                let _ = stdout().flush();
-            };
-            device.run(ready).map_err(failed)?
-        }
-        Place { mount: Some(dir), .. } => {
-            let file = dir.join(&export.name);
-            let failed = |error| format!("{} cannot be mounted on: {error}", dir.display());
-            let mut mounted = Mounted::new(dir, export).map_err(failed)?;
-            let mut end = mounted.unmount();
-            let _runtime = when_interrupted(move || {
-                if let Err(error) = end.unmount() {
-                    eprintln!("it is served further, as it is open: {error}");
-                }
-            })?;
-            println!("{}", file.display());
-            stdout().flush()?;
-            mounted.run().map_err(failed)?
-        }
-        Place { socket: Some(path), .. } => listen(&Address::Unix(path.clone()), export)?,
-        Place { listen: Some(socket), .. } => listen(&Address::Loopback(*socket), export)?,
-        _ => unreachable!("one of them is required"),
-    };
-    let counts = export.blocks.counts();
-    drop(export);
-    eprintln!("{} blocks read, {} written, {} flushes", counts.reads, counts.writes, counts.flushes);
-    Ok(())
-}
-
-/// Serves at an address until interrupted.
-fn listen(address: &Address, export: Export) -> Result<Export, Failure> {
-    let server =
-        Server::bind(address, export).map_err(|error| format!("cannot listen at {address}: {error}"))?;
-    let stop = server.stop();
-    let _runtime = when_interrupted(move || stop.stop())?;
-    println!("{}", server.address());
-    stdout().flush()?;
-    Ok(server.run()?)
-}
-
-/// Does something at each SIGINT and SIGTERM, as long as what is returned is there.
-fn when_interrupted(mut act: impl FnMut() + Send + 'static) -> Result<Runtime, Failure> {
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.spawn(async move {
-        let Ok(mut term) = signal(SignalKind::terminate()) else { return };
-        loop {
-            tokio::select! { _ = tokio::signal::ctrl_c() => {} _ = term.recv() => {} }
-            act();
-        }
-    });
-    Ok(runtime)
 }

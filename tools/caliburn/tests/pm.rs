@@ -78,7 +78,23 @@ fn a_region_is_made_cut_and_looked_at() {
     assert!(refused(&["dump", region, "disk", file]).contains("is attached"));
     let looked = caliburn(&["check", region]);
     assert_eq!(looked.status.code(), Some(2), "{looked:?}");
-    server.kill();
+    // What was done so far, and in the end.
+    let mut client = Client::connect(&socket).unwrap();
+    assert_eq!(client.write(0, &content[..3 * BLOCK], 0).unwrap(), 0);
+    let mut server = server;
+    let mut told = BufReader::new(server.0.stderr.take().unwrap());
+    let mut counts = |signal: &str| {
+        let pid = server.0.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        json(&line)
+    };
+    assert_eq!(counts("-USR1")["writes"], 3);
+    assert_eq!(client.write(0, &content[..BLOCK], 0).unwrap(), 0);
+    assert_eq!(counts("-USR1")["writes"], 4);
+    assert_eq!(counts("-TERM")["writes"], 4);
+    assert!(server.0.wait().unwrap().success());
     assert_eq!(std::fs::read(file).unwrap(), b"old");
     std::fs::write(file, vec![1; 5 << 20]).unwrap();
     assert!(refused(&["restore", region, "disk", file]).contains("has 5242880 bytes"));
@@ -109,10 +125,10 @@ impl Server {
     /// At a place of some kind, of which it says when it is there.
     fn start_at(region: &Path, kind: &str, place: &Path, says: &str) -> Server {
         let mut process = Command::new(env!("CARGO_BIN_EXE_caliburn"))
-            .args(["pm", "serve", region.to_str().unwrap(), "disk", "--at-once", kind])
+            .args(["pm", "serve", region.to_str().unwrap(), "disk", "--at-once", "--json", kind])
             .arg(place)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let mut line = String::new();

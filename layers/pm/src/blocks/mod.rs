@@ -17,6 +17,7 @@
 mod entry;
 mod epoch;
 mod lane;
+mod mend;
 mod ranges;
 mod recovery;
 mod span;
@@ -40,7 +41,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 pub use transaction::Transaction;
 
-/// A segment of blocks, attached. Given up when dropped.
+/// A segment of blocks, attached. Given up when dropped; who wants to know whether what was written last lasts has
+/// [`Blocks::flush`] say so before.
 #[derive(Debug)]
 pub struct Blocks {
     geometry: Geometry,
@@ -52,6 +54,8 @@ pub struct Blocks {
     ended: Box<[AtomicU64]>,
     /// Taken by who wants many places: one that has some and waits for more is enough.
     gathering: Mutex<()>,
+    /// Taken by who writes a damaged block: one at a time gives up places that must be found again.
+    mending: Mutex<()>,
     /// Where the page cache lies between.
     epoch: Option<Epoch>,
     /// Blocks of which an entry is not there, though it cannot be cleared: attached to be read.
@@ -86,6 +90,8 @@ pub struct BlockCounts {
     pub damaged: u64,
     /// Blocks of which the last write was not there when it was attached.
     pub undone: u64,
+    /// Places of blocks that are free now; of a file, without those that are when it is flushed.
+    pub free: u64,
 }
 
 /// Where a block's bytes are now, and their sum.
@@ -110,15 +116,6 @@ struct Target {
 /// Whether an entry is not what was written.
 fn is_damaged(entries: &[Slot; 2]) -> bool {
     entries.iter().any(|slot| matches!(slot, Slot::Damaged | Slot::Torn))
-}
-
-/// How a block is written of which an entry is damaged: over the other one, so that it stays damaged until it is
-/// written. Where it was is not known: what the other entry says may be another block's by now.
-#[cold]
-fn damaged_target(block: u64, entries: [Slot; 2], damaged: [bool; 2]) -> Target {
-    let which = usize::from(!damaged[1] && damaged[0]);
-    let version = entries[which].entry().map_or(1, |entry| next(entry.version));
-    Target { block, which, version, before: None, together: None, damaged }
 }
 
 impl Blocks {
@@ -154,6 +151,7 @@ impl Blocks {
             lanes: lanes.into_iter().map(Mutex::new).collect(),
             ended,
             gathering: Mutex::new(()),
+            mending: Mutex::new(()),
             epoch,
             undone,
             counts,
@@ -198,13 +196,19 @@ impl Blocks {
         let Counts { reads, transactions, flushes, damaged, undone } = &self.counts;
         let [reads, transactions, flushes, damaged] =
             [reads, transactions, flushes, damaged].map(|count| count.load(Ordering::Relaxed));
-        let lanes =
-            self.lanes.iter().map(|lane| lane.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        let writes = lanes.map(|lane| lane.writes).sum();
-        BlockCounts { reads, writes, transactions, flushes, damaged, undone: *undone }
+        let (mut writes, mut free) = (0, 0);
+        for lane in &self.lanes {
+            let lane = lane.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            (writes, free) = (writes + lane.writes, free + lane.free.len() as u64);
+        }
+        BlockCounts { reads, writes, transactions, flushes, damaged, undone: *undone, free }
     }
 
-    fn check(&self, blocks: Range<u64>) -> Result<()> {
+    /// Whether there are such blocks.
+    ///
+    /// # Errors
+    /// [`Error::Range`] where there are not.
+    pub fn check(&self, blocks: Range<u64>) -> Result<()> {
         if blocks.start <= blocks.end && blocks.end <= self.geometry.blocks {
             return Ok(());
         }
@@ -328,6 +332,7 @@ impl Blocks {
             }
         }
         self.settle_others(&target);
+        let mending = self.mending(std::slice::from_ref(&target));
         let (number, mut lane) = self.take_lane();
         let stored = match bytes {
             Some(bytes) => self.store(self.take_place(number, &mut lane), bytes),
@@ -343,6 +348,8 @@ impl Blocks {
         self.end(number, &lane);
         self.note_written(&target, &mut lane);
         lane.writes += 1;
+        drop(lane);
+        self.mended(mending);
         Ok(())
     }
 
@@ -423,7 +430,7 @@ impl Blocks {
         let entries = self.entries(block);
         let damaged = entries.map(|slot| matches!(slot, Slot::Damaged | Slot::Torn));
         if damaged != [false; 2] {
-            return damaged_target(block, entries, damaged);
+            return mend::target(block, entries, damaged);
         }
         let Some((which, entry)) = newest(entries) else {
             return Target { block, which: 0, version: 1, before: None, together: None, damaged };
@@ -465,18 +472,6 @@ impl Blocks {
             }
             _ => lane.free.extend(target.before),
         }
-    }
-
-    /// A block that was damaged has been written: the entries that were are cleared, and not before.
-    #[cold]
-    fn clear_damaged(&self, target: &Target) {
-        // Where the medium must be forced, the new entry may not last otherwise, and the older one would count.
-        if self.head.force().is_err() {
-            return;
-        }
-        let damaged = (0..2).filter(|which| target.damaged[*which] && *which != target.which);
-        damaged.for_each(|which| self.found().clear_entry(target.block, which));
-        self.head.fence();
     }
 
     /// A lane that nobody is in, and its number.
@@ -585,7 +580,10 @@ fn entry_of(target: &Target, stored: Stored, (lane, number): (usize, u64), sever
 impl Drop for Blocks {
     fn drop(&mut self) {
         // Everything that was written has lasted: nothing need be asked when it is attached again.
-        if self.attached.write && !std::thread::panicking() && self.flush().is_ok() {
+        if self.attached.write && !std::thread::panicking() {
+            if let Err(error) = self.flush() {
+                return tracing::warn!(%error, segment = self.attached.name, "what was written last may be lost");
+            }
             for (number, lane) in self.lanes.iter().enumerate() {
                 let lane = lane.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 self.lane_words(number).set_ended(lane.number);

@@ -61,6 +61,7 @@ impl Blocks {
         let _locks = self.locks.write(writes.keys().copied());
         let targets: Vec<Target> = writes.keys().map(|block| self.target(*block)).collect();
         targets.iter().for_each(|target| self.settle_others(target));
+        let mending = self.mending(&targets);
         self.leave(-(targets.len() as i64));
         let gathering = self.gathering.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (number, mut lane) = self.take_lane();
@@ -89,6 +90,8 @@ impl Blocks {
         targets.iter().for_each(|target| self.note_written(target, &mut lane));
         lane.writes += targets.len() as u64;
         self.counts.transactions.fetch_add(1, Ordering::Relaxed);
+        drop(lane);
+        self.mended(mending);
     }
 }
 

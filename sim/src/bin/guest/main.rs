@@ -143,7 +143,7 @@ fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
     assert!(damaged.is_empty(), "blocks are damaged: {damaged:?}");
     let about =
         format!("guest: a disk on {}, {} blocks undone\n", region.info()?.kind, blocks.counts().undone);
-    let export = Export { name: "disk".into(), blocks, at_once: false };
+    let export = Export { name: "disk".into(), blocks: Arc::new(blocks), at_once: false };
     let ready = || {
         std::fs::File::create("/ready").expect("there is room");
         say(about);

@@ -2,19 +2,24 @@
 //! systems without NBD: `losetup` makes a block device of it.
 //!
 //! Nothing is kept in the page cache: a write that has returned is in the segment, and lasts as one of
-//! [`Blocks::write`](crate::Blocks::write) does; `fsync` is a flush. Each block is written wholly or not at all.
+//! [`Blocks::write`](crate::Blocks::write) does; `fsync` is a flush. Each block is written wholly or not at all
+//! whose bytes come in one request. The kernel makes one of a write from one buffer of up to a mebibyte, or a page
+//! less if the buffer does not begin at a page's start; it cuts a longer one after 256 pages of the buffer, and
+//! several buffers (`writev`) between them.
+
+mod mount;
 
 use crate::error::{Error, Result};
 use crate::export::Export;
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, KernelConfig,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyWrite, Request, Session, SessionUnmounter, TimeOrNow, WriteFlags,
+    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
-use rustix::mount::{UnmountFlags, unmount};
+use mount::Mount;
 use rustix::process::{getegid, geteuid};
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,50 +33,55 @@ const WRITE_MAX: u32 = 1 << 20;
 const FOR_EVER: Duration = Duration::from_hours(24);
 /// The file.
 const FILE: INodeNo = INodeNo(2);
+/// As what it is mounted.
+const TYPE: &str = "fuse.caliburn";
 
 /// A mounted file system with one file, which is called as the export.
 #[derive(Debug)]
 pub struct Mounted {
     session: Session<Disk>,
     export: Arc<Export>,
+    mount: Mount,
 }
 
-/// Unmounts it, from another thread. It fails while the file is open.
-#[derive(Debug)]
-pub struct Unmount(SessionUnmounter);
+/// Unmounts it, from another thread.
+#[derive(Debug, Clone)]
+pub struct Unmount(Mount);
 
 impl Mounted {
     /// Mounts it on a directory. Nobody can look into it before [`Mounted::run`].
     ///
     /// # Errors
-    /// Where `/dev/fuse` is missing, or the directory, or it may not be mounted on.
+    /// Where `/dev/fuse` is missing, or the directory, or it may not be mounted on: only who may mount(2) can. Where
+    /// one is mounted that is served; one of a server that was killed is unmounted.
     pub fn new(dir: &Path, export: Export) -> io::Result<Mounted> {
-        if fs::metadata(dir).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)) {
-            // Of a server that was killed: nobody serves it any more.
-            unmount(dir, UnmountFlags::DETACH)?;
+        if [".", ".."].contains(&&export.name[..]) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no file can be called so"));
         }
+        let fuse = File::options().read(true).write(true).open("/dev/fuse")?;
+        let mount = Mount::new(dir, &fuse, export.blocks.is_writable())?;
+        let export = Arc::new(export);
+        let disk = Disk { export: Arc::clone(&export), mounted: SystemTime::now() };
         let mut config = Config::default();
         config.n_threads = Some(THREADS);
         config.clone_fd = true;
-        let name = MountOption::FSName(export.name.clone());
-        config.mount_options =
-            vec![name, MountOption::Subtype("caliburn".into()), MountOption::DefaultPermissions];
-        if !export.blocks.is_writable() {
-            config.mount_options.push(MountOption::RO);
+        match Session::from_fd(disk, fuse.into(), SessionACL::Owner, config) {
+            Ok(session) => Ok(Mounted { session, export, mount }),
+            Err(error) => {
+                mount.unmount()?;
+                Err(error)
+            }
         }
-        let export = Arc::new(export);
-        let disk = Disk { export: Arc::clone(&export), mounted: SystemTime::now() };
-        Ok(Mounted { session: Session::new(disk, dir, &config)?, export })
     }
 
     /// What unmounts it.
-    pub fn unmount(&mut self) -> Unmount {
-        Unmount(self.session.unmount_callable())
+    pub fn unmount(&self) -> Unmount {
+        Unmount(self.mount.clone())
     }
 
     /// Serves it until it is unmounted, by [`Unmount`] or by `umount`, and gives the export back.
     pub fn run(self) -> io::Result<Export> {
-        let Mounted { session, export } = self;
+        let Mounted { session, export, .. } = self;
         session.run()?;
         Ok(Arc::into_inner(export).expect("the session has let go of it"))
     }
@@ -81,8 +91,8 @@ impl Unmount {
     /// Unmounts it.
     ///
     /// # Errors
-    /// While the file is open, or a loop device made of it.
-    pub fn unmount(&mut self) -> io::Result<()> {
+    /// While the file is open, or a loop device made of it; when another file system was mounted over it.
+    pub fn unmount(&self) -> io::Result<()> {
         self.0.unmount()
     }
 }
@@ -191,7 +201,7 @@ impl Filesystem for Disk {
         _: Option<SystemTime>,
         _: Option<SystemTime>,
         _: Option<SystemTime>,
-        _: Option<fuser::BsdFileFlags>,
+        _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
         let stays = size.is_none_or(|size| size == self.export.blocks.bytes());
@@ -268,6 +278,11 @@ impl Filesystem for Disk {
             Ok(()) => reply.written(len as u32),
             Err(error) => reply.error(number_of(&error)),
         }
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let (len, bytes) = (self.export.blocks.len(), self.export.blocks.block_bytes() as u32);
+        reply.statfs(len, 0, 0, 1, 0, bytes, 255, bytes);
     }
 
     /// A file is closed; nothing waits to be written.
