@@ -155,8 +155,8 @@ int pm_attach_blocks(struct pm_region *region,
                      int write,
                      struct pm_blocks **blocks);
 
-// Gives a segment of blocks up, when the last transaction of it has ended, whatever comes back. After any code but 0
-// what was written since the last flush may be lost.
+// Gives a segment of blocks up, when the last transaction of it has ended, whatever comes back. After any code but
+// 0 what was written since the last flush may be lost.
 int pm_detach_blocks(struct pm_blocks *blocks);
 
 // Bytes of a block; 0 if there is no such segment.
@@ -165,8 +165,8 @@ uint32_t pm_block_bytes(const struct pm_blocks *blocks);
 // Blocks of a segment; 0 if there is no such segment.
 uint64_t pm_block_count(const struct pm_blocks *blocks);
 
-// Reads blocks, from this one on: len is a multiple of a block's bytes. Each is as some write has left it; writes at
-// once are seen in all of them, or in none. EBADMSG if one is damaged; the message has its number.
+// Reads blocks, from this one on: len is a multiple of a block's bytes. Each is as some write has left it; writes
+// at once are seen in all of them, or in none. EBADMSG if one is damaged; the message has its number.
 int pm_read_blocks(const struct pm_blocks *blocks,
                    uint64_t block,
                    void *buffer,
