@@ -88,7 +88,22 @@ fn insert(connection: &Connection, indexed: bool, row: &Row) -> Result<(), Failu
     let [a, b, c] = row.strings.each_ref().map(|text| std::str::from_utf8(text));
     let n = row.numbers;
     let values = params![
-        row.unique1, row.unique2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], a?, b?, c?
+        row.unique1,
+        row.unique2,
+        n[0],
+        n[1],
+        n[2],
+        n[3],
+        n[4],
+        n[5],
+        n[6],
+        n[7],
+        n[8],
+        n[9],
+        n[10],
+        a?,
+        b?,
+        c?
     ];
     connection.prepare_cached(sql)?.execute(values)?;
     Ok(())
