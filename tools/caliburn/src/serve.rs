@@ -149,13 +149,17 @@ fn listen(address: &Address, export: Export) -> Result<Export, Failure> {
     Ok(server.run()?)
 }
 
-/// Does something at each SIGINT and SIGTERM, as long as what is returned is there.
+/// Does something at each SIGINT and SIGTERM from now on, as long as what is returned is there.
 fn when_interrupted(mut act: impl FnMut() + Send + 'static) -> Result<Runtime, Failure> {
     let runtime = runtime()?;
+    // Before anybody is told that there is something to end.
+    let [mut interrupt, mut terminate] = {
+        let _inside = runtime.enter();
+        [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]
+    };
     runtime.spawn(async move {
-        let Ok(mut term) = signal(SignalKind::terminate()) else { return };
         loop {
-            tokio::select! { _ = tokio::signal::ctrl_c() => {} _ = term.recv() => {} }
+            tokio::select! { _ = interrupt.recv() => {} _ = terminate.recv() => {} }
             act();
         }
     });

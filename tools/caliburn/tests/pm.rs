@@ -5,7 +5,7 @@ mod support;
 
 use serde_json::Value;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -254,12 +254,29 @@ fn a_killed_server_has_what_it_acknowledged_and_no_part_of_a_write() {
 
 #[test]
 fn a_killed_file_has_what_it_acknowledged_and_no_part_of_a_write() {
-    // Others need a helper that may mount for them.
-    let may = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
-    match File::options().read(true).write(true).open("/dev/fuse") {
-        Ok(_) if may => killed(Way::Mount),
-        found => println!("did not run: nothing can be mounted here, {found:?}"),
+    let dir = tempfile::tempdir().unwrap();
+    let (path, place) = (dir.path().join("region"), dir.path().join("place"));
+    let (region, at) = (path.to_str().unwrap(), place.to_str().unwrap());
+    std::fs::create_dir(&place).unwrap();
+    done(&["create", region, "--bytes", "16M"]);
+    done(&["add", region, "disk", "1M", "--blocks", "4096"]);
+    let mut probe = Command::new(env!("CARGO_BIN_EXE_caliburn"))
+        .args(["pm", "serve", region, "disk", "--mount", at])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut line, mut why) = (String::new(), String::new());
+    BufReader::new(probe.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    if line.is_empty() {
+        probe.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+        assert!(why.contains("cannot be mounted on"), "{why}");
+        println!("did not run: {why}");
+        let _ = probe.wait();
+        return;
     }
+    Server(probe).interrupt();
+    killed(Way::Mount);
 }
 
 fn killed(way: Way) {
