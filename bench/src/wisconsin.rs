@@ -74,7 +74,7 @@ pub trait Relations {
     fn set_unique2(&mut self, indexed: bool, from: u32, to: u32) -> Result<(), Failure>;
     /// Of the row with the first one, in the relation with indexes.
     fn set_unique1(&mut self, from: u32, to: u32) -> Result<(), Failure>;
-    /// When others come next: what was left to be done behind is done.
+    /// What was left to be done behind is done.
     fn drain(&mut self) {}
     /// Closes, opens again where there is something to be opened, and sums up: rows and both keys of each relation.
     fn finish(self: Box<Self>) -> Result<[[u64; 3]; 2], Failure>;
@@ -89,11 +89,13 @@ fn expected() -> [u64; 3] {
     [ROWS.into(), sum(|row| row.unique1), sum(|row| row.unique2)]
 }
 
-/// Measures them by turns, checks them, and prints.
+/// Measures groups of them, all by turns, checks them, and prints; the first of a group is its floor.
 ///
 /// # Errors
 /// When a system fails, or has not what it should.
-pub fn measure(arguments: &Measured, mut contenders: Vec<Contender>) -> Result<(), Failure> {
+pub fn measure(arguments: &Measured, groups: Vec<Vec<Contender>>) -> Result<(), Failure> {
+    let sizes: Vec<usize> = groups.iter().map(Vec::len).collect();
+    let mut contenders: Vec<Contender> = groups.into_iter().flatten().collect();
     let tests = ["26", "27", "28", "29", "30", "31", "32", "26 to 32"];
     let count = contenders.len();
     // By tests, and for each by systems.
@@ -118,14 +120,19 @@ pub fn measure(arguments: &Measured, mut contenders: Vec<Contender>) -> Result<(
                 }
                 Err(error) => failure = Some(error),
             }
-            relations.drain();
         }
         samples
     });
     if let Some(error) = failure {
         return Err(error);
     }
-    lines.chunks(count).for_each(|of_test| report::print("wisconsin", arguments.json, of_test, 0));
+    for mut of_test in lines.chunks(count) {
+        for size in &sizes {
+            let (group, others) = of_test.split_at(*size);
+            report::print("wisconsin", arguments.json, group, 0);
+            of_test = others;
+        }
+    }
     for ((system, _, class), relations) in contenders {
         let found = relations.finish()?;
         if found != [expected(); 2] {
@@ -146,8 +153,8 @@ pub struct Measured {
     pub json: bool,
 }
 
-/// All tests one after the other, again and again, and at the end their sum. What one changes the next one, or the
-/// same one again, changes back.
+/// All tests one after the other, again and again, and at the end their sum, with their share of what was left to be
+/// done behind them. What one changes the next one, or the same one again, changes back.
 fn round(relations: &mut dyn Relations, seconds: f64) -> Result<Vec<Sample>, Failure> {
     let mut times: [Vec<u64>; 7] = Default::default();
     let (start, budget) = (Instant::now(), Duration::from_secs_f64(seconds));
@@ -168,10 +175,14 @@ fn round(relations: &mut dyn Relations, seconds: f64) -> Result<Vec<Sample>, Fai
         time(32, &mut |r| r.set_unique1(CHANGED, ROWS))?;
         time(32, &mut |r| r.set_unique1(ROWS, CHANGED))?;
     }
+    let end = Instant::now();
+    relations.drain();
+    let drained = end.elapsed();
     let mean = |times: &[u64]| times.iter().sum::<u64>() as f64 / times.len() as f64;
     let mut samples: Vec<Sample> =
         times.into_iter().map(|times| Sample { ns_per_tx: mean(&times), latencies: times }).collect();
-    let ns_per_tx = samples.iter().map(|sample| sample.ns_per_tx).sum();
+    let behind = drained.as_nanos() as f64 / samples[0].latencies.len() as f64;
+    let ns_per_tx = samples.iter().map(|sample| sample.ns_per_tx).sum::<f64>() + behind;
     samples.push(Sample { ns_per_tx, latencies: Vec::new() });
     Ok(samples)
 }
@@ -181,7 +192,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let memory = tempfile::tempdir_in(memory())?;
     let contenders = own(dir.path(), memory.path())?;
     let Arguments { rounds, seconds, json, .. } = *arguments;
-    measure(&Measured { rounds, seconds, json }, contenders)
+    measure(&Measured { rounds, seconds, json }, vec![contenders])
 }
 
 /// Where files lie in memory.

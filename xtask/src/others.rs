@@ -120,6 +120,8 @@ impl Drop for Disk {
         self.kill_users();
         self.leave();
         let _ = fs::remove_file(&self.region);
+        let _ = fs::remove_dir_all(&self.folder);
+        let _ = fs::remove_dir_all(run_folder());
     }
 }
 
@@ -175,6 +177,11 @@ fn on_a_file_system(dir: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Where PostgreSQL has its socket and its log; what it must reach is not below the folders of root.
+fn run_folder() -> String {
+    format!("/tmp/caliburn-others-{}", std::process::id())
+}
+
 /// PostgreSQL's programs as its user, who may not be root.
 fn as_postgres(line: &str) -> Result<String, String> {
     shell(&format!(
@@ -186,7 +193,7 @@ fn as_postgres(line: &str) -> Result<String, String> {
 /// which has every transaction that was acknowledged, and every index with its table.
 fn postgres(disk: &mut Disk, kills: usize) -> Result<(), String> {
     shell(&format!("mkfs.ext4 -q -F {}", disk.device))?;
-    let (data, run) = (format!("{}/data", disk.fs()), format!("/tmp/caliburn-others-{}", std::process::id()));
+    let (data, run) = (format!("{}/data", disk.fs()), run_folder());
     let serve = |disk: &Disk| {
         disk.mount()?;
         shell(&format!("chown postgres {}", disk.fs()))
@@ -253,7 +260,6 @@ fn postgres(disk: &mut Disk, kills: usize) -> Result<(), String> {
     }
     as_postgres(&format!("pg_ctl -D {data} stop"))?;
     disk.unmount()?;
-    shell(&format!("rm -rf {run}"))?;
     println!("PostgreSQL: {there} transactions of pgbench survived {kills} kills of the disk's server");
     Ok(())
 }

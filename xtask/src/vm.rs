@@ -48,6 +48,14 @@ pub fn run(rounds: &str, word: &str) -> Result<(), String> {
     initramfs(&kernel)?;
     let mut counts = [0u64; CRASHES.len()];
     let kinds: Vec<_> = KINDS.into_iter().filter(|(kind, ..)| kind.contains(word)).collect();
+    if !KINDS
+        .iter()
+        .map(|(kind, ..)| kind)
+        .chain(RESERVED.iter().map(|(kind, _)| kind))
+        .any(|kind| kind.contains(word))
+    {
+        return Err(format!("no kind of machine has {word:?} in its name"));
+    }
     for (i, (kind, store, ways)) in kinds.iter().copied().enumerate() {
         new_media()?;
         let mut acknowledged = [0u64; WRITERS];

@@ -16,8 +16,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (("SQLite on disk", "WAL", "power"), Box::new(Sqlite::new(Some(dir.path()))?)),
         (("SQLite on PM", "WAL", "power"), Box::new(Sqlite::new(Some(memory.path()))?)),
     ];
-    wisconsin::measure(&measured, sqlite)?;
-    wisconsin::measure(&measured, wisconsin::own(dir.path(), memory.path())?)
+    wisconsin::measure(&measured, vec![sqlite, wisconsin::own(dir.path(), memory.path())?])
 }
 
 struct Sqlite {

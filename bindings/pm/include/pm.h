@@ -94,6 +94,8 @@ typedef struct pm_region_info {
     int damaged[2];
     // Identifies it.
     uint8_t id[16];
+    // 0.
+    uint32_t reserved;
 } pm_region_info;
 
 // What is known of a segment without attaching it.
@@ -126,10 +128,13 @@ typedef struct pm_segment_info {
     int writing;
     // Not 0: the system was started since it was last written.
     int from_before;
+    // 0.
+    uint32_t reserved;
 } pm_segment_info;
 
-// Called with a segment, which is valid until it returns, and with what the caller passed along.
-typedef void (*pm_segment_fn)(void *context, const struct pm_segment_info *segment);
+// Called with a segment, which is valid until it returns and has so many bytes, and with what the caller passed
+// along.
+typedef void (*pm_segment_fn)(void *context, const struct pm_segment_info *segment, size_t size);
 
 // How a segment is made. Zeros mean the defaults.
 typedef struct pm_segment_options {
@@ -140,6 +145,8 @@ typedef struct pm_segment_options {
     uint32_t mode;
     // Writers of blocks that go along side by side; 0: 8.
     uint32_t lanes;
+    // 0.
+    uint32_t reserved;
     // Where it is mapped each time, so that pointers in it hold; 0: anywhere.
     uint64_t address;
 } pm_segment_options;

@@ -111,6 +111,8 @@ pub struct pm_region_info {
     pub damaged: [c_int; 2],
     /// Identifies it.
     pub id: [u8; 16],
+    /// 0.
+    pub reserved: u32,
 }
 
 fn number(survives: Survives) -> c_int {
@@ -145,6 +147,14 @@ fn give<T: Copy>(what: &str, target: *mut T, size: usize, value: &T) -> Done {
     Ok(())
 }
 
+fn unknown(what: &str) -> Misuse {
+    Misuse(format!("{what}: something is asked for that this library does not know"))
+}
+
+// No byte of them is padding: what comes later stands behind.
+const _: () = assert!(size_of::<pm_region_options>() == 16 && size_of::<pm_segment_options>() == 24);
+const _: () = assert!(size_of::<pm_region_info>() == 64 && size_of::<pm_segment_info>() == 216);
+
 /// The caller's version of options, if there are any: what it does not have is zeros, and what this one does not
 /// know must be.
 fn take<T: Options>(what: &str, options: *const T, size: usize) -> Done<Option<T>> {
@@ -154,7 +164,7 @@ fn take<T: Options>(what: &str, options: *const T, size: usize) -> Done<Option<T
     let bytes = text::bytes(what, options.cast(), size)?;
     let known = bytes.len().min(size_of::<T>());
     if bytes[known..].iter().any(|byte| *byte != 0) {
-        return Err(Misuse(format!("{what}: something is asked for that this library does not know")).into());
+        return Err(unknown(what).into());
     }
     let mut taken = MaybeUninit::<T>::zeroed();
     // SAFETY: so many bytes are in both; zeros, and whatever the caller has there, are a value of it.
@@ -182,6 +192,7 @@ pub unsafe extern "C" fn pm_region_about(
             flushed_survives: number(kind.survives_flushed()),
             damaged: damage.map(|why| c_int::from(why.is_some())),
             id,
+            reserved: 0,
         };
         give("info", info, size, &about)
     })
@@ -219,6 +230,8 @@ pub struct pm_segment_info {
     pub writing: c_int,
     /// Not 0: the system was started since it was last written.
     pub from_before: c_int,
+    /// 0.
+    pub reserved: u32,
 }
 
 fn string(text: &str) -> [c_char; PM_NAME] {
@@ -247,12 +260,15 @@ fn about(info: &SegmentInfo) -> pm_segment_info {
         is_protected: info.protected.into(),
         writing: info.writing.into(),
         from_before: info.from_before.into(),
+        reserved: 0,
     }
 }
 
-/// Called with a segment, which is valid until it returns, and with what the caller passed along.
-pub type pm_segment_fn =
-    Option<unsafe extern "C" fn(context: *mut std::ffi::c_void, segment: *const pm_segment_info)>;
+/// Called with a segment, which is valid until it returns and has so many bytes, and with what the caller passed
+/// along.
+pub type pm_segment_fn = Option<
+    unsafe extern "C" fn(context: *mut std::ffi::c_void, segment: *const pm_segment_info, size: usize),
+>;
 
 /// Calls a function with each segment of a region, as they were at one moment.
 #[unsafe(no_mangle)]
@@ -265,7 +281,7 @@ pub unsafe extern "C" fn pm_segments(
         let each = each.ok_or_else(|| Misuse("each is a null function".into()))?;
         for segment in open(region)?.segments()? {
             // SAFETY: the function is the caller's word (convention 2).
-            unsafe { each(context, &about(&segment)) };
+            unsafe { each(context, &about(&segment), size_of::<pm_segment_info>()) };
         }
         Ok(())
     })
@@ -293,6 +309,8 @@ pub struct pm_segment_options {
     pub mode: u32,
     /// Writers of blocks that go along side by side; 0: 8.
     pub lanes: u32,
+    /// 0.
+    pub reserved: u32,
     /// Where it is mapped each time, so that pointers in it hold; 0: anywhere.
     pub address: u64,
 }
@@ -308,7 +326,11 @@ pub unsafe extern "C" fn pm_create_segment(
 ) -> c_int {
     call(|| {
         let default = SegmentOptions::default();
-        let options = take("options", options, size)?.map_or(default.clone(), |options| SegmentOptions {
+        let options = take("options", options, size)?;
+        if options.is_some_and(|options| options.reserved != 0) {
+            return Err(unknown("options").into());
+        }
+        let options = options.map_or(default.clone(), |options| SegmentOptions {
             kind: match options.block_bytes {
                 0 => SegmentKind::Plain,
                 block_bytes => SegmentKind::Blocks { block_bytes },

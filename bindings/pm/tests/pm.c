@@ -39,8 +39,9 @@ static pm_region *opened(int write)
     return region;
 }
 
-static void count_segment(void *context, const pm_segment_info *segment)
+static void count_segment(void *context, const pm_segment_info *segment, size_t size)
 {
+    CHECK(size == sizeof *segment && segment->reserved == 0);
     CHECK(strcmp(segment->name, "disk") == 0 || strcmp(segment->name, "memory") == 0);
     *(int *)context += 1;
 }
@@ -86,6 +87,9 @@ static void regions(void)
     memset(&later, 0, sizeof later);
     OK(pm_create_segment(region, "later", 1, &later.known, sizeof later));
     OK(pm_destroy(region, "later"));
+    later.known.reserved = 1;
+    CODE(EINVAL, pm_create_segment(region, "later", 1, &later.known, sizeof later));
+    later.known.reserved = 0;
     later.unknown = 1;
     CODE(EINVAL, pm_create_segment(region, "later", 1, &later.known, sizeof later));
     /* The longest name is told of whole. */

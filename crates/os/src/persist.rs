@@ -271,7 +271,7 @@ const STREAM: usize = 64;
 /// `len`, a multiple of [`STREAM`], must be readable at `source` and writable at `target`, which is aligned to it.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-unsafe fn stream(source: *const u8, target: *mut u8, len: usize) {
+pub(crate) unsafe fn stream(source: *const u8, target: *mut u8, len: usize) {
     for at in (0..len).step_by(STREAM) {
         // SAFETY: a line within what the caller vouches for; every x86-64 processor has these instructions.
         unsafe {

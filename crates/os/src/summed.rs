@@ -5,6 +5,8 @@
 //! not wait for each other.
 
 use crate::persist::Flush;
+#[cfg(target_arch = "x86_64")]
+use crate::persist::stream;
 use crate::simulated;
 use crate::span;
 
@@ -81,7 +83,7 @@ unsafe fn fused<const COPY: bool>(source: *const u8, target: *mut u8, len: usize
         // SAFETY: lines within what the caller vouches for.
         unsafe {
             if COPY {
-                (0..4).for_each(|i| line(source.add(i * quarter + at), target.add(i * quarter + at)));
+                (0..4).for_each(|i| stream(source.add(i * quarter + at), target.add(i * quarter + at), LINE));
             }
             for word in (at..at + LINE).step_by(8) {
                 for (i, sum) in sums.iter_mut().enumerate() {
@@ -94,25 +96,6 @@ unsafe fn fused<const COPY: bool>(source: *const u8, target: *mut u8, len: usize
     let [one, two, three, four] = sums.map(|sum| u64::from(!(sum as u32)));
     let sum = _mm_crc32_u64(u64::from(u32::MAX), one | two << 32);
     !(_mm_crc32_u64(sum, three | four << 32) as u32)
-}
-
-/// Copies a line past the caches: by inline assembly, since others may read the target.
-///
-/// # Safety
-/// As for [`fused`], of a line.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn line(source: *const u8, target: *mut u8) {
-    // SAFETY: 64 bytes that the caller vouches for; every x86-64 processor has these instructions.
-    unsafe {
-        std::arch::asm!(
-            "movups {0}, xmmword ptr [{4}]", "movups {1}, xmmword ptr [{4} + 16]",
-            "movups {2}, xmmword ptr [{4} + 32]", "movups {3}, xmmword ptr [{4} + 48]",
-            "movntps xmmword ptr [{5}], {0}", "movntps xmmword ptr [{5} + 16], {1}",
-            "movntps xmmword ptr [{5} + 32], {2}", "movntps xmmword ptr [{5} + 48], {3}",
-            out(xmm_reg) _, out(xmm_reg) _, out(xmm_reg) _, out(xmm_reg) _,
-            in(reg) source, in(reg) target, options(nostack, preserves_flags));
-    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ const LEN: usize = 64 * BLOCK;
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
+const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
 const ZEROES: u16 = 6;
@@ -106,6 +107,17 @@ impl Request {
     fn is_within(&self) -> bool {
         self.offset.checked_add(u64::from(self.len)).is_some_and(|end| end <= LEN as u64)
     }
+
+    /// Whether it keeps to the protocol.
+    fn is_sound(&self) -> bool {
+        let may = if self.kind == ZEROES { 3 } else { 1 };
+        [READ, WRITE, FLUSH, TRIM, ZEROES].contains(&self.kind) && self.flags & !may == 0 && self.is_within()
+    }
+
+    /// Whether the server may end the connection at it: it wants to end, or what follows cannot be told.
+    fn may_end(&self) -> bool {
+        self.kind == DISCONNECT || self.len == u32::MAX
+    }
 }
 
 /// Requests are sent, and the answers compared with a disk's.
@@ -119,16 +131,25 @@ fn client(export: &Export, input: &[u8]) {
     let heard = answers(export, &sent);
     let mut rest = heard.get(GREETED..).expect("the server greets");
     for (cookie, request) in requests.iter().enumerate() {
-        // A write of more bytes than may come ends the connection, or waits for bytes that never come.
-        let Some((reply, after)) = rest.split_at_checked(16) else { break };
+        if request.may_end() {
+            break;
+        }
+        let (reply, after) = rest.split_at_checked(16).expect("a request without an answer");
         rest = after;
         assert_eq!(reply[..4], 0x6744_6698u32.to_be_bytes());
         assert_eq!(reply[8..], (cookie as u64).to_be_bytes(), "another request's answer");
         let error = u32::from_be_bytes(reply[4..8].try_into().expect("four"));
+        assert_eq!(
+            error == 0,
+            request.is_sound(),
+            "kind {}, {} bytes at {}: {error}",
+            request.kind,
+            request.len,
+            request.offset
+        );
         if error != 0 {
             continue;
         }
-        assert!(request.is_within(), "{} bytes at {}", request.len, request.offset);
         let range = request.offset as usize..request.offset as usize + request.len as usize;
         match request.kind {
             READ => {

@@ -275,6 +275,24 @@ fn after_a_force_that_failed_nothing_is_written_and_the_next_one_recovers() {
     assert!(!region.segment("disk").unwrap().writing);
 }
 
+#[test]
+fn a_writer_that_panics_has_not_given_it_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, _) = made(dir.path(), 512, 8);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    disk.write(0, &content(1, 512)).unwrap();
+    let panics = move || {
+        let _disk = disk;
+        panic!("in the middle of something");
+    };
+    assert!(std::thread::spawn(panics).join().is_err());
+    assert!(region.segment("disk").unwrap().writing);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    assert!(read(&disk, 0) == content(1, 512));
+    drop(disk);
+    assert!(!region.segment("disk").unwrap().writing);
+}
+
 /// Where a block's entries stand: behind the base and eight lanes, since the segment is the region's first.
 fn entries_of(block: u64) -> u64 {
     (512 << 10) + 8 * (36 << 10) + block * 64
@@ -371,7 +389,7 @@ fn a_block_whose_entry_is_damaged_takes_no_other_s_place_and_stays_damaged_until
 fn blocks_that_are_mended_again_and_again_take_no_places_from_others() {
     // In memory, and on a disk's file, where a block is not written twice between two forces.
     for (dir, block_bytes, times) in
-        [(tempfile::tempdir_in("/dev/shm").unwrap(), 512, 4500), (tempfile::tempdir().unwrap(), 4096, 100)]
+        [(tempfile::tempdir_in("/dev/shm").unwrap(), 512, 600), (tempfile::tempdir().unwrap(), 4096, 100)]
     {
         let (region, path) = made(dir.path(), block_bytes, 16);
         let len = block_bytes as usize;
@@ -393,6 +411,69 @@ fn blocks_that_are_mended_again_and_again_take_no_places_from_others() {
         let disk = region.attach_blocks("disk", true).unwrap();
         assert!((3..6).all(|block| read(&disk, block) == content(times - 1, len)));
         assert!(disk.scrub(0..16).unwrap().is_empty());
+    }
+}
+
+/// A place that a block leaves is the next one to be taken; the older entry of who left it names it for long.
+#[test]
+fn places_that_older_entries_of_others_name_are_found_too() {
+    const SIZE: usize = 65_536;
+    for dir in [tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir().unwrap()] {
+        let (region, path) = made(dir.path(), SIZE as u32, 128);
+        let disk = region.attach_blocks("disk", true).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        let content = |number: u64| vec![number as u8; SIZE];
+        (0..128).for_each(|block| disk.write(block, &content(block)).unwrap());
+        disk.flush().unwrap();
+        let free = disk.counts().free;
+        for number in 0..64 {
+            // One leaves a place, another one takes it, and is damaged and mended.
+            disk.write(number, &content(number + 1)).unwrap();
+            disk.flush().unwrap();
+            disk.write(64 + number, &content(number + 2)).unwrap();
+            file.write_all_at(&[0; 64], entries_of(64 + number)).unwrap();
+            disk.write(64 + number, &content(number + 3)).unwrap();
+            disk.flush().unwrap();
+            // They are looked for when there are some.
+            assert!(disk.counts().free + 8 >= free, "{number}: {free} were free, {} are", disk.counts().free);
+        }
+        assert!((0..64).all(|block| read(&disk, block) == content(block + 1)));
+        assert!((64..128).all(|block| read(&disk, block) == content(block - 61)));
+    }
+}
+
+/// Nor those for it: more of them than there are lanes write all the time, several blocks at once, too, where there
+/// are places for two such writes and little more.
+#[test]
+fn who_mends_does_not_wait_for_ever_for_others() {
+    const SIZE: usize = 65_536;
+    for dir in [tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir().unwrap()] {
+        let (region, path) = made(dir.path(), SIZE as u32, 128);
+        let disk = &region.attach_blocks("disk", true).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        let is_over = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..12 {
+                scope.spawn(move || {
+                    let (first, content) = (thread * 8, vec![thread as u8; 8 * SIZE]);
+                    while !is_over.load(Ordering::Relaxed) {
+                        disk.write(first, &content[..SIZE]).unwrap();
+                        disk.write_at_once(first, &content).unwrap();
+                    }
+                });
+            }
+            for number in 0..40 {
+                (100..104).for_each(|block| file.write_all_at(&[0; 64], entries_of(block)).unwrap());
+                let content = vec![number; 4 * SIZE];
+                match number % 2 {
+                    0 => disk.write(100, &content).unwrap(),
+                    _ => disk.write_at_once(100, &content).unwrap(),
+                }
+                assert!((100..104).all(|block| read(disk, block) == content[..SIZE]));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert!(disk.scrub(0..128).unwrap().is_empty());
     }
 }
 

@@ -1,10 +1,11 @@
 //! A segment of blocks as a file.
 
-use caliburn_pm::{Export, Mounted, Region, RegionOptions, SegmentKind, SegmentOptions};
+use caliburn_pm::{Export, Mounted, Region, RegionOptions, SegmentKind, SegmentOptions, Unmount};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 const LEN: u64 = 1 << 20;
 
@@ -30,6 +31,9 @@ fn mounted(region: &Arc<Region>, dir: &Path, write: bool) -> Option<(PathBuf, Se
     let mounted = match Mounted::new(dir, export) {
         Ok(mounted) => mounted,
         Err(error) => {
+            // No FUSE, or not for this user.
+            let may = [libc::ENOENT, libc::EPERM, libc::EACCES].map(Some);
+            assert!(dir.is_dir() && may.contains(&error.raw_os_error()), "{error}");
             println!("did not run: nothing can be mounted here: {error}");
             return None;
         }
@@ -37,19 +41,26 @@ fn mounted(region: &Arc<Region>, dir: &Path, write: bool) -> Option<(PathBuf, Se
     let unmount = mounted.unmount();
     let running = std::thread::spawn(move || mounted.run().unwrap());
     let file = dir.join("disk");
-    let end = Box::new(move || {
-        // As often as it takes: it is refused while the file is open, and served further.
-        let open = File::open(&file).unwrap();
-        assert_eq!(unmount.unmount().unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
-        drop(open);
-        unmount.unmount().unwrap();
-        running.join().unwrap()
-    });
-    Some((dir.join("disk"), end))
+    Some((file.clone(), Served { unmount, running, file }))
 }
 
-/// Unmounts, and gives back what was served.
-type Served = Box<dyn FnOnce() -> Export>;
+struct Served {
+    unmount: Unmount,
+    running: JoinHandle<Export>,
+    file: PathBuf,
+}
+
+impl Served {
+    /// Unmounts, and gives back what was served.
+    fn end(self) -> Export {
+        // As often as it takes: it is refused while the file is open, and served further.
+        let open = File::open(&self.file).unwrap();
+        assert_eq!(self.unmount.unmount().unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+        drop(open);
+        self.unmount.unmount().unwrap();
+        self.running.join().unwrap()
+    }
+}
 
 fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
@@ -103,8 +114,19 @@ fn a_file_is_read_written_forced_and_has_its_length() {
         hole(rustix::fs::FallocateFlags::COLLAPSE_RANGE).unwrap_err().raw_os_error(),
         libc::EOPNOTSUPP
     );
+    // Beyond the end: nothing grows, and where nothing need grow there is nothing to be done.
+    let (zeros, keep) = (rustix::fs::FallocateFlags::ZERO_RANGE, rustix::fs::FallocateFlags::KEEP_SIZE);
+    let beyond = rustix::fs::fallocate(&file, zeros, LEN - 10, 1 << 40).unwrap_err();
+    assert_eq!((beyond.raw_os_error(), file.metadata().unwrap().len()), (libc::ENOSPC, LEN));
+    file.read_exact_at(&mut found[..10], LEN - 10).unwrap();
+    assert_eq!(found[..10], [7; 10]);
+    rustix::fs::fallocate(&file, zeros | keep, LEN - 10, 1 << 40).unwrap();
+    file.read_exact_at(&mut found[..10], LEN - 10).unwrap();
+    assert_eq!(found[..10], [0; 10]);
+    let hole_beyond = rustix::fs::FallocateFlags::PUNCH_HOLE | keep;
+    rustix::fs::fallocate(&file, hole_beyond, LEN + 5000, 5000).unwrap();
     drop(file);
-    let export = end();
+    let export = end.end();
     assert!(export.blocks.counts().flushes > 0);
     let mut blocks = vec![0; content.len()];
     export.blocks.read_bytes(1234, &mut blocks).unwrap();
@@ -128,7 +150,7 @@ fn a_write_is_one_request_or_cut_between_blocks() {
             file.write_all_at(&buffer[page + from..page + from + whole], 65_536).unwrap();
         }
         drop(file);
-        let export = end();
+        let export = end.end();
         // Who writes a part of a block reads it first.
         let counts = export.blocks.counts();
         assert_eq!(counts.writes, ((3 << 20) + 3 * whole as u64) / block_bytes, "{counts:?}");
@@ -153,8 +175,30 @@ fn a_server_leaves_alone_what_is_not_its_own() {
     assert_eq!(file.kind(), std::io::ErrorKind::NotADirectory);
     assert!(Mounted::new(&dir.path().join("none"), export()).is_err());
     assert!(path.exists());
-    let _ = end();
-    assert!(!path.exists());
+    // Another file system that was mounted over it stays.
+    let run = |arguments: &[&str], at: &Path| {
+        let mut command = std::process::Command::new(arguments[0]);
+        assert!(command.args(&arguments[1..]).arg(at).status().unwrap().success());
+    };
+    run(&["mount", "-t", "tmpfs", "none"], &mnt);
+    fs::write(mnt.join("theirs"), "x").unwrap();
+    assert_eq!(end.unmount.unmount().unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+    assert!(mnt.join("theirs").exists());
+    run(&["umount"], &mnt);
+    // It is found where it is by now.
+    let _ = end.end();
+    let (above, moved) = (dir.path().join("above"), dir.path().join("moved"));
+    let Some((_, end)) = mounted(&first, &above.join("mnt"), true) else { return };
+    fs::rename(&above, &moved).unwrap();
+    assert!(moved.join("mnt/disk").exists());
+    end.unmount.unmount().unwrap();
+    let _ = end.running.join().unwrap();
+    assert!(!moved.join("mnt/disk").exists());
+    // And unmounted, if nobody comes to serve it.
+    let other = dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    drop(Mounted::new(&other, export()).unwrap());
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 0);
 }
 
 #[test]
@@ -168,7 +212,7 @@ fn who_may_only_read_cannot_write() {
     assert_eq!(found, [9; 4096]);
     let refused = File::options().write(true).open(&path).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
-    let _ = end();
+    let _ = end.end();
 }
 
 #[test]
@@ -193,5 +237,5 @@ fn a_damaged_block_is_an_error_of_reading() {
     file.read_exact_at(&mut found, 5 * 4096).unwrap();
     assert!(found == content);
     drop(file);
-    let _ = end();
+    let _ = end.end();
 }

@@ -4,8 +4,12 @@
 use super::entry::{Slot, next};
 use super::lane::Lane;
 use super::{Blocks, Target};
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::MutexGuard;
+use std::collections::HashSet;
+
+/// Held by the one who mends: how many places were lost since they were looked for.
+pub(super) type Mending<'b> = MutexGuard<'b, usize>;
 
 /// How a block is written of which an entry is damaged: over the other one, so that it stays damaged until it is
 /// written. What the other entry says may be another block's place by now.
@@ -19,9 +23,15 @@ pub(super) fn target(block: u64, entries: [Slot; 2], damaged: [bool; 2]) -> Targ
 impl Blocks {
     /// Before blocks are written of which one is damaged: one writer at a time mends, until [`Blocks::mended`].
     #[inline]
-    pub(super) fn mending(&self, targets: &[Target]) -> Option<MutexGuard<'_, ()>> {
-        let mends = targets.iter().any(|target| target.damaged != [false; 2]);
-        mends.then(|| self.mending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    pub(super) fn mending(&self, targets: &[Target]) -> Option<Mending<'_>> {
+        if targets.iter().all(|target| target.damaged == [false; 2]) {
+            return None;
+        }
+        let mut lost = self.lost.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if targets.len() > 1 && *lost > 0 {
+            self.find_lost(&mut lost);
+        }
+        Some(lost)
     }
 
     /// A block that was damaged has been written: the entries that were are cleared, and not before.
@@ -36,39 +46,44 @@ impl Blocks {
         self.head.fence();
     }
 
-    /// Its writer holds no lane any more.
+    /// Blocks have been written of which so many were damaged. The writer holds no lane any more.
     #[inline]
-    pub(super) fn mended(&self, mending: Option<MutexGuard<'_, ()>>) {
-        if mending.is_some() && unless("lost-places-stay-lost", true) {
-            self.find_lost();
+    pub(super) fn mended(&self, mending: Option<Mending<'_>>, targets: &[Target]) {
+        let Some(mut lost) = mending else { return };
+        *lost += targets.iter().filter(|target| target.damaged != [false; 2]).count();
+        // Besides them there is room for two transactions and two blocks a lane: half of one may be missing.
+        if targets.len() > 1 || *lost >= self.geometry.writes() / 2 {
+            self.find_lost(&mut lost);
         }
     }
 
-    /// Finds places that are neither in an entry nor free, and frees them. It takes time as attaching does, and
+    /// Finds places that no block needs and that are not free, and frees them. It takes time as attaching does, and
     /// nobody begins a write meanwhile.
     #[cold]
-    fn find_lost(&self) {
-        // From when it takes a place until an entry has it, a writer holds a lane. Those that wait for a place need
-        // the lanes of others: nobody here may hold some and wait for one.
-        let mut lanes: Vec<MutexGuard<'_, Lane>> = loop {
-            match self.lanes.iter().map(|lane| lane.try_lock()).collect() {
-                Ok(lanes) => break lanes,
-                Err(_) => std::thread::yield_now(),
-            }
-        };
-        let mut taken = vec![false; self.geometry.places() as usize];
-        let mut take = |place: u32| taken.get_mut(place as usize).into_iter().for_each(|taken| *taken = true);
-        for block in 0..self.geometry.blocks {
-            self.entries(block).into_iter().filter_map(Slot::entry).for_each(|entry| take(entry.place));
+    fn find_lost(&self, lost: &mut usize) {
+        if planted("lost-places-stay-lost") {
+            return;
         }
-        lanes.iter().for_each(|lane| lane.free.iter().copied().for_each(&mut take));
+        // From when it takes a place until an entry has it, a writer holds a lane. One that waits for a place finds
+        // those of the lanes that are held here already where they are set aside.
+        let lanes: Vec<MutexGuard<'_, Lane>> = self
+            .lanes
+            .iter()
+            .map(|lane| {
+                let mut lane = lane.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                self.set_aside().append(&mut lane.free);
+                lane
+            })
+            .collect();
+        let mut known: HashSet<u32> = self.set_aside().iter().copied().collect();
         if let Some(epoch) = &self.epoch {
-            let changed = epoch.changed.lock().expect("no panic under this lock");
-            changed.retired.iter().copied().for_each(&mut take);
+            known.extend(&epoch.changed.lock().expect("no panic under this lock").retired);
         }
-        let lost = (0..).zip(taken).filter(|(_, taken)| !taken);
-        let before = lanes[0].free.len();
-        lanes[0].free.extend(lost.map(|(place, _)| place));
-        self.leave((lanes[0].free.len() - before) as i64);
+        let mut found = self.found().free(&[]);
+        found.retain(|place| !known.contains(place));
+        self.leave(found.len() as i64);
+        self.set_aside().append(&mut found);
+        *lost = 0;
+        drop(lanes);
     }
 }

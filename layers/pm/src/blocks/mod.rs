@@ -18,6 +18,7 @@ mod entry;
 mod epoch;
 mod lane;
 mod mend;
+mod places;
 mod ranges;
 mod recovery;
 mod span;
@@ -54,8 +55,10 @@ pub struct Blocks {
     ended: Box<[AtomicU64]>,
     /// Taken by who wants many places: one that has some and waits for more is enough.
     gathering: Mutex<()>,
-    /// Taken by who writes a damaged block: one at a time gives up places that must be found again.
-    mending: Mutex<()>,
+    /// Places that damaged blocks have lost since they were looked for. Locked by who mends one: before a lane.
+    lost: Mutex<usize>,
+    /// Free places that are of no lane. Locked last.
+    set_aside: Mutex<Vec<u32>>,
     /// Where the page cache lies between.
     epoch: Option<Epoch>,
     /// Blocks of which an entry is not there, though it cannot be cleared: attached to be read.
@@ -151,7 +154,8 @@ impl Blocks {
             lanes: lanes.into_iter().map(Mutex::new).collect(),
             ended,
             gathering: Mutex::new(()),
-            mending: Mutex::new(()),
+            lost: Mutex::new(0),
+            set_aside: Mutex::default(),
             epoch,
             undone,
             counts,
@@ -196,7 +200,7 @@ impl Blocks {
         let Counts { reads, transactions, flushes, damaged, undone } = &self.counts;
         let [reads, transactions, flushes, damaged] =
             [reads, transactions, flushes, damaged].map(|count| count.load(Ordering::Relaxed));
-        let (mut writes, mut free) = (0, 0);
+        let (mut writes, mut free) = (0, self.set_aside().len() as u64);
         for lane in &self.lanes {
             let lane = lane.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             (writes, free) = (writes + lane.writes, free + lane.free.len() as u64);
@@ -349,7 +353,7 @@ impl Blocks {
         self.note_written(&target, &mut lane);
         lane.writes += 1;
         drop(lane);
-        self.mended(mending);
+        self.mended(mending, std::slice::from_ref(&target));
         Ok(())
     }
 
@@ -493,38 +497,6 @@ impl Blocks {
             }
         }
         (first, self.lanes[first].lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
-    }
-
-    /// A free place; there are more than writers can take at once.
-    #[inline]
-    fn take_place(&self, number: usize, lane: &mut Lane) -> u32 {
-        if planted("place-in-use-taken") {
-            return (lane.number % self.geometry.places()) as u32;
-        }
-        lane.free.pop().unwrap_or_else(|| self.take_place_of_others(number, lane))
-    }
-
-    #[cold]
-    fn take_place_of_others(&self, number: usize, lane: &mut Lane) -> u32 {
-        loop {
-            if let Some(place) = lane.free.pop() {
-                return place;
-            }
-            for other in (0..self.lanes.len()).filter(|other| *other != number) {
-                if let Ok(mut other) = self.lanes[other].try_lock() {
-                    let half = other.free.len().div_ceil(2);
-                    let from = other.free.len() - half;
-                    lane.free.extend(other.free.drain(from..));
-                    if !lane.free.is_empty() {
-                        break;
-                    }
-                }
-            }
-            if lane.free.is_empty() {
-                // Others end their writes soon.
-                std::thread::yield_now();
-            }
-        }
     }
 
     /// Makes all that was written last as long as the medium does. Where memory is mapped, it does already.

@@ -185,7 +185,7 @@ impl Found<'_> {
     }
 
     /// Places that no block needs.
-    fn free(&self, undone: &[(u64, usize)]) -> Vec<u32> {
+    pub fn free(&self, undone: &[(u64, usize)]) -> Vec<u32> {
         let undone = by_block(undone);
         let places = self.geometry.places();
         let mut used = vec![0u64; places.div_ceil(64) as usize];

@@ -91,7 +91,7 @@ impl Blocks {
         lane.writes += targets.len() as u64;
         self.counts.transactions.fetch_add(1, Ordering::Relaxed);
         drop(lane);
-        self.mended(mending);
+        self.mended(mending, &targets);
     }
 }
 

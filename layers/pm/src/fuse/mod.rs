@@ -16,7 +16,7 @@ use fuser::{
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
     ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
-use mount::Mount;
+use mount::{Mount, Place};
 use rustix::process::{getegid, geteuid};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -46,7 +46,7 @@ pub struct Mounted {
 
 /// Unmounts it, from another thread.
 #[derive(Debug, Clone)]
-pub struct Unmount(Mount);
+pub struct Unmount(Place);
 
 impl Mounted {
     /// Mounts it on a directory. Nobody can look into it before [`Mounted::run`].
@@ -65,24 +65,20 @@ impl Mounted {
         let mut config = Config::default();
         config.n_threads = Some(THREADS);
         config.clone_fd = true;
-        match Session::from_fd(disk, fuse.into(), SessionACL::Owner, config) {
-            Ok(session) => Ok(Mounted { session, export, mount }),
-            Err(error) => {
-                mount.unmount()?;
-                Err(error)
-            }
-        }
+        let session = Session::from_fd(disk, fuse.into(), SessionACL::Owner, config)?;
+        Ok(Mounted { session, export, mount })
     }
 
     /// What unmounts it.
     pub fn unmount(&self) -> Unmount {
-        Unmount(self.mount.clone())
+        Unmount(self.mount.place())
     }
 
     /// Serves it until it is unmounted, by [`Unmount`] or by `umount`, and gives the export back.
     pub fn run(self) -> io::Result<Export> {
-        let Mounted { session, export, .. } = self;
+        let Mounted { session, export, mount } = self;
         session.run()?;
+        mount.ended();
         Ok(Arc::into_inner(export).expect("the session has let go of it"))
     }
 }
@@ -91,7 +87,8 @@ impl Unmount {
     /// Unmounts it.
     ///
     /// # Errors
-    /// While the file is open, or a loop device made of it; when another file system was mounted over it.
+    /// While the file is open, or a loop device made of it; when another file system was mounted over it, or it was
+    /// detached and somebody has the file open still.
     pub fn unmount(&self) -> io::Result<()> {
         self.0.unmount()
     }
@@ -311,10 +308,10 @@ impl Filesystem for Disk {
         if mode & !(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE) != 0
         {
             reply.error(Errno::EOPNOTSUPP);
-        } else if clears {
-            empty(reply, self.export.blocks.clear_bytes(offset, self.within(offset, len)));
         } else if beyond && mode & libc::FALLOC_FL_KEEP_SIZE == 0 {
             reply.error(Errno::ENOSPC);
+        } else if clears && offset < self.export.blocks.bytes() {
+            empty(reply, self.export.blocks.clear_bytes(offset, self.within(offset, len)));
         } else {
             reply.ok();
         }

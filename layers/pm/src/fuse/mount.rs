@@ -10,18 +10,26 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A mounted file system.
+/// A mounted file system; unmounted when dropped, unless it has ended.
+#[derive(Debug)]
+pub(super) struct Mount(Place);
+
+/// Where it is.
 #[derive(Debug, Clone)]
-pub(super) struct Mount {
-    dir: PathBuf,
+pub(super) struct Place {
     /// As the kernel names its device.
     device: String,
+    /// The kernel may give that name to another one then.
+    has_ended: Arc<AtomicBool>,
 }
 
 /// A file system as the kernel lists it.
 struct Listed {
     device: String,
+    at: PathBuf,
     kind: String,
 }
 
@@ -48,22 +56,50 @@ impl Mount {
         let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
         flags.set(MountFlags::RDONLY, !write);
         mount("caliburn", &dir, TYPE, flags, &*options)?;
-        let listed = topmost(&dir)?.filter(|listed| listed.kind == TYPE);
-        let listed =
-            listed.ok_or_else(|| io::Error::other("it is mounted, and not in /proc/self/mountinfo"))?;
-        Ok(Mount { dir, device: listed.device })
+        let lost = || io::Error::other("it is mounted, and not in /proc/self/mountinfo");
+        match topmost(&dir).and_then(|listed| listed.filter(|listed| listed.kind == TYPE).ok_or_else(lost)) {
+            Ok(Listed { device, .. }) => Ok(Mount(Place { device, has_ended: Arc::default() })),
+            Err(error) => {
+                unmount(&dir, UnmountFlags::DETACH)?;
+                Err(error)
+            }
+        }
     }
 
-    /// Unmounts it, if it is still there.
-    pub fn unmount(&self) -> io::Result<()> {
-        match topmost(&self.dir)? {
-            Some(listed) if listed.device == self.device => Ok(unmount(&self.dir, UnmountFlags::empty())?),
-            Some(listed) => Err(io::Error::new(
-                io::ErrorKind::ResourceBusy,
-                format!("{} was mounted over it ({})", listed.kind, listed.device),
-            )),
-            None => Ok(()),
+    pub fn place(&self) -> Place {
+        self.0.clone()
+    }
+
+    /// Somebody has unmounted it.
+    pub fn ended(self) {
+        self.0.has_ended.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.unmount() {
+            tracing::warn!(%error, "what was mounted stays so");
         }
+    }
+}
+
+impl Place {
+    /// Unmounts it, wherever it is by now.
+    pub fn unmount(&self) -> io::Result<()> {
+        if self.has_ended.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let mut all = listed()?;
+        let ours = all.iter().rposition(|listed| listed.device == self.device && listed.kind == TYPE);
+        let busy = |why| io::Error::new(io::ErrorKind::ResourceBusy, why);
+        let ours =
+            ours.ok_or_else(|| busy("it is mounted nowhere, and somebody has its file open".to_owned()))?;
+        let over = all[ours + 1..].iter().find(|listed| listed.at == all[ours].at);
+        if let Some(Listed { kind, device, .. }) = over {
+            return Err(busy(format!("{kind} was mounted over it ({device})")));
+        }
+        Ok(unmount(all.swap_remove(ours).at, UnmountFlags::empty())?)
     }
 }
 
@@ -78,17 +114,22 @@ fn resolved(dir: &Path) -> io::Result<PathBuf> {
     })
 }
 
-/// The file system that was mounted there last (proc(5), `/proc/PID/mountinfo`).
+/// The file system that was mounted there last.
 fn topmost(dir: &Path) -> io::Result<Option<Listed>> {
+    Ok(listed()?.into_iter().rfind(|listed| listed.at == dir))
+}
+
+/// All that are mounted (proc(5), `/proc/PID/mountinfo`).
+fn listed() -> io::Result<Vec<Listed>> {
     let text = fs::read("/proc/self/mountinfo")?;
     let of_line = |line: &[u8]| {
         let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-        let (device, at) = (words.get(2)?, words.get(4)?);
+        let (device, at) = (words.get(2)?, unescaped(words.get(4)?));
         let kind = words.iter().skip_while(|word| **word != b"-").nth(1)?;
         let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
-        (unescaped(at) == dir).then(|| Listed { device: text(device), kind: text(kind) })
+        Some(Listed { device: text(device), at, kind: text(kind) })
     };
-    Ok(text.split(|byte| *byte == b'\n').filter_map(of_line).next_back())
+    Ok(text.split(|byte| *byte == b'\n').filter_map(of_line).collect())
 }
 
 /// Spaces and the like are three octal digits behind a backslash.
