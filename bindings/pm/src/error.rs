@@ -3,6 +3,7 @@
 use caliburn_c_common::{Misuse, message};
 use caliburn_pm::Error;
 use std::ffi::{c_char, c_int};
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a function came back with.
@@ -27,7 +28,12 @@ impl From<Misuse> for Fault {
 impl From<Error> for Fault {
     fn from(error: Error) -> Fault {
         let code = match &error {
-            Error::Medium { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Error::Medium { source, .. } => source.raw_os_error().unwrap_or(match source.kind() {
+                ErrorKind::InvalidInput => libc::EINVAL,
+                ErrorKind::StorageFull => libc::ENOSPC,
+                ErrorKind::Unsupported => libc::EOPNOTSUPP,
+                _ => libc::EIO,
+            }),
             Error::NotARegion { .. } => libc::EMEDIUMTYPE,
             Error::Damaged { .. } => libc::EUCLEAN,
             Error::Invalid { .. } => libc::EINVAL,

@@ -64,13 +64,13 @@ const F_SET_RW_HINT: libc::c_int = 1024 + 12;
 static WATCHED: u64 = 4;
 
 /// `f_type` of file systems whose files are whole huge pages.
-const HUGETLBFS: i64 = 0x9584_58F6;
+pub(crate) const HUGETLBFS: i64 = 0x9584_58F6;
 
 impl FileMedium {
-    fn from_file(file: File, path: &Path) -> io::Result<Arc<dyn Medium>> {
+    pub(crate) fn from_file(file: File, path: &Path) -> io::Result<Arc<dyn Medium>> {
         let kind = file.metadata()?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
-            let text = "neither a regular file nor a block device";
+            let text = "neither a regular file nor a device that holds data";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         if rustix::fs::fstatfs(&file).is_ok_and(|about| about.f_type == HUGETLBFS) {
@@ -309,7 +309,7 @@ struct Directory {
 }
 
 impl Rules {
-    fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> Mode {
         Mode::from_raw_mode(self.mode)
     }
 }

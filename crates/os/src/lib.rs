@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`medium`] | the one seam to storage: `read_at`, `write_at`, `sync`, `set_len`, and directories |
 //! | [`files`] | files and devices of the running system behind that seam; a directory that is held |
+//! | [`mapped`] | memory that can only be mapped: device DAX, hugetlbfs |
 //! | [`mappings`] | how many of them a process may have |
 //! | [`map`] | address space: reservations, private and shared file mappings |
 //! | [`private`] | pages of file mappings: which are in memory, which are copies, and making one |
@@ -41,6 +42,7 @@ pub mod files;
 pub mod guard;
 pub mod host;
 pub mod map;
+pub mod mapped;
 pub mod mappings;
 pub mod medium;
 pub mod memory;

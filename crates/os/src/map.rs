@@ -62,21 +62,28 @@ impl Reservation {
     /// Reserves `len` bytes anywhere such that what is mapped from `offset` of a file at the beginning can be
     /// mapped in huge pages, if it is long enough for one.
     pub fn congruent(len: usize, offset: u64) -> io::Result<Reservation> {
-        let shift = (offset % HUGE as u64) as usize;
         if len < HUGE {
             return Reservation::new(len, None);
         }
-        let wide = std::mem::ManuallyDrop::new(Reservation::new(len + HUGE, None)?);
+        Reservation::aligned(len, HUGE, offset)
+    }
+
+    /// Reserves `len` bytes anywhere such that an offset of a file and its place in memory, if the beginning is
+    /// mapped from `offset`, are multiples of `grain` (a power of two, a page at least) together.
+    pub fn aligned(len: usize, grain: usize, offset: u64) -> io::Result<Reservation> {
+        assert!(grain.is_power_of_two() && grain >= page_size());
+        let shift = (offset % grain as u64) as usize;
+        let wide = std::mem::ManuallyDrop::new(Reservation::new(len + grain, None)?);
         let start = wide.base.as_ptr();
-        let before = (shift + HUGE - start.addr() % HUGE) % HUGE;
+        let before = (shift + grain - start.addr() % grain) % grain;
         // SAFETY: `before` and what is behind `before + len` are parts of the reservation just made, whole
         // pages that nobody uses; the part between them is the one that is kept.
         unsafe {
             if before > 0 {
                 munmap(start.cast(), before)?;
             }
-            if before < HUGE {
-                munmap(start.add(before + len).cast(), HUGE - before)?;
+            if before < grain {
+                munmap(start.add(before + len).cast(), grain - before)?;
             }
             Ok(Reservation {
                 base: NonNull::new_unchecked(start.add(before)),

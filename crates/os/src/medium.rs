@@ -59,6 +59,10 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     }
     /// A descriptor to map. Its page cache must show what `write_at` wrote.
     fn descriptor(&self) -> BorrowedFd<'_>;
+    /// What is mapped begins and ends at multiples of so many bytes, of the medium and in memory.
+    fn grain(&self) -> usize {
+        crate::page_size()
+    }
     /// Whether what the descriptor maps is all that is read here.
     fn is_mapped(&self) -> bool {
         true

@@ -86,15 +86,15 @@ fn maps_synchronously(file: &File) -> bool {
     mapped.map(|base| unsafe { munmap(base, page_size()) }).is_ok()
 }
 
-/// What is known of a block device.
-struct Bus {
-    survives: Survives,
+/// What is known of a device.
+pub(crate) struct Bus {
+    pub survives: Survives,
     /// The processor's caches survive with it.
-    caches: bool,
+    pub caches: bool,
 }
 
-/// Looks for the bus of persistent memory that a block device is on, or those below it are.
-fn bus(device: &Path, depth: usize) -> Bus {
+/// Looks for the bus of persistent memory that a device is on, or those below it are.
+pub(crate) fn bus(device: &Path, depth: usize) -> Bus {
     let unknown = Bus { survives: Survives::Process, caches: false };
     let Ok(device) = fs::canonicalize(device) else { return unknown };
     let slaves: Vec<PathBuf> = fs::read_dir(device.join("slaves"))

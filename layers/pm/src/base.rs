@@ -7,7 +7,7 @@
 //! Invariant: what was read is checked once, in [`Base::decode`]: names are unique and short, extents lie in the
 //! region and meet no others, and segments are as long as their extents allow.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, medium_error};
 use crate::format::{
     BLOCKS, BaseHeader, COPY, DATA, EXTENTS, ExtentRecord, HEAD, MAGIC, NAME, PLAIN, SEGMENTS, SegmentRecord,
     UNIT_MAX, UNIT_MIN, VERSION,
@@ -345,12 +345,7 @@ impl Copies {
     /// What counts.
     pub fn read(&self, path: &Path) -> Result<Found> {
         // Another process may have made it longer.
-        let len = self.medium.len().map_err(|source| Error::Medium {
-            action: "find the length of",
-            path: path.to_owned(),
-            offset: 0,
-            source: Arc::new(source),
-        })?;
+        let len = self.medium.len().map_err(|source| medium_error("find the length of", path, source))?;
         match [0, COPY].map(|at| Base::decode(&self.copy(at), len)) {
             [Ok(one), Ok(two)] if one == two => Ok(Found { base: one, damage: [None, None] }),
             [Ok(one), Ok(two)] if one.sequence == two.sequence || one.region != two.region => {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 #[non_exhaustive]
 pub enum Error {
     /// The medium failed.
-    #[error("cannot {action} {} at byte {offset}: {source}", path.display())]
+    #[error("cannot {action} {}{}: {source}", path.display(), place(*offset))]
     Medium {
         /// What was to be done.
         action: &'static str,
         /// With which file or device.
         path: PathBuf,
-        /// Where.
-        offset: u64,
+        /// Where, if it is a part of it.
+        offset: Option<u64>,
         /// Why not.
         source: Arc<io::Error>,
     },
@@ -126,7 +126,11 @@ impl Error {
 /// What may fail with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+fn place(offset: Option<u64>) -> String {
+    offset.map(|offset| format!(" at byte {offset}")).unwrap_or_default()
+}
+
 /// Wraps an error of a medium.
 pub(crate) fn medium_error(action: &'static str, path: &Path, source: io::Error) -> Error {
-    Error::Medium { action, path: path.to_owned(), offset: 0, source: Arc::new(source) }
+    Error::Medium { action, path: path.to_owned(), offset: None, source: Arc::new(source) }
 }

@@ -11,7 +11,7 @@ pub enum Kind {
     Persistent,
     /// Ordinary memory that the kernel was told to leave alone (`memmap=`), mapped.
     Reserved,
-    /// A file system in memory.
+    /// Memory of the system's: a file system in memory, huge pages, a device of ordinary memory.
     InMemory,
     /// A file, or a device with a page cache.
     File,
@@ -47,7 +47,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Kind::Persistent => "persistent memory: what is written survives a power cut",
             Kind::Reserved => "reserved memory: what is written survives a warm start of the system",
-            Kind::InMemory => "a file system in memory: what is written survives the process",
+            Kind::InMemory => "memory of the system's: what is written survives the process",
             Kind::File => "a file: what is written survives the process, what is flushed a power cut",
         })
     }

@@ -72,19 +72,23 @@ impl Memory {
         let medium = &*source.medium;
         let fail = |action, offset| {
             let path = medium.path().to_owned();
-            move |source| Error::Medium { action, path, offset, source: Arc::new(source) }
+            move |source| Error::Medium { action, path, offset: Some(offset), source: Arc::new(source) }
         };
-        let len: u64 = extents.iter().map(|extent| extent.end - extent.start).sum();
+        let grain = medium.grain();
+        // The base is shorter than some grains, and nothing else is behind it there.
+        let bytes_of = |extent: &Range<u64>| ((extent.end - extent.start) as usize).next_multiple_of(grain);
+        let len: usize = extents.iter().map(bytes_of).sum();
         let first = extents.first().map_or(0, |extent| extent.start);
         let reserved = match address {
-            Some(address) => Reservation::new(len as usize, Some(address as usize)),
-            None => Reservation::congruent(len as usize, first),
+            Some(address) => Reservation::new(len, Some(address as usize)),
+            None if grain > page_size() => Reservation::aligned(len, grain, first),
+            None => Reservation::congruent(len, first),
         };
         let reservation = reserved.map_err(fail("find address space for", first))?;
         let (memory, descriptor) = (medium.memory(), medium.descriptor());
         let mut at = 0;
         for extent in extents {
-            let bytes = (extent.end - extent.start) as usize;
+            let bytes = bytes_of(extent);
             // SAFETY: the reservation is new, and a medium never shrinks below what was promised.
             let mapped = unsafe {
                 match write {
@@ -234,9 +238,4 @@ impl Memory {
             each(len as u64);
         }
     }
-}
-
-/// Whole pages that hold so many bytes.
-pub(crate) fn pages(bytes: u64) -> u64 {
-    bytes.next_multiple_of(page_size() as u64)
 }

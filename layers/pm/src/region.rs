@@ -9,11 +9,11 @@ use crate::format::{
 };
 use crate::geometry::Geometry;
 use crate::kind::Kind;
-use crate::memory::{Memory, Source, pages};
+use crate::memory::{Memory, Source};
 use crate::space;
 use caliburn_os::clock::wall_ns;
-use caliburn_os::files::Files;
 use caliburn_os::host;
+use caliburn_os::mapped::MappedFiles;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::unless;
 use caliburn_os::sync::{Mutex, MutexGuard};
@@ -38,7 +38,7 @@ impl Region {
     /// # Errors
     /// Where there is a region already, unless `force` says that it may go.
     pub fn create(path: impl AsRef<Path>, options: &RegionOptions) -> Result<Region> {
-        Region::create_on(&Files, path.as_ref(), options)
+        Region::create_on(&MappedFiles, path.as_ref(), options)
     }
 
     /// The same, on media that may be simulated.
@@ -61,6 +61,9 @@ impl Region {
             Some(medium) => (false, medium),
             None => (true, media.create(path).map_err(fail("create"))?),
         };
+        let unit = options.unit.unwrap_or(unit.max(grain_of(&*medium)));
+        check_region(len, unit)?;
+        check_grain(&*medium, unit)?;
         // Who else makes one there has looked before, or sees it.
         let _alone = Claims::of(path, medium.clone()).alone()?;
         check_empty(&*medium, options.force)?;
@@ -88,12 +91,12 @@ impl Region {
 
     /// Opens a region.
     pub fn open(path: impl AsRef<Path>) -> Result<Region> {
-        Region::open_on(&Files, path.as_ref(), true)
+        Region::open_on(&MappedFiles, path.as_ref(), true)
     }
 
     /// Opens a region to look at it.
     pub fn open_to_read(path: impl AsRef<Path>) -> Result<Region> {
-        Region::open_on(&Files, path.as_ref(), false)
+        Region::open_on(&MappedFiles, path.as_ref(), false)
     }
 
     /// The same, on media that may be simulated.
@@ -101,6 +104,7 @@ impl Region {
         let medium = media.open(path, write).map_err(|source| medium_error("open", path, source))?;
         let region = Region::on(path, medium, write)?;
         let found = region.settled()?;
+        check_grain(&*region.source.medium, found.base.unit)?;
         for (number, why) in found.damage.iter().enumerate().filter_map(|(n, why)| Some((n, why.as_ref()?))) {
             tracing::warn!(path = %path.display(), copy = number, why, "a copy of the base segment does not count");
         }
@@ -112,7 +116,7 @@ impl Region {
 
     fn on(path: &Path, medium: Arc<dyn Medium>, write: bool) -> Result<Region> {
         let len = medium.len().map_err(|source| medium_error("find the length of", path, source))?;
-        if len < 2 * COPY as u64 {
+        if len < (2 * COPY as u64).max(medium.grain() as u64) {
             let why = format!("it has {len} bytes, too few for a region");
             return Err(Error::NotARegion { path: path.to_owned(), why });
         }
@@ -230,7 +234,7 @@ impl Region {
         };
         let (head, data) = geometry.map_or((0, len), |g| (g.head_bytes(), g.data_bytes()));
         check_len(len, head, data)?;
-        check_address(options.address, data, plain)?;
+        self.check_address(options.address, data, plain)?;
         let (claim, segment) = self.change(|base| {
             if let Some(old) = base.find(name) {
                 // One that was being made when its process died is nobody's.
@@ -333,7 +337,7 @@ impl Region {
         if segment.flags & PROTECTED != 0 {
             return Err(protected(name));
         }
-        check_address((segment.address != 0).then_some(segment.address), len, true)?;
+        self.check_address((segment.address != 0).then_some(segment.address), len, true)?;
         if len > segment.len {
             // What is behind its end may be anything; and what comes is its own before it is part of it.
             self.change(|base| space::give(base, segment.id, DATA, more(base, &segment, len)))?;
@@ -448,6 +452,17 @@ impl Region {
         if segment.id != id { Err(none()) } else { Ok((claim, segment)) }
     }
 
+    fn check_address(&self, address: Option<u64>, len: u64, plain: bool) -> Result<()> {
+        let Some(address) = address else { return Ok(()) };
+        let grain = self.source.medium.grain() as u64;
+        let ends = address.checked_add(len.next_multiple_of(grain)).is_some_and(|end| end < 1 << 47);
+        if !plain || address == 0 || !address.is_multiple_of(grain) || !ends {
+            let why = format!("a plain segment may lie at a multiple of {grain} below 2^47");
+            return Err(Error::invalid("the address", format!("{address:#x}"), why));
+        }
+        Ok(())
+    }
+
     fn with_claim<T>(
         &self,
         name: &str,
@@ -519,6 +534,21 @@ fn check_empty(medium: &dyn Medium, force: bool) -> Result<()> {
     Ok(())
 }
 
+/// Bytes of the least unit that can be mapped by itself.
+fn grain_of(medium: &dyn Medium) -> u32 {
+    u32::try_from(medium.grain()).unwrap_or(u32::MAX)
+}
+
+fn check_grain(medium: &dyn Medium, unit: u32) -> Result<()> {
+    let grain = medium.grain() as u64;
+    if u64::from(unit).is_multiple_of(grain) {
+        return Ok(());
+    }
+    let why =
+        format!("{} can be mapped by {grain} bytes only, or multiples of them", medium.path().display());
+    Err(Error::invalid("units of", unit, why))
+}
+
 fn check_region(len: u64, unit: u32) -> Result<()> {
     if !unit.is_power_of_two() || !(UNIT_MIN..=UNIT_MAX).contains(&unit) {
         return Err(Error::invalid("units of", unit, "a power of two, from 64 KiB to 1 GiB"));
@@ -539,17 +569,6 @@ fn check_len(len: u64, head: u64, data: u64) -> Result<()> {
             len,
             "a segment has at least one byte, and fewer than 2^61",
         ));
-    }
-    Ok(())
-}
-
-fn check_address(address: Option<u64>, len: u64, plain: bool) -> Result<()> {
-    let Some(address) = address else { return Ok(()) };
-    let page = caliburn_os::page_size() as u64;
-    let ends = address.checked_add(pages(len)).is_some_and(|end| end < 1 << 47);
-    if !plain || address == 0 || !address.is_multiple_of(page) || !ends {
-        let why = format!("a plain segment may lie at a multiple of {page} below 2^47");
-        return Err(Error::invalid("the address", format!("{address:#x}"), why));
     }
     Ok(())
 }

@@ -1,0 +1,198 @@
+//! Memory that can only be mapped, in larger pieces than pages: devices of memory (device DAX, `/dev/dax0.0`), and
+//! files on hugetlbfs, which no system call writes to. What reads and writes a part of it maps that part meanwhile.
+
+use crate::files::{FileMedium, Files, HUGETLBFS};
+use crate::map::Reservation;
+use crate::medium::{Media, Medium, Replaced, Rules};
+use crate::names;
+use crate::persist::{Flush, Memory, Survives, bus};
+use crate::span;
+use rustix::fs::{FallocateFlags, FileType, fstat, fstatfs};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// As [`Files`], and such memory besides: for who maps by the [grain](Medium::grain) of a medium.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct MappedFiles;
+
+impl MappedFiles {
+    fn medium(file: File, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        match MappedMedium::of(&file)? {
+            Some((kind, memory)) => Ok(Arc::new(MappedMedium { file, path: path.to_owned(), kind, memory })),
+            None => FileMedium::from_file(file, path),
+        }
+    }
+}
+
+// SAFETY: as for `Files`.
+unsafe impl Media for MappedFiles {
+    fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
+        MappedFiles::medium(names::open_outside(path, write)?, path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
+        MappedFiles::medium(names::create_outside(path, Rules::default().mode())?, path)
+    }
+
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<Replaced> {
+        Files.replace(path, content)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        Files.sync_directory(path)
+    }
+}
+
+/// Such a file or device.
+#[derive(Debug)]
+struct MappedMedium {
+    file: File,
+    path: PathBuf,
+    kind: Kind,
+    memory: Memory,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// Of so many bytes, in pieces of so many.
+    Device { len: u64, grain: u64 },
+    /// In pages of so many.
+    Huge { grain: u64 },
+}
+
+impl MappedMedium {
+    /// Whether it is such memory, and what is known of it then.
+    fn of(file: &File) -> io::Result<Option<(Kind, Memory)>> {
+        if let Ok(about) = fstatfs(file)
+            && about.f_type == HUGETLBFS
+        {
+            return Ok(Some((Kind::Huge { grain: about.f_bsize as u64 }, Memory::CACHE)));
+        }
+        let about = fstat(file)?;
+        if FileType::from_raw_mode(about.st_mode) != FileType::CharacterDevice {
+            return Ok(None);
+        }
+        let (major, minor) = (rustix::fs::major(about.st_rdev), rustix::fs::minor(about.st_rdev));
+        let device = PathBuf::from(format!("/sys/dev/char/{major}:{minor}"));
+        let of_dax = fs::read_link(device.join("subsystem")).is_ok_and(|bus| bus.ends_with("dax"));
+        let number = |name: &str| fs::read_to_string(device.join(name)).ok()?.trim().parse::<u64>().ok();
+        let (true, Some(len)) = (of_dax, number("size")) else { return Ok(None) };
+        // Kernels before 5.10 do not say.
+        let grain = number("align").unwrap_or(2 << 20);
+        let bus = bus(&device, 0);
+        // Of an unknown bus, too: nothing is known to lie between.
+        let flush = if bus.caches { Flush::Fence } else { Flush::of_this_processor() };
+        Ok(Some((Kind::Device { len, grain }, Memory { survives: bus.survives, sync: false, flush })))
+    }
+
+    /// Maps a part, which the medium must have, as long as it takes.
+    fn with<T>(&self, offset: u64, len: usize, write: bool, f: impl FnOnce(*mut u8) -> T) -> io::Result<T> {
+        let (end, grain) = (offset.checked_add(len as u64), self.grain() as u64);
+        let Some(end) = end.filter(|end| self.len().is_ok_and(|len| *end <= len)) else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let from = offset / grain * grain;
+        let whole = (end.next_multiple_of(grain) - from).max(grain) as usize;
+        let mapped = Reservation::aligned(whole, grain as usize, 0)?;
+        // SAFETY: the reservation is new; the file is as long, and never shrinks.
+        unsafe {
+            match write {
+                true => mapped.map_shared(0, whole, self.file.as_fd(), from, false)?,
+                false => mapped.map_to_read(0, whole, self.file.as_fd(), from)?,
+            }
+        }
+        Ok(f(mapped.base().as_ptr().wrapping_add((offset - from) as usize)))
+    }
+}
+
+// SAFETY: the descriptor is that of one open file or device, which nothing here ever shrinks.
+unsafe impl Medium for MappedMedium {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let len = buffer.len();
+        // SAFETY: so many bytes are mapped there; others may store to them.
+        self.with(offset, len, false, |at| unsafe { span::copy(at, buffer.as_mut_ptr(), len) })
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.with(offset, bytes.len(), true, |at| {
+            // SAFETY: so many bytes are mapped there for writing; others may read them.
+            unsafe { self.memory.flush.copy(bytes.as_ptr(), at, bytes.len()) };
+            self.memory.flush.fence();
+        })
+    }
+
+    /// What is stored there is there.
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        match self.kind {
+            Kind::Device { len, .. } => Ok(len),
+            Kind::Huge { .. } => Ok(self.file.metadata()?.len()),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let (now, grain) = (self.len()?, self.grain() as u64);
+        if len <= now {
+            return Ok(());
+        }
+        if let Kind::Device { .. } = self.kind {
+            let text = format!("the device holds {now} bytes and {len} are needed");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
+        let more = len.checked_next_multiple_of(grain).ok_or(io::ErrorKind::InvalidInput)? - now;
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), now, more) {
+            Ok(()) => Ok(()),
+            Err(errno) => {
+                let _ = self.file.set_len(now);
+                if errno == rustix::io::Errno::NOSPC {
+                    let text = "the system has not so many huge pages that are free: see vm.nr_hugepages";
+                    return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+                }
+                Err(errno.into())
+            }
+        }
+    }
+
+    fn grain(&self) -> usize {
+        let (Kind::Device { grain, .. } | Kind::Huge { grain }) = self.kind;
+        grain as usize
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    fn volatile(&self) -> bool {
+        self.memory.survives == Survives::Process
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_devices_are_no_memory() {
+        for path in ["/dev/null", "/dev/zero"] {
+            let error = MappedFiles.open(Path::new(path), true).unwrap_err();
+            assert!(
+                error.to_string().contains("neither a regular file nor a device that holds data"),
+                "{error}"
+            );
+        }
+    }
+}
