@@ -144,6 +144,7 @@ const TREES: [Tree; 14] = [
             "overflow",
             "overlay",
             "files",
+            "mapped",
         ],
         apart: &[],
     },

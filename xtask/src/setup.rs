@@ -24,7 +24,7 @@ pub enum Part {
 
 /// A Debian package, by what shows that it is there: a command, or a file if it begins with `/`, with `*` for
 /// any name.
-const WANTED: [(&str, &str, Part); 25] = [
+const WANTED: [(&str, &str, Part); 27] = [
     ("c++", "g++", Part::C),
     ("ld", "binutils", Part::C),
     ("valgrind", "valgrind", Part::C),
@@ -40,6 +40,8 @@ const WANTED: [(&str, &str, Part); 25] = [
     ("c++", "g++", Part::Rivals),
     ("qemu-system-x86_64", "qemu-system-x86", Part::Machines),
     ("/boot/vmlinuz-*cloud*", "linux-image-cloud-amd64", Part::Machines),
+    ("/usr/src/linux-headers-*cloud*/Makefile", "linux-headers-cloud-amd64", Part::Machines),
+    ("make", "make", Part::Machines),
     ("busybox", "busybox-static", Part::Machines),
     ("cpio", "cpio", Part::Machines),
     ("modprobe", "kmod", Part::Machines),

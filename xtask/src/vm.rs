@@ -4,7 +4,8 @@
 //! virtio disk with ext4, some with their log on an emulated NVDIMM; undo stores on ext4 that is mapped directly
 //! (`-o dax`) from such an NVDIMM, or from memory that the parameter `memmap=` reserves, which outlives a warm start
 //! only; others on a file system on a disk of blocks in an NVDIMM, with a database of SQLite's and a tree of files.
-//! One more machine logs what it writes to its disk (dm-log-writes), see `writes.rs`.
+//! A module of ours (`sim/guest/faulty.c`) has the kernel fail in other ways, and store wildly into blocks and all
+//! else. One more machine logs what it writes to its disk (dm-log-writes), see `writes.rs`.
 
 use crate::writes;
 use std::fs;
@@ -19,18 +20,29 @@ const FOLDER: &str = "target/vm";
 /// Longest that a machine may take from power on to its verdict, and to its crash.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// How a machine ends.
-const CRASHES: [(&str, &str); 4] =
-    [("panic", "c"), ("reset", "b"), ("power cut", "-"), ("failing disk, then a power cut", "f")];
-/// What a machine keeps its store on: a name, the word for the guest, and in how many of [`CRASHES`] it can end.
-const KINDS: [(&str, &str, usize); 7] = [
-    ("disk", "-", 4),
-    ("disk and nvdimm", "/dev/pmem0", 4),
-    ("shadow on a disk, caught", "shadow", 4),
-    ("shadow on a disk, in a buffer pool", "pool", 4),
-    ("undo in an nvdimm", "power", 3),
-    ("ext4 on a disk of blocks in an nvdimm", "disk", 3),
-    ("XFS on a disk of blocks in an nvdimm", "xfs", 3),
+/// How a machine ends: its name, and the word for the guest.
+const CRASHES: [(&str, &str); 8] = [
+    ("panic", "c"),
+    ("reset", "b"),
+    ("power cut", "-"),
+    ("failing disk, then a power cut", "f"),
+    ("a null pointer", "n"),
+    ("a stack that overflows", "s"),
+    ("processors that hang", "h"),
+    ("wild stores", "x"),
+];
+/// What a machine keeps its store on: a name, the word for the guest, the [`CRASHES`] in which it ends, by turns,
+/// and how often it does where others do once.
+const KINDS: [(&str, &str, &str, u64); 9] = [
+    ("disk", "-", "cb-f", 4),
+    ("disk and nvdimm", "/dev/pmem0", "cb-f", 4),
+    ("shadow on a disk, caught", "shadow", "cb-f", 4),
+    ("shadow on a disk, in a buffer pool", "pool", "cb-f", 4),
+    ("undo in an nvdimm", "power", "cb-", 3),
+    ("ext4 on a disk of blocks in an nvdimm", "disk", "-nbsch", 3),
+    ("XFS on a disk of blocks in an nvdimm", "xfs", "sch-nb", 3),
+    ("ext4 on a disk of blocks on a device of memory", "dax", "h-nbsc", 1),
+    ("blocks on a device of memory, under wild stores", "wild", "x", 2),
 ];
 /// What is kept in memory that outlives a warm start.
 const RESERVED: [(&str, &str); 2] =
@@ -56,23 +68,27 @@ pub fn run(rounds: &str, word: &str) -> Result<(), String> {
     {
         return Err(format!("no kind of machine has {word:?} in its name"));
     }
-    for (i, (kind, store, ways)) in kinds.iter().copied().enumerate() {
+    for (i, (kind, store, ways, often)) in kinds.iter().copied().enumerate() {
         new_media()?;
-        let mut acknowledged = [0u64; WRITERS];
-        let share = (rounds + kinds.len() as u64 - 1 - i as u64) / kinds.len() as u64;
-        for round in 0..share * ways as u64 + 1 {
-            // The last boot only verifies.
-            let way = (round % ways as u64) as usize;
-            let (name, trigger) = CRASHES[way];
+        let mut said = Said::default();
+        let lives = (rounds + kinds.len() as u64 - 1 - i as u64) / kinds.len() as u64 * often;
+        for round in 0..lives + 1 {
+            let trigger = &ways[round as usize % ways.len()..][..1];
+            let way = CRASHES.iter().position(|(_, word)| *word == trigger).expect("it is one of them");
             let after = 150 + round * 7919 % 1100;
-            let last = round == share * ways as u64;
-            life(&kernel, store, trigger, after, last, &mut acknowledged)
-                .map_err(|e| format!("{kind}, round {round}, {name}: {e}"))?;
-            if !last {
-                counts[way] += 1;
-            }
+            // The last boot only verifies.
+            let last = round == lives;
+            life(&kernel, store, trigger, after, last, &mut said)
+                .map_err(|e| format!("{kind}, round {round}, {}: {e}", CRASHES[way].0))?;
+            counts[way] += u64::from(!last);
         }
-        println!("{kind}: {} survived", counts_of(acknowledged));
+        println!("{kind}: {} survived", counts_of(said.acknowledged));
+        if said.stores > 0 {
+            println!("    {} wild stores, {} damaged blocks", said.stores, said.damaged);
+        }
+        if store == "wild" && lives > 0 && said.damaged == 0 {
+            return Err(format!("{kind}: {} wild stores damaged nothing", said.stores));
+        }
     }
     for (kind, store) in RESERVED.into_iter().filter(|(kind, _)| kind.contains(word)) {
         let (starts, there) = warm_starts(&kernel, (kind, store), rounds.div_ceil(2))?;
@@ -119,6 +135,7 @@ pub fn guest() -> String {
 }
 
 struct Kernel {
+    version: String,
     image: PathBuf,
     modules: Vec<PathBuf>,
 }
@@ -133,7 +150,7 @@ pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
 
 /// Debian's cloud kernel, and the modules that the guest needs, in order.
 fn kernel() -> Result<Kernel, String> {
-    let missing = "install qemu-system-x86, linux-image-cloud-amd64, busybox-static, cpio, kmod, dmsetup, e2fsprogs, \
+    let missing = "install qemu-system-x86, linux-image-cloud-amd64, linux-headers-cloud-amd64, make, busybox-static, cpio, kmod, dmsetup, e2fsprogs, \
          xfsprogs and sqlite3";
     let entries = fs::read_dir("/boot").map_err(|e| format!("/boot: {e}; {missing}"))?;
     let names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
@@ -142,7 +159,8 @@ fn kernel() -> Result<Kernel, String> {
     let version = version.ok_or(format!("no cloud kernel in /boot: {missing}"))?;
     let mut modules: Vec<PathBuf> = Vec::new();
     for module in
-        ["virtio_pci", "virtio_blk", "nfit", "nd_pmem", "nd_e820", "dm_flakey", "dm_log_writes", "nbd", "xfs"]
+        "virtio_pci virtio_blk nfit nd_pmem nd_e820 device_dax dax_pmem dm_flakey dm_log_writes nbd xfs"
+            .split(' ')
     {
         for line in output("modprobe", &["-S", &version, "-D", module])?.lines() {
             let Some(path) = line.trim().strip_prefix("insmod ") else { continue };
@@ -152,7 +170,7 @@ fn kernel() -> Result<Kernel, String> {
             }
         }
     }
-    Ok(Kernel { image: format!("/boot/vmlinuz-{version}").into(), modules })
+    Ok(Kernel { image: format!("/boot/vmlinuz-{version}").into(), modules, version })
 }
 
 fn initramfs(kernel: &Kernel) -> Result<(), String> {
@@ -187,57 +205,35 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
             fs::copy(path, target).map_err(io(path))?;
         }
     }
-    let mut init = "#!/bin/busybox sh\nb=/bin/busybox\n$b mount -t proc proc /proc\n\
-                    $b mount -t sysfs sysfs /sys\n$b mount -t devtmpfs dev /dev\n"
-        .to_owned();
-    for (i, module) in kernel.modules.iter().enumerate() {
-        fs::copy(module, root.join(format!("modules/{i}.ko"))).map_err(io("modules"))?;
-        init += &format!("$b insmod /modules/{i}.ko\n");
+    let ours = [faulty(kernel)?];
+    for (i, module) in kernel.modules.iter().chain(&ours).enumerate() {
+        fs::copy(module, root.join(format!("modules/{i:02}.ko"))).map_err(io("modules"))?;
     }
-    let table = |rest: &str| {
-        format!(
-            "/bin/dmsetup create d --noudevsync --table \"0 $($b cat /sys/block/vda/size) {rest}\"; disk=/dev/dm-0;;\n"
-        )
-    };
-    // Whoever waits for ever is shown before the machine is given up.
-    init += &format!(
-        "($b sleep {}; echo 8 > /proc/sys/kernel/printk; echo guest: stuck; echo l > /proc/sysrq-trigger; \
-         echo t > /proc/sysrq-trigger) &\n",
-        PATIENCE.as_secs() - 30
-    );
-    init += "disk=/dev/vda\n\
-             for word in $($b cat /proc/cmdline); do case $word in guest=*) words=${word#guest=};; esac; done\n";
-    init += &format!(
-        "how=\ncase $words in\npower,*|os,*|disk,*|xfs,*|warm,*) disk=/dev/pmem0; how='-o dax';;\n*,f,*) {}*,w,*) {}esac\n",
-        table(&format!("flakey /dev/vda 0 {SOUND} 1000 1 error_writes")),
-        table("log-writes /dev/vda /dev/vdb")
-    );
-    // An NVDIMM can be mapped directly when a header on it says where its pages are described; that header and
-    // the file system are made when the memory is new.
-    init += "kind=ext4\nmount() { $b mount -t $kind $how $disk /mnt; }\n\
-             case $words in power,*|os,*|disk,*|xfs,*|warm,*) if ! mount 2>/dev/null; then echo guest: new memory\n\
-             if [ $($b cat /sys/block/pmem0/queue/dax) = 0 ]; then cd /sys/bus/nd/devices\n\
-             echo namespace0.0 > ../drivers/nd_pmem/unbind; echo ram > pfn0.0/mode; echo 2097152 > pfn0.0/align\n\
-             $b cat /proc/sys/kernel/random/uuid > pfn0.0/uuid; echo namespace0.0 > pfn0.0/namespace\n\
-             echo pfn0.0 > ../drivers/nd_pmem/bind; cd /; fi\n\
-             /bin/mkfs.ext4 -q -b 4096 $disk; else $b umount /mnt; fi;; esac\n\
-             make='/bin/mkfs.ext4 -q -b 4096'; check='/bin/e2fsck -f -n'\n\
-             case $words in xfs,*) kind=xfs; make='/bin/mkfs.xfs --unsupported -q'; check='/bin/xfs_repair -n';; esac\n\
-             case $words in disk,*|xfs,*|warm,*) $b mkdir /pm; $b mount -t ext4 -o dax /dev/pmem0 /pm\n\
-             /bin/guest disk /pm/region /dev/nbd0 &\n\
-             until [ -e /ready ]; do $b usleep 20000; done; disk=/dev/nbd0; how=\n\
-             if [ -e /pm/made ]; then mount; $b umount /mnt; $check $disk >/check 2>&1 || { $b cat /check; echo guest: ended by $check; }\n\
-             else echo guest: new disk; $make $disk; $b touch /pm/made; $b sync; fi;; esac\n\
-             mount || echo guest: no disk\n\
-             /bin/guest /mnt/store $(echo $words | $b tr , ' ')\n\
-             echo guest: ended $?\n$b umount /mnt\n$b sync\n\
-             [ $disk = /dev/vda ] || /bin/dmsetup remove --noudevsync d\n$b poweroff -f\n";
+    let patience = (PATIENCE.as_secs() - 30).to_string();
+    let init = include_str!("../../sim/guest/init.sh")
+        .replace("sleep PATIENCE", &format!("sleep {patience}"))
+        .replace("0 SOUND", &format!("0 {SOUND}"));
     fs::write(root.join("init"), init).map_err(io("init"))?;
     let pack = format!(
         "chmod +x {0}/init && cd {0} && find . | cpio -o -H newc --quiet | gzip -1 > ../initramfs",
         root.display()
     );
     output("sh", &["-c", &pack]).map(drop)
+}
+
+/// The module that has the kernel fail.
+fn faulty(kernel: &Kernel) -> Result<PathBuf, String> {
+    let folder = Path::new(FOLDER).join("faulty");
+    let io = |e: std::io::Error| format!("{}: {e}", folder.display());
+    fs::create_dir_all(&folder).map_err(io)?;
+    for name in ["faulty.c", "Kbuild"] {
+        fs::copy(Path::new("sim/guest").join(name), folder.join(name)).map_err(io)?;
+    }
+    let headers = format!("/usr/src/linux-headers-{}", kernel.version);
+    let here = folder.canonicalize().map_err(io)?;
+    output("make", &["-s", "-C", &headers, &format!("M={}", here.display()), "modules"])
+        .map_err(|e| format!("{e}; install linux-headers-{} and make", kernel.version))?;
+    Ok(folder.join("faulty.ko"))
 }
 
 /// A disk with an empty file system, and an empty NVDIMM.
@@ -257,7 +253,7 @@ fn start(kernel: &Kernel, store: &str, words: &str, second: Option<&str>) -> Res
     qemu.arg(&kernel.image).args(["-initrd", &format!("{FOLDER}/initramfs")]);
     let warm = RESERVED.iter().any(|(_, word)| *word == store);
     let reserved = if warm { "memmap=64M!256M " } else { "" };
-    qemu.args(["-append", &format!("console=ttyS0 panic=-1 loglevel=3 {reserved}guest={words}")]);
+    qemu.args(["-append", &format!("console=ttyS0 panic=-1 oops=panic loglevel=3 {reserved}guest={words}")]);
     if !warm {
         qemu.arg("-no-reboot");
     }
@@ -265,7 +261,7 @@ fn start(kernel: &Kernel, store: &str, words: &str, second: Option<&str>) -> Res
     if let Some(second) = second {
         qemu.args(["-drive", &format!("file={second},if=virtio,format=raw")]);
     }
-    if ["/dev/pmem0", "power", "disk", "xfs"].contains(&store) {
+    if ["/dev/pmem0", "power", "disk", "xfs", "dax", "wild"].contains(&store) {
         qemu.args(["-machine", "pc,nvdimm=on", "-m", "512,slots=2,maxmem=1G", "-object"]);
         qemu.arg(format!("memory-backend-file,id=mem1,share=on,mem-path={FOLDER}/nvdimm,size=64M"));
         qemu.args(["-device", "nvdimm,id=nvdimm1,memdev=mem1"]);
@@ -283,9 +279,9 @@ fn life(
     trigger: &str,
     after: u64,
     last: bool,
-    acknowledged: &mut [u64; WRITERS],
+    said: &mut Said,
 ) -> Result<(), String> {
-    let numbers: Vec<String> = acknowledged.iter().map(u64::to_string).collect();
+    let numbers: Vec<String> = said.acknowledged.iter().map(u64::to_string).collect();
     let words = format!("{store},{trigger},{after},{}", numbers.join(","));
     let mut machine = start(kernel, store, &words, None)?;
     let lines = console(&mut machine)?;
@@ -293,14 +289,16 @@ fn life(
         _ if last => End::Kill,
         "-" => End::Kill,
         "f" => End::KillWhenFailed,
+        "h" => End::KillWhenSilent,
+        "x" => End::Anyhow,
         _ => End::Itself,
     };
-    let ended = watch(&mut machine, &lines, end, after, acknowledged);
+    let ended = watch(&mut machine, &lines, end, after, said);
     let _ = machine.kill();
     let _ = machine.wait();
     // What it had said before it died counts.
     while let Ok(line) = lines.recv_timeout(Duration::from_millis(200)) {
-        note(&line, acknowledged);
+        said.note(&line);
     }
     ended
 }
@@ -329,7 +327,7 @@ fn warm_starts(
     new_media()?;
     let mut machine = start(kernel, store, &format!("{store},r,700,0,0,0,0"), None)?;
     let lines = console(&mut machine)?;
-    let (mut acknowledged, mut starts, mut said) = ([0u64; WRITERS], 0, String::new());
+    let (mut noted, mut starts, mut said) = (Said::default(), 0, String::new());
     let mut begun = Instant::now();
     let ended = loop {
         match lines.recv_timeout(Duration::from_millis(100)) {
@@ -339,9 +337,9 @@ fn warm_starts(
                     line.split(' ').rev().take(WRITERS).filter_map(|n| n.parse().ok()).collect();
                 let there: Vec<u64> = there.into_iter().rev().collect();
                 if there.len() < WRITERS
-                    || there.iter().zip(acknowledged).any(|(there, acknowledged)| *there < acknowledged)
+                    || there.iter().zip(noted.acknowledged).any(|(there, acknowledged)| *there < acknowledged)
                 {
-                    break Err(format!("{acknowledged:?} was acknowledged and {there:?} is there"));
+                    break Err(format!("{:?} was acknowledged and {there:?} is there", noted.acknowledged));
                 }
                 if starts == wanted {
                     break Ok((starts, std::array::from_fn(|writer| there[writer])));
@@ -356,7 +354,7 @@ fn warm_starts(
                 break Err("the memory did not survive a warm start".into());
             }
             Ok(line) => {
-                note(&line, &mut acknowledged);
+                noted.note(&line);
                 said += &format!("{line}\n");
             }
             Err(RecvTimeoutError::Timeout) if begun.elapsed() < PATIENCE => {}
@@ -377,58 +375,93 @@ enum End {
     Kill,
     /// Its power is cut when its disk has failed.
     KillWhenFailed,
+    /// Its power is cut when nothing moves in it any more.
+    KillWhenSilent,
+    /// In one of these ways, and its programs may have ended before: its memory is not what it should be.
+    Anyhow,
 }
+
+/// So long a machine says nothing that does not move.
+const SILENCE: Duration = Duration::from_secs(4);
 
 fn watch(
     machine: &mut Child,
     lines: &Receiver<String>,
     end: End,
     after: u64,
-    acknowledged: &mut [u64; WRITERS],
+    noted: &mut Said,
 ) -> Result<(), String> {
     let start = Instant::now();
-    let mut verified: Option<Instant> = None;
+    let (mut verified, mut heard): (Option<Instant>, _) = (None, start);
     let mut said = String::new();
     while start.elapsed() < PATIENCE {
         match lines.recv_timeout(Duration::from_millis(5)) {
             Ok(line) if line.contains("guest: failed") && end == End::KillWhenFailed => {
                 return machine.kill().map_err(|e| e.to_string());
             }
-            Ok(line) if line.contains("guest: verified") => {
-                verified = Some(Instant::now());
-                said += &format!("{line}\n");
-            }
+            Ok(line) if line.contains("guest: wrong") => return Err(format!("{said}{line}")),
             Ok(line) if line.contains("guest: ended") || line.contains("guest: no disk") => {
-                return Err(format!("{said}{line}"));
+                if end != End::Anyhow || verified.is_none() {
+                    return Err(format!("{said}{line}"));
+                }
             }
             Ok(line) => {
+                heard = Instant::now();
+                if line.contains("guest: verified") {
+                    verified = Some(heard);
+                }
                 if !line.starts_with("ack ") {
                     said += &format!("{line}\n");
                 }
-                note(&line, acknowledged);
+                noted.note(&line);
             }
             Err(RecvTimeoutError::Timeout) => {}
             // The machine is off.
-            Err(RecvTimeoutError::Disconnected) if verified.is_some() => return Ok(()),
+            Err(RecvTimeoutError::Disconnected) if verified.is_some() && end != End::KillWhenSilent => {
+                return Ok(());
+            }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(format!("it went off before it verified: {said}"));
+                return Err(format!("it went off before it verified, or where it should hang: {said}"));
             }
         }
-        if end == End::Kill && verified.is_some_and(|at| at.elapsed() > Duration::from_millis(after)) {
+        let Some(verified) = verified else { continue };
+        let over = verified.elapsed() > Duration::from_millis(after);
+        let silent = [End::KillWhenSilent, End::Anyhow].contains(&end) && heard.elapsed() > SILENCE;
+        if over && (end == End::Kill || silent) {
             return machine.kill().map_err(|e| e.to_string());
         }
     }
     Err(format!("nothing for {} s: {said}", PATIENCE.as_secs()))
 }
 
-/// `ack THREAD NUMBER`, whole: half a line at the end says nothing.
-fn note(line: &str, acknowledged: &mut [u64; WRITERS]) {
-    let words: Vec<&str> = line.split(' ').collect();
-    if let ["ack", writer, number] = words[..]
-        && let (Ok(writer), Ok(number)) = (writer.parse::<usize>(), number.parse::<u64>())
-        && let Some(newest) = acknowledged.get_mut(writer)
-    {
-        // A number that was cut off is smaller than the newest.
-        *newest = (*newest).max(number);
+/// What machines of one kind have said.
+#[derive(Default)]
+struct Said {
+    /// By writer.
+    acknowledged: [u64; WRITERS],
+    /// Wild stores, and blocks that were damaged afterwards.
+    stores: u64,
+    damaged: u64,
+}
+
+impl Said {
+    /// `ack THREAD NUMBER`, whole, and what the guest counts: half a line at the end says nothing.
+    fn note(&mut self, line: &str) {
+        let number = |text: &str| text.parse::<u64>().ok();
+        // Behind what the firmware says.
+        let line = line.find("guest: ").map_or(line, |at| &line[at..]);
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["ack", writer, newest] => {
+                if let (Ok(writer), Some(newest)) = (writer.parse::<usize>(), number(newest))
+                    && let Some(known) = self.acknowledged.get_mut(writer)
+                {
+                    // A number that was cut off is smaller than the newest.
+                    *known = (*known).max(newest);
+                }
+            }
+            ["guest:", count, "wild", "stores", ..] => self.stores += number(count).unwrap_or(0),
+            ["guest:", count, "blocks", "were", "damaged,", ..] => self.damaged += number(count).unwrap_or(0),
+            _ => {}
+        }
     }
 }

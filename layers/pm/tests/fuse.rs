@@ -114,6 +114,19 @@ fn a_file_is_read_written_forced_and_has_its_length() {
         hole(rustix::fs::FallocateFlags::COLLAPSE_RANGE).unwrap_err().raw_os_error(),
         libc::EOPNOTSUPP
     );
+    // It is the only one, and stays.
+    let other = path.with_file_name("other");
+    let refused = [
+        fs::remove_file(&path),
+        fs::rename(&path, &other),
+        fs::create_dir(&other),
+        File::create(&other).map(drop),
+        fs::hard_link(&path, &other),
+        std::os::unix::fs::symlink(&path, &other),
+    ];
+    for refused in refused {
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
     // Beyond the end: nothing grows, and where nothing need grow there is nothing to be done.
     let (zeros, keep) = (rustix::fs::FallocateFlags::ZERO_RANGE, rustix::fs::FallocateFlags::KEEP_SIZE);
     let beyond = rustix::fs::fallocate(&file, zeros, LEN - 10, 1 << 40).unwrap_err();

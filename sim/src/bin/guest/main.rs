@@ -3,20 +3,23 @@
 //!
 //! `guest STORE LOG CRASH MILLISECONDS ACKNOWLEDGED...` (of both threads, of a database, of a tree of files); `LOG`
 //! is a device, `-` for a file, or `power` or `os` for an undo store in memory that survives as much, or `shadow`
-//! for a shadow store to which nothing is declared, `pool` for one in a buffer pool, `disk`, `xfs` or `warm` for one
-//! on a file system on a disk of blocks, with a database and a tree of files beside it; `CRASH` is `c` or `b` for
-//! the kernel's sysrq trigger, `r` for either; `-` to be crashed from without; `f` when the disk is to fail; `w` to
+//! for a shadow store to which nothing is declared, `pool` for one in a buffer pool, `disk`, `xfs`, `dax` or `warm`
+//! for one on a file system on a disk of blocks, with a database and a tree of files beside it; `CRASH` is `c` or
+//! `b` for the kernel's sysrq trigger, `r` for either; `n`, `s` or `h` for a fault of the kernel: a null pointer, a
+//! stack that overflows, processors that hang; `-` to be crashed from without; `f` when the disk is to fail; `w` to
 //! end after the time, with marks in the log of a device mapper's writes; `v` to verify only.
 //!
-//! `guest disk REGION DEVICE` is that disk: a segment of blocks in a region, as a block device.
+//! `guest disk REGION DEVICE` is that disk: a segment of blocks in a region, as a block device. `guest wild REGION
+//! CRASH MILLISECONDS ACKNOWLEDGED...` writes to such a segment while the kernel stores wildly.
 
 mod others;
+mod wild;
 
 use caliburn::{
     BeforeImages, BufferPool, Class, Mode, Options, Policy, Region, Replacement, Store, Tracking, Tuning,
 };
-use caliburn_pm::Export;
 use caliburn_pm::nbd::Device;
+use caliburn_pm::{Blocks, Export};
 use caliburn_pm::{RegionOptions, SegmentKind, SegmentOptions};
 use std::error::Error;
 use std::fmt::Display;
@@ -103,7 +106,7 @@ fn options(log: &str) -> Options {
     let mut options = Store::options();
     options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20);
     match log {
-        "-" | "disk" | "xfs" | "warm" => {}
+        "-" | "disk" | "xfs" | "dax" | "warm" => {}
         "power" => _ = options.policy(Policy::Undo).require(Class::Power),
         "os" => _ = options.policy(Policy::Undo).require(Class::Os),
         "shadow" => {
@@ -120,14 +123,14 @@ fn options(log: &str) -> Options {
     options
 }
 
-/// Serves a segment of blocks, made if there is none, as a block device.
-fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
-    let region = Arc::new(match path.exists() {
-        true => caliburn_pm::Region::open(path)?,
-        false => caliburn_pm::Region::create(
-            path,
-            &RegionOptions { len: Some(48 << 20), ..RegionOptions::default() },
-        )?,
+/// A segment of blocks, made with its region if there is none.
+fn attached(path: &Path) -> Result<(Arc<caliburn_pm::Region>, Blocks), caliburn_pm::Error> {
+    use caliburn_pm::{Error, Region};
+    let create = || Region::create(path, &RegionOptions { len: Some(48 << 20), ..RegionOptions::default() });
+    let region = Arc::new(match Region::open(path) {
+        // A file that is not there, or a device of zeros; what holds anything else stays as it is.
+        Err(Error::Medium { .. } | Error::NotARegion { .. }) => create()?,
+        opened => opened?,
     });
     if region.segments()?.is_empty() {
         let kind = SegmentKind::Blocks { block_bytes: 4096 };
@@ -139,10 +142,17 @@ fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
         )?;
     }
     let blocks = region.attach_blocks("disk", true)?;
+    Ok((region, blocks))
+}
+
+/// Serves a segment of blocks as a block device.
+fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
+    let (region, blocks) = attached(path)?;
     let damaged = blocks.scrub(0..blocks.len())?;
     assert!(damaged.is_empty(), "blocks are damaged: {damaged:?}");
-    let about =
-        format!("guest: a disk on {}, {} blocks undone\n", region.info()?.kind, blocks.counts().undone);
+    let kind = region.info()?.kind;
+    assert!(kind.survives() > caliburn_pm::Survives::Process, "{kind}");
+    let about = format!("guest: a disk on {kind}, {} blocks undone\n", blocks.counts().undone);
     let export = Export { name: "disk".into(), blocks: Arc::new(blocks), at_once: false };
     let ready = || {
         std::fs::File::create("/ready").expect("there is room");
@@ -152,6 +162,18 @@ fn disk(path: &Path, device: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Has the kernel fail.
+fn fail(crash: &str) {
+    let fault = match crash {
+        "n" => "null",
+        "s" => "stack",
+        "h" => "hang",
+        key => return std::fs::write("/proc/sysrq-trigger", key).expect("it does not return"),
+    };
+    std::fs::write("/sys/module/faulty/parameters/fault", fault).expect("it does not return");
+    panic!("the kernel has not failed by {fault}");
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     if let [_, what, region, device] = &arguments[..]
@@ -159,8 +181,13 @@ fn main() {
     {
         return disk(Path::new(region), Path::new(device)).expect("the disk");
     }
-    let [_, store, log, crash, after, a, b, rows, files] = &arguments[..] else { panic!("see the source") };
     let number = |text: &str| text.parse::<u64>().expect("a number");
+    if let [_, what, region, _, after, a, b, ..] = &arguments[..]
+        && what == "wild"
+    {
+        return wild::run(Path::new(region), number(after), [number(a), number(b)]);
+    }
+    let [_, store, log, crash, after, a, b, rows, files] = &arguments[..] else { panic!("see the source") };
     let path = Path::new(store);
     let fails = crash == "f";
     let options = options(log);
@@ -175,7 +202,7 @@ fn main() {
     assert_eq!(store.reach(), if log == "os" { Class::Os } else { Class::Power });
     let shadow = log == "shadow" || log == "pool";
     verify(region, [number(a), number(b)], shadow);
-    let beside = ["disk", "xfs", "warm"].contains(&&log[..]).then(|| {
+    let beside = ["disk", "xfs", "dax", "warm"].contains(&&log[..]).then(|| {
         let folder = path.parent().expect("the store is on the disk");
         others::Beside::open(folder, [number(rows), number(files)])
     });
@@ -195,11 +222,11 @@ fn main() {
                 }
                 std::process::exit(0);
             });
-        } else if ["c", "b", "r"].contains(&&crash[..]) {
+        } else if ["c", "b", "r", "n", "s", "h"].contains(&&crash[..]) {
             scope.spawn(|| {
                 let either = ["c", "b"][(mix(region.load(0)) % 2) as usize];
                 std::thread::sleep(Duration::from_millis(number(after)));
-                let _ = std::fs::write("/proc/sysrq-trigger", if crash == "r" { either } else { crash });
+                fail(if crash == "r" { either } else { crash });
             });
         }
         if let Some(beside) = beside {
