@@ -177,7 +177,7 @@ fn test() -> Result<(), String> {
     other_architecture()?;
     room::make(&["target/fuzz", "target/fuzz-stores", "target/other"]);
     if missing.allows(Part::Machines) {
-        vm::run("7", "")?;
+        vm::run("9", "")?;
     }
     room::make(&["target/guest", "target/vm"]);
     run("cargo build --release --workspace --quiet")?;
