@@ -22,7 +22,7 @@ mod latency;
 mod limits;
 mod locks;
 mod nest;
-mod oo7;
+pub mod oo7;
 mod order_entry;
 pub mod page;
 mod pages;

@@ -9,6 +9,7 @@ use crate::work::Workload;
 use caliburn::{Class, Mode, Options, Tuning};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -203,6 +204,12 @@ fn warm(path: &Path) -> Result<(), Failure> {
         std::io::copy(&mut std::fs::File::open(entry?.path())?, &mut std::io::sink())?;
     }
     Ok(())
+}
+
+/// Has a file be on its medium alone.
+pub fn forget(file: &File) -> Result<(), Failure> {
+    file.sync_all()?;
+    Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
 
 /// A victim that nobody is left to kill dies all the same.

@@ -189,9 +189,7 @@ fn in_group(arguments: &Arguments, pattern: Pattern, ratio: f64) -> Result<Value
     redo.store().truncate()?;
     drop(redo);
     for entry in std::fs::read_dir(&path)? {
-        let file = std::fs::File::open(entry?.path())?;
-        file.sync_all()?;
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        crate::restart::forget(&std::fs::File::open(entry?.path())?)?;
     }
     let group = Group::new("tpca", limit as u64)?;
     let mut child = Command::new(std::env::current_exe()?);

@@ -179,6 +179,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "dumps",
         "nest",
         "camelot",
+        "oo7 --data-mb 8 --only LMDB,SQLite",
         "camelot-tables",
         "locks",
         "persistent --sizes 8,4096",
@@ -217,6 +218,7 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "nest",
         "wisconsin",
         "camelot",
+        "oo7 --data-mb 8 --only LMDB,SQLite",
     ] {
         run(&format!("{RIVALS} {workload} {small}"))?;
     }

@@ -10,6 +10,7 @@ mod foreign;
 mod maps;
 mod mdbx;
 mod nested;
+mod oo7;
 mod records;
 mod redb;
 mod restart;
@@ -53,7 +54,7 @@ struct Arguments {
     /// Range sizes of synthetic, in bytes.
     #[arg(long, value_delimiter = ',', default_value = "8,256,4096")]
     sizes: Vec<usize>,
-    /// Megabytes of data of synthetic (50 unless told) and restart (100).
+    /// Megabytes of data of synthetic (50 unless told), restart (100) and oo7.
     #[arg(long)]
     data_mb: Option<usize>,
     /// Threads of group-commit.
@@ -68,6 +69,12 @@ struct Arguments {
     /// Used by restart for the process that it kills.
     #[arg(long, hide = true)]
     victim: Option<PathBuf>,
+    /// Used by oo7 for the processes that it measures: their group.
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
+    /// The same: whether the traversal is the one that changes something.
+    #[arg(long, hide = true)]
+    changes: bool,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq)]
@@ -88,6 +95,8 @@ enum Choice {
     Camelot,
     /// Tests 26 to 32 of the Wisconsin benchmark with SQLite, in memory and in the `Power` class.
     Wisconsin,
+    /// OO7's traversals T1 and T2b on objects under their offsets, in 128 MB; `Power` class.
+    Oo7,
     /// Children of a transaction, savepoints, nested transactions; `Process` class.
     Nest,
 }
@@ -229,7 +238,7 @@ const PMDK: [&str; 2] = ["PMEM_IS_PMEM_FORCE", "PMEM_NO_FLUSH"];
 
 /// PMDK's surroundings are those of the class.
 fn again_for_pmdk(arguments: &Arguments) -> Result<Option<ExitCode>, Failure> {
-    let forced = matches!(arguments.workload, Choice::DebitCreditPower | Choice::GroupCommit);
+    let forced = matches!(arguments.workload, Choice::DebitCreditPower | Choice::GroupCommit | Choice::Oo7);
     if PMDK.iter().all(|name| std::env::var_os(name).is_none() == forced) {
         return Ok(None);
     }
@@ -276,6 +285,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Choice::Restart => restart::run(arguments)?,
         Choice::Maps => maps::run(arguments)?,
         Choice::Wisconsin => wisconsin::run(arguments)?,
+        Choice::Oo7 => oo7::run(arguments)?,
         Choice::Nest => nested::run(arguments)?,
         Choice::Camelot => distributed::run(arguments)?,
     }

@@ -3,6 +3,8 @@
 //!
 //! Its size is set, as McNamee does (section 6.2.1), by the number of atomic parts in a composite one.
 
+#![expect(missing_docs, reason = "fields are called as in the published benchmark, which says what they are")]
+
 use crate::report::Random;
 
 /// Levels of assemblies; parts that each has, and composite parts that each at the bottom uses.
@@ -23,6 +25,7 @@ pub const DOCUMENT: usize = 2000;
 pub type Ref = u64;
 
 /// The root, at 64 bytes.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Module {
     pub root: Ref,
@@ -35,6 +38,7 @@ pub struct Module {
     pub parts: u64,
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Assembly {
     pub id: u32,
@@ -44,6 +48,7 @@ pub struct Assembly {
     pub parts: [Ref; FAN],
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Composite {
     pub id: u32,
@@ -55,6 +60,7 @@ pub struct Composite {
     pub kind: [u8; 12],
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Atomic {
     pub id: u32,
@@ -70,6 +76,7 @@ pub struct Atomic {
     pub filling: [u8; 48],
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Connection {
     pub to: Ref,
@@ -153,8 +160,24 @@ impl Shape {
         data
     }
 
+    /// Where all objects of a new database are, and how long they are, but for the table of numbers.
+    pub fn objects(self) -> impl Iterator<Item = (Ref, usize)> {
+        let assemblies = (0..Shape::assemblies())
+            .map(|i| (Shape::first_assembly() + i * size_of::<Assembly>(), size_of::<Assembly>()));
+        let composites = (0..COMPOSITES).flat_map(move |number| {
+            let place = self.place(number);
+            let many = |at: usize, count: usize, len: usize| (0..count).map(move |i| (at + i * len, len));
+            many(place.composite, 1, size_of::<Composite>())
+                .chain(many(place.document, 1, DOCUMENT))
+                .chain(many(place.atomics, self.parts, size_of::<Atomic>()))
+                .chain(many(place.connections, self.parts * CONNECTIONS, size_of::<Connection>()))
+        });
+        let module = std::iter::once((MODULE as usize, size_of::<Module>()));
+        module.chain(assemblies).chain(composites).map(|(at, len)| (at as Ref, len))
+    }
+
     /// Makes a composite part in its place.
-    pub fn insert(
+    pub(super) fn insert(
         self,
         db: &super::traversals::Memory,
         number: usize,

@@ -3,14 +3,14 @@
 //! on files that are not in memory; in one transaction where it changes something. The floor is the same on a file
 //! mapped shared, with a force at the end if there is something to force.
 
-mod database;
+pub mod database;
 mod traversals;
 
 use crate::floor::Mapped;
 use crate::render::scene;
 use crate::render::{self, Words};
 use crate::report::{median, rounded};
-use crate::restart::die_with_parent;
+use crate::restart::{die_with_parent, forget};
 use crate::target::{Failure, options};
 use crate::{Arguments, Workload};
 use caliburn::{
@@ -113,7 +113,7 @@ fn name<T: ValueEnum>(of: &T) -> String {
 }
 
 /// Every size, system, traversal and share of competition that was asked for.
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(megabytes) = arguments.compete {
         return compete(arguments, megabytes);
     }
@@ -298,9 +298,7 @@ fn in_group(
     dir: &Path,
 ) -> Result<Value, Failure> {
     for entry in std::fs::read_dir(dir)? {
-        let file = File::open(entry?.path())?;
-        file.sync_all()?;
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+        forget(&File::open(entry?.path())?)?;
     }
     let limit = arguments.limit_mb.unwrap_or(LIMIT_MB);
     let group = Group::new("oo7", (limit as u64) << 20)?;
