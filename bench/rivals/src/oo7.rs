@@ -155,8 +155,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let shape = Shape::of(megabytes << 20);
         let mut model = shape.build();
         let dir = tempfile::tempdir_in(&arguments.dir)?;
-        // T2b reads what it has changed, which with two of them these benchmarks keep until the commit. PMDK is for data
-        // that fit memory.
+        // T2b reads what it has changed, which with two of them these benchmarks keep until the commit. PMDK is for
+        // data that fit memory.
         let fits = megabytes * 2 < LIMIT_MB as usize;
         let rivals = arguments.names().into_iter().filter(|name| match *name {
             "Berkeley DB" | "fjall" => false,

@@ -70,7 +70,7 @@ typedef struct pm_region_options {
     // Bytes of it; 0: all of a device, or of a file that is there.
     uint64_t bytes;
     // Bytes in which memory is given to segments, a power of two, 64 KiB to 1 GiB; 0: 2 MiB, 64 KiB in small
-    // regions.
+    // regions, and at least what the memory can be mapped by.
     uint32_t unit;
     // Not 0: makes it where there is one already, which is lost.
     int force;

@@ -31,6 +31,7 @@ impl From<Error> for Fault {
             Error::Medium { source, .. } => source.raw_os_error().unwrap_or(match source.kind() {
                 ErrorKind::InvalidInput => libc::EINVAL,
                 ErrorKind::StorageFull => libc::ENOSPC,
+                ErrorKind::AddrInUse => libc::EADDRINUSE,
                 ErrorKind::Unsupported => libc::EOPNOTSUPP,
                 _ => libc::EIO,
             }),

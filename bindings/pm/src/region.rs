@@ -34,7 +34,7 @@ pub struct pm_region_options {
     /// Bytes of it; 0: all of a device, or of a file that is there.
     pub bytes: u64,
     /// Bytes in which memory is given to segments, a power of two, 64 KiB to 1 GiB; 0: 2 MiB, 64 KiB in small
-    /// regions.
+    /// regions, and at least what the memory can be mapped by.
     pub unit: u32,
     /// Not 0: makes it where there is one already, which is lost.
     pub force: c_int,

@@ -63,6 +63,13 @@ const F_SET_RW_HINT: libc::c_int = 1024 + 12;
 /// RWH_WRITE_LIFE_LONG, which is true of segments.
 static WATCHED: u64 = 4;
 
+/// Has a file have room for a part. A signal comes between at most: what was allocated stays.
+pub(crate) fn allocate(file: &File, offset: u64, len: u64) -> rustix::io::Result<()> {
+    rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), offset, len)
+    })
+}
+
 /// `f_type` of file systems whose files are whole huge pages.
 pub(crate) const HUGETLBFS: i64 = 0x9584_58F6;
 
@@ -131,8 +138,7 @@ unsafe impl Medium for FileMedium {
             let text = format!("the device holds {now} bytes and {len} are needed");
             return Err(io::Error::new(io::ErrorKind::StorageFull, text));
         }
-        use rustix::fs::FallocateFlags;
-        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), now, len - now) {
+        match allocate(&self.file, now, len - now) {
             Ok(()) => Ok(()),
             // File systems without allocation get a sparse file; a full disk then shows at truncation.
             Err(rustix::io::Errno::OPNOTSUPP) => self.file.set_len(len),
@@ -149,7 +155,7 @@ unsafe impl Medium for FileMedium {
         if self.device || len == 0 {
             return Ok(());
         }
-        match rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::empty(), 0, len) {
+        match allocate(&self.file, 0, len) {
             // As with `set_len`.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => Err(errno.into()),

@@ -1,16 +1,17 @@
 //! Memory that can only be mapped, in larger pieces than pages: devices of memory (device DAX, `/dev/dax0.0`), and
-//! files on hugetlbfs, which no system call writes to. What reads and writes a part of it maps that part meanwhile.
+//! files on hugetlbfs, which no system call writes to. What writes a part of it maps that part meanwhile.
 
-use crate::files::{FileMedium, Files, HUGETLBFS};
+use crate::files::{self, FileMedium, Files, HUGETLBFS};
 use crate::map::Reservation;
 use crate::medium::{Media, Medium, Replaced, Rules};
 use crate::names;
 use crate::persist::{Flush, Memory, Survives, bus};
 use crate::span;
-use rustix::fs::{FallocateFlags, FileType, fstat, fstatfs};
+use rustix::fs::{FileType, fstat, fstatfs};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -66,14 +67,15 @@ enum Kind {
 impl MappedMedium {
     /// Whether it is such memory, and what is known of it then.
     fn of(file: &File) -> io::Result<Option<(Kind, Memory)>> {
-        if let Ok(about) = fstatfs(file)
-            && about.f_type == HUGETLBFS
-        {
-            return Ok(Some((Kind::Huge { grain: about.f_bsize as u64 }, Memory::CACHE)));
-        }
         let about = fstat(file)?;
-        if FileType::from_raw_mode(about.st_mode) != FileType::CharacterDevice {
-            return Ok(None);
+        match FileType::from_raw_mode(about.st_mode) {
+            FileType::RegularFile => {
+                let of = fstatfs(file)?;
+                let grain = of.f_bsize as u64;
+                return Ok((of.f_type == HUGETLBFS).then_some((Kind::Huge { grain }, Memory::CACHE)));
+            }
+            FileType::CharacterDevice => {}
+            _ => return Ok(None),
         }
         let (major, minor) = (rustix::fs::major(about.st_rdev), rustix::fs::minor(about.st_rdev));
         let device = PathBuf::from(format!("/sys/dev/char/{major}:{minor}"));
@@ -81,11 +83,27 @@ impl MappedMedium {
         let number = |name: &str| fs::read_to_string(device.join(name)).ok()?.trim().parse::<u64>().ok();
         let (true, Some(len)) = (of_dax, number("size")) else { return Ok(None) };
         // Kernels before 5.10 do not say.
-        let grain = number("align").unwrap_or(2 << 20);
+        let can_be = |grain: &u64| grain.is_power_of_two() && *grain >= crate::page_size() as u64;
+        let grain = number("align").filter(can_be).unwrap_or(2 << 20);
         let bus = bus(&device, 0);
         // Of an unknown bus, too: nothing is known to lie between.
         let flush = if bus.caches { Flush::Fence } else { Flush::of_this_processor() };
         Ok(Some((Kind::Device { len, grain }, Memory { survives: bus.survives, sync: false, flush })))
+    }
+
+    /// Has a file on hugetlbfs have pages for so many bytes, also where there are holes: what cannot be had is an
+    /// error here, and would be a signal later.
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        let now = self.file.metadata()?.len();
+        let Err(errno) = files::allocate(&self.file, 0, len) else { return Ok(()) };
+        // Lengths are whole pages.
+        let _ = self.file.set_len(now.next_multiple_of(self.grain() as u64));
+        if errno == rustix::io::Errno::NOSPC {
+            let text = "too few huge pages are free: see /sys/kernel/mm/hugepages, and the limits of the mount and of the \
+                        control group";
+            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
+        }
+        Err(errno.into())
     }
 
     /// Maps a part, which the medium must have, as long as it takes.
@@ -111,6 +129,10 @@ impl MappedMedium {
 // SAFETY: the descriptor is that of one open file or device, which nothing here ever shrinks.
 unsafe impl Medium for MappedMedium {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        if let Kind::Huge { .. } = self.kind {
+            // A hole that is touched takes memory, or kills where there is none.
+            return self.file.read_exact_at(buffer, offset);
+        }
         let len = buffer.len();
         // SAFETY: so many bytes are mapped there; others may store to them.
         self.with(offset, len, false, |at| unsafe { span::copy(at, buffer.as_mut_ptr(), len) })
@@ -132,30 +154,28 @@ unsafe impl Medium for MappedMedium {
     fn len(&self) -> io::Result<u64> {
         match self.kind {
             Kind::Device { len, .. } => Ok(len),
-            Kind::Huge { .. } => Ok(self.file.metadata()?.len()),
+            // Of the last page nothing can be touched if the file ends within it.
+            Kind::Huge { grain } => Ok(self.file.metadata()?.len() / grain * grain),
         }
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let (now, grain) = (self.len()?, self.grain() as u64);
-        if len <= now {
-            return Ok(());
-        }
-        if let Kind::Device { .. } = self.kind {
-            let text = format!("the device holds {now} bytes and {len} are needed");
-            return Err(io::Error::new(io::ErrorKind::StorageFull, text));
-        }
-        let more = len.checked_next_multiple_of(grain).ok_or(io::ErrorKind::InvalidInput)? - now;
-        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), now, more) {
-            Ok(()) => Ok(()),
-            Err(errno) => {
-                let _ = self.file.set_len(now);
-                if errno == rustix::io::Errno::NOSPC {
-                    let text = "the system has not so many huge pages that are free: see vm.nr_hugepages";
-                    return Err(io::Error::new(io::ErrorKind::StorageFull, text));
-                }
-                Err(errno.into())
+        match self.kind {
+            Kind::Device { len: there, .. } if len > there => {
+                let text = format!("the device holds {there} bytes and {len} are needed");
+                Err(io::Error::new(io::ErrorKind::StorageFull, text))
             }
+            Kind::Huge { grain } if len > self.len()? => {
+                self.allocate(len.checked_next_multiple_of(grain).ok_or(io::ErrorKind::InvalidInput)?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn fill_holes(&self) -> io::Result<()> {
+        match self.kind {
+            Kind::Device { .. } => Ok(()),
+            Kind::Huge { .. } => self.allocate(self.len()?),
         }
     }
 

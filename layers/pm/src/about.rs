@@ -10,8 +10,8 @@ use caliburn_os::host;
 pub struct RegionOptions {
     /// Bytes of it; of a device, or a file that is there, all of it if this is none.
     pub len: Option<u64>,
-    /// Bytes in which memory is given to segments: a power of two, 64 KiB to 1 GiB. By default 2 MiB, and 64 KiB
-    /// where the region is smaller than 1 GiB.
+    /// Bytes in which memory is given to segments: a power of two, 64 KiB to 1 GiB, and a multiple of what the
+    /// memory can be mapped by. By default 2 MiB, and 64 KiB where the region is smaller than 1 GiB, or that.
     pub unit: Option<u32>,
     /// Makes it where there is one already.
     pub force: bool,

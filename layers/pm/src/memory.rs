@@ -79,6 +79,10 @@ impl Memory {
         let bytes_of = |extent: &Range<u64>| ((extent.end - extent.start) as usize).next_multiple_of(grain);
         let len: usize = extents.iter().map(bytes_of).sum();
         let first = extents.first().map_or(0, |extent| extent.start);
+        if let Some(address) = address.filter(|address| !address.is_multiple_of(grain as u64)) {
+            let why = format!("{} is mapped at multiples of {grain}", medium.path().display());
+            return Err(Error::invalid("the address", format!("{address:#x}"), why));
+        }
         let reserved = match address {
             Some(address) => Reservation::new(len, Some(address as usize)),
             None if grain > page_size() => Reservation::aligned(len, grain, first),

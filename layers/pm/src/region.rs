@@ -67,7 +67,7 @@ impl Region {
         // Who else makes one there has looked before, or sees it.
         let _alone = Claims::of(path, medium.clone()).alone()?;
         check_empty(&*medium, options.force)?;
-        medium.set_len(len).map_err(fail("make room in"))?;
+        medium.set_len(len).and_then(|()| medium.fill_holes()).map_err(fail("make room in"))?;
         // Before the base says how long it is.
         medium.sync().map_err(fail("force"))?;
         if is_new {
@@ -341,8 +341,16 @@ impl Region {
         if len > segment.len {
             // What is behind its end may be anything; and what comes is its own before it is part of it.
             self.change(|base| space::give(base, segment.id, DATA, more(base, &segment, len)))?;
-            if unless("grown-segment-not-cleared", true) {
-                self.clear(&segment, DATA, segment.len..len, &mut each)?;
+            if unless("grown-segment-not-cleared", true)
+                && let Err(error) = self.clear(&segment, DATA, segment.len..len, &mut each)
+            {
+                if unless("failed-growth-kept", true) {
+                    self.change(|base| {
+                        space::take_back(base, segment.id, DATA, segment.len);
+                        Ok(())
+                    })?;
+                }
+                return Err(error);
             }
         }
         self.change(|base| {
@@ -399,7 +407,9 @@ impl Region {
         self.change(|base| {
             // Of several that do this one at a time: if it fails, the file is as long as it was.
             let medium = &self.source.medium;
-            medium.set_len(len).map_err(|source| medium_error("make room in", &self.path, source))?;
+            // One that was ended in the middle of it has left a file that is long, and has holes.
+            let made = medium.set_len(len).and_then(|()| medium.fill_holes());
+            made.map_err(|source| medium_error("make room in", &self.path, source))?;
             self.source.force()?;
             base.len = base.len.max(len);
             Ok(())

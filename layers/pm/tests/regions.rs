@@ -1,6 +1,7 @@
 //! Regions and their segments, on files.
 
 use caliburn_pm::{Error, Kind, Region, RegionOptions, Result, SegmentKind, SegmentOptions};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -405,4 +406,27 @@ fn those_who_look_do_not_keep_others_from_changing_it() {
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     assert_eq!(names(&region).len(), 20);
+}
+
+/// In a process of its own, which has little address space.
+#[test]
+fn a_segment_that_cannot_grow_stays_as_it_was() {
+    const CHILD: &str = "CALIBURN_PM_LITTLE_SPACE";
+    let this = "a_segment_that_cannot_grow_stays_as_it_was";
+    if let Some(path) = std::env::var_os(CHILD) {
+        let region = Region::open(Path::new(&path)).unwrap();
+        let limit = Rlimit { current: Some(700 * MB), maximum: Some(700 * MB) };
+        setrlimit(Resource::As, limit).unwrap();
+        let before = region.segment("one").unwrap();
+        let refused = text(region.resize("one", 800 * MB, |_| {}));
+        assert!(refused.contains("address space"), "{refused}");
+        assert_eq!(region.segment("one").unwrap(), before);
+        return;
+    }
+    let Made { region, path, _dir } = made(900 * MB);
+    plain(&region, "one", MB).unwrap();
+    drop(region);
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let child = child.args(["--exact", this, "--test-threads", "1"]).env(CHILD, &path).output().unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
 }

@@ -158,7 +158,22 @@ fn command() -> Command {
     }
 }
 
+/// Who reads no further, as `head` does, ends the command that prints: quietly, as by SIGPIPE.
+fn end_with_the_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if panic
+            .payload_as_str()
+            .is_some_and(|text| text.starts_with("failed printing to stdout: Broken pipe"))
+        {
+            std::process::exit(128 + 13);
+        }
+        usual(panic);
+    }));
+}
+
 fn main() -> ExitCode {
+    end_with_the_reader();
     let done = match command() {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::DemoWorker(arguments) => demo::work(&arguments),

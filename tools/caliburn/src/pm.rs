@@ -371,20 +371,20 @@ fn dump(segment: &Segment, to: &Path) -> Result<(), Failure> {
             Box::new(move |at, part| blocks.read_bytes(at, part))
         }
     };
+    let made = |error| format!("cannot write {}: {error}", to.display());
     let copy = |target: &mut dyn Write| -> Result<(), Failure> {
         let (bar, mut part) = (bar(info.len, "reading"), vec![0; PART]);
         for at in (0..info.len).step_by(PART) {
             let part = &mut part[..PART.min((info.len - at) as usize)];
             read(at, part)?;
-            target.write_all(part)?;
+            target.write_all(part).map_err(made)?;
             bar.inc(part.len() as u64);
         }
-        Ok(target.flush()?)
+        Ok(target.flush().map_err(made)?)
     };
     if to == Path::new("-") {
         return copy(&mut stdout().lock());
     }
-    let made = |error| format!("cannot write {}: {error}", to.display());
     let same = |path: &Path| std::fs::canonicalize(path).ok();
     if same(to).is_some() && same(to) == same(&segment.region) {
         return Err(format!("{} is the region itself", to.display()).into());
