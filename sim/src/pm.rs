@@ -165,6 +165,11 @@ fn life(machine: &Arc<PmMachine>, left: Option<&Known>, steps: &[Step], direct: 
     machine.mark(known.clone());
     machine.run(|| {
         let told = |error: caliburn_pm::Error| error.to_string();
+        if known.damaging.is_some() {
+            // A bit that was being flipped is flipped from now on, or is not: the next power cut changes it no more.
+            let forced = media.open(Path::new(PATH), true).and_then(|file| file.sync());
+            forced.map_err(|error| error.to_string())?;
+        }
         let region = Arc::new(match left {
             Some(_) => Region::open_on(&media, Path::new(PATH), true).map_err(told)?,
             None => {

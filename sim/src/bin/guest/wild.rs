@@ -12,8 +12,9 @@ use std::time::Duration;
 
 const THREADS: u64 = 2;
 const SIZE: usize = 4096;
-/// Wild stores of a life, and of how many one goes to the blocks' memory.
+/// Wild stores of a life: the first ones, and then one of so many, go to the blocks' memory.
 const STORES: u64 = 4000;
+const FIRST: u64 = 200;
 const SHARE: u64 = 8;
 /// Of the lanes the last write each may be undone, if it was damaged and the writer died (docs/pm.md).
 const LANES: usize = 8;
@@ -44,8 +45,7 @@ fn found(disk: &Blocks, block: u64) -> Option<u64> {
         Err(error) => wrong(format!("block {block}: {error}")),
         Ok(()) => {
             let number = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
-            let is_new = bytes.iter().all(|byte| *byte == 0);
-            if !is_new && bytes != content(block, number) {
+            if bytes != content(block, number) {
                 wrong(format!("block {block} is nothing that was written: {:?}", &bytes[..32]));
             }
             Some(number)
@@ -102,11 +102,7 @@ fn verify(disk: &Blocks, thread: u64, acknowledged: u64, tally: &mut Tally) -> u
                 wrong(format!("block {block} is of write {number} and must be of {due}, of {last}"))
             }
         }
-        if due > 0 {
-            disk.write(block, &content(block, due)).expect("it is mended");
-        } else {
-            disk.clear(block..block + 1).expect("it is mended");
-        }
+        disk.write(block, &content(block, due)).expect("it is mended");
     }
     undone.sort_unstable();
     undone.dedup();
@@ -147,6 +143,9 @@ fn store(ranges: &[(u64, u64)], random: u64) -> bool {
 /// `guest wild REGION MILLISECONDS ACKNOWLEDGED...` (of both threads).
 pub fn run(path: &Path, after: u64, acknowledged: [u64; THREADS as usize]) {
     let (_region, disk) = attached(path).expect("the region");
+    if acknowledged == [0; 2] {
+        (0..disk.len()).for_each(|block| disk.write(block, &content(block, 0)).expect("it is written"));
+    }
     let mut tally = Tally::default();
     let last: Vec<u64> =
         (0..).zip(acknowledged).map(|(thread, number)| verify(&disk, thread, number, &mut tally)).collect();
@@ -177,8 +176,9 @@ pub fn run(path: &Path, after: u64, acknowledged: [u64; THREADS as usize]) {
             let (blocks, system) = (memory("dax0.0"), memory("System RAM"));
             let seed = mix(last[0] ^ last[1] << 32);
             for i in 1..=STORES {
-                let done = store(if i.is_multiple_of(SHARE) { &blocks } else { &system }, mix(seed ^ i));
-                assert!(done || !i.is_multiple_of(SHARE), "the blocks' memory cannot be stored to");
+                let to_blocks = i <= FIRST || i.is_multiple_of(SHARE);
+                let done = store(if to_blocks { &blocks } else { &system }, mix(seed ^ i));
+                assert!(done || !to_blocks, "the blocks' memory cannot be stored to");
                 if i.is_multiple_of(100) {
                     say("guest: 100 wild stores\n".to_owned());
                 }
