@@ -381,6 +381,8 @@ enum End {
     Anyhow,
 }
 
+/// Longest that a machine goes on with memory that is not what it should be: one thread may hang, and others not.
+const WILD: Duration = Duration::from_secs(60);
 /// So long a machine says nothing that does not move.
 const SILENCE: Duration = Duration::from_secs(4);
 
@@ -427,7 +429,8 @@ fn watch(
         let Some(verified) = verified else { continue };
         let over = verified.elapsed() > Duration::from_millis(after);
         let silent = [End::KillWhenSilent, End::Anyhow].contains(&end) && heard.elapsed() > SILENCE;
-        if over && (end == End::Kill || silent) {
+        let long = end == End::Anyhow && verified.elapsed() > WILD;
+        if over && (end == End::Kill || silent || long) {
             return machine.kill().map_err(|e| e.to_string());
         }
     }
