@@ -5,10 +5,9 @@
 //! not wait for each other.
 
 use crate::persist::Flush;
-#[cfg(target_arch = "x86_64")]
-use crate::persist::stream;
-use crate::simulated;
 use crate::span;
+#[cfg(target_arch = "x86_64")]
+use crate::{persist::stream, simulated};
 
 /// What lengths are a multiple of: a line for each quarter.
 pub const SUMMED: usize = 4 * LINE;
