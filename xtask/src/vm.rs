@@ -60,12 +60,7 @@ pub fn run(rounds: &str, word: &str) -> Result<(), String> {
     initramfs(&kernel)?;
     let mut counts = [0u64; CRASHES.len()];
     let kinds: Vec<_> = KINDS.into_iter().filter(|(kind, ..)| kind.contains(word)).collect();
-    if !KINDS
-        .iter()
-        .map(|(kind, ..)| kind)
-        .chain(RESERVED.iter().map(|(kind, _)| kind))
-        .any(|kind| kind.contains(word))
-    {
+    if kinds.is_empty() && !RESERVED.iter().any(|(kind, _)| kind.contains(word)) {
         return Err(format!("no kind of machine has {word:?} in its name"));
     }
     for (i, (kind, store, ways, often)) in kinds.iter().copied().enumerate() {
@@ -84,7 +79,8 @@ pub fn run(rounds: &str, word: &str) -> Result<(), String> {
         }
         println!("{kind}: {} survived", counts_of(said.acknowledged));
         if said.stores > 0 {
-            println!("    {} wild stores, {} damaged blocks", said.stores, said.damaged);
+            let Said { stores, damaged, undone, .. } = said;
+            println!("    {stores} wild stores, {damaged} damaged blocks, {undone} writes undone");
         }
         if store == "wild" && lives > 0 && said.damaged == 0 {
             return Err(format!("{kind}: {} wild stores damaged nothing", said.stores));
@@ -442,9 +438,10 @@ fn watch(
 struct Said {
     /// By writer.
     acknowledged: [u64; WRITERS],
-    /// Wild stores, and blocks that were damaged afterwards.
+    /// Wild stores, and afterwards blocks that were damaged, and writes that were undone.
     stores: u64,
     damaged: u64,
+    undone: u64,
 }
 
 impl Said {
@@ -463,7 +460,10 @@ impl Said {
                 }
             }
             ["guest:", count, "wild", "stores", ..] => self.stores += number(count).unwrap_or(0),
-            ["guest:", count, "blocks", "were", "damaged,", ..] => self.damaged += number(count).unwrap_or(0),
+            ["guest:", damaged, "blocks", "were", "damaged,", undone, ..] => {
+                self.damaged += number(damaged).unwrap_or(0);
+                self.undone += number(undone).unwrap_or(0);
+            }
             _ => {}
         }
     }

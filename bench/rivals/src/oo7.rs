@@ -5,11 +5,12 @@
 
 use crate::records::Session;
 use crate::{Arguments, open};
-use caliburn::{Class, Guard, Mode, Policy, Region, Store, Tracking, Transaction};
+use caliburn::{Class, Guard, Mode, Policy, Region, Store, Tracking};
 use caliburn_bench::floor::Mapped;
 use caliburn_bench::oo7::database::{
     Assembly, Atomic, Composite, Connection, LEVELS, MODULE, Module, Ref, Shape,
 };
+use caliburn_bench::oo7::{bytes, fill};
 use caliburn_bench::report::{median, rounded};
 use caliburn_bench::restart::{self, die_with_parent};
 use caliburn_bench::target::{Failure, options};
@@ -185,7 +186,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             for (name, results) in names.iter().zip(&results) {
                 if results.iter().all(|result| result["refused"].is_null()) {
                     let dir = dir.path().join(name);
-                    check(name, &dir, shape, &mut model).map_err(|e| format!("{name}: {e}"))?;
+                    check(name, &dir, shape, &model).map_err(|e| format!("{name}: {e}"))?;
                 }
             }
         }
@@ -193,22 +194,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn bytes(data: &[u64]) -> &[u8] {
-    // SAFETY: whole words are bytes.
-    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len() * 8) }
-}
-
-fn store(dir: &Path) -> Result<(Store, Region), Failure> {
+fn store(dir: &Path, len: usize) -> Result<(Store, Region), Failure> {
     let mut options = options(1024, 8);
     options.policy(Policy::Shadow).tracking(Tracking::Fault).guard(Guard::Off);
     let store = options.open(dir.join("store"))?;
-    let region = match store.segment("data") {
-        Ok(segment) => segment.map_all()?,
-        Err(_) => {
-            let len = File::open(dir.join("len"))?.metadata()?.len();
-            store.create_segment("data", len)?.map_all()?
-        }
-    };
+    let region = store.segment_or_create("data", len as u64)?.map_all()?;
     Ok((store, region))
 }
 
@@ -217,13 +207,8 @@ fn make(name: &str, dir: &Path, shape: Shape, model: &[u64]) -> Result<(), Failu
     match name {
         MMAP => Ok(fs::write(dir.join("data"), data)?),
         CALIBURN => {
-            File::create(dir.join("len"))?.set_len(data.len() as u64)?;
-            let (store, region) = store(dir)?;
-            for (i, part) in data.chunks(1 << 20).enumerate() {
-                let mut tx = store.begin(Mode::Restore)?;
-                tx.write(&region, i << 20, part)?;
-                tx.commit(Class::Process)?;
-            }
+            let (store, region) = store(dir, data.len())?;
+            fill(&store, &region, data)?;
             drop(region);
             Ok(store.close()?)
         }
@@ -249,7 +234,7 @@ fn make(name: &str, dir: &Path, shape: Shape, model: &[u64]) -> Result<(), Failu
 }
 
 /// All objects are what the model says.
-fn check(name: &str, dir: &Path, shape: Shape, model: &mut [u64]) -> Result<(), Failure> {
+fn check(name: &str, dir: &Path, shape: Shape, model: &[u64]) -> Result<(), Failure> {
     let compare = |objects: &mut dyn Objects| {
         let mut found = vec![0; size_of::<Module>()];
         for (at, len) in shape.objects() {
@@ -262,7 +247,7 @@ fn check(name: &str, dir: &Path, shape: Shape, model: &mut [u64]) -> Result<(), 
     };
     match name {
         MMAP => compare(&mut Memory(Mapped::of(&opened(dir)?)?.base())),
-        CALIBURN => compare(&mut Memory(store(dir)?.1.as_ptr())),
+        CALIBURN => compare(&mut Memory(store(dir, model.len() * 8)?.1.as_ptr())),
         _ => {
             let (database, _) = open(name, &dir.join("database"), true, model.len() * 8)?;
             let mut session = database.session();
@@ -290,9 +275,7 @@ fn forget(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-type What<'n> = (&'n str, usize, bool);
-
-fn in_group((name, megabytes, changes): What<'_>, dir: &Path) -> Result<Value, Failure> {
+fn in_group((name, megabytes, changes): (&str, usize, bool), dir: &Path) -> Result<Value, Failure> {
     forget(dir)?;
     let group = Group::new("oo7", LIMIT_MB << 20)?;
     let mut child = Command::new(std::env::current_exe()?);
@@ -330,9 +313,9 @@ fn inside(arguments: &Arguments, group: &Path) -> Result<(), Failure> {
             (visited, begun.elapsed())
         }
         CALIBURN => {
-            let (store, region) = store(dir)?;
+            let (store, region) = store(dir, shape.bytes())?;
             let begun = Instant::now();
-            let tx: Transaction<'_> = store.begin(Mode::Restore)?;
+            let tx = store.begin(Mode::Restore)?;
             let visited = Visit::run(&mut Memory(region.as_ptr()), parts, changes)?;
             tx.commit(Class::Power)?;
             (visited, begun.elapsed())

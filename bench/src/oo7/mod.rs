@@ -188,7 +188,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn bytes(model: &[u64]) -> &[u8] {
+/// Words as bytes.
+pub fn bytes(model: &[u64]) -> &[u8] {
     // SAFETY: whole words are bytes.
     unsafe { std::slice::from_raw_parts(model.as_ptr().cast(), model.len() * 8) }
 }
@@ -201,13 +202,22 @@ fn make(arguments: &Arguments, system: System, dir: &Path, data: &[u8]) -> Resul
     };
     let store = with.prefetch(Prefetch::Asked).open(dir)?;
     let region = store.create_segment("data", data.len() as u64)?.map_all()?;
-    for (i, part) in data.chunks(1 << 20).enumerate() {
-        let mut tx = store.begin(Mode::NoRestore)?;
-        tx.write(&region, i << 20, part)?;
-        tx.commit(Class::Process)?;
-    }
+    fill(&store, &region, data)?;
     drop(region);
     Ok(store.close()?)
+}
+
+/// Stores a database in a region.
+///
+/// # Errors
+/// When the store fails.
+pub fn fill(store: &Store, region: &Region, data: &[u8]) -> Result<(), Failure> {
+    for (i, part) in data.chunks(1 << 20).enumerate() {
+        let mut tx = store.begin(Mode::NoRestore)?;
+        tx.write(region, i << 20, part)?;
+        tx.commit(Class::Process)?;
+    }
+    Ok(())
 }
 
 /// What is there is what the model says.

@@ -5,7 +5,7 @@ use crate::files::{self, FileMedium, Files, HUGETLBFS};
 use crate::map::Reservation;
 use crate::medium::{Media, Medium, Replaced, Rules};
 use crate::names;
-use crate::persist::{Flush, Memory, Survives, bus};
+use crate::persist::{Memory, Survives};
 use crate::span;
 use rustix::fs::{FileType, fstat, fstatfs};
 use std::fs::{self, File};
@@ -85,17 +85,14 @@ impl MappedMedium {
         // Kernels before 5.10 do not say.
         let can_be = |grain: &u64| grain.is_power_of_two() && *grain >= crate::page_size() as u64;
         let grain = number("align").filter(can_be).unwrap_or(2 << 20);
-        let bus = bus(&device, 0);
-        // Of an unknown bus, too: nothing is known to lie between.
-        let flush = if bus.caches { Flush::Fence } else { Flush::of_this_processor() };
-        Ok(Some((Kind::Device { len, grain }, Memory { survives: bus.survives, sync: false, flush })))
+        Ok(Some((Kind::Device { len, grain }, Memory::of_device(&device))))
     }
 
-    /// Has a file on hugetlbfs have pages for so many bytes, also where there are holes: what cannot be had is an
-    /// error here, and would be a signal later.
-    fn allocate(&self, len: u64) -> io::Result<()> {
+    /// Has a file on hugetlbfs have pages for a part: what cannot be had is an error here, and would be a signal
+    /// later.
+    fn allocate(&self, from: u64, len: u64) -> io::Result<()> {
         let now = self.file.metadata()?.len();
-        let Err(errno) = files::allocate(&self.file, 0, len) else { return Ok(()) };
+        let Err(errno) = files::allocate(&self.file, from, len) else { return Ok(()) };
         // Lengths are whole pages.
         let _ = self.file.set_len(now.next_multiple_of(self.grain() as u64));
         if errno == rustix::io::Errno::NOSPC {
@@ -165,17 +162,19 @@ unsafe impl Medium for MappedMedium {
                 let text = format!("the device holds {there} bytes and {len} are needed");
                 Err(io::Error::new(io::ErrorKind::StorageFull, text))
             }
-            Kind::Huge { grain } if len > self.len()? => {
-                self.allocate(len.checked_next_multiple_of(grain).ok_or(io::ErrorKind::InvalidInput)?)
+            Kind::Device { .. } => Ok(()),
+            Kind::Huge { grain } => {
+                let len = len.checked_next_multiple_of(grain).ok_or(io::ErrorKind::InvalidInput)?;
+                let now = self.len()?;
+                if len > now { self.allocate(now, len - now) } else { Ok(()) }
             }
-            _ => Ok(()),
         }
     }
 
     fn fill_holes(&self) -> io::Result<()> {
         match self.kind {
             Kind::Device { .. } => Ok(()),
-            Kind::Huge { .. } => self.allocate(self.len()?),
+            Kind::Huge { .. } => self.allocate(0, self.len()?),
         }
     }
 

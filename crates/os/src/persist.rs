@@ -62,10 +62,15 @@ impl Memory {
         }
         let device = metadata.dev();
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        let bus = bus(Path::new(&format!("/sys/dev/block/{major}:{minor}")), 0);
+        Memory { sync: true, ..Memory::of_device(Path::new(&format!("/sys/dev/block/{major}:{minor}"))) }
+    }
+
+    /// Asks it about a device, by its folder below `/sys/dev`.
+    pub(crate) fn of_device(device: &Path) -> Memory {
+        let bus = bus(device, 0);
         let flush = if bus.caches { Flush::Fence } else { Flush::of_this_processor() };
         // Of an unknown bus, too: somebody may know what the device survives.
-        Memory { survives: bus.survives, sync: true, flush }
+        Memory { survives: bus.survives, sync: false, flush }
     }
 
     /// The weaker of two: what both survive, reached in a way that is right for both.
@@ -87,14 +92,14 @@ fn maps_synchronously(file: &File) -> bool {
 }
 
 /// What is known of a device.
-pub(crate) struct Bus {
-    pub survives: Survives,
+struct Bus {
+    survives: Survives,
     /// The processor's caches survive with it.
-    pub caches: bool,
+    caches: bool,
 }
 
 /// Looks for the bus of persistent memory that a device is on, or those below it are.
-pub(crate) fn bus(device: &Path, depth: usize) -> Bus {
+fn bus(device: &Path, depth: usize) -> Bus {
     let unknown = Bus { survives: Survives::Process, caches: false };
     let Ok(device) = fs::canonicalize(device) else { return unknown };
     let slaves: Vec<PathBuf> = fs::read_dir(device.join("slaves"))

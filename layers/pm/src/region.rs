@@ -61,13 +61,14 @@ impl Region {
             Some(medium) => (false, medium),
             None => (true, media.create(path).map_err(fail("create"))?),
         };
+        // Which memory it is, is known when it is open.
         let unit = options.unit.unwrap_or(unit.max(grain_of(&*medium)));
         check_region(len, unit)?;
         check_grain(&*medium, unit)?;
         // Who else makes one there has looked before, or sees it.
         let _alone = Claims::of(path, medium.clone()).alone()?;
         check_empty(&*medium, options.force)?;
-        medium.set_len(len).and_then(|()| medium.fill_holes()).map_err(fail("make room in"))?;
+        make_room(&*medium, len)?;
         // Before the base says how long it is.
         medium.sync().map_err(fail("force"))?;
         if is_new {
@@ -169,16 +170,21 @@ impl Region {
         Ok(done)
     }
 
-    /// What a crash has left: copies that differ, segments that were being made.
+    /// What a crash has left: copies that differ, segments that were being made, or getting longer.
     fn tidy(&self) -> Result<()> {
         let copies = self.copies();
         let _alone = self.claims.base_to_change()?;
         let Found { mut base, damage } = copies.read(&self.path)?;
         let left = |s: &SegmentState| s.flags & MAKING != 0 && self.claims.is_free(s.id);
         let gone: Vec<u64> = base.segments.iter().filter(|s| left(s)).map(|s| s.id).collect();
-        if gone.is_empty() && damage == [None, None] {
+        let grew = |s: &SegmentState| {
+            unless("killed-growth-kept", space::has_surplus(&base, s)) && self.claims.is_free(s.id)
+        };
+        let grew: Vec<u64> = base.segments.iter().filter(|s| grew(s)).map(|s| s.id).collect();
+        if gone.is_empty() && grew.is_empty() && damage == [None, None] {
             return Ok(());
         }
+        grew.into_iter().for_each(|id| space::take_back_surplus(&mut base, id));
         base.segments.retain(|s| !gone.contains(&s.id));
         base.extents.retain(|e| !gone.contains(&e.segment));
         base.sequence += 1;
@@ -327,7 +333,6 @@ impl Region {
     /// Gives a plain segment that nobody has attached another length; what comes is zeros.
     pub fn resize(&self, name: &str, len: u64, mut each: impl FnMut(u64)) -> Result<()> {
         check_len(len, 0, len)?;
-        let unit = u64::from(self.base()?.unit);
         let (claim, segment) = self.attachable(name, false)?;
         if segment.kind != PLAIN {
             let why = "blocks stay as many as they are: make a new segment, and copy them".to_owned();
@@ -340,13 +345,15 @@ impl Region {
         self.check_address((segment.address != 0).then_some(segment.address), len, true)?;
         if len > segment.len {
             // What is behind its end may be anything; and what comes is its own before it is part of it.
-            self.change(|base| space::give(base, segment.id, DATA, more(base, &segment, len)))?;
+            self.change(|base| {
+                space::give(base, segment.id, DATA, len.saturating_sub(space::data_bytes(base, segment.id)))
+            })?;
             if unless("grown-segment-not-cleared", true)
                 && let Err(error) = self.clear(&segment, DATA, segment.len..len, &mut each)
             {
                 if unless("failed-growth-kept", true) {
                     self.change(|base| {
-                        space::take_back(base, segment.id, DATA, segment.len);
+                        space::take_back_surplus(base, segment.id);
                         Ok(())
                     })?;
                 }
@@ -355,7 +362,7 @@ impl Region {
         }
         self.change(|base| {
             base.find_mut(segment.id).expect("it is claimed here").len = len;
-            space::take_back(base, segment.id, DATA, len.next_multiple_of(unit));
+            space::take_back_surplus(base, segment.id);
             Ok(())
         })?;
         drop(claim);
@@ -406,10 +413,7 @@ impl Region {
         }
         self.change(|base| {
             // Of several that do this one at a time: if it fails, the file is as long as it was.
-            let medium = &self.source.medium;
-            // One that was ended in the middle of it has left a file that is long, and has holes.
-            let made = medium.set_len(len).and_then(|()| medium.fill_holes());
-            made.map_err(|source| medium_error("make room in", &self.path, source))?;
+            make_room(&*self.source.medium, len)?;
             self.source.force()?;
             base.len = base.len.max(len);
             Ok(())
@@ -489,12 +493,6 @@ fn remove(base: &mut Base, id: u64) {
     base.extents.retain(|extent| extent.segment != id);
 }
 
-/// Bytes that a segment needs beyond what it has.
-fn more(base: &Base, segment: &SegmentState, len: u64) -> u64 {
-    let has: u64 = base.bytes_of(segment.id, DATA).iter().map(|part| part.end - part.start).sum();
-    len.saturating_sub(has)
-}
-
 pub(crate) fn protected(name: &str) -> Error {
     let why = "is protected: `caliburn pm protect --off` lets it be written to again".to_owned();
     Error::Permission { name: name.to_owned(), why }
@@ -542,6 +540,13 @@ fn check_empty(medium: &dyn Medium, force: bool) -> Result<()> {
         at = from + part.len() as u64;
     }
     Ok(())
+}
+
+/// Who was killed in the middle of this, or somebody else, may have left a file that is long and has holes.
+fn make_room(medium: &dyn Medium, len: u64) -> Result<()> {
+    let fill = || if unless("holes-stay", true) { medium.fill_holes() } else { Ok(()) };
+    let made = medium.set_len(len).and_then(|()| fill());
+    made.map_err(|source| medium_error("make room in", medium.path(), source))
 }
 
 /// Bytes of the least unit that can be mapped by itself.

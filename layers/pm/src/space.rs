@@ -1,8 +1,8 @@
 //! Room in a region: which units are nobody's.
 
-use crate::base::{Base, Extent};
+use crate::base::{Base, Extent, SegmentState};
 use crate::error::{Error, Result};
-use crate::format::EXTENTS;
+use crate::format::{DATA, EXTENTS, PLAIN};
 use std::ops::Range;
 
 /// Stretches of units that are nobody's.
@@ -66,11 +66,22 @@ pub(crate) fn give(base: &mut Base, segment: u64, part: u32, bytes: u64) -> Resu
     Ok(())
 }
 
-/// Takes from a part of a segment what lies beyond so many bytes.
-pub(crate) fn take_back(base: &mut Base, segment: u64, part: u32, bytes: u64) {
-    let mut keep = bytes.div_ceil(u64::from(base.unit));
+/// Bytes that a segment has for its data.
+pub(crate) fn data_bytes(base: &Base, id: u64) -> u64 {
+    base.bytes_of(id, DATA).iter().map(|part| part.end - part.start).sum()
+}
+
+/// Whether a plain segment has units beyond its end.
+pub(crate) fn has_surplus(base: &Base, segment: &SegmentState) -> bool {
+    segment.kind == PLAIN && data_bytes(base, segment.id) > segment.len.next_multiple_of(base.unit.into())
+}
+
+/// Takes from a plain segment what lies beyond its end.
+pub(crate) fn take_back_surplus(base: &mut Base, id: u64) {
+    let len = base.find_mut(id).expect("it is claimed, or nobody's").len;
+    let mut keep = len.div_ceil(u64::from(base.unit));
     base.extents.retain_mut(|extent| {
-        if extent.segment != segment || extent.part != part {
+        if extent.segment != id || extent.part != DATA {
             return true;
         }
         extent.units = u64::from(extent.units).min(keep) as u32;

@@ -48,6 +48,37 @@ fn create(path: &Path, len: u64, unit: Option<u32>) -> Result<Region, Error> {
     Region::create(path, &RegionOptions { len: Some(len), unit, ..RegionOptions::default() })
 }
 
+/// A file that is long and has holes, as a kill in the middle of growing leaves it, gets its pages, or is no region.
+fn holes(dir: &Path) {
+    let sparse = &dir.join("sparse");
+    fs::File::create(sparse).unwrap().set_len(16 * HUGE).unwrap();
+    let full = Region::create(sparse, &RegionOptions::default()).unwrap_err().to_string();
+    assert!(full.contains("too few huge pages"), "{full}");
+    fs::File::options().write(true).open(sparse).unwrap().set_len(2 * HUGE).unwrap();
+    let three = RegionOptions { len: Some(3 * HUGE), ..RegionOptions::default() };
+    let small = Region::create(sparse, &three).map(drop);
+    assert!(small.is_ok(), "{small:?}");
+    assert!(fs::metadata(sparse).unwrap().blocks() * 512 >= 3 * HUGE);
+    let small = Region::open(sparse).unwrap();
+    fs::File::options().write(true).open(sparse).unwrap().set_len(16 * HUGE).unwrap();
+    let full = small.grow(16 * HUGE).unwrap_err().to_string();
+    assert!(full.contains("too few huge pages"), "{full}");
+    assert_eq!(small.info().unwrap().len, 3 * HUGE);
+    drop(small);
+    fs::remove_file(sparse).unwrap();
+    // One that ends within a page, which cannot be touched there.
+    let odd = fs::File::create(sparse).unwrap();
+    rustix::fs::fallocate(&odd, rustix::fs::FallocateFlags::empty(), 0, 2 * HUGE + 100).unwrap();
+    assert_eq!(MappedFiles.open(sparse, true).unwrap().len().unwrap(), 2 * HUGE);
+    let refused = Region::create(sparse, &RegionOptions { len: Some(1 << 40), ..RegionOptions::default() });
+    assert!(refused.is_err());
+    assert_eq!(fs::metadata(sparse).unwrap().len(), 3 * HUGE, "what could be had is given back");
+    fs::remove_file(sparse).unwrap();
+    // Nor are other kinds of files memory because they are there.
+    let error = MappedFiles.open(dir, false).unwrap_err();
+    assert!(error.to_string().contains("neither a regular file"), "{error}");
+}
+
 #[test]
 fn a_region_in_huge_pages_is_one() {
     let Some(huge) = Huge::mount() else {
@@ -94,29 +125,7 @@ fn a_region_in_huge_pages_is_one() {
     region.shrink(19 * HUGE).unwrap();
     drop((disk, region));
 
-    // A file that is long and has holes, as a kill in the middle of growing leaves it, gets its pages, or none is
-    // made.
-    let sparse = &huge.dir.path().join("sparse");
-    fs::File::create(sparse).unwrap().set_len(16 * HUGE).unwrap();
-    let full = Region::create(sparse, &RegionOptions::default()).unwrap_err().to_string();
-    assert!(full.contains("too few huge pages"), "{full}");
-    fs::File::options().write(true).open(sparse).unwrap().set_len(2 * HUGE).unwrap();
-    let three = RegionOptions { len: Some(3 * HUGE), ..RegionOptions::default() };
-    let small = Region::create(sparse, &three).map(drop);
-    assert!(small.is_ok(), "{small:?}");
-    assert!(fs::metadata(sparse).unwrap().blocks() * 512 >= 3 * HUGE);
-    fs::remove_file(sparse).unwrap();
-    // One that ends within a page, which cannot be touched there.
-    let odd = fs::File::create(sparse).unwrap();
-    rustix::fs::fallocate(&odd, rustix::fs::FallocateFlags::empty(), 0, 2 * HUGE + 100).unwrap();
-    assert_eq!(MappedFiles.open(sparse, true).unwrap().len().unwrap(), 2 * HUGE);
-    let refused = Region::create(sparse, &RegionOptions { len: Some(1 << 40), ..RegionOptions::default() });
-    assert!(refused.is_err());
-    assert_eq!(fs::metadata(sparse).unwrap().len(), 3 * HUGE, "what could be had is given back");
-    fs::remove_file(sparse).unwrap();
-    // Nor are other kinds of files memory because they are there.
-    let error = MappedFiles.open(huge.dir.path(), false).unwrap_err();
-    assert!(error.to_string().contains("neither a regular file"), "{error}");
+    holes(huge.dir.path());
 
     // What another program finds there, with a copy of the base that is damaged.
     let medium = MappedFiles.open(path, true).unwrap();

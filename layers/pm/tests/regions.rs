@@ -3,7 +3,8 @@
 use caliburn_pm::{Error, Kind, Region, RegionOptions, Result, SegmentKind, SegmentOptions};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -408,11 +409,17 @@ fn those_who_look_do_not_keep_others_from_changing_it() {
     assert_eq!(names(&region).len(), 20);
 }
 
-/// In a process of its own, which has little address space.
+/// Runs one of these tests again, in a process of its own that is told of a region.
+fn again(test: &str, path: &Path) -> std::process::Output {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--test-threads", "1", "--nocapture"]).env(CHILD, path).output().unwrap()
+}
+
+const CHILD: &str = "CALIBURN_PM_REGION";
+
+/// In a process that has little address space.
 #[test]
 fn a_segment_that_cannot_grow_stays_as_it_was() {
-    const CHILD: &str = "CALIBURN_PM_LITTLE_SPACE";
-    let this = "a_segment_that_cannot_grow_stays_as_it_was";
     if let Some(path) = std::env::var_os(CHILD) {
         let region = Region::open(Path::new(&path)).unwrap();
         let limit = Rlimit { current: Some(700 * MB), maximum: Some(700 * MB) };
@@ -426,7 +433,47 @@ fn a_segment_that_cannot_grow_stays_as_it_was() {
     let Made { region, path, _dir } = made(900 * MB);
     plain(&region, "one", MB).unwrap();
     drop(region);
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    let child = child.args(["--exact", this, "--test-threads", "1"]).env(CHILD, &path).output().unwrap();
+    let child = again("a_segment_that_cannot_grow_stays_as_it_was", &path);
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+}
+
+/// Nor one whose process is killed while it clears what has come; while it does, nobody takes that.
+#[test]
+fn a_segment_that_was_growing_when_its_process_was_killed_is_as_it_was() {
+    if let Some(path) = std::env::var_os(CHILD) {
+        let region = Region::open(Path::new(&path)).unwrap();
+        let before = region.segment("one").unwrap().taken;
+        region
+            .resize("one", 4 * MB, |_| {
+                let other = Region::open(Path::new(&path)).unwrap();
+                assert!(other.segment("one").unwrap().taken > before, "it is in use");
+                std::process::abort();
+            })
+            .unwrap();
+    }
+    let Made { region, path, _dir } = made(8 * MB);
+    plain(&region, "one", 100_000).unwrap();
+    let before = region.segment("one").unwrap();
+    let free = region.info().unwrap().free;
+    drop(region);
+    let child = again("a_segment_that_was_growing_when_its_process_was_killed_is_as_it_was", &path);
+    assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{}", String::from_utf8_lossy(&child.stdout));
+    let taken = |region: Region| (region.segment("one").unwrap(), region.info().unwrap().free);
+    assert!(taken(Region::open_to_read(&path).unwrap()).1 < free, "it was killed in the middle");
+    assert_eq!(taken(Region::open(&path).unwrap()), (before, free));
+}
+
+#[test]
+fn what_a_region_counts_on_is_no_hole() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("region");
+    let has = |len: u64| std::fs::metadata(&path).unwrap().blocks() * 512 >= len;
+    File::create(&path).unwrap().set_len(4 * MB).unwrap();
+    let region = Region::create(&path, &RegionOptions::default()).unwrap();
+    assert!(has(4 * MB));
+    // As a kill in the middle of growing may leave it.
+    File::options().write(true).open(&path).unwrap().set_len(8 * MB).unwrap();
+    assert!(!has(8 * MB));
+    region.grow(8 * MB).unwrap();
+    assert!(has(8 * MB));
 }

@@ -162,6 +162,19 @@ struct Known {
     begun: u64,
 }
 
+/// As `head` does.
+#[test]
+fn who_reads_no_further_ends_it_quietly() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = dir.path().join("region").to_str().unwrap().to_owned();
+    done(&["create", &region, "--bytes", "4M"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_caliburn"));
+    let ended = command.args(["pm", "list", &region]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!((ended.status.code(), &*String::from_utf8_lossy(&ended.stderr)), (Some(141), ""));
+}
+
 fn content(number: u64, block: usize) -> Vec<u8> {
     if number == 0 { vec![0; BLOCK] } else { (number << 8 | block as u64).to_le_bytes().repeat(BLOCK / 8) }
 }

@@ -107,8 +107,11 @@ fn verify(disk: &Blocks, thread: u64, acknowledged: u64, tally: &mut Tally) -> u
     undone.sort_unstable();
     undone.dedup();
     tally.undone += undone.len();
-    if undone.len() > LANES {
-        wrong(format!("writes {undone:?} of thread {thread}, up to {last}, are undone"));
+    if tally.undone > LANES {
+        wrong(format!(
+            "writes {undone:?} of thread {thread}, up to {last}, are undone, {} in all",
+            tally.undone
+        ));
     }
     last
 }
