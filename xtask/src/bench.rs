@@ -179,7 +179,6 @@ pub fn smoke(with_rivals: bool) -> Result<(), String> {
         "dumps",
         "nest",
         "camelot",
-        "oo7 --data-mb 8 --only LMDB,SQLite",
         "camelot-tables",
         "locks",
         "persistent --sizes 8,4096",
