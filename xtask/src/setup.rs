@@ -24,7 +24,7 @@ pub enum Part {
 
 /// A Debian package, by what shows that it is there: a command, or a file if it begins with `/`, with `*` for
 /// any name.
-const WANTED: [(&str, &str, Part); 27] = [
+const WANTED: [(&str, &str, Part); 28] = [
     ("c++", "g++", Part::C),
     ("ld", "binutils", Part::C),
     ("valgrind", "valgrind", Part::C),
@@ -52,6 +52,7 @@ const WANTED: [(&str, &str, Part); 27] = [
     ("mkfs.xfs", "xfsprogs", Part::FileSystems),
     ("mkfs.ext4", "e2fsprogs", Part::FileSystems),
     ("strace", "strace", Part::FileSystems),
+    ("bindfs", "bindfs", Part::FileSystems),
 ];
 
 /// What is not there.

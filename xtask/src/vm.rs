@@ -47,6 +47,8 @@ const KINDS: [(&str, &str, &str, u64); 9] = [
 /// What is kept in memory that outlives a warm start.
 const RESERVED: [(&str, &str); 2] =
     [("undo in reserved memory", "os"), ("ext4 on a disk of blocks in reserved memory", "warm")];
+/// A machine that does not crash: its processor has protection keys.
+const KEYS: &str = "tests of protection keys";
 /// Who says what was acknowledged: two threads with a store, a database, a tree of files.
 const WRITERS: usize = 4;
 /// Seconds from its start after which the failing disk refuses writes: opened by then, with commits going on.
@@ -60,7 +62,7 @@ pub fn run(rounds: &str, word: &str) -> Result<(), String> {
     initramfs(&kernel)?;
     let mut counts = [0u64; CRASHES.len()];
     let kinds: Vec<_> = KINDS.into_iter().filter(|(kind, ..)| kind.contains(word)).collect();
-    if kinds.is_empty() && !RESERVED.iter().any(|(kind, _)| kind.contains(word)) {
+    if kinds.is_empty() && !RESERVED.iter().any(|(kind, _)| kind.contains(word)) && !KEYS.contains(word) {
         return Err(format!("no kind of machine has {word:?} in its name"));
     }
     for (i, (kind, store, ways, often)) in kinds.iter().copied().enumerate() {
@@ -90,8 +92,11 @@ pub fn run(rounds: &str, word: &str) -> Result<(), String> {
         let (starts, there) = warm_starts(&kernel, (kind, store), rounds.div_ceil(2))?;
         println!("{kind}: {} survived {starts} warm starts", counts_of(there));
     }
-    for ((name, _), count) in CRASHES.iter().zip(counts) {
+    for ((name, _), count) in CRASHES.iter().zip(counts).filter(|(_, count)| *count > 0) {
         println!("{count} times {name}");
+    }
+    if KEYS.contains(word) {
+        tests_of_keys(&kernel)?;
     }
     println!("every acknowledged commit was there, {:.0} s", start.elapsed().as_secs_f64());
     if word.is_empty() { writes::run(rounds as usize * 20) } else { Ok(()) }
@@ -101,6 +106,14 @@ fn counts_of([a, b, rows, files]: [u64; WRITERS]) -> String {
     format!("{} commits, {rows} rows and {files} files", a + b)
 }
 
+/// Runs tests that need protection keys, in a machine that has them.
+fn tests_of_keys(kernel: &Kernel) -> Result<(), String> {
+    new_media()?;
+    ended(start(kernel, "-", "keys,-,0,0,0,0,0", None)?)?;
+    println!("{KEYS}: passed");
+    Ok(())
+}
+
 /// A machine that logs the writes to its disk while commits go on for a moment.
 pub fn log_writes(log: &str) -> Result<(), String> {
     let _ = fs::remove_file(log);
@@ -108,7 +121,11 @@ pub fn log_writes(log: &str) -> Result<(), String> {
     file.set_len(512 << 20).map_err(|e| format!("{log}: {e}"))?;
     new_media()?;
     fs::copy(format!("{FOLDER}/disk"), writes::BASE).map_err(|e| format!("{}: {e}", writes::BASE))?;
-    let mut machine = start(&kernel()?, "-", "-,w,2500,0,0,0,0", Some(log))?;
+    ended(start(&kernel()?, "-", "-,w,2500,0,0,0,0", Some(log))?)
+}
+
+/// Waits for a machine that ends by itself, well.
+fn ended(mut machine: Child) -> Result<(), String> {
     let lines = console(&mut machine)?;
     let mut said = String::new();
     let begun = Instant::now();
@@ -122,7 +139,11 @@ pub fn log_writes(log: &str) -> Result<(), String> {
     }
     let _ = machine.kill();
     let _ = machine.wait();
-    if said.contains("guest: ended 0") { Ok(()) } else { Err(format!("the logging machine: {said}")) }
+    if said.contains("guest: ended 0") {
+        Ok(())
+    } else {
+        Err(format!("a machine that should end well: {said}"))
+    }
 }
 
 /// Where the program is that runs in the machines.
@@ -174,20 +195,22 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
         let what = what.to_owned();
         move |e: std::io::Error| format!("{what}: {e}")
     };
-    let mut build = Command::new("cargo");
-    build.args(["build", "--release", "--quiet", "-p", "caliburn-sim", "--bin", "guest", "--target", TARGET]);
-    build.args(["--target-dir", "target/guest"]).env("RUSTFLAGS", "-C target-feature=+crt-static");
-    if !build.status().map_err(io("cargo"))?.success() {
-        return Err("the guest's program does not build".into());
-    }
+    static_build("build --quiet -p caliburn-sim --bin guest")?;
+    let built =
+        static_build("test --quiet --no-run -p caliburn --test guard --test keys --message-format json")?;
     let root = Path::new(FOLDER).join("root");
     let _ = fs::remove_dir_all(&root);
-    for folder in ["proc", "sys", "dev", "mnt", "bin", "modules"] {
+    for folder in ["proc", "sys", "dev", "mnt", "bin", "tests", "modules"] {
         fs::create_dir_all(root.join(folder)).map_err(io(folder))?;
     }
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
     fs::copy(busybox.ok_or("install busybox-static")?, root.join("bin/busybox")).map_err(io("busybox"))?;
     fs::copy(guest(), root.join("bin/guest")).map_err(io("guest"))?;
+    let tests = built.split("\"executable\":\"").skip(1).filter_map(|rest| rest.split('"').next());
+    for path in tests {
+        let name = path.rsplit('/').next().and_then(|name| name.split('-').next()).unwrap_or(path);
+        fs::copy(path, root.join("tests").join(name)).map_err(io(path))?;
+    }
     for program in ["dmsetup", "mkfs.ext4", "e2fsck", "mkfs.xfs", "xfs_repair", "sqlite3"] {
         let places = ["/sbin", "/usr/sbin", "/usr/bin"].map(|folder| format!("{folder}/{program}"));
         let place = places.iter().find(|place| Path::new(place).exists());
@@ -215,6 +238,18 @@ fn initramfs(kernel: &Kernel) -> Result<(), String> {
         root.display()
     );
     output("sh", &["-c", &pack]).map(drop)
+}
+
+/// Builds what runs without libraries; returns what Cargo says of it.
+fn static_build(line: &str) -> Result<String, String> {
+    let mut build =
+        crate::command(&format!("cargo {line} --release --target {TARGET} --target-dir target/guest"));
+    build.env("RUSTFLAGS", "-C target-feature=+crt-static").stderr(Stdio::inherit());
+    let output = build.output().map_err(|e| format!("cargo: {e}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err("what runs in the machines does not build".into()),
+    }
 }
 
 /// The module that has the kernel fail.

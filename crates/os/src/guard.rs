@@ -34,7 +34,6 @@ pub unsafe fn protect(start: *mut u8, len: usize, write: bool) -> io::Result<()>
 /// The process's key, if processor and kernel have them. The calling thread may not store to what carries it, nor
 /// may threads that it starts from now on; older threads may not even read it.
 pub fn key() -> Option<u32> {
-    static KEY: OnceLock<Option<u32>> = OnceLock::new();
     *KEY.get_or_init(|| {
         const DISABLE_WRITE: libc::c_ulong = 2;
         // SAFETY: takes two integers; a failure allocates nothing.
@@ -42,6 +41,8 @@ pub fn key() -> Option<u32> {
         u32::try_from(key).ok().filter(|_| cfg!(target_arch = "x86_64"))
     })
 }
+
+static KEY: OnceLock<Option<u32>> = OnceLock::new();
 
 /// Gives whole mapped pages the process's key.
 ///
@@ -256,10 +257,13 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     // SAFETY: the kernel hands over a valid structure, with an address for this signal.
     let (address, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
     const ACCESS: libc::c_int = 2;
-    const KEY: libc::c_int = 4;
+    const KEY_CODE: libc::c_int = 4;
+    let ours = || KEY.get().copied().flatten();
     let (stored, gone) = match signal {
         libc::SIGBUS => (false, code == libc::BUS_ADRERR),
-        _ => (code == ACCESS || code == KEY, false),
+        // A key of the program's own is its own handler's business.
+        // SAFETY: as above, and with this code there is a key.
+        _ => (code == ACCESS || code == KEY_CODE && ours() == Some(unsafe { key_of(info) }), false),
     };
     if signal == libc::SIGSEGV
         && code == ACCESS
@@ -289,6 +293,17 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     HANDED_ON.set(if nested { (0, 0) } else { (about, here) });
     hand_on(later.filter(|_| !nested).unwrap_or(&before[number]), signal, info, context);
     HANDED_ON.set((0, 0));
+}
+
+/// The protection key that forbids, which `libc` has no name for.
+///
+/// # Safety
+/// It must be what the kernel says of a fault that a key has caused.
+unsafe fn key_of(info: *const libc::siginfo_t) -> u32 {
+    // Behind three numbers, the address, and room as an address is aligned.
+    const KEY: usize = 16 + 2 * size_of::<usize>();
+    // SAFETY: within the structure, in the caller's word.
+    unsafe { info.cast::<u8>().add(KEY).cast::<u32>().read() }
 }
 
 /// Whether the fault is that of a store. None: that of a jump to what is no code.

@@ -139,7 +139,7 @@ impl Reservation {
     /// persistent memory itself, whose place in the file is durable before the first store.
     ///
     /// # Errors
-    /// `Unsupported` where `sync` cannot be had.
+    /// `Unsupported` where `sync` cannot be had, or nothing be mapped shared.
     ///
     /// # Safety
     /// As for [`Reservation::map_private`].
@@ -156,6 +156,10 @@ impl Reservation {
         unsafe { self.map(at, len, fd, offset, kind, true) }.map_err(|error| {
             if sync && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 let text = "the file system or its device refuses MAP_SYNC: mount it with -o dax on persistent memory";
+                return io::Error::new(io::ErrorKind::Unsupported, text);
+            }
+            if error.raw_os_error() == Some(libc::ENODEV) {
+                let text = "the file system maps no files shared, as some of FUSE and of networks do not: keep the store on another one, such as ext4, XFS, btrfs or tmpfs";
                 return io::Error::new(io::ErrorKind::Unsupported, text);
             }
             error
