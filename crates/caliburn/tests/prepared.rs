@@ -424,3 +424,43 @@ fn threads_prepare_and_decide_while_the_store_is_dumped() {
         }
     }
 }
+
+/// What recovery found is brought to what is mapped; what is being unmapped stays until it was.
+#[test]
+fn a_region_is_not_unmapped_while_a_decision_is_brought_to_it() {
+    const RANGES: usize = 4000;
+    for policy in POLICIES {
+        let dir = tempfile::tempdir().unwrap();
+        let (live, path) = (dir.path().join("live"), dir.path().join("s"));
+        let store = open(&live, policy);
+        let memory = region(&store);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        (0..RANGES).for_each(|i| tx.store(&memory, i * 256, &(i as u64 + 1)).unwrap());
+        tx.prepare(b"g").unwrap();
+        copy_store(&live, &path);
+        let there =
+            |memory: &caliburn::Region| (0..RANGES).all(|i| memory.load::<u64>(i * 256) == i as u64 + 1);
+        for round in 0..24 {
+            let copy = dir.path().join("c");
+            copy_store(&path, &copy);
+            let store = open(&copy, policy);
+            let memory = region(&store);
+            // So that there is something to be written before it goes.
+            put(&store, &memory, 128, 1, Class::Process);
+            let ready = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    ready.wait();
+                    store.commit_prepared(b"g").unwrap();
+                });
+                ready.wait();
+                (0..round * 400).for_each(|_| std::hint::spin_loop());
+                memory.unmap().unwrap();
+            });
+            assert!(there(&region(&store)), "{policy:?}, round {round}");
+            store.close().unwrap();
+            assert!(there(&region(&open(&copy, policy))), "{policy:?}, round {round}");
+            std::fs::remove_dir_all(&copy).unwrap();
+        }
+    }
+}

@@ -336,6 +336,8 @@ impl Shared {
     /// reference to the state does; or it is `left` to the program: writable, whatever guarded it, and touched
     /// by nobody else any more.
     pub fn unmap(&self, region: &Arc<RegionState>, left: bool) -> Result<(), MapError> {
+        // What recovery found undecided may be about to be brought to what is mapped.
+        let _mapping = unless("unmapped-while-brought", true).then(|| self.storage.lock_mapping());
         self.check_undeclared(region)?;
         let closed = self.storage.gate.load(Ordering::SeqCst) & (gate::CLOSED | gate::READ_ONLY) != 0;
         if unless("unmapped-unwritten", !closed) {
@@ -347,6 +349,7 @@ impl Shared {
 
     /// Lets a region of a failed store go, whose segment cannot be brought up to date: the log has what it lacks.
     pub fn forget_failed(&self, region: &Arc<RegionState>, left: bool) -> Result<(), MapError> {
+        let _mapping = self.storage.lock_mapping();
         self.check_undeclared(region)?;
         self.forget_region(region, left);
         Ok(())

@@ -97,7 +97,8 @@ pub(crate) struct Storage {
     pub gate: AtomicU32,
     pub limits: Limits,
     pub meter: Meter,
-    /// Held while a region is mapped, so that no mapping misses what is to be laid over it meanwhile.
+    /// Held while a region is mapped, so that no mapping misses what is to be laid over it meanwhile; and while one
+    /// is unmapped. Before the lock on truncation.
     mapping: Mutex<()>,
     pub regions: RwLock<Regions>,
     /// The same regions, for those who must not wait.
