@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 /// Tests that say that they did not run where there is no etcd.
 const ETCD: [&str; 3] =
     ["-p caliburn-dist --test keepers etcd", "-p caliburn-dist --test lost", "-p caliburn-dist --lib log"];
-/// The package whose tests catch most bugs, and build soon; bugs that other packages' tests catch are chosen together.
+/// The package whose tests catch most bugs, and build soon. Bugs that tests of another one catch are chosen
+/// together.
 const LARGEST: &str = "caliburn";
 const ESCAPED: &str = "ESCAPED";
 /// Longer than any test takes beside others that finds nothing: what takes longer hangs.
