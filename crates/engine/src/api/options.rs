@@ -207,8 +207,8 @@ impl Options {
     /// Whether a transaction may outgrow the memory budget ([`Tuning::memory_budget`]): what it changes lies in
     /// files of the store's directory then. With the redo policy, where changes are declared, and neither guarded
     /// nor verified; default no: [`Transaction::set_range`](crate::Transaction::set_range) refuses what would be too
-    /// much. Read first what is known to be missing (`docs/memory.md`): above all, a disk that fails to write these
-    /// files is not noticed.
+    /// much. Read first what is known to be missing (`docs/memory.md`). If the disk fails to write these files the
+    /// store fails, with all that was committed.
     pub fn overflow(&mut self, yes: bool) -> &mut Options {
         self.settings.overflow = yes;
         self
