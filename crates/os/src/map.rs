@@ -159,7 +159,7 @@ impl Reservation {
                 return io::Error::new(io::ErrorKind::Unsupported, text);
             }
             if error.raw_os_error() == Some(libc::ENODEV) {
-                let text = "the file system maps no files shared, as some of FUSE and of networks do not: keep the store on another one, such as ext4, XFS, btrfs or tmpfs";
+                let text = "the file system maps no files shared, as some of FUSE and of networks do not: keep the file on another one, such as ext4, XFS, btrfs or tmpfs";
                 return io::Error::new(io::ErrorKind::Unsupported, text);
             }
             error
