@@ -564,3 +564,36 @@ fn a_list_of_which_a_word_did_not_last_is_no_list() {
         assert!(shown == [content(10, 512), content(11, 512), content(2, 512)], "half of it is there");
     }
 }
+
+/// A list that had lasted when the write it is of had not must not stand for a later one.
+#[test]
+fn a_list_of_a_write_that_is_not_there_is_no_others() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (region, path) = made(dir.path(), 512, 8);
+    let disk = region.attach_blocks("disk", true).unwrap();
+    (0..8).for_each(|block| disk.write(block, &content(block, 512)).unwrap());
+    let before = std::fs::read(&path).unwrap();
+    disk.write_at_once(0, &[content(10, 512), content(11, 512)].concat()).unwrap();
+    let entries =
+        |blocks: std::ops::Range<u64>| entries_of(blocks.start) as usize..entries_of(blocks.end) as usize;
+    let mut lane = 0;
+    let left = crashed(&path, |now| {
+        let mut lanes = (0..8).map(|lane| (512 << 10) + lane * (36 << 10));
+        lane = lanes.find(|at| before[*at..*at + 64] != now[*at..*at + 64]).unwrap();
+        // Nothing but the list lasted.
+        let parts = [lane..lane + 16, entries(0..2)];
+        parts.into_iter().for_each(|part| now[part.clone()].copy_from_slice(&before[part]));
+    });
+    let (path, left) = (path.with_extension("crashed"), left.attach_blocks("disk", true).unwrap());
+    assert!(read(&left, 0) == content(0, 512) && read(&left, 1) == content(1, 512));
+    let before = std::fs::read(&path).unwrap();
+    left.write_at_once(0, &[content(20, 512), content(21, 512), content(22, 512)].concat()).unwrap();
+    let mut now = std::fs::read(&path).unwrap();
+    // Of this one, two entries.
+    let parts = [lane..lane + (36 << 10), entries(2..3)];
+    parts.into_iter().for_each(|part| now[part.clone()].copy_from_slice(&before[part]));
+    let path = path.with_extension("again");
+    std::fs::write(&path, now).unwrap();
+    let left = Arc::new(Region::open(&path).unwrap()).attach_blocks("disk", true).unwrap();
+    (0..3).for_each(|block| assert!(read(&left, block) == content(block, 512), "half of it is there"));
+}
