@@ -301,9 +301,9 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
 /// It must be what the kernel says of a fault that a key has caused.
 unsafe fn key_of(info: *const libc::siginfo_t) -> u32 {
     // Behind three numbers, the address, and room as an address is aligned.
-    const KEY: usize = 16 + 2 * size_of::<usize>();
+    const OFFSET: usize = 16 + 2 * size_of::<usize>();
     // SAFETY: within the structure, in the caller's word.
-    unsafe { info.cast::<u8>().add(KEY).cast::<u32>().read() }
+    unsafe { info.cast::<u8>().add(OFFSET).cast::<u32>().read() }
 }
 
 /// Whether the fault is that of a store. None: that of a jump to what is no code.

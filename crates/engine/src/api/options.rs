@@ -208,7 +208,7 @@ impl Options {
     /// files of the store's directory then. With the redo policy, where changes are declared, and neither guarded
     /// nor verified; default no: [`Transaction::set_range`](crate::Transaction::set_range) refuses what would be too
     /// much. Read first what is known to be missing (`docs/memory.md`). If the disk fails to write these files the
-    /// store fails, with all that was committed.
+    /// store fails, and opened anew has all that was committed.
     pub fn overflow(&mut self, yes: bool) -> &mut Options {
         self.settings.overflow = yes;
         self
