@@ -61,9 +61,9 @@ impl Clock {
     }
 }
 
-/// Nanoseconds since 1970, for people.
+/// Nanoseconds since 1970, for people. Never 0, which formats have for none, also where the clock is before that.
 pub fn wall_ns() -> u64 {
-    let real = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let real = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| (d.as_nanos() as u64).max(1));
     simulated::clock().unwrap_or_else(real)
 }
 
@@ -96,7 +96,8 @@ fn hardware_usable() -> bool {
     if simulated::clock().is_some() {
         return true;
     }
-    cfg!(target_arch = "x86_64") && std::fs::read_to_string(SOURCE).is_ok_and(|name| name.trim() == "tsc")
+    cfg!(target_arch = "x86_64")
+        && crate::descriptors::read_text(SOURCE).is_ok_and(|name| name.trim() == "tsc")
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@
 //! The handler itself only reads and writes atomics and makes system calls, so that it does not matter what the
 //! thread was doing when it stored.
 
+use crate::lineage::{generation, notice_forks};
 use crate::page_size;
 use crate::simulated::planted;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-use rustix::process::getpid;
 use rustix::thread::{futex, gettid};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ pub struct Desk {
     address: AtomicUsize,
     stored: AtomicBool,
     /// The process of the server, and its thread.
-    process: AtomicU32,
+    generation: AtomicU32,
     thread: AtomicU32,
 }
 
@@ -71,7 +71,7 @@ impl Desk {
             made
         });
         desk.thread.store(0, Ordering::SeqCst);
-        desk.process.store(getpid().as_raw_nonzero().get() as u32, Ordering::SeqCst);
+        desk.generation.store(generation(), Ordering::SeqCst);
         // Whoever waited for the last one who served has been refused, or asks the next one, who knows no such
         // address.
         desk.state.store(state::IDLE, Ordering::SeqCst);
@@ -132,7 +132,7 @@ impl Desk {
 
     /// In a handler: has the page opened. False if the access must not be made.
     fn ask(&self, address: usize, stored: bool) -> bool {
-        let of_this = self.process.load(Ordering::SeqCst) == getpid().as_raw_nonzero().get() as u32;
+        let of_this = self.generation.load(Ordering::SeqCst) == generation();
         // A child has no server, and a server that stores would wait for itself.
         if !of_this || self.thread.load(Ordering::SeqCst) == gettid().as_raw_nonzero().get() as u32 {
             return false;
@@ -207,6 +207,8 @@ impl Caught {
     pub fn new(base: usize, len: usize, what: Catch, desk: &'static Desk) -> Option<Caught> {
         if what == Catch::All && !planted("children-have-holes") {
             static ONCE: Once = Once::new();
+            // Theirs come first: what they let a child read is taken away again here.
+            notice_forks();
             // SAFETY: the handler does what may be done in a child: it reads atomics and maps memory. If it cannot
             // be had, children have holes there.
             ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(leave_nothing)) });

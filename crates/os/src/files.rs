@@ -1,12 +1,14 @@
 //! Files and block devices of the running system, and a directory that is held by a descriptor.
 
+use crate::descriptors::open_to_read;
 use crate::host::{Lock, LockError};
+use crate::inode;
 use crate::medium::{Media, Medium, Replaced, Rules};
 use crate::names::{self, INSIDE, LockFile, access, open_at};
 use crate::persist::Memory;
 use crate::simulated::{even_if, planted};
 use crate::sync::Mutex;
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, fstat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, fstat, statat, unlinkat};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
@@ -42,7 +44,7 @@ unsafe impl Media for Files {
     fn replace(&self, path: &Path, content: &[u8]) -> io::Result<Replaced> {
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        names::replace(File::open(above)?.as_fd(), Path::new(name), content, Rules::default().mode())
+        names::replace(open_to_read(above)?.as_fd(), Path::new(name), content, Rules::default().mode())
     }
 
     fn held(&self, directory: &Path, rules: &Rules) -> io::Result<Option<Arc<dyn Media>>> {
@@ -51,17 +53,9 @@ unsafe impl Media for Files {
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        File::open(path)?.sync_all()
+        open_to_read(path)?.sync_all()
     }
 }
-
-/// Hints of how long what is written to a file will last stay with it in memory (fcntl(2), since Linux 4.13),
-/// and go with it, as the record of failed write-backs does.
-const F_GET_RW_HINT: libc::c_int = 1024 + 11;
-/// See [`F_GET_RW_HINT`].
-const F_SET_RW_HINT: libc::c_int = 1024 + 12;
-/// RWH_WRITE_LIFE_LONG, which is true of segments.
-static WATCHED: u64 = 4;
 
 /// Has a file have room for a part. A signal comes between at most: what was allocated stays.
 pub(crate) fn allocate(file: &File, offset: u64, len: u64) -> rustix::io::Result<()> {
@@ -86,6 +80,40 @@ impl FileMedium {
         }
         let (path, device) = (path.to_owned(), kind.is_block_device());
         Ok(Arc::new(FileMedium { file, path, device }))
+    }
+
+    /// Whether a file in memory has room for all of it. Elsewhere what is allocated tells less: it counts what the
+    /// file system keeps of the file.
+    fn has_all(&self, len: u64) -> io::Result<bool> {
+        let about = rustix::fs::fstat(&self.file)?;
+        Ok(self.volatile() && about.st_blocks as u64 * 512 >= len)
+    }
+
+    /// Whether the file system has what the holes of a file of that length need, where it tells: trying would fill
+    /// the disk first.
+    fn has_room(&self, len: u64) -> io::Result<()> {
+        // Elsewhere zeros may take no room.
+        if !self.is_plain() {
+            return Ok(());
+        }
+        let holes = len.saturating_sub(rustix::fs::fstat(&self.file)?.st_blocks as u64 * 512);
+        let free = || {
+            let system = rustix::fs::fstatvfs(&self.file).ok()?;
+            // A tmpfs without a limit says that it has no blocks.
+            (system.f_blocks > 0).then(|| system.f_bfree.saturating_mul(system.f_frsize))
+        };
+        let lacks = |free: Option<u64>| free.is_some_and(|free| free < holes);
+        if !lacks(free()) {
+            return Ok(());
+        }
+        // What was removed counts as free when the file system has written that down.
+        let _ = rustix::fs::syncfs(&self.file);
+        let there = free();
+        if !lacks(there) {
+            return Ok(());
+        }
+        let text = format!("its holes need {holes} bytes, and the file system has {}", there.unwrap_or(0));
+        Err(io::Error::new(io::ErrorKind::StorageFull, text))
     }
 
     fn is_plain(&self) -> bool {
@@ -152,9 +180,10 @@ unsafe impl Medium for FileMedium {
 
     fn fill_holes(&self) -> io::Result<()> {
         let len = self.len()?;
-        if self.device || len == 0 {
+        if self.device || len == 0 || self.has_all(len)? {
             return Ok(());
         }
+        self.has_room(len)?;
         match allocate(&self.file, 0, len) {
             // As with `set_len`.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
@@ -193,7 +222,7 @@ unsafe impl Medium for FileMedium {
     }
 
     fn scratch(&self, len: u64) -> io::Result<OwnedFd> {
-        let above = self.path.parent().filter(|_| !self.device).and_then(|above| File::open(above).ok());
+        let above = self.path.parent().filter(|_| !self.device).and_then(|above| open_to_read(above).ok());
         let beside = above.and_then(|above| names::scratch(above.as_fd(), len).ok());
         beside.map_or_else(|| names::scratch_in_memory(len), Ok)
     }
@@ -261,7 +290,7 @@ unsafe impl Medium for FileMedium {
 
     fn read_no_further(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         // What is advised of a descriptor is of it alone.
-        let Ok(apart) = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) else {
+        let Ok(apart) = open_to_read(format!("/proc/self/fd/{}", self.file.as_raw_fd())) else {
             return self.read_at(buffer, offset);
         };
         let _ = rustix::fs::fadvise(&apart, 0, None, rustix::fs::Advice::Random);
@@ -269,31 +298,25 @@ unsafe impl Medium for FileMedium {
     }
 
     fn cache(&self) -> Option<[u64; 3]> {
-        use rustix::fs::{AtFlags, StatxFlags};
-        // STATX_MNT_ID_UNIQUE, since Linux 6.8: plain numbers of mounts are used again.
-        let mount = StatxFlags::from_bits_retain(0x4000);
-        let plain = self.is_plain();
-        let about = rustix::fs::statx(&self.file, c"", AtFlags::EMPTY_PATH, mount | StatxFlags::INO).ok()?;
-        let told = StatxFlags::from_bits_retain(about.stx_mask).contains(mount | StatxFlags::INO);
-        let device = u64::from(about.stx_dev_major) << 32 | u64::from(about.stx_dev_minor);
-        let mut hint = 0u64;
-        // SAFETY: the descriptor is that of an open file; the system writes one word.
-        let watched = unsafe { libc::fcntl(self.file.as_raw_fd(), F_GET_RW_HINT, &raw mut hint) } == 0;
-        let watched = watched && hint == WATCHED;
-        (plain && told && watched && !self.device).then_some([device, about.stx_ino, about.stx_mnt_id])
+        let told = !self.device && self.is_plain() && inode::tells_of_losses();
+        if told { inode::cache(&self.file) } else { None }
+    }
+
+    fn mount(&self) -> Option<[u64; 2]> {
+        if self.device { inode::disk(&self.file) } else { inode::mount(&self.file) }
+    }
+
+    fn pinned(&self) -> bool {
+        // The inode of a device's name stays whatever becomes of the device.
+        !self.device && inode::is_marked(&self.file)
     }
 
     fn watch(&self) {
-        // SAFETY: the descriptor is that of an open file; the system reads one word. Where it refuses, nothing is
-        // remembered.
-        unsafe { libc::fcntl(self.file.as_raw_fd(), F_SET_RW_HINT, &raw const WATCHED) };
+        inode::mark(&self.file);
     }
 
     fn written_back(&self) -> io::Result<()> {
-        // SAFETY: the descriptor is that of an open file; nothing else is passed.
-        let done =
-            unsafe { libc::sync_file_range(self.file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        inode::written_back(self.file.as_fd())
     }
 
     fn path(&self) -> &Path {
@@ -323,7 +346,7 @@ impl Rules {
 impl Directory {
     pub fn hold(path: &Path, rules: &Rules) -> io::Result<Directory> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let descriptor = openat(rustix::fs::CWD, path, flags, Mode::empty())?;
+        let descriptor = open_at(rustix::fs::CWD, path, flags, Mode::empty())?.into();
         let (path, mode) = (path.to_owned(), rules.mode());
         let held = Directory { descriptor, path, mode, outside: Mutex::new(Vec::new()) };
         rules.outside.iter().for_each(|path| held.list_outside(path));
@@ -333,8 +356,23 @@ impl Directory {
     /// Refuses what was not listed: a store that came from elsewhere names what it likes.
     fn refuse_unlisted(&self, path: &Path) -> io::Result<()> {
         let whole = path.canonicalize()?;
+        self.refuse_other(&[&whole])
+    }
+
+    /// The same of a name: a link is listed itself, or what it leads to is.
+    fn refuse_unlisted_name(&self, path: &Path) -> io::Result<()> {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+        let (whole, named) = (path.canonicalize(), above.canonicalize()?.join(name));
+        self.refuse_other(&[&named, whole.as_deref().unwrap_or(&named)])
+    }
+
+    fn refuse_other(&self, names: &[&Path]) -> io::Result<()> {
         let listed = self.outside.lock().expect("no panic under this lock");
-        if even_if("outside-unlisted", listed.iter().any(|listed| whole.starts_with(listed))) {
+        let mut all = listed.iter().flat_map(|listed| names.iter().map(move |name| name.starts_with(listed)));
+        if even_if("outside-unlisted", all.any(|is| is)) {
             return Ok(());
         }
         let text = "the store names this file, which is not in its directory, and the program did not list it: see \
@@ -430,7 +468,7 @@ unsafe impl Media for Directory {
         if self.inside(path) != Some(Path::new(".")) {
             return Files.list(path);
         }
-        let names = Dir::read_from(&self.descriptor)?
+        let names = Dir::new(self.open_inside(Path::new("."), OFlags::DIRECTORY)?)?
             .map(|entry| Ok(OsString::from_vec(entry?.file_name().to_bytes().to_vec())));
         let names: io::Result<Vec<OsString>> = names.collect();
         Ok(names?.into_iter().filter(|name| name != "." && name != "..").collect())
@@ -446,14 +484,14 @@ unsafe impl Media for Directory {
     fn remove(&self, path: &Path) -> io::Result<()> {
         match self.inside(path) {
             Some(name) => Ok(unlinkat(&self.descriptor, name, AtFlags::empty())?),
-            None => Files.remove(path),
+            None => self.refuse_unlisted_name(path).and_then(|()| Files.remove(path)),
         }
     }
 
     fn lock(&self, path: &Path, shared: bool) -> Result<Lock, LockError> {
         match self.inside(path) {
             Some(name) => {
-                let lock = LockFile { directory: self.descriptor.as_fd(), name };
+                let lock = LockFile { directory: self.descriptor.as_fd(), name, mode: self.mode };
                 // The directory itself, too: the name of the lock may be removed while it is held.
                 Ok(Lock::take(&lock, shared)?
                     .with(self.open_inside(Path::new("."), OFlags::DIRECTORY), shared)?)

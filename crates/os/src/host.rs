@@ -1,6 +1,10 @@
 //! Identity: of this boot, of a new store, and of the process that holds a store open.
 
+use crate::descriptors;
+use crate::holder::{self, HOLDER};
+use crate::lineage::generation;
 use crate::names::LockFile;
+use crate::simulated::even_if;
 use rustix::fs::FlockOperation;
 use std::fmt;
 use std::fs::File;
@@ -11,9 +15,60 @@ use std::os::unix::fs::FileExt;
 /// A 128-bit identifier: of a boot or of a store.
 pub type Id = [u8; 16];
 
-/// The identity of this boot of the kernel: memory that has another one did not survive a reboot.
+/// Where the kernel shows the boot id.
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Steps of the wall clock that are smaller, such as a leap second, are no other boot: nanoseconds.
+const STEP: u64 = 2_000_000_000;
+
+/// The clocks of the system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clock {
+    /// When it was started, by the wall clock as it is set now: nanoseconds since 1970.
+    pub began: i64,
+    /// How long it runs, suspended or not: nanoseconds.
+    pub running: u64,
+}
+
+impl Clock {
+    /// Whether this is the clock of the boot in which `then` was read. A boot that came later began at least
+    /// `then.running` later, by a clock that is right.
+    pub fn goes_on_from(&self, then: &Clock) -> bool {
+        let apart = self.began.abs_diff(then.began);
+        self.running >= then.running && apart < STEP.min(then.running / 2).max(1)
+    }
+}
+
+/// What the system says of its boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Boot {
+    /// Its identity; none where the system shows none.
+    pub id: Option<Id>,
+    /// Its clocks.
+    pub clock: Option<Clock>,
+}
+
+impl Boot {
+    /// With this identity, by the clocks of the running system.
+    pub fn of(id: io::Result<Id>) -> io::Result<Boot> {
+        use io::ErrorKind::{InvalidData, NotADirectory, NotFound, PermissionDenied};
+        let id = match id {
+            Ok(id) => Some(id).filter(|id| *id != [0; 16]),
+            // An empty /proc, none at all, or a kernel that has no such file.
+            Err(error)
+                if matches!(error.kind(), NotFound | NotADirectory | PermissionDenied | InvalidData) =>
+            {
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Boot { id, clock: clock() })
+    }
+}
+
+/// The identity of this boot of the kernel, as it is shown: one of several [witnesses](crate::witness).
 pub fn boot_id() -> io::Result<Id> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let text = descriptors::read_text(BOOT_ID)?;
     let digits: Vec<u8> = text.bytes().filter_map(|c| (c as char).to_digit(16).map(|d| d as u8)).collect();
     let bad = || io::Error::new(io::ErrorKind::InvalidData, "boot_id is not 32 hexadecimal digits");
     let mut id = [0; 16];
@@ -24,6 +79,22 @@ pub fn boot_id() -> io::Result<Id> {
         *byte = pair[0] << 4 | pair[1];
     }
     Ok(id)
+}
+
+/// When the system was started, and how long it runs.
+pub fn clock() -> Option<Clock> {
+    let running = read_clock(libc::CLOCK_BOOTTIME)?;
+    let wall = read_clock(libc::CLOCK_REALTIME)?;
+    Some(Clock { began: wall.checked_sub(running)?, running: u64::try_from(running).ok()? })
+}
+
+/// Nanoseconds.
+fn read_clock(which: libc::clockid_t) -> Option<i64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the system writes one structure, which lives until the call returns.
+    let done = unsafe { libc::clock_gettime(which, &raw mut time) };
+    let told = done == 0;
+    told.then(|| time.tv_sec.checked_mul(1_000_000_000)?.checked_add(time.tv_nsec))?
 }
 
 /// A fresh random identifier.
@@ -72,18 +143,19 @@ pub struct Lock {
 struct Locked {
     file: File,
     /// Whose lock it is: a child that was forked and lives on must not give it up.
-    process: u32,
+    generation: u32,
 }
 
 impl Locked {
     fn held(file: File) -> Lock {
-        Lock::of(Locked { file, process: std::process::id() })
+        Lock::of(Locked { file, generation: generation() })
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        // Closed by a child, it stays locked: the opening is the parent's.
+        if even_if("parents-lock-given-up", self.generation == generation()) {
             // Closing unlocks it, too, when this fails.
             let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
         }
@@ -120,8 +192,7 @@ impl Lock {
             }
         };
         refuse_foreign(&file).map_err(LockError::Io)?;
-        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-        let text = format!("{HOLDER}{} ({})\n", std::process::id(), name.trim());
+        let text = holder::text();
         // The text is for people; the lock is the kernel's. Failing to write it is no reason to fail.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
         Ok(Locked::held(file))
@@ -154,6 +225,7 @@ pub struct ByteLock {
     at: u64,
     /// Bytes; 0 for all from there on.
     len: u64,
+    generation: u32,
 }
 
 impl ByteLock {
@@ -175,7 +247,7 @@ impl ByteLock {
     ) -> io::Result<Option<ByteLock>> {
         let file = file.try_clone_to_owned()?;
         match lock_bytes(&file, (at, len), kind, libc::F_OFD_SETLK) {
-            Ok(()) => Ok(Some(ByteLock { file, at, len })),
+            Ok(()) => Ok(Some(ByteLock { file, at, len, generation: generation() })),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(None),
             Err(error) => Err(error),
         }
@@ -186,7 +258,7 @@ impl ByteLock {
         let file = file.try_clone_to_owned()?;
         loop {
             match lock_bytes(&file, (at, 1), libc::F_WRLCK, libc::F_OFD_SETLKW) {
-                Ok(()) => return Ok(ByteLock { file, at, len: 1 }),
+                Ok(()) => return Ok(ByteLock { file, at, len: 1, generation: generation() }),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -196,8 +268,10 @@ impl ByteLock {
 
 impl Drop for ByteLock {
     fn drop(&mut self) {
-        // It goes with the opening, too.
-        let _ = lock_bytes(&self.file, (self.at, self.len), libc::F_UNLCK, libc::F_OFD_SETLK);
+        if even_if("parents-lock-given-up", self.generation == generation()) {
+            // It goes with the opening, too.
+            let _ = lock_bytes(&self.file, (self.at, self.len), libc::F_UNLCK, libc::F_OFD_SETLK);
+        }
     }
 }
 
@@ -216,18 +290,13 @@ fn lock_bytes(file: &OwnedFd, (at, len): (u64, u64), kind: libc::c_int, how: lib
     }
 }
 
-/// How the text in a lock begins.
-const HOLDER: &str = "process ";
-
 fn flock(file: File, operation: FlockOperation) -> Result<File, LockError> {
     match rustix::fs::flock(&file, operation) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut text = vec![0; 256];
             let read = file.read_at(&mut text, 0).unwrap_or(0);
-            // Somebody else may have written it: no control characters, which a terminal would obey.
-            let text = String::from_utf8_lossy(&text[..read]).trim().replace(char::is_control, "?");
-            Err(LockError::Held(if text.is_empty() { "another process".into() } else { text }))
+            Err(LockError::Held(holder::known(&String::from_utf8_lossy(&text[..read]))))
         }
         Err(errno) => Err(LockError::Io(errno.into())),
     }
@@ -242,4 +311,64 @@ fn refuse_foreign(file: &File) -> io::Result<()> {
     }
     let text = "the file holds something else than the text of a lock; move it away if it is not yours";
     Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THEN: Clock = Clock { began: 1_700_000_000_000_000_000, running: 60_000_000_000 };
+
+    #[test]
+    fn a_clock_goes_on_unless_the_system_was_started_again() {
+        let at = |began: i64, running: u64| Clock { began: THEN.began + began, running };
+        let second = 1_000_000_000;
+        for (now, same) in [
+            (THEN, true),
+            (at(0, THEN.running - 1), false),
+            (at(second, THEN.running + 9), true),
+            (at(-second, u64::MAX), true),
+            (at(3 * second, THEN.running + 9), false),
+            (at(-3 * second, THEN.running + 9), false),
+            (Clock { began: i64::MIN, running: u64::MAX }, false),
+        ] {
+            assert_eq!(now.goes_on_from(&THEN), same, "{now:?}");
+        }
+        // Noted so soon after the start that a reboot may begin a moment later.
+        let soon = Clock { running: 1_000_000, ..THEN };
+        let rebooted = Clock { began: soon.began + 1_000_001, running: 5 * second as u64 };
+        assert!(!rebooted.goes_on_from(&soon) && soon.goes_on_from(&soon));
+    }
+
+    #[test]
+    fn a_forked_child_gives_up_nothing_of_its_parents() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::take(&LockFile::outside(&path), false).unwrap();
+        // SAFETY: the child drops the lock, which frees memory, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(lock);
+            // SAFETY: nothing runs after it.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: the system writes one word.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert!(matches!(Lock::take(&LockFile::outside(&path), false), Err(LockError::Held(_))));
+        drop(lock);
+        assert!(Lock::take(&LockFile::outside(&path), false).is_ok());
+    }
+
+    #[test]
+    fn what_says_that_there_is_no_boot_id_is_no_failure() {
+        use io::ErrorKind::{InvalidData, NotFound, Other, PermissionDenied};
+        for kind in [NotFound, PermissionDenied, InvalidData] {
+            assert_eq!(Boot::of(Err(kind.into())).unwrap().id, None);
+        }
+        assert!(Boot::of(Err(Other.into())).is_err());
+        assert_eq!(Boot::of(Ok([0; 16])).unwrap().id, None);
+        assert_eq!(Boot::of(Ok([5; 16])).unwrap().id, Some([5; 16]));
+    }
 }

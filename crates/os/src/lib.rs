@@ -5,6 +5,8 @@
 //! |---|---|
 //! | [`medium`] | the one seam to storage: `read_at`, `write_at`, `sync`, `set_len`, and directories |
 //! | [`files`] | files and devices of the running system behind that seam; a directory that is held |
+//! | [`descriptors`] | which numbers they get: none of the standard streams' |
+//! | [`lineage`] | whether this process has made something, or a parent from which it was forked |
 //! | [`mapped`] | memory that can only be mapped: device DAX, hugetlbfs |
 //! | [`mappings`] | how many of them a process may have |
 //! | [`map`] | address space: reservations, private and shared file mappings |
@@ -23,10 +25,12 @@
 //! | [`barrier`] | the asymmetric barrier: hot side free, cold side one system call |
 //! | [`memory`] | how much memory this process may use, and whether it is short |
 //! | [`host`] | boot identity, random identifiers, locks with a named holder |
+//! | `holder` | the text in a lock: who holds it, and where its process has that number |
 //! | [`nbd_device`] | a socket as a block device |
 //! | [`ordinal`] | small numbers for threads, and what they own by them |
 //! | [`event`] | waiting for a counter to change |
 //! | [`sync`] | locks and atomics, or those of a deterministic scheduler |
+//! | [`witness`] | whether memory survived: several witnesses, and the verdict |
 //! | [`simulated`] | what development builds report to a simulator |
 
 // Words that are stored to mapped media stand there as the machine has them: formats are little-endian throughout.
@@ -35,12 +39,16 @@ compile_error!("Caliburn's formats are little-endian, and so must the machine be
 
 pub mod barrier;
 pub mod clock;
+pub mod descriptors;
 pub mod duplex;
 pub mod event;
 pub mod faults;
 pub mod files;
 pub mod guard;
+mod holder;
 pub mod host;
+mod inode;
+pub mod lineage;
 pub mod map;
 pub mod mapped;
 pub mod mappings;
@@ -58,6 +66,7 @@ pub mod simulated;
 pub mod span;
 pub mod summed;
 pub mod sync;
+pub mod witness;
 pub mod written;
 
 /// The system's page size in bytes; a power of two, never assumed.

@@ -1,5 +1,6 @@
 //! Address space: reserve generously, map pieces of media into the reservation, give pages back.
 
+use crate::lineage;
 use crate::page_size;
 use crate::simulated::{self, planted, unless};
 pub use rustix::mm::Advice;
@@ -7,7 +8,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymo
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Bytes of a huge page, or a multiple where they are smaller.
 const HUGE: usize = 2 << 20;
@@ -20,6 +21,8 @@ pub struct Reservation {
     len: usize,
     /// Bytes from the beginning that stay mapped.
     left: AtomicUsize,
+    /// Which process has mapped files shared in it; 0 as long as none has.
+    sharer: AtomicU32,
 }
 
 // SAFETY: a reservation is an address range; the mappings in it are shared memory whose accesses are
@@ -51,7 +54,7 @@ impl Reservation {
             Err(errno) => return Err(errno.into()),
         };
         let base = NonNull::new(base.cast()).expect("mmap never returns page zero");
-        let reservation = Reservation { base, len, left: AtomicUsize::new(0) };
+        let reservation = Reservation { base, len, left: AtomicUsize::new(0), sharer: AtomicU32::new(0) };
         // Kernels before 4.17 take the flag for a hint.
         if address.is_some_and(|at| at != reservation.base.as_ptr().addr()) {
             return Err(io::ErrorKind::AddrInUse.into());
@@ -89,6 +92,7 @@ impl Reservation {
                 base: NonNull::new_unchecked(start.add(before)),
                 len,
                 left: AtomicUsize::new(0),
+                sharer: AtomicU32::new(0),
             })
         }
     }
@@ -100,7 +104,7 @@ impl Reservation {
     pub unsafe fn of(address: usize, len: usize) -> Reservation {
         assert!(len > 0 && len.is_multiple_of(page_size()) && address.is_multiple_of(page_size()));
         let base = NonNull::new(ptr::with_exposed_provenance_mut(address)).expect("page zero is nobody's");
-        Reservation { base, len, left: AtomicUsize::new(0) }
+        Reservation { base, len, left: AtomicUsize::new(0), sharer: AtomicU32::new(0) }
     }
 
     /// Leaves what is mapped in the first `len` bytes to the caller when the reservation is dropped.
@@ -153,7 +157,12 @@ impl Reservation {
     ) -> io::Result<()> {
         let kind = if sync { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
         // SAFETY: passed on from the caller.
-        unsafe { self.map(at, len, fd, offset, kind, true) }.map_err(|error| {
+        let mapped = unsafe { self.map(at, len, fd, offset, kind, true) };
+        if mapped.is_ok() {
+            self.sharer.store(lineage::generation(), Ordering::Relaxed);
+            lineage::share(self.base.as_ptr().addr() + at, len);
+        }
+        mapped.map_err(|error| {
             if sync && error.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 let text = "the file system or its device refuses MAP_SYNC: mount it with -o dax on persistent memory";
                 return io::Error::new(io::ErrorKind::Unsupported, text);
@@ -207,10 +216,18 @@ impl Reservation {
             "withdrawing outside its reservation"
         );
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        self.unshare(at, len);
         // SAFETY: the target lies within this reservation, which is ours to replace; the caller vouches that nobody
         // refers to it.
         unsafe { mmap_anonymous(self.base.as_ptr().add(at).cast(), len, ProtFlags::empty(), flags) }?;
         Ok(())
+    }
+
+    /// What is mapped in a part is about to go.
+    fn unshare(&self, at: usize, len: usize) {
+        if self.sharer.load(Ordering::Relaxed) != 0 {
+            lineage::unshare(self.base.as_ptr().addr() + at, len);
+        }
     }
 
     unsafe fn map(
@@ -233,6 +250,7 @@ impl Reservation {
                 munmap(mmap(std::ptr::null_mut(), page_size(), protection, kind, fd, offset)?, page_size())?
             };
         }
+        self.unshare(at, len);
         // SAFETY: the target lies within this reservation, which is ours to replace; the caller vouches
         // that nobody refers to it.
         let mapped = unsafe {
@@ -252,8 +270,11 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let left = *self.left.get_mut();
-        if left < self.len {
+        let (left, sharer) = (*self.left.get_mut(), *self.sharer.get_mut());
+        self.unshare(0, self.len);
+        // What is shared is the parent's. A child that was made without handlers has nothing there, or memory of its
+        // own by now.
+        if left < self.len && (sharer == 0 || sharer == lineage::generation()) {
             simulated::unmapped(self.base.as_ptr(), self.len);
             // SAFETY: the range is ours; owners of pointers into it keep the reservation alive.
             let unmapped = unsafe { munmap(self.base.as_ptr().add(left).cast(), self.len - left) };

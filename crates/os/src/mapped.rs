@@ -1,6 +1,7 @@
 //! Memory that can only be mapped, in larger pieces than pages: devices of memory (device DAX, `/dev/dax0.0`), and
 //! files on hugetlbfs, which no system call writes to. What writes a part of it maps that part meanwhile.
 
+use crate::descriptors;
 use crate::files::{self, FileMedium, Files, HUGETLBFS};
 use crate::map::Reservation;
 use crate::medium::{Media, Medium, Replaced, Rules};
@@ -80,7 +81,7 @@ impl MappedMedium {
         let (major, minor) = (rustix::fs::major(about.st_rdev), rustix::fs::minor(about.st_rdev));
         let device = PathBuf::from(format!("/sys/dev/char/{major}:{minor}"));
         let of_dax = fs::read_link(device.join("subsystem")).is_ok_and(|bus| bus.ends_with("dax"));
-        let number = |name: &str| fs::read_to_string(device.join(name)).ok()?.trim().parse::<u64>().ok();
+        let number = |name: &str| descriptors::read_text(device.join(name)).ok()?.trim().parse::<u64>().ok();
         let (true, Some(len)) = (of_dax, number("size")) else { return Ok(None) };
         // Kernels before 5.10 do not say.
         let can_be = |grain: &u64| grain.is_power_of_two() && *grain >= crate::page_size() as u64;

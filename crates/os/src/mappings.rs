@@ -2,7 +2,7 @@
 //! either, and dies of it in any allocation: who maps regions stops before that. What the engine maps for itself is
 //! not counted here.
 
-use std::fs;
+use crate::descriptors;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,7 +15,7 @@ static LEFT: AtomicI64 = AtomicI64::new(1024);
 /// How many mappings a process may have (`vm.max_map_count`), as it was when this was asked first.
 pub fn allowed() -> usize {
     static ALLOWED: OnceLock<usize> = OnceLock::new();
-    let read = || fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok();
+    let read = || descriptors::read_text("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok();
     *ALLOWED.get_or_init(|| read().unwrap_or(65_530))
 }
 
@@ -27,9 +27,9 @@ pub fn take() -> io::Result<()> {
     if LEFT.fetch_sub(1, Ordering::Relaxed) > 0 {
         return Ok(());
     }
-    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<i64>().ok();
+    let number = |path: &str| descriptors::read_text(path).ok()?.trim().parse::<i64>().ok();
     let Some(allowed) = number("/proc/sys/vm/max_map_count") else { return Ok(()) };
-    let there = fs::read("/proc/self/maps")?.iter().filter(|byte| **byte == b'\n').count() as i64;
+    let there = descriptors::read("/proc/self/maps")?.iter().filter(|byte| **byte == b'\n').count() as i64;
     // A sixteenth is the program's.
     let left = (allowed - allowed / 16 - there) / EACH;
     LEFT.store(left, Ordering::Relaxed);

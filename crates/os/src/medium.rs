@@ -10,7 +10,8 @@
 //! 4. `Media::replace` is atomic: the file has the old content or the new one, and it is known which, but for one
 //!    whose name could not be forced.
 
-use crate::host::{self, Id, Lock, LockError};
+use crate::descriptors;
+use crate::host::{self, Boot, Id, Lock, LockError};
 use crate::memory::Limits;
 use crate::names::{self, LockFile};
 pub use crate::names::{Replaced, SMALL_FILE};
@@ -111,6 +112,16 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn cache(&self) -> Option<[u64; 3]> {
         None
     }
+    /// The device of its file system and the mount that it was opened by; of a device, which disk it is. Where that
+    /// can be told.
+    fn mount(&self) -> Option<[u64; 2]> {
+        None
+    }
+    /// Whether the file was in memory without a break since [`Medium::watch`] marked it: then so was its file
+    /// system, and nothing was lost that was stored there, but what [`Medium::written_back`] tells of.
+    fn pinned(&self) -> bool {
+        false
+    }
     /// Has the system remember, as long as it remembers what became of write-backs of this file, that it does:
     /// [`Medium::cache`] is none before this, and when all of the file has gone from memory.
     fn watch(&self) {}
@@ -198,7 +209,7 @@ pub unsafe trait Media: Send + Sync + fmt::Debug {
 
     /// The names in a directory.
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
-        fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect()
+        descriptors::list(path)?.map(|entry| Ok(entry?.file_name())).collect()
     }
 
     /// The whole content of a file, which must be [small](SMALL_FILE).
@@ -242,8 +253,13 @@ pub unsafe trait Media: Send + Sync + fmt::Debug {
         host::descriptors()
     }
 
-    /// The identity of this boot: memory with another one did not survive.
+    /// The identity of this boot, as the system shows it.
     fn boot_id(&self) -> io::Result<Id> {
         host::boot_id()
+    }
+
+    /// What the system says of its boot: see [`witness`](crate::witness).
+    fn boot(&self) -> io::Result<Boot> {
+        Boot::of(self.boot_id())
     }
 }

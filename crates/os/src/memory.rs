@@ -1,8 +1,8 @@
 //! How much memory this process may use, and whether it is short of it: control groups of both
 //! versions, physical memory, and pressure stall information.
 
+use crate::descriptors;
 use crate::simulated::planted;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The memory limits and usage of the control group that this process is in.
@@ -65,7 +65,7 @@ impl Limits {
     pub fn available(&self) -> u64 {
         // Who has said how much memory there is has said all.
         let system = self.pressure.as_ref().and_then(|_| {
-            let text = fs::read_to_string("/proc/meminfo").ok()?;
+            let text = descriptors::read_text("/proc/meminfo").ok()?;
             let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
             Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
         });
@@ -83,12 +83,12 @@ impl Limits {
         // Who has said how much memory there is has said all.
         let anybody = || self.pressure.as_ref().map(|_| Path::new("/proc/vmstat"));
         match (&self.group, &self.own) {
-            (Some(group), _) => total(&fs::read_to_string(&group.stat).ok()?, NAME),
+            (Some(group), _) => total(&descriptors::read_text(&group.stat).ok()?, NAME),
             // Not those of groups within it.
             (None, Some(own)) if !planted("others-refaults-count") => {
-                field(&fs::read_to_string(own).ok()?, NAME)
+                field(&descriptors::read_text(own).ok()?, NAME)
             }
-            _ => field(&fs::read_to_string(anybody()?).ok()?, NAME),
+            _ => field(&descriptors::read_text(anybody()?).ok()?, NAME),
         }
     }
 }
@@ -96,7 +96,7 @@ impl Limits {
 /// Whether the system counts all memory that may be stored to, and refuses what it could not give
 /// (`vm.overcommit_memory` 2).
 pub fn is_counted() -> bool {
-    fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
+    descriptors::read_text("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
 }
 
 fn field(text: &str, name: &str) -> Option<u64> {
@@ -109,12 +109,12 @@ fn total(text: &str, name: &str) -> Option<u64> {
 }
 
 fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    descriptors::read_text(path).ok()?.trim().parse().ok()
 }
 
 /// Clean file pages: the kernel takes them back by itself.
 fn reclaimable(stat: &Path) -> u64 {
-    clean(&fs::read_to_string(stat).unwrap_or_default())
+    clean(&descriptors::read_text(stat).unwrap_or_default())
 }
 
 fn clean(stat: &str) -> u64 {
@@ -124,7 +124,7 @@ fn clean(stat: &str) -> u64 {
 
 /// The share of the last ten seconds, in percent, in which some task waited for memory.
 fn stalled_share(path: &Path) -> Option<f64> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = descriptors::read_text(path).ok()?;
     text.lines().find(|l| l.starts_with("some"))?.split("avg10=").nth(1)?.split(' ').next()?.parse().ok()
 }
 
@@ -142,8 +142,8 @@ impl Place {
 }
 
 fn places() -> Vec<Place> {
-    let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let membership = descriptors::read_text("/proc/self/cgroup").unwrap_or_default();
+    let mounts = descriptors::read_text("/proc/self/mounts").unwrap_or_default();
     let mount = |kind: &str, option: &str| {
         mounts.lines().map(|l| l.split(' ').collect::<Vec<_>>()).find_map(|f| {
             let hit =

@@ -1,5 +1,6 @@
 //! Names in directories: opening, making, replacing, locking what they mean.
 
+use crate::descriptors::above;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, MemfdFlags, Mode, OFlags, fallocate, fchmod, fstat, ftruncate,
     memfd_create, openat, renameat, statat, unlinkat,
@@ -11,7 +12,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Who may use a lock, which keeps others out while it is held: its owner alone.
+/// For the owner alone.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// How files in a directory are opened: not through links, and without waiting for the other end of a pipe.
@@ -32,7 +33,7 @@ pub enum Replaced {
 
 /// Opens a name of a directory, or makes it, for those whom `mode` names.
 pub(crate) fn open_at(directory: BorrowedFd<'_>, name: &Path, flags: OFlags, mode: Mode) -> io::Result<File> {
-    Ok(openat(directory, name, flags, mode)?.into())
+    above(|| Ok(File::from(openat(directory, name, flags, mode)?)))
 }
 
 /// For reading, or for writing too.
@@ -103,7 +104,7 @@ pub(crate) fn replace(
 
 /// A file of zeros in memory, without a name.
 pub(crate) fn scratch_in_memory(len: u64) -> io::Result<OwnedFd> {
-    let file = memfd_create("caliburn", MemfdFlags::CLOEXEC)?;
+    let file: OwnedFd = above(|| Ok(memfd_create("caliburn", MemfdFlags::CLOEXEC)?))?;
     ftruncate(&file, len)?;
     Ok(file)
 }
@@ -111,33 +112,34 @@ pub(crate) fn scratch_in_memory(len: u64) -> io::Result<OwnedFd> {
 /// A file of zeros in a directory, without a name and with its space allocated; in memory where the directory has
 /// no such files.
 pub(crate) fn scratch(directory: BorrowedFd<'_>, len: u64) -> io::Result<OwnedFd> {
-    let made = openat(directory, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, PRIVATE);
-    let allocate = |file| match len {
+    let made = open_at(directory, Path::new("."), OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, PRIVATE);
+    let allocate = |file: File| match len {
         // Nothing cannot be allocated.
-        0 => Ok(file),
-        _ => fallocate(&file, FallocateFlags::empty(), 0, len).map(|()| file),
+        0 => Ok(file.into()),
+        _ => Ok(fallocate(&file, FallocateFlags::empty(), 0, len).map(|()| file.into())?),
     };
-    match made.and_then(allocate) {
-        Ok(file) => Ok(file),
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => scratch_in_memory(len),
-        Err(errno) => Err(errno.into()),
-    }
+    made.and_then(allocate).or_else(|error| match Errno::from_io_error(&error) {
+        Some(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => scratch_in_memory(len),
+        _ => Err(error),
+    })
 }
 
 /// A lock file that is opened anew each time it is asked for, and looked at where it is now.
 pub(crate) struct LockFile<'a> {
     pub directory: BorrowedFd<'a>,
     pub name: &'a Path,
+    /// The rights of a file that is made.
+    pub mode: Mode,
 }
 
 impl<'a> LockFile<'a> {
     pub fn outside(path: &'a Path) -> LockFile<'a> {
-        LockFile { directory: rustix::fs::CWD, name: path }
+        LockFile { directory: rustix::fs::CWD, name: path, mode: PRIVATE }
     }
 
     pub fn open(&self, write: bool) -> io::Result<File> {
         let make = if write { OFlags::CREATE } else { OFlags::empty() };
-        let file = open_at(self.directory, self.name, INSIDE | access(write) | make, PRIVATE)?;
+        let file = open_at(self.directory, self.name, INSIDE | access(write) | make, self.mode)?;
         if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the lock is not a regular file"));
         }

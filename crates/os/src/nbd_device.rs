@@ -1,7 +1,8 @@
 //! A socket as a block device: the kernel's end of the network block device (`drivers/block/nbd.c`). It sends
 //! requests on the socket; whoever has the other end answers them.
 
-use std::fs::{self, File, OpenOptions};
+use crate::descriptors;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +24,7 @@ pub struct NbdDevice(File);
 impl NbdDevice {
     /// Opens a device that nobody else uses.
     pub fn open(path: &Path) -> io::Result<NbdDevice> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let file = descriptors::above(|| OpenOptions::new().read(true).write(true).open(path))?;
         let device = NbdDevice(file);
         // Of a process that died; refused with `EBUSY` where one lives.
         device.tell(CLEAR_SOCK, 0)?;
@@ -57,7 +58,7 @@ impl NbdDevice {
     pub fn is_running(&self) -> io::Result<bool> {
         let device = self.0.metadata()?.rdev();
         let of_kernel = format!("/sys/dev/block/{}:{}/size", libc::major(device), libc::minor(device));
-        Ok(fs::read_to_string(of_kernel)?.trim() != "0")
+        Ok(descriptors::read_text(of_kernel)?.trim() != "0")
     }
 
     /// Ends what [`NbdDevice::run`] does, in another thread.

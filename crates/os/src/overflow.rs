@@ -23,6 +23,12 @@ impl OverflowFile {
         write_behind(self.0.as_fd())
     }
 
+    /// Forces the file: what its pages hold comes back if the system takes their memory.
+    pub fn sync(&self) -> io::Result<()> {
+        rustix::fs::fdatasync(&self.0)?;
+        simulated::intact(self.0.as_fd())
+    }
+
     /// Has pages of the reservation lie in the file from now on, with what they hold. Where it fails they may be
     /// where they were.
     ///

@@ -8,6 +8,7 @@
 //! durable (`MAP_SYNC`), and which bus the device is on: one that it made of the parameter `memmap=` is
 //! ordinary memory, which survives a warm start at most.
 
+use crate::descriptors;
 use crate::page_size;
 use crate::simulated;
 use crate::span;
@@ -102,7 +103,7 @@ struct Bus {
 fn bus(device: &Path, depth: usize) -> Bus {
     let unknown = Bus { survives: Survives::Process, caches: false };
     let Ok(device) = fs::canonicalize(device) else { return unknown };
-    let slaves: Vec<PathBuf> = fs::read_dir(device.join("slaves"))
+    let slaves: Vec<PathBuf> = descriptors::list(device.join("slaves"))
         .into_iter()
         .flatten()
         .filter_map(|e| Some(e.ok()?.path()))
@@ -117,7 +118,7 @@ fn bus(device: &Path, depth: usize) -> Bus {
         device.ancestors().find(|a| a.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix)))
     };
     let read = |folder: Option<&Path>, name: &str| {
-        folder.and_then(|f| fs::read_to_string(f.join(name)).ok()).unwrap_or_default().trim().to_owned()
+        folder.and_then(|f| descriptors::read_text(f.join(name)).ok()).unwrap_or_default().trim().to_owned()
     };
     let survives = match read(named("ndbus"), "provider").as_str() {
         "" => Survives::Process,

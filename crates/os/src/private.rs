@@ -1,8 +1,8 @@
 //! Pages of file mappings: which of them are in memory, which are copies of this process's own, and making one.
 
+use crate::descriptors::open_to_read;
 use crate::page_size;
 use rustix::mm::{Advice, madvise};
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -40,7 +40,7 @@ fn pages_with(
     mut found: impl FnMut(Range<usize>),
 ) -> io::Result<()> {
     let told = |e: io::Error| io::Error::new(e.kind(), format!("{PAGEMAP}: {e}"));
-    let map = File::open(PAGEMAP).map_err(told)?;
+    let map = open_to_read(PAGEMAP).map_err(told)?;
     let first = start.addr() / page_size();
     let mut entries = vec![0; ASKED.min(pages) * 8];
     let mut run = 0..0;

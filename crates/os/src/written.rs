@@ -7,6 +7,8 @@
 //! of devices to memory that was pinned before. In a forked child this does nothing: it would act on its parent's
 //! memory.
 
+use crate::descriptors::{above, open_to_read};
+use crate::lineage::generation;
 use crate::page_size;
 use std::fs::File;
 use std::io;
@@ -104,7 +106,7 @@ pub struct Written {
     faults: OwnedFd,
     pages: File,
     /// Whose memory it watches.
-    process: u32,
+    generation: u32,
 }
 
 /// # Safety
@@ -126,19 +128,22 @@ impl Written {
     /// Where the kernel can't (before 6.7), or does not let this process (a filter of system calls); says which.
     pub fn new() -> io::Result<Written> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | uffd::USER_MODE_ONLY;
-        // SAFETY: takes an integer.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        let fd = libc::c_int::try_from(fd).ok().filter(|fd| *fd >= 0);
-        let fd = fd.ok_or_else(|| said("userfaultfd", &io::Error::last_os_error()))?;
-        // SAFETY: it was just made, and is nobody else's.
-        let faults = unsafe { OwnedFd::from_raw_fd(fd) };
+        let faults = above(|| {
+            // SAFETY: takes an integer.
+            let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+            let fd = libc::c_int::try_from(fd).ok().filter(|fd| *fd >= 0);
+            let fd = fd.ok_or_else(io::Error::last_os_error)?;
+            // SAFETY: it was just made, and is nobody else's.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        });
+        let faults = faults.map_err(|e| said("userfaultfd", &e))?;
         let features = uffd::WP_ASYNC | uffd::WP_UNPOPULATED | uffd::WP_HUGETLBFS_SHMEM;
         let mut api = uffd::Api { api: uffd::API, features, ioctls: 0 };
         // SAFETY: the structure is the one that the request takes.
         unsafe { ioctl(&faults, uffd::IOCTL_API, &mut api) }
             .map_err(|e| said("the kernel has no asynchronous write protection (Linux 6.7)", &e))?;
-        let pages = File::open("/proc/self/pagemap").map_err(|e| said("/proc/self/pagemap", &e))?;
-        let made = Written { faults, pages, process: std::process::id() };
+        let pages = open_to_read("/proc/self/pagemap").map_err(|e| said("/proc/self/pagemap", &e))?;
+        let made = Written { faults, pages, generation: generation() };
         // A kernel may have the one and not the other.
         made.take(std::ptr::null(), 0, |_| {}).map_err(|e| said("PAGEMAP_SCAN", &e))?;
         Ok(made)
@@ -147,7 +152,7 @@ impl Written {
     /// Refuses in a forked child.
     fn own(&self) -> io::Result<()> {
         let forked = || io::Error::other("a forked child has its parent's watch");
-        if std::process::id() == self.process { Ok(()) } else { Err(forked()) }
+        if generation() == self.generation { Ok(()) } else { Err(forked()) }
     }
 
     /// Watches pages from now on: none of them counts as stored to.
