@@ -16,81 +16,36 @@
 
 use crate::format::{
     self, BATCH_MAGIC, BATCH_MAX, BLOCK, BatchHead, Defect, GROUP_MAX, HEAD_HALF, IMAGE, IMAGES_DATA,
-    IMAGES_MAGIC, IMAGES_VERSION, ImagePlace, ImagesStatus, SegmentId, VERSION,
+    IMAGES_VERSION, ImagePlace, ImagesStatus, SUMS_WAITING, SegmentId, VERSION,
 };
+use crate::image_status::{self, CLEAN, Sums, bad, put_status};
+pub use crate::image_status::{ImagesError, Page};
 use crate::media_error::{Forcing, MediaError};
-use crate::status_pages;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::{even_if, planted, unless};
-use std::path::PathBuf;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
-
-/// Value of [`ImagesStatus::clean`] after an orderly close.
-pub const CLEAN: u32 = 1;
 
 /// The file grows by as much as it holds, but by no more, and no less, than this.
 const GROWTH: (u64, u64) = if cfg!(caliburn_sim) { (8 << 10, 64 << 10) } else { (1 << 20, 256 << 20) };
 
-/// Why a log of before-images cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ImagesError {
-    /// The medium failed.
-    #[error(transparent)]
-    Media(#[from] MediaError),
-    /// The file is not what it must be.
-    #[error("before-images {}, offset {offset}: {defect}", path.display())]
-    Bad {
-        /// The file.
-        path: PathBuf,
-        /// Where.
-        offset: u64,
-        /// What is wrong.
-        defect: Defect,
-    },
-}
-
-fn bad(medium: &dyn Medium, offset: u64, defect: Defect) -> ImagesError {
-    ImagesError::Bad { path: medium.path().to_owned(), offset, defect }
-}
-
-/// The versions that are read.
+/// The versions of heads that are read.
 const VERSIONS: &[u32] = &[VERSION, IMAGES_VERSION];
 
-/// Makes the file of a new store, durably.
+/// Makes the file of a new store, durably, in a generation of the store.
 ///
 /// # Errors
 /// When the medium fails.
-pub fn create(medium: &dyn Medium, store: Id) -> Result<(), MediaError> {
+pub fn create(medium: &dyn Medium, store: Id, store_generation: u64) -> Result<(), MediaError> {
     medium.set_len(IMAGES_DATA).map_err(|e| MediaError::new("allocate before-images", medium, 0, e))?;
     for generation in 0..2u64 {
-        let status =
-            ImagesStatus { generation: generation.into(), clean: CLEAN.into(), ..ImagesStatus::new_zeroed() };
-        put_status(medium, &status, store)?;
+        let (generation, clean) = (generation.into(), CLEAN.into());
+        let store_generation = store_generation.into();
+        let status = ImagesStatus { generation, clean, store_generation, ..ImagesStatus::new_zeroed() };
+        put_status(medium, &status, &[], store)?;
     }
     medium.sync().map_err(|e| MediaError::new("force before-images", medium, 0, e))
-}
-
-/// Reads the status page that counts.
-///
-/// # Errors
-/// [`ImagesError`].
-pub fn read_status(medium: &dyn Medium, store: &Id) -> Result<ImagesStatus, ImagesError> {
-    let what = (IMAGES_MAGIC, VERSIONS, "file of before-images");
-    let page = status_pages::read_parts(medium, status_part(), what, Some(store))?;
-    let page = page.map_err(|defect| bad(medium, 0, defect))?;
-    Ok(ImagesStatus::read_from_prefix(&page).expect("a page holds a status").0)
-}
-
-/// Bytes of each of the copies of the status in its page.
-fn status_part() -> usize {
-    if planted("one-status-of-images") { BLOCK } else { HEAD_HALF }
-}
-
-fn put_status(medium: &dyn Medium, status: &ImagesStatus, store: Id) -> Result<(), MediaError> {
-    status_pages::put_parts(medium, status_part(), status.as_bytes(), (IMAGES_MAGIC, IMAGES_VERSION), store)
-        .map(drop)
 }
 
 /// How [`ImagePlace::page_and_len`] is made.
@@ -101,15 +56,6 @@ fn place(of: &ImagePlace) -> Option<(Page, usize)> {
     let (number, len) = (of.page_and_len.get() >> LEN_BITS, of.page_and_len.get() as usize % (1 << LEN_BITS));
     let page = Page { segment: SegmentId(of.segment.get()), number };
     (1..=IMAGE).contains(&len).then_some((page, len))
-}
-
-/// A page of a segment's data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Page {
-    /// The segment.
-    pub segment: SegmentId,
-    /// Its number in the segment's data.
-    pub number: u64,
 }
 
 /// What calls of [`each_image`] are about.
@@ -290,33 +236,55 @@ pub struct ImageLog {
     end: u64,
     /// How many batches there are.
     ordinal: u32,
+    /// How many images.
+    images: u64,
     /// Bytes of the file.
     held: u64,
     batch: Vec<u8>,
 }
 
 impl ImageLog {
-    /// Takes the file into use, when what it held is back in the segments, durably: it is empty.
+    /// Takes the file into use in a generation of the store, when what it held is back in the segments, durably: it
+    /// is empty. `move_sums` brings the sums that the status has, which is durable by then, to the sums files, and
+    /// forces them.
     ///
     /// # Errors
-    /// When the medium fails.
+    /// When the medium fails; those of `move_sums`.
     pub fn open(
         medium: Arc<dyn Medium>,
         store: Id,
         found: ImagesStatus,
-        place: [u64; 2],
+        (place, generation): ([u64; 2], u64),
+        move_sums: impl Fn(&dyn Medium, &ImagesStatus) -> Result<(), MediaError>,
     ) -> Result<ImageLog, MediaError> {
         let held = medium.len().map_err(|e| MediaError::new("measure before-images", &*medium, 0, e))?;
-        let status = ImagesStatus { clean: 0.into(), place: place.map(Into::into), ..found };
-        let (forcing, end, ordinal, batch) = (Forcing::default(), IMAGES_DATA, 0, Vec::new());
-        let mut log = ImageLog { medium, store, status, forcing, end, ordinal, held, batch };
+        let (clean, place, store_generation) = (0.into(), place.map(Into::into), generation.into());
+        let status = ImagesStatus { clean, place, store_generation, ..found };
+        let mut log = ImageLog {
+            medium,
+            store,
+            status,
+            forcing: Forcing::default(),
+            end: IMAGES_DATA,
+            ordinal: 0,
+            images: 0,
+            held,
+            batch: Vec::new(),
+        };
         // What was found may be in the page cache alone, and never reach the medium, if forcing it has failed: its
         // twin is written when it is durable.
+        let early = planted("sums-moved-before-their-commit");
+        if early {
+            move_sums(&*log.medium, &found)?;
+        }
         if !planted("found-images-status-trusted") {
-            put_status(&*log.medium, &found, store)?;
+            image_status::put_again(&*log.medium, &found)?;
             log.force()?;
         }
-        log.empty()?;
+        if !early && !planted("found-sums-not-moved") {
+            move_sums(&*log.medium, &found)?;
+        }
+        log.empty(&Sums::new())?;
         Ok(log)
     }
 
@@ -340,7 +308,12 @@ impl ImageLog {
     /// # Errors
     /// When the medium is full, or fails.
     pub fn make_room(&mut self, pages: u64) -> Result<(), MediaError> {
-        let needed = self.end + pages * IMAGE as u64 + pages.div_ceil(BATCH_MAX as u64) * BLOCK as u64;
+        let images = self.end + pages * IMAGE as u64 + pages.div_ceil(BATCH_MAX as u64) * BLOCK as u64;
+        // For the sums of what they are of, which stand behind them if there are many.
+        let needed = match self.images + pages {
+            few if few <= SUMS_WAITING as u64 => images,
+            many => images + 2 * image_status::copy_bytes(many),
+        };
         if needed <= self.held {
             return Ok(());
         }
@@ -354,14 +327,14 @@ impl ImageLog {
     }
 
     /// Writes the images of pages, for which there is room, and forces them. `fill` is called with the index of each
-    /// page and the place for its image; it returns how many bytes the page has.
+    /// page and the place for its image; it returns how many bytes the page has, and their [`checksum`].
     ///
     /// # Errors
     /// When the medium fails: nothing is known of what the log holds then.
     pub fn append(
         &mut self,
         pages: &[Page],
-        mut fill: impl FnMut(usize, &mut [u8]) -> Result<usize, MediaError>,
+        mut fill: impl FnMut(usize, &mut [u8]) -> Result<(usize, u32), MediaError>,
     ) -> Result<(), MediaError> {
         let begun = self.end;
         for (batch, part) in pages.chunks(BATCH_MAX).enumerate() {
@@ -383,7 +356,7 @@ impl ImageLog {
     fn write(
         &mut self,
         (pages, grouped): (&[Page], u16),
-        mut fill: impl FnMut(usize, &mut [u8]) -> Result<usize, MediaError>,
+        mut fill: impl FnMut(usize, &mut [u8]) -> Result<(usize, u32), MediaError>,
     ) -> Result<(), MediaError> {
         self.batch.resize(BLOCK + pages.len() * IMAGE, 0);
         let (block, images) = self.batch.split_at_mut(BLOCK);
@@ -397,9 +370,9 @@ impl ImageLog {
         let places = places.chunks_mut(size_of::<ImagePlace>());
         for (i, ((page, image), place)) in pages.iter().zip(images.chunks_mut(IMAGE)).zip(places).enumerate()
         {
-            let len = fill(i, image)?;
+            let (len, crc) = fill(i, image)?;
             image[len..].fill(0);
-            let crc = checksum(&image[..len]).into();
+            let crc = crc.into();
             let page_and_len = (page.number << LEN_BITS | len as u64).into();
             let of = ImagePlace { segment: page.segment.0.into(), crc, page_and_len };
             place.copy_from_slice(of.as_bytes());
@@ -411,6 +384,7 @@ impl ImageLog {
             .write_at(&self.batch, at)
             .map_err(|e| MediaError::new("write before-images", &*self.medium, at, e))?;
         (self.end, self.ordinal) = (at + self.batch.len() as u64, self.ordinal + 1);
+        self.images += pages.len() as u64;
         Ok(())
     }
 
@@ -438,34 +412,61 @@ impl ImageLog {
         Ok(())
     }
 
-    /// Empties it, durably, in one step.
+    /// Empties it, durably, in one step that brings sums of pages that were committed by then, and that the sums
+    /// files do not have: [as many](image_status::has_room) as there is room for.
     ///
     /// # Errors
     /// When the medium fails: it is not known whether it is empty.
-    pub fn empty(&mut self) -> Result<(), MediaError> {
+    pub fn empty(&mut self, sums: &Sums) -> Result<(), MediaError> {
         self.status.generation = (self.status.generation.get() + 1).into();
-        put_status(&*self.medium, &self.status, self.store)?;
+        let within = image_status::put_sums(&*self.medium, &mut self.status, sums)?;
+        self.put(&within)
+    }
+
+    /// Writes a status page of the next generation.
+    fn put(&mut self, within: &[u8]) -> Result<(), MediaError> {
+        put_status(&*self.medium, &self.status, within, self.store)?;
         if !planted("images-emptied-unforced") {
             self.force()?;
         }
-        (self.end, self.ordinal) = (IMAGES_DATA, 0);
+        (self.end, self.ordinal, self.images) = (IMAGES_DATA, 0, 0);
         Ok(())
     }
 
-    /// Says durably that the store was closed in good order. It is empty.
+    /// Empties it in one step that brings more sums than there is room for: of pages that it has images of, behind
+    /// them. All other sums are in the sums files. `move_sums` brings these there, and forces them, before another
+    /// image comes where they are.
+    ///
+    /// # Errors
+    /// When the medium fails: it is not known whether it is empty; those of `sums` and `move_sums`.
+    pub fn empty_with_many(
+        &mut self,
+        count: u64,
+        sums: impl Iterator<Item = Result<(Page, u32), MediaError>>,
+        move_sums: impl FnOnce(&dyn Medium, &ImagesStatus) -> Result<(), MediaError>,
+    ) -> Result<(), MediaError> {
+        self.status.generation = (self.status.generation.get() + 1).into();
+        image_status::put_many(&*self.medium, &mut self.status, (self.end, count), sums)?;
+        self.put(&[])?;
+        move_sums(&*self.medium, &self.status)?;
+        self.empty(&Sums::new())
+    }
+
+    /// Says durably that the store was closed in good order, in this generation. It is empty.
     ///
     /// # Errors
     /// When the medium fails.
-    pub fn close(&mut self) -> Result<(), MediaError> {
-        self.status.clean = CLEAN.into();
-        self.empty()
+    pub fn close(&mut self, generation: u64) -> Result<(), MediaError> {
+        (self.status.clean, self.status.store_generation) = (CLEAN.into(), generation.into());
+        self.empty(&Sums::new())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::STATUS_AT;
+    use crate::format::{IMAGES_MAGIC, STATUS_AT, SUMMED_IMAGES};
+    use crate::image_status::read_status;
     use caliburn_os::files::Files;
     use caliburn_os::medium::Media;
 
@@ -478,15 +479,15 @@ mod tests {
     /// A log with two groups: the pages 0 to 2, then 10 and 11.
     fn filled(dir: &std::path::Path) -> Arc<dyn Medium> {
         let medium = Files.create(&dir.join("images")).unwrap();
-        create(&*medium, STORE).unwrap();
+        create(&*medium, STORE, 0).unwrap();
         let status = read_status(&*medium, &STORE).unwrap();
-        let mut log = ImageLog::open(medium.clone(), STORE, status, [0; 2]).unwrap();
+        let mut log = ImageLog::open(medium.clone(), STORE, status, ([0; 2], 0), |_, _| Ok(())).unwrap();
         for numbers in [0..3, 10..12] {
             let pages: Vec<Page> = numbers.map(|number| Page { segment: SegmentId(1), number }).collect();
             log.make_room(pages.len() as u64).unwrap();
             let fill = |i: usize, to: &mut [u8]| {
                 to.copy_from_slice(&image(pages[i].number));
-                Ok(IMAGE)
+                Ok((IMAGE, checksum(to)))
             };
             log.append(&pages, fill).unwrap();
         }
@@ -528,10 +529,10 @@ mod tests {
             let mut block = vec![0; BLOCK];
             medium.read_at(&mut block, at).unwrap();
             let halves = block.chunks_mut(HEAD_HALF);
-            halves.for_each(|half| format::seal_as(half, IMAGES_MAGIC, IMAGES_VERSION + 1, STORE));
+            halves.for_each(|half| format::seal_as(half, IMAGES_MAGIC, SUMMED_IMAGES + 1, STORE));
             medium.write_at(&block, at).unwrap();
         }
         let refused = read_status(&*medium, &STORE).unwrap_err().to_string();
-        assert!(refused.contains("format version is 3"), "{refused}");
+        assert!(refused.contains("format version is 4"), "{refused}");
     }
 }

@@ -12,6 +12,7 @@
 //! | `ring` | the ring of a log, read and written |
 //! | `window` | goes along a log, record by record |
 //! | [`scan`](mod@scan) | the live part of a log, read back and verified |
+//! | [`image_status`] | the status of a log of before-images, and the sums that it brings |
 //! | [`search`] | records wherever they stand in the ring: proof of damage, and the past |
 //! | [`staged_tail`] | what a killed process left in its stage |
 //! | [`status_pages`] | a small structure that changes durably |
@@ -29,6 +30,7 @@
 pub mod archive;
 pub mod dump;
 pub mod format;
+pub mod image_status;
 pub mod images;
 pub mod log;
 pub mod media_error;

@@ -13,7 +13,7 @@
 
 use crate::format::{
     ALIGN, BLOCK, Defect, LOG_BYTES_MAX, LOG_BYTES_MIN, LOG_DATA, LOG_MAGIC, LSN_MAX, Lsn, Preamble,
-    STATUS_AT, Status,
+    STATUS_AT, Said, Status,
 };
 use crate::media_error::{Forcing, MediaError};
 use crate::ring::{STEP, read_ring, write_ring};
@@ -24,6 +24,7 @@ use caliburn_os::medium::Medium;
 use caliburn_os::simulated::{instead, planted};
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, RwLock};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -62,8 +63,8 @@ pub struct Log {
 }
 
 /// Writes a new, empty log: the ring filled with zeros, so that later forces change no metadata of the
-/// file system, then both status pages.
-pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), MediaError> {
+/// file system, then both status pages, which name the store's generation (0: it has none).
+pub fn create(medium: &dyn Medium, store: Id, capacity: u64, generation: u64) -> Result<(), MediaError> {
     let bounds = LOG_BYTES_MIN..=LOG_BYTES_MAX;
     assert!(bounds.contains(&capacity) && capacity.is_multiple_of(BLOCK as u64), "checked by the caller");
     let fail = |action, offset, error| MediaError::new(action, medium, offset, error);
@@ -75,7 +76,8 @@ pub fn create(medium: &dyn Medium, store: Id, capacity: u64) -> Result<(), Media
         medium.write_at(&zeros[..len as usize], at).map_err(|e| fail("write the log", at, e))?;
         at += len;
     }
-    let mut status = Status { capacity: capacity.into(), clean: 1.into(), ..Status::new_zeroed() };
+    let (clean, store_generation) = (1.into(), generation.into());
+    let mut status = Status { capacity: capacity.into(), clean, store_generation, ..Status::new_zeroed() };
     for generation in 0..2u64 {
         status.generation = generation.into();
         status_pages::put(medium, status.as_bytes(), LOG_MAGIC, store)?;
@@ -93,6 +95,18 @@ pub fn was_of(medium: &dyn Medium, store: &Id) -> bool {
     })
 }
 
+/// Which generation of its store a log is of, by the status that was read of it.
+pub fn said(medium: &dyn Medium, status: &Status) -> Said {
+    let twin_lost = status_pages::is_one_torn(medium, LOG_MAGIC, "log", &status.preamble.store);
+    Said { generation: status.store_generation.get(), twin_lost }
+}
+
+/// Makes the status that was read durable: it may be in the page cache alone.
+pub fn force_status(medium: &dyn Medium, status: &Status) -> Result<(), MediaError> {
+    status_pages::put(medium, status.as_bytes(), LOG_MAGIC, status.preamble.store)?;
+    medium.sync().map_err(|e| MediaError::new("force the log's status", medium, 0, e))
+}
+
 /// Reads the status that counts. `store` is compared if known.
 pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, LogError> {
     let bad = |defect| LogError::Status { path: medium.path().to_owned(), defect };
@@ -105,8 +119,7 @@ pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, Lo
             .iter()
             .all(|at| *at <= LSN_MAX && at.is_multiple_of(ALIGN as u64))
         && (head..=head + capacity).contains(&forced)
-        && status.opened.get() <= head + capacity
-        && status.incarnation.get() < u32::MAX;
+        && status.opened.get() <= head + capacity;
     if !sound {
         return Err(bad(Defect::Value("its status page holds impossible values".into())));
     }
@@ -121,7 +134,7 @@ pub fn read_status(medium: &dyn Medium, store: Option<&Id>) -> Result<Status, Lo
 
 impl Log {
     /// Takes the log up for appending at the end that a scan has found, in a new incarnation that is made
-    /// durable before this returns; `place` is what the medium says of itself.
+    /// durable before this returns; `place` is what the medium says of itself, and `generation` the store's.
     ///
     /// Everything that is not known to be forced is written again first. After a force that failed, or a write
     /// back that did without anybody hearing of it, the system goes on showing what the medium lacks, and a
@@ -131,10 +144,15 @@ impl Log {
         store: Id,
         status: Status,
         scanned: &Scanned,
-        place: [u64; 2],
+        (place, generation): ([u64; 2], u64),
     ) -> Result<Log, MediaError> {
         let (forced, tail) = (scanned.forced.min(scanned.tail), scanned.tail);
-        let incarnation = status.incarnation.get() + u32::from(!planted("incarnation-kept"));
+        let incarnation = status.incarnation.get().checked_add(u32::from(!planted("incarnation-kept")));
+        let incarnation = incarnation.ok_or_else(|| {
+            // It can still be read.
+            let text = "it was opened 2^32 - 1 times, as often as a log can be: dump the store, and restore the dump";
+            MediaError::new("open the log", &*medium, 0, io::Error::other(text))
+        })?;
         let log = Log {
             medium: RwLock::new(medium),
             store,
@@ -150,6 +168,7 @@ impl Log {
                 clean: instead("clean-kept", 0.into(), status.clean),
                 opened: tail.0.into(),
                 place: place.map(Into::into),
+                store_generation: generation.into(),
                 ..status
             }),
         };
@@ -345,10 +364,10 @@ impl Log {
         self.write_status(|_| {})
     }
 
-    /// Says in the status that the log is empty and the store in order.
-    pub fn mark_clean(&self) -> Result<(), MediaError> {
+    /// Says in the status that the log is empty and the store in order, in this generation.
+    pub fn mark_clean(&self, generation: u64) -> Result<(), MediaError> {
         assert_eq!(self.head(), self.tail(), "a log that is not empty is not clean");
-        self.write_status(|status| status.clean = 1.into())
+        self.write_status(|status| (status.clean, status.store_generation) = (1.into(), generation.into()))
     }
 
     /// Writes the next status page over the older twin and forces it.
@@ -484,10 +503,10 @@ mod tests {
     fn no_status_page_is_written_after_one_whose_force_failed() {
         let dir = tempfile::tempdir().unwrap();
         let medium = Arc::new(Forgetful::new(&dir));
-        create(&*medium, [7; 16], LOG_BYTES_MIN).unwrap();
+        create(&*medium, [7; 16], LOG_BYTES_MIN, 1).unwrap();
         let status = read_status(&*medium, None).unwrap();
         let scanned = scan(&*medium, &status, None, |_| {}).unwrap();
-        let log = Log::open(medium.clone(), [7; 16], status, &scanned, [0; 2]).unwrap();
+        let log = Log::open(medium.clone(), [7; 16], status, &scanned, ([0; 2], 1)).unwrap();
         medium.fails.store(true, std::sync::atomic::Ordering::SeqCst);
         for _ in 0..3 {
             log.advance_head(Lsn(0)).unwrap_err();
@@ -507,20 +526,20 @@ mod tests {
     fn opening_refuses_what_was_there_when_it_was_scanned_and_is_not_when_it_is_written_again() {
         let (store, dir) = ([7; 16], tempfile::tempdir().unwrap());
         let medium = Arc::new(Forgetful::new(&dir));
-        create(&*medium, store, LOG_BYTES_MIN).unwrap();
+        create(&*medium, store, LOG_BYTES_MIN, 1).unwrap();
         let scanned = || {
             let status = read_status(&*medium, Some(&store)).unwrap();
             (status, scan(&*medium, &status, None, |_| {}).unwrap())
         };
         let (status, first) = scanned();
-        let log = Log::open(medium.clone(), store, status, &first, [0; 2]).unwrap();
+        let log = Log::open(medium.clone(), store, status, &first, ([0; 2], 1)).unwrap();
         log.publish(log.append(&empty_record(&log)).unwrap());
         medium.fails.store(true, std::sync::atomic::Ordering::SeqCst);
         log.force().unwrap_err();
         let (status, second) = scanned();
         assert!(second.tail > first.tail);
         medium.evicted.store(true, std::sync::atomic::Ordering::SeqCst);
-        let error = Log::open(medium.clone(), store, status, &second, [0; 2]).map(drop).unwrap_err();
+        let error = Log::open(medium.clone(), store, status, &second, ([0; 2], 1)).map(drop).unwrap_err();
         assert!(error.to_string().contains("read the log back"), "{error}");
         let durable = read_status(&*medium.durable, Some(&store)).unwrap();
         assert_eq!(durable.incarnation, status.incarnation, "a new incarnation stands on what is not there");
@@ -533,12 +552,12 @@ mod tests {
         for failing in 0..4 {
             let dir = tempfile::tempdir().unwrap();
             let medium = Arc::new(Forgetful::new(&dir));
-            create(&*medium, store, LOG_BYTES_MIN).unwrap();
+            create(&*medium, store, LOG_BYTES_MIN, 1).unwrap();
             let open = || {
                 let status = read_status(&*medium, Some(&store)).unwrap();
                 let scanned = scan(&*medium, &status, None, |_| {}).unwrap();
                 assert!(scanned.damage.is_none(), "{scanned:?}");
-                Log::open(medium.clone(), store, status, &scanned, [0; 2])
+                Log::open(medium.clone(), store, status, &scanned, ([0; 2], 1))
             };
             let mut forces = 0;
             let mut live = || -> Result<(), MediaError> {

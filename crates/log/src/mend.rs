@@ -114,7 +114,7 @@ mod tests {
     fn copies() -> (tempfile::TempDir, [Arc<dyn Medium>; 2]) {
         let dir = tempfile::tempdir().unwrap();
         let copies = ["a", "b"].map(|name| Files.create(&dir.path().join(name)).unwrap());
-        copies.iter().for_each(|copy| create(&**copy, [7; 16], CAPACITY).unwrap());
+        copies.iter().for_each(|copy| create(&**copy, [7; 16], CAPACITY, 1).unwrap());
         (dir, copies)
     }
 

@@ -31,18 +31,14 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// What the ranges of an undo log, oldest first, say of its transaction, if they end with a mark.
-    pub fn of_run<'a>(ranges: impl Iterator<Item = Range<'a>>) -> Option<Prepared> {
-        let mut found = Prepared { global_id: Vec::new(), time: 0, body: Vec::new() };
-        for range in ranges {
-            if range.segment == MARK {
-                (found.global_id, found.time) = (range.bytes.to_vec(), range.offset);
-            } else if is_new(range.segment) {
-                let segment = SegmentId(range.segment.0 & !NEW);
-                record::push_range(&mut found.body, segment, range.offset, range.bytes);
-            }
+    /// Takes what one of the ranges of an undo log says of its transaction, from the oldest on.
+    pub fn take(&mut self, range: &Range<'_>) {
+        if range.segment == MARK {
+            (self.global_id, self.time) = (range.bytes.to_vec(), range.offset);
+        } else if is_new(range.segment) {
+            let segment = SegmentId(range.segment.0 & !NEW);
+            record::push_range(&mut self.body, segment, range.offset, range.bytes);
         }
-        (!found.global_id.is_empty()).then_some(found)
     }
 }
 
@@ -108,7 +104,7 @@ pub fn decode(bytes: &[u8], store: &Id) -> Result<Vec<Prepared>, (u64, Defect)> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Ranges, push_range};
+    use crate::record::push_range;
 
     fn sample() -> Vec<Prepared> {
         let mut body = Vec::new();
@@ -145,15 +141,5 @@ mod tests {
         refused(&|wrong| wrong[0].global_id = vec![1; GLOBAL_ID_MAX + 1]);
         refused(&|wrong| wrong[0].global_id = b"one".to_vec());
         refused(&|wrong| wrong[1].body.truncate(8));
-    }
-
-    #[test]
-    fn a_run_is_undecided_from_its_mark_on() {
-        let mut run = Vec::new();
-        push_range(&mut run, SegmentId(3), 40, b"olden");
-        push_range(&mut run, SegmentId(3 | NEW), 40, b"hello");
-        assert_eq!(Prepared::of_run(Ranges::of(&run)), None);
-        push_range(&mut run, MARK, 5, b"one");
-        assert_eq!(Prepared::of_run(Ranges::of(&run)).as_ref(), sample().last());
     }
 }

@@ -208,7 +208,7 @@ mod tests {
     fn log(capacity: u64) -> (tempfile::TempDir, Arc<dyn Medium>) {
         let dir = tempfile::tempdir().unwrap();
         let medium = Files.create(&dir.path().join("log")).unwrap();
-        create(&*medium, [7; 16], capacity).unwrap();
+        create(&*medium, [7; 16], capacity, 1).unwrap();
         (dir, medium)
     }
 

@@ -2,18 +2,20 @@
 //! log ends. Recovery reads it, `check` too; nobody has it mapped.
 
 use crate::format::{
-    self, ALIGN, BLOCK, CHUNK_HEAD, COUNT_MAX, Defect, LSN_MAX, Lsn, STAGE_BOOT, STAGE_CACHES,
-    STAGE_CHECKPOINT, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, StageHeader, StagedHeader,
+    self, ALIGN, BLOCK, CHUNK_HEAD, COUNT_MAX, Defect, LSN_MAX, Lsn, STAGE_ASKED, STAGE_BOOT, STAGE_CACHES,
+    STAGE_CHECKPOINT, STAGE_CURRENT, STAGE_FRONTIERS, STAGE_GENERATION, STAGE_MAGIC, STAGE_MAKING,
+    STAGE_WITNESSES, StageHeader, StagedHeader, WitnessRecord,
 };
 use crate::media_error::MediaError;
 use crate::record::well_formed;
 use caliburn_os::host::Id;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::{even_if, planted};
+use caliburn_os::simulated::{planted, unless};
+use caliburn_os::witness::{Others, Reasons, Seen, Verdict, Witnesses, judge};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Number of chunks that a stage is divided into.
 pub const CHUNKS: usize = 32;
@@ -66,6 +68,19 @@ pub struct Checkpoint {
     pub caches: u64,
 }
 
+/// What a stage seems to hold, which is not taken up since its memory may not have survived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dropped {
+    /// Commits that are not in the log.
+    pub commits: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Whether it is certain that the memory was lost.
+    pub certain: bool,
+    /// What the witnesses say.
+    pub why: Reasons,
+}
+
 /// What a stage holds beyond the log.
 #[derive(Debug, Default)]
 pub struct StagedTail {
@@ -79,15 +94,29 @@ pub struct StagedTail {
     pub appended: Option<Lsn>,
     /// What the segments show, if it is known.
     pub checkpoint: Option<Checkpoint>,
+    /// An opening was killed as it asked whether something of the stage was lost, and may have been told. It may be
+    /// in the log by now.
+    pub asked: bool,
+    /// What is not taken up, if there is something.
+    pub dropped: Option<Dropped>,
+    /// The store's generation in which it was made, if its memory survived; 0 if the store has none.
+    pub generation: Option<u64>,
 }
 
 impl StagedTail {
-    /// Reads what a stage of this boot holds beyond the log. Nothing for a stage of another boot.
-    pub fn read(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<StagedTail, StageError> {
-        let Some(Header { chunk_bytes, handed_over, appended, checkpoint }) = header(medium, store, boot)?
-        else {
-            return Ok(StagedTail::default());
+    /// Reads what a stage holds beyond the log, if its memory survived. Else nothing, and what it seems to hold.
+    pub fn read(medium: &dyn Medium, store: &Id, seen: &Seen) -> Result<StagedTail, StageError> {
+        let asked = was_asked(medium)?;
+        let Some((header, verdict)) = header(medium, store, seen)? else {
+            return Ok(StagedTail { asked, ..StagedTail::default() });
         };
+        let Header { chunk_bytes, handed_over, appended, checkpoint, generation } = header;
+        if let Some((certain, why)) = verdict {
+            let (commits, bytes) = count(medium, &header);
+            let dropped = Dropped { commits, bytes, certain, why };
+            let dropped = (commits > 0).then_some(dropped);
+            return Ok(StagedTail { asked, dropped, ..StagedTail::default() });
+        }
         let read = |offset, len| read(medium, offset, len);
         let bad = |offset, defect| bad(medium, offset, defect);
         let mut found = Vec::new();
@@ -133,12 +162,20 @@ impl StagedTail {
             found.sort_by_key(|(stamp, _)| *stamp);
         }
         let path = medium.path().to_owned();
-        Ok(StagedTail { path, records: found, last, appended: Some(appended), checkpoint })
+        let (appended, generation) = (Some(appended), Some(generation));
+        Ok(StagedTail { path, records: found, last, appended, checkpoint, asked, dropped: None, generation })
     }
 
     /// What of the log has to be replayed, if the stage tells.
     pub fn live(&self) -> Option<Range<Lsn>> {
         Some(self.checkpoint.map_or(Lsn(0), |checkpoint| checkpoint.before)..self.appended?)
+    }
+
+    /// Refuses a stage that `agrees` finds to be of the wrong generation.
+    pub fn of_generation(&self, agrees: impl FnOnce(u64) -> Result<(), Defect>) -> Result<(), StageError> {
+        let done = self.generation.map_or(Ok(()), agrees);
+        let (path, offset) = (self.path.clone(), STAGE_GENERATION as u64);
+        done.map_err(|defect| StageError::Bad { path, offset, defect })
     }
 
     /// Refuses a stage whose frontier lies before what its log says was forced ([`Scanned::forced`]). A process that
@@ -172,15 +209,38 @@ fn read(medium: &dyn Medium, offset: u64, len: usize) -> Result<Vec<u8>, StageEr
     }
 }
 
-/// The first block of a stage of this boot.
+/// The first block of a stage.
 struct Header {
     chunk_bytes: u64,
     handed_over: u64,
     appended: Lsn,
     checkpoint: Option<Checkpoint>,
+    generation: u64,
 }
 
-fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, StageError> {
+/// Why a stage is not taken up, and whether that is certain.
+type Refusal = Option<(bool, Reasons)>;
+
+/// What the witnesses say of a stage.
+fn verdict(block: &[u8], header: &StageHeader, seen: &Seen) -> Verdict {
+    let second: Id = block[STAGE_BOOT..STAGE_BOOT + 16].try_into().expect("sixteen bytes");
+    let boot = if seen.now.boot == Some(second) { second } else { header.boot };
+    let records = STAGE_WITNESSES
+        .map(|at| WitnessRecord::read_from_prefix(&block[at..]).expect("a block holds a record").0);
+    let mut noted = format::noted(&boot, &records);
+    let written = records.iter().any(|record| record.as_bytes().iter().any(|byte| *byte != 0));
+    if noted.others.is_none() && unless("torn-note-taken-for-none", written) {
+        // What a power cut has left of a note, or what an earlier version has left in another boot. That the
+        // boot is the same is too little then: some machines show the same one at each boot.
+        noted = Witnesses {
+            boot: noted.boot.filter(|boot| seen.now.boot != Some(*boot)),
+            others: Some(Others::default()),
+        };
+    }
+    judge(&noted, seen)
+}
+
+fn header(medium: &dyn Medium, store: &Id, seen: &Seen) -> Result<Option<(Header, Refusal)>, StageError> {
     if medium.len().map_err(|e| MediaError::new("measure the stage", medium, 0, e))? == 0 {
         return Ok(None);
     }
@@ -189,20 +249,31 @@ fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, 
         return Ok(None);
     }
     let (header, _) = StageHeader::read_from_prefix(&block).expect("a block holds a header");
-    let ours = [header.boot, block[STAGE_BOOT..STAGE_BOOT + 16].try_into().expect("sixteen bytes")]
-        .iter()
-        .any(|copy| even_if("stage-of-another-boot", copy == boot));
+    let refusal = match verdict(&block, &header, seen) {
+        _ if planted("stage-of-another-boot") => None,
+        Verdict::Survived => None,
+        Verdict::Lost(why) => Some((true, why)),
+        Verdict::Unknown(why) => Some((false, why)),
+    };
     match format::unseal(&block[..size_of::<StageHeader>()], STAGE_MAGIC, "stage", Some(store)) {
         // The power failed while it was made, in an earlier boot.
         Err(defect)
-            if !ours && (defect == Defect::Checksum || word(&block, 0) == 0 || word(&block, 8) == 0) =>
+            if refusal.is_some()
+                && (defect == Defect::Checksum || word(&block, 0) == 0 || word(&block, 8) == 0) =>
         {
             return Ok(None);
         }
         Err(defect) => return Err(bad(medium, 0, defect)),
-        Ok(_) if !ours => return Ok(None),
         Ok(_) => {}
     }
+    match fields(medium, &block, &header) {
+        // What a power cut has left of it.
+        Err(StageError::Bad { .. }) if refusal.is_some() => Ok(None),
+        found => Ok(Some((found?, refusal))),
+    }
+}
+
+fn fields(medium: &dyn Medium, block: &[u8], header: &StageHeader) -> Result<Header, StageError> {
     let impossible = |text: &str| Defect::Value(text.to_owned());
     let (chunks, chunk_bytes) = (header.chunks.get(), header.chunk_bytes.get());
     let bounds = BLOCK as u64..=STAGE_BYTES_MAX / CHUNKS as u64;
@@ -210,9 +281,9 @@ fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, 
     {
         return Err(bad(medium, 0, impossible("its header holds impossible values")));
     }
-    let (handed_over, appended) = frontier(&block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
+    let (handed_over, appended) = frontier(block).map_err(|d| bad(medium, STAGE_CURRENT as u64, d))?;
     let checkpoint =
-        Checkpoint { before: Lsn(word(&block, STAGE_CHECKPOINT)), caches: word(&block, STAGE_CACHES) };
+        Checkpoint { before: Lsn(word(block, STAGE_CHECKPOINT)), caches: word(block, STAGE_CACHES) };
     let is_position = |at: Lsn| at.0 <= LSN_MAX && at.0.is_multiple_of(ALIGN as u64);
     if handed_over > COUNT_MAX || !is_position(appended) || !is_position(checkpoint.before) {
         return Err(bad(
@@ -221,17 +292,82 @@ fn header(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Header>, 
             impossible("its frontier or its checkpoint is nowhere"),
         ));
     }
-    Ok(Some(Header {
+    Ok(Header {
         chunk_bytes,
         handed_over,
         appended,
         checkpoint: (checkpoint.before > Lsn(0)).then_some(checkpoint),
-    }))
+        generation: word(block, STAGE_GENERATION),
+    })
 }
 
-/// Where the log ends, if a stage of this boot tells. It may be in use.
-pub fn log_end(medium: &dyn Medium, store: &Id, boot: &Id) -> Result<Option<Lsn>, StageError> {
-    Ok(header(medium, store, boot)?.map(|found| found.appended))
+/// How many commits a stage seems to hold that are not in the log, and their bytes. It may be torn.
+fn count(medium: &dyn Medium, header: &Header) -> (u64, u64) {
+    let (mut commits, mut bytes) = (0, 0);
+    for chunk in 0..CHUNKS as u64 {
+        let start = BLOCK as u64 + chunk * header.chunk_bytes;
+        let Ok(published) = read(medium, start, 8) else { continue };
+        let published = u64::from_ne_bytes(published.try_into().expect("eight bytes"));
+        let held = published.min(header.chunk_bytes - CHUNK_HEAD as u64);
+        let Ok(chunk) = read(medium, start + CHUNK_HEAD as u64, held as usize) else { continue };
+        let mut at = 0;
+        while let Some((staged, next)) = staged_at(&chunk, at) {
+            let is_record = (1..COUNT_MAX).contains(&staged.stamp) && well_formed(staged.body);
+            if is_record && staged.stamp >= header.handed_over {
+                commits += 1;
+                bytes += (next - at) as u64;
+            }
+            at = next;
+        }
+    }
+    (commits, bytes)
+}
+
+/// Where the log ends, if a stage tells whose memory survived. It may be in use.
+pub fn log_end(medium: &dyn Medium, store: &Id, seen: &Seen) -> Result<Option<Lsn>, StageError> {
+    let found = header(medium, store, seen)?.filter(|(_, refusal)| refusal.is_none());
+    Ok(found.map(|(header, _)| header.appended))
+}
+
+/// How many commits a stage whose memory survived holds beyond the log. It may be in use: then it is the number of
+/// one moment.
+pub fn waiting(medium: &dyn Medium, store: &Id, seen: &Seen) -> Result<u64, StageError> {
+    let found = header(medium, store, seen)?.filter(|(_, refusal)| refusal.is_none());
+    Ok(found.map_or(0, |(header, _)| count(medium, &header).0))
+}
+
+/// Asks the system whether something of a stage that is not mapped was lost on its way to the medium: an error if
+/// so. It says so once. Whoever is killed meanwhile leaves a note ([`StagedTail::asked`]). Such a note stays until
+/// the store was closed: each opening until then passes it on, since one that is killed may have told nobody.
+pub fn ask(medium: &dyn Medium, asked: bool) -> Result<io::Result<()>, MediaError> {
+    note_asking(medium, true)?;
+    let answer = medium.written_back();
+    if answer.is_ok() && !asked {
+        note_asking(medium, false)?;
+    }
+    Ok(answer)
+}
+
+/// Notes that an opening asks, or has its answer.
+pub fn note_asking(medium: &dyn Medium, asking: bool) -> Result<(), MediaError> {
+    let fail = |e| MediaError::new("write the stage", medium, STAGE_ASKED as u64, e);
+    medium.write_at(&u64::from(asking).to_ne_bytes(), STAGE_ASKED as u64).map_err(fail)
+}
+
+fn was_asked(medium: &dyn Medium) -> Result<bool, MediaError> {
+    let mut word = [0; 8];
+    match medium.read_at(&mut word, STAGE_ASKED as u64) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        other => other
+            .map(|()| word != [0; 8])
+            .map_err(|e| MediaError::new("read the stage", medium, STAGE_ASKED as u64, e)),
+    }
+}
+
+/// Notes what the witnesses say in a stage that is being made.
+pub fn note(medium: &dyn Medium, witnesses: &Witnesses) -> io::Result<()> {
+    let record = WitnessRecord::new(witnesses);
+    STAGE_WITNESSES.iter().try_for_each(|at| medium.write_at(record.as_bytes(), *at as u64))
 }
 
 fn word(block: &[u8], at: usize) -> u64 {
@@ -243,6 +379,13 @@ fn frontier(block: &[u8]) -> Result<(u64, Lsn), Defect> {
         Some(at) => Ok((word(block, *at), Lsn(word(block, at + 8)))),
         None => Err(Defect::Value("it does not say which of its frontiers counts".into())),
     }
+}
+
+/// Says in which generation of the store it is used. For a stage that is not mapped: what it holds stays.
+pub fn set_generation(medium: &dyn Medium, generation: u64) -> Result<(), MediaError> {
+    let at = STAGE_GENERATION as u64;
+    let fail = |e| MediaError::new("write the stage", medium, at, e);
+    medium.write_at(&generation.to_ne_bytes(), at).map_err(fail)
 }
 
 /// From now on nothing is known of what the segments show. For a stage that is not mapped.

@@ -1,7 +1,10 @@
 //! Twin pages: a small structure that changes durably. It stands twice and is written in turn, so that whatever
 //! becomes of the one being written, the other is whole. The valid one with the greater generation counts.
 //!
-//! Invariant: a page is written only while its twin is durable.
+//! Invariant: a page is written only while its twin is durable. What an opening reads tells that of one page only.
+//! If one is [torn](is_one_torn), the other is durable. If both are whole, the older one is, and the page cache may
+//! show a newer one that a failed force, or a failed write, has left in memory. So the first page that an opening
+//! writes goes over the torn one, or else over the newest, and is forced; then the next one goes over its twin.
 
 use crate::format::{self, BLOCK, COUNT_MAX, Defect, STATUS_AT};
 use caliburn_os::host::Id;
@@ -31,16 +34,18 @@ pub fn read(
     what: &'static str,
     store: Option<&Id>,
 ) -> Result<Result<Vec<u8>, Defect>, MediaError> {
-    read_parts(medium, BLOCK, (magic, &[format::VERSION], what), store)
+    read_parts(medium, BLOCK, (magic, &[format::VERSION], what), store, |_| Ok(None))
 }
 
 /// The same of a structure that stands in each page as often as parts of so many bytes fit, each with a checksum: so
-/// that what damages one of them later does not pass for a write that was cut short.
+/// that what damages one of them later does not pass for a write that was cut short. `lacks` says what was written
+/// with one and is not there, so that it does not count.
 pub fn read_parts(
     medium: &dyn Medium,
     part: usize,
     (magic, versions, what): ([u8; 8], &[u32], &'static str),
     store: Option<&Id>,
+    mut lacks: impl FnMut(&[u8]) -> Result<Option<Defect>, MediaError>,
 ) -> Result<Result<Vec<u8>, Defect>, MediaError> {
     let mut best: Option<Vec<u8>> = None;
     let mut defects = Vec::new();
@@ -59,13 +64,25 @@ pub fn read_parts(
         let sealed = format::unseal_any(&page, magic, versions, what, store);
         match sealed.and_then(|_| countable(generation(&page))) {
             Ok(()) if best.as_ref().is_some_and(|best| generation(best) >= generation(&page)) => {}
-            Ok(()) => best = Some(page),
+            Ok(()) => match lacks(&page)? {
+                None => best = Some(page),
+                Some(defect) => defects.push(defect),
+            },
             Err(defect) => defects.push(defect),
         }
     }
     // A page with a known magic says more than one without.
     defects.sort_by_key(|d| matches!(d, Defect::Magic { .. } | Defect::Checksum));
     Ok(best.ok_or_else(|| defects.swap_remove(0)))
+}
+
+/// Whether one of the pages is not what was written there: torn, cut off or damaged. The other one was durable
+/// before that was written.
+pub fn is_one_torn(medium: &dyn Medium, magic: [u8; 8], what: &'static str, store: &Id) -> bool {
+    STATUS_AT.iter().any(|at| {
+        let mut page = [0; BLOCK];
+        medium.read_at(&mut page, *at).is_err() || format::unseal(&page, magic, what, Some(store)).is_err()
+    })
 }
 
 /// Writes a structure to the place that its generation names; that place.

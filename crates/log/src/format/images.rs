@@ -9,6 +9,11 @@
 //! was never written whole. The batches of the present generation stand one behind the other from the beginning; a
 //! status page of a new generation empties the log. Batches that one force brings to the medium are a group: of the
 //! last group any may be missing, and what any has images of was not stored to.
+//!
+//! A status page may bring sums: those of pages that were committed before it, and that the sums files do not have
+//! yet. They follow the status in its page if they fit; else they stand twice, behind one another, in the room of
+//! the page's generation, or behind the images. A status page whose sums are not there does not count: it was not
+//! written whole.
 
 use super::{BLOCK, Preamble};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -20,6 +25,15 @@ pub const IMAGES_MAGIC: [u8; 8] = *b"CALI-IMS";
 pub const BATCH_MAGIC: [u8; 8] = *b"CALI-IMB";
 /// Version of status pages and heads that may tell of groups. In [`VERSION`](super::VERSION) each batch is a group.
 pub const IMAGES_VERSION: u32 = 2;
+/// Version of a status page that brings sums.
+pub const SUMMED_IMAGES: u32 = 3;
+/// Offsets of the room for sums of a status page, by the last bit of its generation.
+pub const SUMS_ROOM: [u64; 2] = [2 * BLOCK as u64, 9 * BLOCK as u64];
+/// Most sums that follow the status in its page; few where crashes are simulated.
+pub const SUMS_WITHIN: usize =
+    if cfg!(caliburn_sim) { 1 } else { (HEAD_HALF - size_of::<ImagesStatus>()) / size_of::<PageSum>() };
+/// Most that stand in the room for them.
+pub const SUMS_WAITING: usize = if cfg!(caliburn_sim) { 3 } else { 3 * BLOCK / size_of::<PageSum>() };
 /// Most batches of a group; few where crashes are simulated.
 pub const GROUP_MAX: usize = if cfg!(caliburn_sim) { 2 } else { 1 << 14 };
 /// Offset of the first batch.
@@ -47,6 +61,26 @@ pub struct ImagesStatus {
     pub reserved: [u8; 4],
     /// As [`Status::place`](super::Status::place).
     pub place: [U64; 2],
+    /// As [`Status::store_generation`](super::Status::store_generation).
+    pub store_generation: U64,
+    /// Where its sums stand; 0: behind it.
+    pub sums_at: U64,
+    /// How many there are.
+    pub sums: U32,
+    /// Checksum of those that stand elsewhere.
+    pub sums_crc: U32,
+}
+
+/// The sum of a page that was committed.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PageSum {
+    /// The segment.
+    pub segment: U32,
+    /// [`unit_sum`](super::unit_sum).
+    pub sum: U32,
+    /// Number of the page in the segment's data.
+    pub page: U64,
 }
 
 /// Head of a batch: the beginning of each half of its first block. `count` [`ImagePlace`]s follow, then zeros.
@@ -79,7 +113,11 @@ pub struct ImagePlace {
 }
 
 const _: () = {
-    assert!(size_of::<ImagesStatus>() == 64 && IMAGES_DATA >= 2 * BLOCK as u64);
+    assert!(size_of::<ImagesStatus>() == 88 && size_of::<PageSum>() == 16);
+    // Two copies each.
+    assert!(
+        SUMS_ROOM[1] - SUMS_ROOM[0] >= 6 * BLOCK as u64 && SUMS_ROOM[1] + 6 * BLOCK as u64 <= IMAGES_DATA
+    );
     assert!(size_of::<BatchHead>() == 48 && size_of::<ImagePlace>() == 16);
     assert!(size_of::<BatchHead>() + BATCH_MAX * size_of::<ImagePlace>() <= HEAD_HALF);
 };

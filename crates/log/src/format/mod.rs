@@ -5,14 +5,18 @@
 //! stores the address that the segment loader promised, and nothing else does.
 
 mod backup;
+mod generations;
 mod images;
 mod order;
+mod witnesses;
 
 pub use backup::*;
 use caliburn_os::host::Id;
+pub use generations::*;
 pub use images::*;
 pub use order::*;
 use std::fmt;
+pub use witnesses::*;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -146,6 +150,8 @@ pub struct Status {
     pub opened: U64,
     /// This file when it began: inode and birth, in nanoseconds since 1970. Zeros: unknown.
     pub place: [U64; 2],
+    /// The store's generation when this was written; 0 if it has none.
+    pub store_generation: U64,
 }
 
 /// Head of a log record. Range headers with their bytes follow, then a [`Trailer`].
@@ -249,7 +255,8 @@ impl StampedSum {
     }
 }
 
-/// Head of the catalog file; `count` [`CatalogEntry`]s follow, each with its name and path.
+/// Head of the catalog file. In version [`COUNTED_CATALOG`] a u64 follows, how often the catalog was changed; then
+/// the path of the log, and `count` [`CatalogEntry`]s, each with its name and path.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CatalogHeader {
@@ -265,8 +272,8 @@ pub struct CatalogHeader {
     pub log_path: U16,
     /// The recovery policy: 0 redo, 1 undo.
     pub policy: U16,
-    /// Zero.
-    pub reserved: [u8; 4],
+    /// With the shadow policy 1 if segments have sums beside them; else 0.
+    pub sums: U32,
 }
 
 /// One segment in the catalog.
@@ -335,10 +342,19 @@ pub struct UndoStatus {
     pub reserved: [u8; 4],
     /// As [`Status::place`].
     pub place: [U64; 2],
+    /// As [`Status::store_generation`].
+    pub store_generation: U64,
+    /// Zero.
+    pub unused: [u8; 32],
+    /// What was noted with the boot.
+    pub witnesses: WitnessRecord,
 }
 
 /// Offset of the number of chunks, a native word: the file may be longer, not shorter.
 pub const UNDO_COUNT: u64 = 8192;
+/// Offset of a native word: 1 while an opening asks whether writes were lost. Found so, whoever asked was killed,
+/// and may have been told. It stays so until the store was closed in good order.
+pub const UNDO_ASKED: u64 = UNDO_COUNT + 8;
 /// Offset of the first chunk of undo logs.
 pub const UNDO_DATA: u64 = 64 << 10;
 /// Bytes of a chunk's head; ranges follow. Native words of eight bytes:
@@ -386,9 +402,13 @@ pub const STAGE_FRONTIERS: [usize; 2] = [264, 280];
 pub const STAGE_CHECKPOINT: usize = 296;
 /// See [`STAGE_CHECKPOINT`].
 pub const STAGE_CACHES: usize = 304;
+/// Offset of a native word, as [`UNDO_ASKED`].
+pub const STAGE_ASKED: usize = 312;
 /// Offset of a second copy of the boot's identity, in another sector: whatever a power cut leaves of a header, it
 /// takes both copies to say that the stage is of another boot.
 pub const STAGE_BOOT: usize = 2048;
+/// Offset of a native word: the store's generation in which the stage was made; 0 if it has none.
+pub const STAGE_GENERATION: usize = 128;
 /// The stage is being made: nothing is staged, whatever the header and the chunks hold.
 pub const STAGE_MAKING: u64 = 2;
 /// Bytes of a chunk's head: the count of published bytes (a native atomic) and nothing else.
@@ -406,7 +426,7 @@ pub struct StagedHeader {
 
 const _: () = {
     assert!(size_of::<Preamble>() == 32);
-    assert!(size_of::<Status>() == 96);
+    assert!(size_of::<Status>() == 104);
     assert!(size_of::<RecordHeader>() == 32 && size_of::<RecordHeader>().is_multiple_of(ALIGN));
     assert!(size_of::<RangeHeader>() == 16 && size_of::<RangeHeader>().is_multiple_of(ALIGN));
     assert!(size_of::<Trailer>() == 8);
@@ -415,8 +435,9 @@ const _: () = {
     assert!(size_of::<StampedSum>() == 16 && BLOCK.is_multiple_of(size_of::<StampedSum>()));
     assert!(size_of::<CatalogHeader>() == 56);
     assert!(size_of::<CatalogEntry>() == 32);
-    assert!(size_of::<UndoStatus>() == 88 && UNDO_DATA >= 2 * BLOCK as u64);
-    assert!(size_of::<StageHeader>() == 64 && STAGE_CURRENT >= 64);
+    assert!(size_of::<UndoStatus>() == 192 && UNDO_DATA >= 2 * BLOCK as u64);
+    assert!(std::mem::offset_of!(UndoStatus, witnesses) == UNDO_WITNESSES);
+    assert!(size_of::<StageHeader>() == STAGE_WITNESSES[0] && STAGE_CURRENT >= STAGE_WITNESSES[0] + 64);
     assert!(size_of::<StagedHeader>() == 16);
 };
 
@@ -459,6 +480,16 @@ pub enum Defect {
         found: String,
         /// Identity expected.
         expected: String,
+    },
+    /// It is not of the same time as the store's other files.
+    #[error(
+        "it is an older copy: its generation is {found}, and the store's other files say {wanted}. Put the present file back, or go back to a whole copy of the store"
+    )]
+    Older {
+        /// What it says.
+        found: u64,
+        /// What it must say at least.
+        wanted: u64,
     },
     /// A value is out of its bounds.
     #[error("{0}")]
