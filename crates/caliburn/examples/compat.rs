@@ -68,6 +68,18 @@ fn killed_undo(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// What a killed process left with the shadow policy: what a page held.
+fn killed_shadow(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let store = options(Policy::Shadow).open(folder.join("shadow-killed"))?;
+    fill(&store, 3, Class::Power)?;
+    let region = store.segment("data")?.map_all()?;
+    let mut tx = store.begin(Mode::Restore)?;
+    tx.store(&region, 8, &99u64)?;
+    std::mem::forget(tx);
+    std::mem::forget((region, store));
+    Ok(())
+}
+
 /// A dump of a store with something in its log, and an archive of what came afterwards.
 fn dumped(folder: &Path) -> Result<(), Box<dyn Error>> {
     let path = folder.join("dumped");
@@ -116,8 +128,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = Path::new(&folder);
     closed(folder, Policy::Redo, "redo-closed")?;
     closed(folder, Policy::Undo, "undo-closed")?;
+    closed(folder, Policy::Shadow, "shadow-closed")?;
     killed(folder)?;
     killed_undo(folder)?;
+    killed_shadow(folder)?;
     dumped(folder)?;
     dumped_undo(folder)?;
     relocated(folder)?;

@@ -207,7 +207,7 @@ pub use caliburn_typed as typed;
 pub use caliburn_typed::{
     Error, Map, Mut, Objects, Owned, PArc, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PLog, PRc,
     PSlotMap, PString, PVec, PVecDeque, PWeak, Recoverable, SlotKey, Snapshot, SortedMap, Tx, View, Writer,
-    map, sorted_map,
+    back_out, forget_old, map, sorted_map,
 };
 
 /// What most programs use of typed objects.

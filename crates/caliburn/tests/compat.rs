@@ -74,6 +74,52 @@ fn what_a_killed_process_forced_is_recovered() {
     }
 }
 
+/// Segments of shadow stores had no checksums once: so they stay, and `check` says so. A store that is made of
+/// them has some.
+#[test]
+fn shadow_stores_without_checksums_go_on_without() {
+    in_archives("shadow-closed", |dir| {
+        let summed = dir.join("shadow-closed/data.sums").exists();
+        for (name, unverified) in [("shadow-closed", true), ("shadow-killed", true), ("restored", false)] {
+            let path = dir.join(name);
+            let unverified = unverified && !summed;
+            let mut options = Options::new();
+            options.copied(true);
+            for turn in 0..2 {
+                let report = options.check(&path).unwrap();
+                assert_eq!(report.problems, [], "{name}");
+                assert_eq!(report.unverified_bytes > 0, unverified, "{name}: {report:?}");
+                assert_eq!(report.notes.iter().any(|note| note.contains("no checksums")), unverified);
+                let store = options.open(&path).unwrap();
+                let region = store.segment("data").unwrap().map_all().unwrap();
+                assert_eq!(region.load::<u64>(8), if turn == 0 { 24 } else { 5 });
+                let mut tx = store.begin(Mode::Restore).unwrap();
+                tx.store(&region, 8, &5u64).unwrap();
+                tx.commit(Class::Power).unwrap();
+                assert_eq!(store.scrub().unwrap(), []);
+                if (name, turn) == ("shadow-closed", 0) {
+                    let mut tx = store.begin(Mode::Restore).unwrap();
+                    tx.store(&region, 8, &24u64).unwrap();
+                    tx.commit(Class::Power).unwrap();
+                    let mut dump = Vec::new();
+                    store.dump(&DumpOptions::new(), &mut dump).unwrap();
+                    Options::new()
+                        .restore(&mut &dump[..], &RestoreOptions::new(), dir.join("restored"))
+                        .unwrap();
+                    let mut tx = store.begin(Mode::Restore).unwrap();
+                    tx.store(&region, 8, &5u64).unwrap();
+                    tx.commit(Class::Power).unwrap();
+                }
+                drop(region);
+                store.close().unwrap();
+            }
+            assert_eq!(path.join("data.sums").exists(), !unverified);
+            let catalog = std::fs::read(path.join("catalog")).unwrap();
+            assert_eq!(catalog[8] == 1, unverified, "the version is that of its making");
+        }
+    });
+}
+
 /// Of a revision that could, what is in the archives besides stores.
 fn in_archives(name: &str, act: impl Fn(&Path)) {
     let unpacked: Vec<_> = archives().iter().map(|archive| unpack(archive)).collect();

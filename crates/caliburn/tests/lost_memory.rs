@@ -186,3 +186,64 @@ fn frames_of_a_pool_are_not_committed() {
     drop((memory, store));
     recovered_is(&path, 0);
 }
+
+/// Copies a file without room for what is zero, as `cp --sparse=always` does.
+fn copy_sparsely(from: &Path, to: &Path) {
+    use std::os::unix::fs::FileExt;
+    let bytes = std::fs::read(from).unwrap();
+    let file = std::fs::File::create(to).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    for (at, page) in bytes.chunks(4096).enumerate().filter(|(_, page)| page.iter().any(|byte| *byte != 0)) {
+        file.write_all_at(page, at as u64 * 4096).unwrap();
+    }
+}
+
+/// Bytes that the file system still has for files.
+fn free(path: &Path) -> u64 {
+    let about = rustix::fs::statvfs(path).unwrap();
+    about.f_bavail * about.f_frsize
+}
+
+/// A store into a hole ends the process on a full disk (SIGBUS): the opening has room made, or is refused.
+#[test]
+fn a_sparse_copy_is_refused_on_a_full_disk() {
+    for policy in [Policy::Redo, Policy::Undo, Policy::Shadow] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let store = options().policy(policy).open(&path).unwrap();
+        let region = memory(&store);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.store(&region, 8, &7u64).unwrap();
+        tx.commit(store.reach()).unwrap();
+        drop(region);
+        store.close().unwrap();
+
+        let Some(disk) = support::mount("96m") else { return };
+        let copy = disk.path.join("s");
+        std::fs::create_dir(&copy).unwrap();
+        for entry in std::fs::read_dir(&path).unwrap() {
+            let entry = entry.unwrap();
+            copy_sparsely(&entry.path(), &copy.join(entry.file_name()));
+        }
+        let filler = disk.path.join("filler");
+        let mut file = std::fs::File::create(&filler).unwrap();
+        while file.write_all(&[1; 4096]).is_ok() {}
+        file.set_len(file.metadata().unwrap().len() - (64 << 10)).unwrap();
+        drop(file);
+        let refused = options().copied(true).open(&copy).unwrap_err();
+        assert!(message(&refused).contains("allocate"), "{policy:?}: {}", message(&refused));
+        assert!(message(&refused).contains("holes need"), "{policy:?}: {}", message(&refused));
+        assert!(free(&disk.path) > 32 << 10, "{policy:?}: what is refused has taken the room that there was");
+
+        // Not removed alone: a process that another test has just forked may have it open.
+        std::fs::File::create(&filler).unwrap();
+        let store = options().copied(true).open(&copy).unwrap();
+        let region = memory(&store);
+        assert_eq!(region.load::<u64>(8), 7, "{policy:?}");
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        store_all(&mut tx, &region, 8);
+        tx.commit(store.reach()).unwrap();
+        drop(region);
+        store.close().unwrap();
+    }
+}

@@ -464,3 +464,25 @@ fn a_region_is_not_unmapped_while_a_decision_is_brought_to_it() {
         }
     }
 }
+
+/// More than files of the store have that are read whole.
+#[test]
+fn what_is_undecided_may_be_long() {
+    const LEN: usize = 66 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = open(&path, Policy::Undo);
+    let memory = store.create_segment("long", 68 << 20).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.write(&memory, 8, &vec![7; LEN]).unwrap();
+    tx.prepare(b"long").unwrap();
+    drop(memory);
+    store.close().unwrap();
+    assert!(std::fs::metadata(path.join("prepared")).unwrap().len() > LEN as u64);
+    clean(&path);
+    let store = open(&path, Policy::Undo);
+    let memory = store.segment("long").unwrap().map_all().unwrap();
+    assert_eq!((memory.load::<u8>(8), memory.load::<u8>(LEN)), (0, 0));
+    store.commit_prepared(b"long").unwrap();
+    assert_eq!((memory.load::<u8>(8), memory.load::<u8>(LEN)), (7, 7));
+}

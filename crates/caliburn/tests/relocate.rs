@@ -120,6 +120,42 @@ fn a_log_grows_and_moves_while_threads_commit() {
     assert_eq!(store.query().log_bytes, 1 << 20);
 }
 
+/// The way back from `log_path`. A file of that name that is no log of the store stays.
+#[test]
+fn a_log_comes_back_to_the_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, elsewhere) = (dir.path().join("s"), dir.path().join("elsewhere"));
+    let store = options().open(&path).unwrap();
+    let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
+    transact(&store, &region, 1);
+    store.relocate_log(Options::new().log_path(&elsewhere)).unwrap();
+    transact(&store, &region, 2);
+    let inside = path.join("log");
+    std::fs::write(&inside, "mine").unwrap();
+    let refused = store.relocate_log(Options::new().log_path(&inside)).unwrap_err().to_string();
+    assert!(refused.contains("no log of this store") && refused.contains("/s/log"), "{refused}");
+    assert_eq!(std::fs::read(&inside).unwrap(), b"mine");
+    std::fs::remove_file(&inside).unwrap();
+    // What a killed attempt has left is no obstacle: it was made, or filled.
+    std::fs::write(&inside, [0; 100]).unwrap();
+    store.relocate_log(Options::new().log_path(&inside)).unwrap();
+    transact(&store, &region, 3);
+    drop(region);
+    store.close().unwrap();
+    assert!(std::fs::read(&elsewhere).unwrap()[..4096].iter().all(|byte| *byte == 0), "no log any more");
+    assert_eq!(log_of_listed(&path, dir.path()), inside);
+    let store = Options::new().log_path(&inside).open(&path).unwrap();
+    assert_eq!(store.query().log_bytes, Options::new().info(&path).unwrap().log.unwrap().capacity);
+    drop(store);
+    let mut moved = Options::new();
+    moved.log_bytes(8 << 20).log_path(&inside).open(&path).unwrap().close().unwrap();
+    assert_eq!(
+        log_of_listed(&path, dir.path()).file_name().unwrap(),
+        "log.2",
+        "another size, in the directory"
+    );
+}
+
 fn log_of_listed(path: &Path, listed: &Path) -> PathBuf {
     Options::new().outside(listed).info(path).unwrap().log.unwrap().path
 }

@@ -396,7 +396,7 @@ fn private_of(region: &Region) -> usize {
 fn without_userfaultfd_all_is_compared() {
     std::thread::scope(|scope| {
         let forbidden = scope.spawn(|| {
-            forbid_userfaultfd();
+            support::forbid(libc::SYS_userfaultfd, libc::EPERM);
             let dir = tempfile::tempdir().unwrap();
             let (store, region) = opened(&dir.path().join("s"));
             for turn in 1..=3 {
@@ -413,29 +413,6 @@ fn without_userfaultfd_all_is_compared() {
         });
         forbidden.join().unwrap();
     });
-}
-
-/// For this thread.
-fn forbid_userfaultfd() {
-    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let mut filter = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        libc::sock_filter {
-            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
-            jt: 0,
-            jf: 1,
-            k: libc::SYS_userfaultfd as u32,
-        },
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the filter is whole, and lives as long as the call; it is this thread's alone.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
-        assert_eq!(libc::syscall(libc::SYS_userfaultfd, 0), -1);
-    }
 }
 
 #[derive(Debug, Clone)]

@@ -118,3 +118,28 @@ fn a_log_on_a_device_that_fails() {
     // The write that failed took the block with it that its record shares with the end of the one before.
     assert!(region.load::<u64>(0) + 1 >= last, "{} of {last}", region.load::<u64>(0));
 }
+
+/// A copy that was made file by file while the store was in use: the log is of an earlier moment than a segment.
+#[test]
+fn segments_that_are_later_than_the_log_are_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let store = support::open(&path);
+    let region = support::region(&store);
+    let log = std::fs::read(path.join("log")).unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 0, &7u64).unwrap();
+    tx.commit(Class::Power).unwrap();
+    store.truncate().unwrap();
+    let copy = dir.path().join("copy");
+    support::copy_store(&path, &copy);
+    let of_two_moments =
+        || caliburn::check(&copy).unwrap().problems.iter().any(|p| p.text.contains("moments"));
+    assert!(!of_two_moments());
+    std::fs::write(copy.join("log"), log).unwrap();
+    // The stage of this boot would tell, too.
+    std::fs::remove_file(copy.join("stage")).unwrap();
+    assert!(of_two_moments());
+    let refused = options().copied(true).open(&copy).unwrap_err().to_string();
+    assert!(refused.contains("different moments"), "{refused}");
+}

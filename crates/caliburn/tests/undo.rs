@@ -2,7 +2,7 @@
 
 mod support;
 
-use caliburn::medium::{Files, Media, Medium, Replaced};
+use caliburn::medium::{Boot, Clock, Files, Media, Medium, Replaced};
 use caliburn::{Class, CommitError, Mode, OpenError, Options, Policy, Region, Store};
 use std::io;
 use std::path::Path;
@@ -190,8 +190,9 @@ unsafe impl Media for Rebooted {
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         Files.sync_directory(path)
     }
-    fn boot_id(&self) -> io::Result<[u8; 16]> {
-        Ok([3; 16])
+    fn boot(&self) -> io::Result<Boot> {
+        let clock = Clock { began: i64::MAX, running: u64::MAX };
+        Ok(Boot { id: Some([3; 16]), clock: Some(clock) })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Enums with data, as `#[repr(u8)]` lays them out.
 
-use crate::made::{Said, loads};
+use crate::made::{Of, Said, defaults_of, distinct, loads, said_of};
 use crate::{bounded, guard_generics, init_of_self, member, not_drop, parameters_of, pointers, unused};
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -15,6 +15,8 @@ pub(crate) fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> Resu
     let pointers = pointers(types.iter().copied());
     let (base, parameters) = (name.to_string(), parameters_of(input));
     let what = format!("enum {tag}");
+    // The language's own, whatever the program calls by that name.
+    let tag = &quote!(::std::primitive::#tag);
     let type_parameters: Vec<&Ident> =
         input.generics.type_params().map(|parameter| &parameter.ident).collect();
     // What #[repr(u8)] lays out for each variant (RFC 2195): the tag, then the fields.
@@ -28,7 +30,15 @@ pub(crate) fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> Resu
     });
     let (mut describes, mut stores, mut moves, mut frees, mut made) =
         (vec![], vec![], vec![], vec![], vec![]);
-    for variant in &data.variants {
+    let mut defaults = TokenStream::new();
+    let gone = Said::of(&base, &input.attrs, Of::Type)?;
+    let said = |variant: &syn::Variant| Said::of(&variant.ident.to_string(), &variant.attrs, Of::Variant);
+    let said: Vec<Said> = data.variants.iter().map(said).collect::<Result<_, Error>>()?;
+    let parts =
+        said.iter().zip(&data.variants).map(|(said, variant)| (said, &variant.ident as &dyn quote::ToTokens));
+    distinct(&parts.collect::<Vec<_>>(), &gone.gone)?;
+    describes.push(gone.of_gone());
+    for (number, variant) in data.variants.iter().enumerate() {
         let (ident, text, layout) = (&variant.ident, variant.ident.to_string(), layout_of(variant));
         let bindings: Vec<Ident> = (0..variant.fields.len()).map(|i| format_ident!("__field{i}")).collect();
         let of: Vec<&Type> = variant.fields.iter().map(|field| &field.ty).collect();
@@ -40,9 +50,17 @@ pub(crate) fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> Resu
             .iter()
             .map(|place| quote!(::std::mem::offset_of!(#layout #type_generics, #place)))
             .collect();
+        let older = &said[number].names[1..];
+        let of_gone = said[number].of_gone();
+        let of_variant = match older {
+            [] => of_gone,
+            older => quote!(definition.variant_was(&[#(#older),*]); #of_gone),
+        };
+        let of_fields: Vec<TokenStream> = said_of(&variant.fields)?.iter().map(Said::of_field).collect();
         describes.push(quote! {
             definition.variant(#text, Self::__caliburn_tag(#text));
-            #(definition.variant_field::<#of>(#names, #offsets);)*
+            #of_variant
+            #(definition.variant_field::<#of>(#names, #offsets); #of_fields)*
         });
         stores.push(quote! {
             #pattern => { #(<#of as ::caliburn::typed::Recoverable>::store(#bindings, to.byte_add(#offsets).cast());)* }
@@ -50,17 +68,23 @@ pub(crate) fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> Resu
         moves
             .push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::moved(#bindings, by);)* }));
         let at: Vec<TokenStream> = offsets.iter().map(|offset| quote!(to.byte_add(#offset).cast())).collect();
-        let names = Said::of(&text, &variant.attrs, None)?.names;
-        let loads = loads(&format!("{base}::{text}"), &variant.fields, &at)?;
+        let Said { names, gone, .. } = &said[number];
+        let loads = loads(&format!("{base}::{text}"), &format!("_{number}"), &variant.fields, &at, gone)?;
+        let (takes, makes) = (loads.takes, loads.makes);
+        defaults.extend(loads.defaults);
         made.push(quote! {
             #(#names)|* => {
-                to.cast::<#tag>().write(Self::__caliburn_tag(#text) as #tag);
-                #loads
+                #takes
+                unsafe {
+                    to.cast::<#tag>().write(Self::__caliburn_tag(#text) as #tag);
+                    #makes
+                }
             }
         });
         frees.push(quote!(#pattern => { #(<#of as ::caliburn::typed::Recoverable>::free(#bindings, tx);)* }));
     }
     let tags = tags(data, tag);
+    let defaults = defaults_of(input, &defaults);
     let init_self = init_of_self(input);
     let guards = guards_of_enum(input, data);
     let not_drop = not_drop(input, &generics);
@@ -105,16 +129,15 @@ pub(crate) fn of_enum(input: &DeriveInput, data: &DataEnum, tag: &Ident) -> Resu
             unsafe fn load(
                 from: ::caliburn::typed::Datum, to: *mut Self, loader: &::caliburn::typed::Loader<'_, '_>
             ) {
-                let (variant, mut fields) = loader.variant(from);
-                unsafe {
-                    match variant.as_str() {
-                        #(#made)*
-                        other => loader.refuse(::std::format!("{} has no variant {other}", #base)),
-                    }
+                let (variant, mut fields) = ::caliburn::typed::Loader::variant(loader, from);
+                match ::std::string::String::as_str(&variant) {
+                    #(#made)*
+                    other => ::caliburn::typed::Loader::no_variant(loader, #base, other),
                 }
             }
         }
         };
+        #defaults
         #init_self
         #guards
         #not_drop
@@ -127,24 +150,28 @@ fn layout_of(variant: &syn::Variant) -> Ident {
 }
 
 /// The tags, as the language counts them.
-fn tags(data: &DataEnum, tag: &Ident) -> TokenStream {
-    let mut from = quote!({ let value: #tag = 0; value });
+fn tags(data: &DataEnum, tag: &TokenStream) -> TokenStream {
+    // An item: it sees nothing of the function that it stands in.
+    let constant = |value: TokenStream| quote!({ const __CALIBURN_TAG: #tag = #value; __CALIBURN_TAG });
+    let mut from = constant(quote!(0));
     let (mut behind, mut arms) = (0usize, Vec::new());
     for variant in &data.variants {
         if let Some((_, value)) = &variant.discriminant {
-            (from, behind) = (quote!({ let value: #tag = #value; value }), 0);
+            (from, behind) = (constant(quote!(#value)), 0);
         }
         let text = variant.ident.to_string();
-        arms.push(quote!(#text => (#from as u64).wrapping_add(#behind as u64),));
+        arms.push(
+            quote!(#text => (#from as ::std::primitive::u64).wrapping_add(#behind as ::std::primitive::u64),),
+        );
         behind += 1;
     }
     quote! {
         #[doc(hidden)]
         #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
-        fn __caliburn_tag(variant: &str) -> u64 {
+        fn __caliburn_tag(variant: &::std::primitive::str) -> ::std::primitive::u64 {
             match variant {
                 #(#arms)*
-                _ => unreachable!(),
+                _ => ::std::unreachable!(),
             }
         }
     }
@@ -200,8 +227,10 @@ fn guards_of_enum(input: &DeriveInput, data: &DataEnum) -> TokenStream {
             type Of<'a, 'id> = #guards #guard_type;
 
             #[allow(unused_variables, unused_unsafe)]
-            fn of<'a, 'id>(value: ::caliburn::typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
-                let (at, tx) = (value.as_ptr(), value.tx());
+            fn of<'a, 'id>(
+                value: ::caliburn::typed::Mut<'a, 'id, Self>
+            ) -> <Self as ::caliburn::typed::Fields>::Of<'a, 'id> {
+                let (at, tx) = (::caliburn::typed::Mut::as_ptr(&value), ::caliburn::typed::Mut::tx(&value));
                 // SAFETY: the guard has the value alone.
                 match unsafe { &mut *at } { #(#arms)* }
             }

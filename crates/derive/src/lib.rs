@@ -5,7 +5,9 @@
 //! * `NAMEInit`, a struct whose fields may be what the real ones can be made of (`&str` for a `PString`).
 //!
 //! `#[recoverable(default)]`, `#[recoverable(default = EXPRESSION)]` and `#[recoverable(was = "NAME")]` say of a
-//! field (the last one of a variant, too) how it is made of what an older type had.
+//! field (the last one of a variant, too) how it is made of what an older type had; `#[recoverable(gone("NAME"))]`
+//! says of the type or of a variant what it had and may lose. The expression is a safe function of its own: it sees
+//! nothing of what is generated, and is in no unsafe block.
 //!
 //! For an enum `NAMEFields` is an enum, with guards of the fields of each variant.
 
@@ -13,7 +15,7 @@ mod enums;
 mod made;
 
 use enums::of_enum;
-use made::{Said, loads};
+use made::{Of, Said, defaults_of, loads, said_of};
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
@@ -212,17 +214,22 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> Result<TokenStream, Error>
         }
     });
     let places: Vec<TokenStream> = members.iter().map(|member| quote!(&raw mut (*to).#member)).collect();
-    let loads = loads(&base, fields, &places)?;
+    let gone = Said::of(&base, &input.attrs, Of::Type)?;
+    let loads = loads(&base, "", fields, &places, &gone.gone)?;
+    let (takes, makes, defaults) = (loads.takes, loads.makes, defaults_of(input, &loads.defaults));
     let mut absorbs = Vec::new();
-    for (i, (field, of)) in fields.iter().zip(&types).enumerate() {
-        let (member, name) = member(i, field);
-        let names = Said::of(&name, &field.attrs, Some(of))?.names;
+    let said = said_of(fields)?;
+    for ((Said { names, .. }, of), member) in said.iter().zip(&types).zip(&members) {
         absorbs.push(quote! {
             ::std::option::Option::Some(#(#names)|*) => <#of as ::caliburn::typed::Recoverable>::absorb(
                 &raw mut (*this).#member, &path[1..], piece, loader
             ),
         });
     }
+    if let names @ [_, ..] = &gone.gone[..] {
+        absorbs.push(quote!(::std::option::Option::Some(#(#names)|*) => {}));
+    }
+    let (of_fields, of_gone) = (said.iter().map(Said::of_field), gone.of_gone());
     let init_self = init_of_self(input);
     let not_drop = not_drop(input, &generics);
     let guards = guards_of_struct(input, fields);
@@ -239,7 +246,8 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> Result<TokenStream, Error>
             fn describe(types: &mut ::caliburn::typed::Types) -> ::std::string::String {
                 let parameters = #parameters;
                 types.define::<Self>("struct", #base, &parameters, |definition| {
-                    #(definition.field::<#types>(#names, ::std::mem::offset_of!(Self, #members));)*
+                    #(definition.field::<#types>(#names, ::std::mem::offset_of!(Self, #members)); #of_fields)*
+                    #of_gone
                     let _ = definition;
                 })
             }
@@ -271,8 +279,9 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> Result<TokenStream, Error>
             unsafe fn load(
                 from: ::caliburn::typed::Datum, to: *mut Self, loader: &::caliburn::typed::Loader<'_, '_>
             ) {
-                let mut fields = loader.fields(from);
-                unsafe { #loads }
+                let mut fields = ::caliburn::typed::Loader::fields(loader, from);
+                #takes
+                unsafe { #makes }
             }
 
             #[allow(unused_variables, unused_unsafe)]
@@ -285,13 +294,15 @@ fn of_struct(input: &DeriveInput, fields: &Fields) -> Result<TokenStream, Error>
                 unsafe {
                     match path.first().map(::std::string::String::as_str) {
                         #(#absorbs)*
-                        // A field that is gone.
-                        ::std::option::Option::Some(_) => {}
+                        ::std::option::Option::Some(other) => {
+                            ::caliburn::typed::Loader::untaken(loader, #base, other)
+                        }
                         ::std::option::Option::None => ::caliburn::typed::replace(this, path, piece, loader),
                     }
                 }
             }
         }
+        #defaults
         #init_self
         #guards
         #init
@@ -369,8 +380,10 @@ fn guards_of_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
 
             #[inline(always)]
             #[allow(unused_variables)]
-            fn of<'a, 'id>(value: ::caliburn::typed::Mut<'a, 'id, Self>) -> Self::Of<'a, 'id> {
-                let (at, tx) = (value.as_ptr(), value.tx());
+            fn of<'a, 'id>(
+                value: ::caliburn::typed::Mut<'a, 'id, Self>
+            ) -> <Self as ::caliburn::typed::Fields>::Of<'a, 'id> {
+                let (at, tx) = (::caliburn::typed::Mut::as_ptr(&value), ::caliburn::typed::Mut::tx(&value));
                 #guards {
                     // SAFETY: the fields are apart, each in the value that the guard has alone.
                     #(#members: unsafe { ::caliburn::typed::Mut::new(&raw mut (*at).#members, tx) },)*
@@ -428,7 +441,7 @@ fn init_struct(input: &DeriveInput, fields: &Fields) -> TokenStream {
         unsafe impl #impl_generics ::caliburn::typed::Init<'caliburn, #name #type_generics> for #init<#(#made),*> #bounds {
             #[inline]
             unsafe fn init(self, to: *mut #name #type_generics, tx: ::caliburn::typed::Tx<'caliburn>) {
-                unsafe { #(self.#members.init(&raw mut (*to).#members, tx);)* }
+                unsafe { #(::caliburn::typed::Init::init(self.#members, &raw mut (*to).#members, tx);)* }
             }
         }
     }

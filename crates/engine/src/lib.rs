@@ -46,6 +46,7 @@ pub use caliburn_log::uncommitted::UndoError;
 /// The seam to storage, and what the running system puts there.
 pub mod medium {
     pub use caliburn_os::files::Files;
+    pub use caliburn_os::host::{Boot, Clock};
     pub use caliburn_os::medium::*;
 }
 pub use inspect::check::check;
@@ -64,12 +65,13 @@ pub use storage::ahead::{PrefetchEnd, Prefetched, Prefetching};
 pub use storage::class::Class;
 pub use storage::close_error::CloseError;
 pub use storage::error::{
-    BranchError, CommitError, Failure, MapError, OpenError, RangeError, SavepointError, SegmentError,
+    BranchError, CommitError, Failure, Inherited, MapError, OpenError, RangeError, SavepointError,
+    SegmentError,
 };
 pub use storage::pool::PoolCounts;
 pub use storage::progress::{Phase, Progress};
 pub use storage::replica::{Replica, ReplicaError, ReplicaPart};
-pub use storage::report::{Problem, Report};
+pub use storage::report::{OpenReport, Problem, Report};
 pub use storage::settings::{BeforeImages, BufferPool, Extent, Prefetch, Replacement};
 pub use storage::tuning::Tuning;
 pub use tracking::guard::Guard;

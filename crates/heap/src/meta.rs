@@ -115,6 +115,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn words_and_kinds_come_back_at_every_corner() {
+        let kinds = (0..=u8::MAX).map(Kind::Small);
+        for kind in kinds.chain([1, 2, 255, 256, u32::MAX].map(Kind::Large)).chain([Kind::Free]) {
+            assert_eq!(Kind::of(kind.encode()), kind);
+            let known = !matches!(kind, Kind::Small(class) if usize::from(class) >= crate::class::CLASSES);
+            assert_eq!(Kind::decode(kind.encode()), known.then_some(kind));
+            for offset in [word_at(0, 0), word_at(0, 87), word_at(u32::MAX, 0), word_at(u32::MAX, 87)] {
+                assert_eq!(unseal(seal(kind.encode(), offset), offset), Some(kind.encode()));
+            }
+        }
+        // Each object, all of them, and none. Only none is zeros.
+        for bits in (0..48).map(|bit| 1 << bit).chain([0, (1 << 48) - 1, (1 << 48) - 2]) {
+            for offset in (0..ROW_WORDS as u32).map(|word| word_at(3, word)) {
+                let word = seal(bits, offset);
+                assert_eq!((unseal(word, offset), word == 0), (Some(bits), bits == 0));
+            }
+        }
+    }
+
+    #[test]
     fn a_word_that_was_overwritten_is_noticed() {
         let (offset, word) = (word_at(7, 3), seal(0b1011, word_at(7, 3)));
         assert_eq!(unseal(word, offset), Some(0b1011));

@@ -47,6 +47,7 @@ impl HeapTransaction<'_> {
     /// As [`HeapTransaction::commit`].
     pub fn prepare(mut self, global_id: &[u8]) -> Result<(), HeapError> {
         let heap = self.heap;
+        heap.own()?;
         if let Some((name, _)) = self.rare.iter().flat_map(|rare| &rare.roots).next() {
             return Err(heap.root_error(name, "a transaction that changes roots cannot be prepared"));
         }
@@ -79,6 +80,7 @@ impl Heap {
     /// part fails after it, the transaction is committed and this is no error: the next opening of the heap
     /// finishes it.
     pub fn commit_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        self.own()?;
         let place = self.intended_by(global_id);
         self.store.commit_prepared(global_id)?;
         place.into_iter().for_each(|place| self.settle(place, true));
@@ -91,6 +93,7 @@ impl Heap {
     /// # Errors
     /// As [`Heap::commit_prepared`].
     pub fn abort_prepared(&self, global_id: &[u8]) -> Result<(), CommitError> {
+        self.own()?;
         let place = self.intended_by(global_id);
         self.store.abort_prepared(global_id)?;
         place.into_iter().for_each(|place| self.settle(place, false));

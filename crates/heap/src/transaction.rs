@@ -14,7 +14,7 @@ use crate::meta::{self, Kind, NAME_MAX, PER_WORD, ROOT_BYTES, ROOTS};
 use crate::span::SPANS_MAX;
 use caliburn_engine::zerocopy::{Immutable, IntoBytes};
 use caliburn_engine::{
-    BeginError, ByAddress, Class, Mode, RangeError, Region, SavepointError, Ticket, Transaction,
+    BeginError, ByAddress, Class, Inherited, Mode, RangeError, Region, SavepointError, Ticket, Transaction,
 };
 use caliburn_os::simulated::{planted, unless};
 use smallvec::SmallVec;
@@ -147,6 +147,7 @@ impl<'h> HeapTransaction<'h> {
     /// that is open has allocated it: no other error, also when the heap is full.
     pub fn free(&mut self, place: Place) -> Result<(), HeapError> {
         let heap = self.heap;
+        heap.own()?;
         let (number, object, kind) = heap.place_in_span(place)?;
         let span = heap.spans.get(number);
         match span.freshness(object) {
@@ -342,6 +343,7 @@ impl<'h> HeapTransaction<'h> {
 
     /// Commits. What there is to wait for, without locks; a ticket in any case if it is wanted.
     fn make_lasting(mut self, class: Class, wanted: bool) -> Result<Option<Ticket>, HeapError> {
+        self.heap.own()?;
         self.verify();
         self.changes.sort_unstable();
         let Rare { mut roots, others, .. } = self.rare.take().map(|rare| *rare).unwrap_or_default();
@@ -415,9 +417,17 @@ impl<'h> HeapTransaction<'h> {
 }
 
 impl Heap {
+    /// Refuses in a process that was forked from the one that has opened the store. Before any lock: it may be one
+    /// that a thread of the parent held.
+    #[inline(always)]
+    pub(crate) fn own(&self) -> Result<(), RangeError> {
+        if self.store.is_inherited() { Err(Inherited.into()) } else { Ok(()) }
+    }
+
     /// Takes an object, for an open transaction.
     #[inline(always)]
     pub(crate) fn take(&self, len: usize, align: usize) -> Result<(Place, Change), HeapError> {
+        self.own()?;
         let bad = |why| Err(HeapError::Size { heap: self.name().to_owned(), len, align, why });
         if len == 0 {
             return bad("an object has at least one byte");
@@ -461,6 +471,11 @@ impl HeapTransaction<'_> {
     fn undo(&mut self) {
         // The old values first: nobody may take the memory before.
         drop(self.tx.take());
+        if self.heap.store.is_inherited() {
+            // In a forked child: they are the parent's.
+            self.changes.clear();
+            return;
+        }
         undo_changes(self.heap, &mut std::mem::take(&mut self.changes), |_| false);
     }
 }

@@ -2,15 +2,18 @@
 
 use crate::api::options::Options;
 use crate::api::store::Store;
+use crate::inspect::check::check_with;
 use crate::policy::backup::dump::{DumpOptions, Dumped};
 use crate::policy::backup::restore::{Making, RestoreOptions, Restored};
 use crate::policy::backup::{BackupError, Mended};
 use crate::policy::redo::backup::archive::{ArchiveOptions, Archiver};
 use crate::policy::redo::backup::past::{self, Changed, Past};
 use crate::policy::table;
+use crate::storage::attempt;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
 use crate::storage::progress::Watch;
+use crate::storage::report::Problem;
 use crate::storage::settings::Settings;
 use std::io::{Read, Write};
 use std::ops::Range;
@@ -35,7 +38,28 @@ fn restore(
     let (mut making, first) = Making::begin(settings, source, how, dir)?;
     let kind = table::kind_of(dir, &first)?;
     making.sums = kind.sums();
-    kind.restore(making, first)
+    let restored = kind.restore(making, first)?;
+    if how.checked {
+        check(settings, how, dir)?;
+    }
+    Ok(restored)
+}
+
+/// Checks a store that was restored. From then on it is one like any other.
+fn check(settings: &Settings, how: &RestoreOptions, dir: &Path) -> Result<(), BackupError> {
+    let mut settings = settings.clone();
+    settings.rules.outside.extend(how.external.clone());
+    let report = check_with(&settings, dir)?;
+    if let Some(Problem { path, offset, text }) = report.problems.into_iter().next() {
+        return Err(BackupError::Unsound { path, offset, text });
+    }
+    let media = directory::hold(dir, &settings)?;
+    match directory::lock(&*media, dir, false) {
+        Ok(_lock) => Ok(attempt::end(&*media, dir)?),
+        // Whoever opens it for writing has done it.
+        Err(OpenError::InUse { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 impl Store {
@@ -48,6 +72,7 @@ impl Store {
     /// As [`Options::dump`]; when the store has failed.
     pub fn dump(&self, how: &DumpOptions, target: &mut dyn Write) -> Result<Dumped, BackupError> {
         let storage = &self.shared.storage;
+        storage.own().map_err(|inherited| OpenError::Segment(inherited.into()))?;
         let failed = |failure| BackupError::Failed { path: storage.dir.clone(), failure };
         storage.failure().map_err(failed)?;
         if !storage.is_read_only() {
@@ -73,6 +98,8 @@ impl Store {
     /// # Errors
     /// When a segment cannot be read, or the store has failed.
     pub fn scrub(&self) -> Result<Vec<(String, u64)>, BackupError> {
+        let storage = &self.shared.storage;
+        storage.own().map_err(|inherited| OpenError::Segment(inherited.into()))?;
         self.shared.policy.damaged().unwrap_or(Ok(Vec::new()))
     }
 
@@ -87,6 +114,7 @@ impl Store {
     /// failed. With the undo policy: [`OpenError::Policy`].
     pub fn mend(&self, dumps: &mut dyn Read, how: &RestoreOptions) -> Result<Vec<Mended>, BackupError> {
         let storage = &self.shared.storage;
+        storage.own().map_err(|inherited| OpenError::Segment(inherited.into()))?;
         let mut settings = Settings { media: storage.media.clone(), ..Settings::default() };
         settings.background = !self.life.threads.is_empty();
         self.shared.policy.mend(&settings, dumps, how).unwrap_or_else(|| {
@@ -140,9 +168,10 @@ impl Options {
     /// behind the other in the same stream, and what it is to be brought up to date from. It is closed when this
     /// returns. Its log is as long as these options say.
     ///
-    /// # Errors
-    /// When the dump or what else is read is damaged, a part of the log is missing, or the moment that is wanted
-    /// is not among them. The directory holds no store then, and can be used again.
+    /// # Errors When the dump or what else is read is damaged, a part of the log is missing, or the moment that is
+    /// wanted is not among them; when the store is not sound that was made ([`RestoreOptions::checked`]). The
+    /// directory can be restored to again then, and also when the program was killed meanwhile: what the attempt
+    /// made is removed, and nothing else.
     pub fn restore(
         &self,
         dump: &mut dyn Read,

@@ -21,7 +21,7 @@
 
 use crate::api::region::Region;
 use crate::api::shared::Shared;
-use crate::storage::error::MapError;
+use crate::storage::error::{MapError, SegmentError};
 use crate::storage::region::RegionState;
 use caliburn_os::map::{self, Reservation};
 use caliburn_os::simulated::{instead, planted, unless};
@@ -75,6 +75,7 @@ impl Region {
     /// # Errors
     /// When the system refuses the mapping; [`MapError::Unread`] for memory that does not show its segment.
     pub fn image(&self) -> Result<Image, MapError> {
+        self.store.storage.own().map_err(SegmentError::Inherited)?;
         let (state, len) = (&self.state, self.len());
         let fail = |source| MapError::Io { segment: state.segment.name.clone(), len: len as u64, source };
         if state.unread {
@@ -219,6 +220,7 @@ impl Image {
     /// # Errors
     /// When the system does not tell which pages those are.
     pub fn settle(&self) -> Result<(), MapError> {
+        self.store.storage.own().map_err(SegmentError::Inherited)?;
         // Memory that is the segment has no copies.
         let pages = if self.store.terms.private { self.states.len() } else { 0 };
         let told = private::copied_pages(self.region.at(0), pages, |run| {

@@ -2,7 +2,7 @@
 
 use crate::api::region::Region;
 use crate::api::shared::Shared;
-use crate::storage::error::{Failure, MapError};
+use crate::storage::error::{Failure, MapError, SegmentError};
 use crate::storage::region::RegionState;
 use crate::storage::segment::SegmentState;
 use crate::storage::settings::Prefetch;
@@ -60,6 +60,7 @@ impl Shared {
         range: Range<u64>,
         at: Placement,
     ) -> Result<Region, MapError> {
+        self.storage.own().map_err(SegmentError::Inherited)?;
         self.storage.failure()?;
         if self.storage.gate.load(Ordering::SeqCst) & gate::CLOSED != 0 {
             return Err(MapError::Closed);
@@ -267,6 +268,7 @@ impl Shared {
     }
 
     pub fn grow_region(&self, region: &Arc<RegionState>, len: usize) -> Result<(), MapError> {
+        self.storage.own().map_err(SegmentError::Inherited)?;
         let segment = &region.segment;
         let (start, end) = (region.start, region.start.saturating_add(len as u64));
         let name = || segment.name.clone();
@@ -300,6 +302,7 @@ impl Shared {
 
     /// The segment loader: see [`crate::Segment::load`].
     pub fn load(self: &Arc<Self>, segment: &Arc<SegmentState>) -> Result<Region, MapError> {
+        self.storage.own().map_err(SegmentError::Inherited)?;
         let remembered = {
             let mut catalog = self.storage.catalog.lock().expect("no panic under this lock");
             entry_of(&mut catalog, segment.id).address as usize
@@ -336,6 +339,7 @@ impl Shared {
     /// reference to the state does; or it is `left` to the program: writable, whatever guarded it, and touched
     /// by nobody else any more.
     pub fn unmap(&self, region: &Arc<RegionState>, left: bool) -> Result<(), MapError> {
+        self.storage.own().map_err(SegmentError::Inherited)?;
         // What recovery found undecided may be about to be brought to what is mapped.
         let _mapping = unless("unmapped-while-brought", true).then(|| self.storage.lock_mapping());
         self.check_undeclared(region)?;
@@ -349,6 +353,7 @@ impl Shared {
 
     /// Lets a region of a failed store go, whose segment cannot be brought up to date: the log has what it lacks.
     pub fn forget_failed(&self, region: &Arc<RegionState>, left: bool) -> Result<(), MapError> {
+        self.storage.own().map_err(SegmentError::Inherited)?;
         let _mapping = self.storage.lock_mapping();
         self.check_undeclared(region)?;
         self.forget_region(region, left);

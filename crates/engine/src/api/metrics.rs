@@ -16,8 +16,10 @@ use crate::storage::settings::Settings;
 use crate::storage::{directory, gate};
 use caliburn_log::format::{self, BOARD_MAGIC, Board};
 use caliburn_os::clock::wall_ns;
+use caliburn_os::host::Id;
 use caliburn_os::sync::atomic::Ordering;
 use std::fmt::Write;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -296,22 +298,23 @@ impl Shared {
 
     fn is_watched(&self) -> bool {
         let (media, path) = (&*self.storage.media, self.storage.dir.join(WATCHED));
-        let time = || Some(u64::from_le_bytes(media.read(&path).ok()?.try_into().ok()?));
-        media.exists(&path) && time().is_some_and(|time| wall_ns().abs_diff(time) < RECENT)
+        if !media.exists(&path) {
+            return false;
+        }
+        let read = media.read(&path);
+        if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+            // Another user's: the next one that is made can be read.
+            let _ = media.remove(&path);
+        }
+        let time = read.ok().and_then(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+        time.is_some_and(|time| wall_ns().abs_diff(time) < RECENT)
     }
 
     /// What fails here is nobody's loss.
     fn write_board(&self) {
         let (media, path) = (&*self.storage.media, self.storage.dir.join(BOARD));
-        let text = self.metrics().to_prometheus();
-        let head = Board {
-            time: wall_ns().into(),
-            len: (text.len() as u64).into(),
-            process: std::process::id().into(),
-            ..Board::new_zeroed()
-        };
-        let mut bytes = [head.as_bytes(), text.as_bytes()].concat();
-        format::seal(&mut bytes, BOARD_MAGIC, self.storage.id);
+        let prometheus = self.metrics().to_prometheus();
+        let bytes = Told { prometheus, time: wall_ns(), process: std::process::id() }.encode(self.storage.id);
         let file = if media.exists(&path) { media.open(&path, true) } else { media.create(&path) };
         _ = file.and_then(|file| file.write_at(&bytes, 0));
     }
@@ -361,7 +364,11 @@ fn log_metrics(all: &mut Registry, query: &Query, s: &Statistics) {
 
 impl Store {
     /// The metrics of the store, as of now.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn metrics(&self) -> Metrics {
+        self.shared.storage.must_be_own();
         self.shared.metrics()
     }
 }
@@ -378,6 +385,30 @@ pub struct Told {
     pub process: u32,
 }
 
+impl Told {
+    fn encode(&self, store: Id) -> Vec<u8> {
+        let head = Board {
+            time: self.time.into(),
+            len: (self.prometheus.len() as u64).into(),
+            process: self.process.into(),
+            ..Board::new_zeroed()
+        };
+        let mut bytes = [head.as_bytes(), self.prometheus.as_bytes()].concat();
+        format::seal(&mut bytes, BOARD_MAGIC, store);
+        bytes
+    }
+
+    /// What stands behind it is left of a longer one.
+    fn decode(bytes: &[u8], store: &Id) -> Option<Told> {
+        let (head, text) = Board::read_from_prefix(bytes).ok()?;
+        let text = text.get(..usize::try_from(head.len.get()).ok()?)?;
+        let whole = &bytes[..size_of::<Board>() + text.len()];
+        format::unseal(whole, BOARD_MAGIC, "board", Some(store)).ok()?;
+        let prometheus = std::str::from_utf8(text).ok()?.to_owned();
+        Some(Told { prometheus, time: head.time.get(), process: head.process.get() })
+    }
+}
+
 /// Asks the store in a directory, which a program has open, to tell its metrics, and reads what it told last:
 /// within a second there is something, and as long as this is called every few seconds it is renewed several times
 /// a second. Stores without background threads tell nothing.
@@ -385,29 +416,67 @@ pub struct Told {
 /// # Errors
 /// When there is no store, or its directory cannot be written to.
 pub fn watch(dir: impl AsRef<Path>) -> Result<Option<Told>, OpenError> {
-    let (dir, settings) = (dir.as_ref(), Settings::default());
+    let (dir, mut settings) = (dir.as_ref(), Settings::default());
+    // The owner of the store may be another user.
+    settings.rules.mode = 0o644;
     let media = directory::hold(dir, &settings)?;
     let catalog = directory::read_catalog(&*media, dir)?;
     let path = dir.join(WATCHED);
-    let file = if media.exists(&path) { media.open(&path, true) } else { media.create(&path) };
+    let made = || media.create(&path);
+    let file = match media.exists(&path).then(|| media.open(&path, true)) {
+        None => made(),
+        // Another user's.
+        Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            media.remove(&path).and_then(|()| made())
+        }
+        Some(opened) => opened,
+    };
     file.and_then(|file| file.write_at(&wall_ns().to_le_bytes(), 0))
         .map_err(OpenError::io("write", &path))?;
     let path = dir.join(BOARD);
     for _ in 0..10 {
         let bytes = if media.exists(&path) { media.read(&path).unwrap_or_default() } else { Vec::new() };
-        let Ok((head, text)) = Board::read_from_prefix(&bytes) else { return Ok(None) };
-        let len = usize::try_from(head.len.get()).unwrap_or(usize::MAX);
-        let whole = text.get(..len).map(|text| &bytes[..size_of::<Board>() + text.len()]);
+        if bytes.len() < size_of::<Board>() {
+            return Ok(None);
+        }
         // One that is just being written is read again.
-        if let Some(whole) = whole
-            && format::unseal(whole, BOARD_MAGIC, "board", Some(&catalog.store)).is_ok()
-            && let Ok(text) = std::str::from_utf8(&whole[size_of::<Board>()..])
-        {
-            let (time, process) = (head.time.get(), head.process.get());
-            let recent = wall_ns().abs_diff(time) < PRESENT;
-            return Ok(recent.then(|| Told { prometheus: text.to_owned(), time, process }));
+        if let Some(told) = Told::decode(&bytes, &catalog.store) {
+            return Ok(Some(told).filter(|told| wall_ns().abs_diff(told.time) < PRESENT));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_comes_back_at_every_corner() {
+        let texts = ["", "\0", "a 1\n", &"x".repeat(70_000)];
+        for (text, store) in
+            texts.into_iter().flat_map(|text| [[0; 16], [0xFF; 16]].map(|store| (text, store)))
+        {
+            for (time, process) in [(0, 0), (1, u32::MAX), (u64::MAX, 1)] {
+                let told = Told { prometheus: text.to_owned(), time, process };
+                let mut bytes = told.encode(store);
+                let same = |told: Option<Told>| {
+                    let told = told.unwrap();
+                    assert_eq!((&*told.prometheus, told.time, told.process), (text, time, process));
+                };
+                same(Told::decode(&bytes, &store));
+                assert!(Told::decode(&bytes[..bytes.len() - 1], &store).is_none());
+                assert!(Told::decode(&bytes, &[7; 16]).is_none(), "another store's");
+                bytes.extend([0xAB; 9]);
+                same(Told::decode(&bytes, &store));
+                // It says that more follows than there is.
+                for len in [bytes.len() as u64, u64::MAX] {
+                    let at = std::mem::offset_of!(Board, len);
+                    bytes[at..at + 8].copy_from_slice(&len.to_le_bytes());
+                    assert!(Told::decode(&bytes, &store).is_none());
+                }
+            }
+        }
+    }
 }

@@ -16,6 +16,7 @@ use crate::storage::catalog::Catalog;
 use crate::storage::entry_of;
 use crate::storage::error::SegmentError;
 use crate::storage::segment::{self, LEN_UNIT, SegmentState};
+use crate::storage::stamped;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
@@ -68,9 +69,11 @@ impl Store {
             let path = whole.clone();
             move |source| SegmentError::Io { action, path, source }
         };
-        if to.is_none() {
-            // Which nobody names.
-            let _ = media.remove(&whole);
+        match (to, &storage.generations) {
+            (None, _) => stamped::make_way(storage.opener(), name, &[&whole])?,
+            // The former file may be left.
+            (Some(_), Some(generations)) => generations.begin_making(name)?,
+            (Some(_), None) => {}
         }
         let medium = match media.create(&whole) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => media.open(&whole, true),
@@ -87,6 +90,7 @@ impl Store {
         let copied = storage
             .admit(&*medium, shared.policy.survives(&*medium))
             .and_then(|()| Ok(copy(&*state.file.reach("open segment")?, &*medium)?))
+            .and_then(|()| Ok(shared.policy.taken(&*medium)?))
             .and_then(|()| {
                 let above = whole.parent().unwrap_or(&storage.dir);
                 media.sync_directory(above).map_err(fail("force the directory of"))

@@ -4,13 +4,15 @@ use crate::api::options::Options;
 use crate::api::shared::Shared;
 use crate::policy::kind::{Kind, New, Opening, Policy};
 use crate::policy::table;
-use crate::storage;
 use crate::storage::directory::{self, CATALOG, LOCK, LOG, SHADOW, STAGE, UNDO};
 use crate::storage::error::OpenError;
+use crate::storage::generations::{GENERATIONS, Generations};
+use crate::storage::opener::Opener;
 use crate::storage::pool::Pool;
-use crate::storage::segment::Opener;
 use crate::storage::segment_file::Descriptors;
 use crate::storage::settings::BeforeImages;
+use crate::storage::settings::Settings;
+use crate::storage::{self, attempt};
 use crate::tracking::Tracking;
 use caliburn_os::host::Lock;
 use caliburn_os::simulated::{planted, unless};
@@ -98,6 +100,7 @@ fn create(dir: &Path, options: &Options, made_dir: bool) -> Result<(), OpenError
         let _ = media.remove(&dir.join(STAGE));
         let _ = media.remove(&dir.join(UNDO));
         let _ = media.remove(&dir.join(SHADOW));
+        let _ = media.remove(&dir.join(GENERATIONS));
         directory::end_making(media, dir);
         if made_dir {
             let _ = media.remove(&dir.join(LOCK));
@@ -113,13 +116,18 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     let (media, write) = (&*settings.media, !settings.read_only);
     if write {
         directory::end_making(media, dir);
-        directory::end_restoring(media, dir);
+        attempt::end(media, dir)?;
     }
     if unless("catalog-name-not-forced", write) {
         // A replacement that failed at its end shows a catalog that a power cut may take back.
         media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
     }
-    let catalog = directory::read_catalog(media, dir)?;
+    let (catalog, mut damage) = directory::find_catalog(media, dir)?;
+    if !settings.salvage
+        && let Some(older) = damage
+    {
+        return Err(older);
+    }
     let kind = table::kind_of(dir, &catalog)?;
     if let Some(wanted) = options.policy.filter(|wanted| *wanted != kind.policy()) {
         return Err(OpenError::OtherPolicy {
@@ -130,8 +138,27 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
     }
     tracks(kind, options)?;
     let descriptors = Descriptors::of(media);
-    let opener = Opener { media: &settings.media, descriptors: &descriptors, dir, write, claim: true };
-    let segments = directory::open_segments(opener, &catalog, kind.sums())?;
+    let found = match &damage {
+        None => Generations::open(media, dir, &catalog, write),
+        Some(_) => Ok(None),
+    };
+    let mut generations = of_salvage(settings, &mut damage, found)?.flatten();
+    let opener = |generations| {
+        let (media, descriptors) = (&settings.media, &descriptors);
+        Opener { media, descriptors, dir, write, claim: true, generations }
+    };
+    let segments = directory::open_segments(opener(generations.as_ref()), &catalog, kind.has_sums(&catalog));
+    let segments = match of_salvage(settings, &mut damage, segments)? {
+        Some(segments) => segments,
+        None => directory::open_segments(opener(None), &catalog, kind.has_sums(&catalog))?,
+    };
+    if damage.is_some() {
+        generations = None;
+    }
+    if unless("holes-not-filled", write && !kind.is_private()) {
+        // A copy may be sparse, and a hole may have been made since.
+        segments.iter().try_for_each(|segment| segment.fill_holes())?;
+    }
     let made = settings.pool.map(|how| Pool::new(&how, media, dir)).transpose();
     let pool = made.map_err(OpenError::io("make a buffer pool in", dir))?;
     let (wanted, locks, dir) = (options.wanted(), vec![lock], dir.to_owned());
@@ -145,10 +172,27 @@ fn recover(dir: &Path, options: &Options, lock: Lock) -> Result<Arc<Shared>, Ope
         keys: wanted.keys(),
         images: wanted.tracking == Tracking::Scan,
         pool,
+        generations,
+        damage,
     };
     let opened = kind.open(Opening { settings, found, tracked: wanted.any() })?;
     if write {
         opened.policy.arrange(settings, true)?;
     }
     Ok(Shared::new(options, kind.policy(), opened))
+}
+
+/// What was found, or nothing if salvage does without it.
+fn of_salvage<T>(
+    settings: &Settings,
+    damage: &mut Option<OpenError>,
+    found: Result<T, OpenError>,
+) -> Result<Option<T>, OpenError> {
+    match found {
+        Err(error) if settings.salvage => {
+            damage.get_or_insert(error);
+            Ok(None)
+        }
+        found => found.map(Some),
+    }
 }

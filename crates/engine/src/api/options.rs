@@ -89,7 +89,7 @@ impl Options {
     /// File or block device for the log. Default: in the store. The log of a store that is opened for writing and
     /// has it elsewhere is moved there, before the opening returns. A file or device outside of the store's
     /// directory that it was moved from is no log any more, and stays. With the shadow policy a store's log of
-    /// before-images stays where it was made.
+    /// before-images stays where it was made. The path of the file `log` in the store's directory brings a log back.
     pub fn log_path(&mut self, path: impl AsRef<Path>) -> &mut Options {
         self.settings.log_path = Some(path.as_ref().to_owned());
         self
@@ -129,6 +129,16 @@ impl Options {
         self
     }
 
+    /// Says that what a killed program had stored in memory is there, where no witness can tell it
+    /// (docs/durability.md): with the undo policy a store that was in use then is opened and not refused, and with
+    /// the redo policy commits of class `Process` that its stage holds are kept. To be given only if the system did
+    /// not go down since, and no other state of the file system, such as a snapshot, was mounted: otherwise what is
+    /// opened is torn, and nothing can tell.
+    pub fn memory_kept(&mut self, yes: bool) -> &mut Options {
+        self.settings.memory_kept = yes;
+        self
+    }
+
     /// Tells `callback` how far opening or checking a store is, at least with every mebibyte that is read.
     /// [`ControlFlow::Break`] ends it with [`OpenError::Interrupted`]: nothing is lost, and the next opening
     /// begins anew. Once what was read is being written, opening goes on to its end.
@@ -141,7 +151,8 @@ impl Options {
     }
 
     /// Who may read and write the files that are made, as for `chmod`; less what the process's umask takes away.
-    /// Default: the owner alone, `0o600`. The lock is always its owner's alone.
+    /// Default: the owner alone, `0o600`. A user who may read the file `lock`
+    /// can open the store for reading, which keeps others from opening it for writing meanwhile.
     pub fn mode(&mut self, mode: u32) -> &mut Options {
         self.settings.rules.mode = mode & 0o666;
         self

@@ -24,13 +24,21 @@ use caliburn_os::{simulated, span};
 
 impl Store {
     /// The undecided prepared transactions: those of this process and those that recovery found.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn prepared(&self) -> Vec<Prepared> {
+        self.shared.storage.must_be_own();
         self.shared.policy.undecided().list()
     }
 
     /// The same, and those that another thread is preparing or deciding: for layers that keep something of their
     /// own until a transaction is decided, and must not take one that is not for one that is.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn prepared_or_deciding(&self) -> Vec<Prepared> {
+        self.shared.storage.must_be_own();
         self.shared.policy.undecided().list_all()
     }
 
@@ -72,6 +80,7 @@ impl Store {
     }
 
     fn decide(&self, global_id: &[u8], commit: bool, lazily: bool) -> Result<Ticket, CommitError> {
+        self.shared.storage.own()?;
         let (shared, undecided) = (&*self.shared, self.shared.policy.undecided());
         let claimed = undecided.claim(global_id)?;
         let new = commit.then_some(&claimed);

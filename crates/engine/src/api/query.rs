@@ -19,17 +19,29 @@ pub struct RegionQuery {
 
 impl Store {
     /// The state of the store.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn query(&self) -> Query {
+        self.shared.storage.must_be_own();
         self.shared.query()
     }
 
     /// What the buffer pool has done, if there is one.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn buffer_pool(&self) -> Option<PoolCounts> {
+        self.shared.storage.must_be_own();
         self.shared.storage.pool.as_ref().map(|pool| pool.counts())
     }
 
     /// The counters.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn statistics(&self) -> Statistics {
+        self.shared.storage.must_be_own();
         self.shared.statistics()
     }
 }
@@ -67,7 +79,11 @@ impl Shared {
 
 impl Region {
     /// The state of the region.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn query(&self) -> RegionQuery {
+        self.store.storage.must_be_own();
         let state = &self.state;
         let touching = self.store.sets.slots.touching(state.id, state.start..state.end());
         RegionQuery {

@@ -205,6 +205,12 @@ impl Region {
         })
     }
 
+    /// Whether its store is that of the process from which this one was forked: its memory can only be read here,
+    /// or, with the redo policy, is this process's own copy.
+    pub fn is_inherited(&self) -> bool {
+        self.store.storage.own().is_err()
+    }
+
     /// Whether [`Region::leave`] can be called: the memory is not the segment itself.
     pub fn can_leave(&self) -> bool {
         self.store.terms.private

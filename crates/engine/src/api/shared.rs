@@ -8,12 +8,14 @@ use crate::policy::kind::{Opened, Policy};
 use crate::storage::class::Class;
 use crate::storage::error::{CommitError, OpenError, RangeError, SegmentError};
 use crate::storage::region::RegionState;
+use crate::storage::report::OpenReport;
 use crate::storage::segment::SegmentState;
 use crate::storage::tuning::Tuning;
 use crate::storage::{Storage, gate};
 use crate::tracking::{Tracked, Tracking};
 use crate::write_set::{Sets, Terms, WriteSet};
 use caliburn_os::event::Event;
+use caliburn_os::lineage::Child;
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
@@ -34,11 +36,14 @@ pub(crate) struct Shared {
     pub told: Event,
     /// Why only a part of it is shown.
     pub damage: Option<OpenError>,
+    /// Transactions that are open when a child is forked know it there.
+    _child: Child,
+    pub report: OpenReport,
 }
 
 impl Shared {
     pub fn new(options: &Options, kind: Policy, opened: Opened) -> Arc<Shared> {
-        let Opened { storage, sets, policy, damage } = opened;
+        let Opened { storage, sets, policy, damage, report } = opened;
         let wanted = options.wanted();
         let tracked = Tracked::begin(&wanted, &storage, &sets);
         let mut terms = policy.terms();
@@ -54,9 +59,23 @@ impl Shared {
         if terms.alone {
             storage.gate.fetch_or(gate::ALONE, Ordering::SeqCst);
         }
+        let children = sets.clone();
+        let child = Child::will(move || children.slots.refuse());
         let shared = Arc::new_cyclic(|me| {
             let me = me.clone();
-            Shared { me, storage, sets, policy, tracked, terms, kind, told: Event::default(), damage }
+            Shared {
+                me,
+                storage,
+                sets,
+                policy,
+                tracked,
+                terms,
+                kind,
+                told: Event::default(),
+                damage,
+                report,
+                _child: child,
+            }
         });
         shared.policy.tuned();
         shared
@@ -120,6 +139,7 @@ impl Shared {
 
     /// Refuses what would change a store that is only read.
     pub fn takes_changes(&self) -> Result<(), CommitError> {
+        self.storage.own()?;
         match self.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY {
             0 => Ok(()),
             _ => Err(CommitError::ReadOnly),
@@ -179,6 +199,7 @@ impl Shared {
         offset: usize,
         len: usize,
     ) -> Result<(), RangeError> {
+        self.storage.own()?;
         // Its old value is copied below, and in persistent memory never in the cache.
         span::soon(region.at(offset));
         let reserve = &self.sets.reserve;

@@ -11,7 +11,8 @@ use crate::policy::table;
 use crate::storage::catalog::Entry;
 use crate::storage::class::Class;
 use crate::storage::close_error::CloseError;
-use crate::storage::error::{CommitError, Failure, OpenError, SegmentError};
+use crate::storage::error::{CommitError, Failure, Inherited, OpenError, SegmentError};
+use crate::storage::report::OpenReport;
 use crate::storage::segment::{self, SegmentState};
 use crate::storage::tuning::Tuning;
 use crate::storage::{entry_of, gate};
@@ -28,6 +29,9 @@ use std::thread::JoinHandle;
 /// Why a transaction did not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum BeginError {
+    /// The store is the parent process's.
+    #[error(transparent)]
+    Inherited(#[from] Inherited),
     /// The store has failed.
     #[error(transparent)]
     Failed(#[from] Failure),
@@ -168,11 +172,12 @@ impl Store {
         let id = SegmentId(catalog.next);
         let (name, path) = (name.to_owned(), path.to_owned());
         let entry = Entry { id, name, path, len, address: 0, data: SEGMENT_DATA };
-        let sums = table::kind(shared.kind).sums();
+        let sums = table::kind(shared.kind).has_sums(&catalog);
         let outside = entry.path.is_absolute();
         let admit =
             |medium: &dyn Medium| if outside { self.admit_outside(medium) } else { self.admit(medium) };
         let state = Arc::new(SegmentState::create(storage.opener(), &storage.id, &entry, sums, &admit)?);
+        shared.policy.taken(&*state.file.reach("open segment")?)?;
         storage.change_catalog(&mut catalog, |catalog| {
             catalog.next += 1;
             catalog.segments.push(entry);
@@ -227,8 +232,7 @@ impl Store {
             let len = state.external_len()?;
             if len > state.len() {
                 if !shared.terms.private {
-                    let fail = |source| SegmentError::Io { action: "allocate", path: path.clone(), source };
-                    state.file.medium().and_then(|medium| medium.fill_holes()).map_err(fail)?;
+                    state.fill_holes()?;
                 }
                 // What the catalog says of the file must outlive what the file was told.
                 if !planted("adopted-growth-not-forced") {
@@ -267,6 +271,7 @@ impl Store {
     /// # Errors
     /// [`SegmentError::Unknown`].
     pub fn segment(&self, name: &str) -> Result<Segment, SegmentError> {
+        self.shared.storage.own()?;
         let found = self.segments().into_iter().find(|s| s.name() == name);
         found.ok_or_else(|| SegmentError::Unknown { name: name.to_owned() })
     }
@@ -287,7 +292,11 @@ impl Store {
     }
 
     /// All segments.
+    ///
+    /// # Panics
+    /// In a process that was forked from the one that has opened the store.
     pub fn segments(&self) -> Vec<Segment> {
+        self.shared.storage.must_be_own();
         let states = self.shared.storage.segments.read().expect("no panic under this lock");
         states.iter().map(|state| Segment { state: state.clone(), store: self.shared.clone() }).collect()
     }
@@ -304,7 +313,7 @@ impl Store {
     pub fn begin(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
         // Not returned as it comes: what is written to memory by a call could not stay in registers.
         let tx = match self.shared.storage.gate.load(Ordering::Relaxed) {
-            0 => Transaction::new(&self.shared, mode),
+            gate::OPEN => Transaction::new(&self.shared, mode),
             _ => self.begin_gated(mode)?,
         };
         Ok(tx)
@@ -313,6 +322,7 @@ impl Store {
     #[cold]
     fn begin_gated(&self, mode: Mode) -> Result<Transaction<'_>, BeginError> {
         let shared = &self.shared;
+        shared.storage.own()?;
         if shared.storage.gate.load(Ordering::SeqCst) & gate::READ_ONLY != 0 {
             return Err(BeginError::ReadOnly);
         }
@@ -413,12 +423,23 @@ impl Store {
     /// [`OpenError::Option`]; nothing was changed then.
     pub fn set_options(&self, tuning: Tuning) -> Result<(), OpenError> {
         tuning.check()?;
+        self.shared.storage.own().map_err(SegmentError::Inherited)?;
         self.shared.set_tuning(tuning);
         Ok(())
     }
 
+    /// Whether the store is that of the process from which this one was forked: see [`Inherited`].
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.shared.storage.own().is_err()
+    }
+
     /// The present options.
+    ///
+    /// # Panics
+    /// As [`Store::segments`].
     pub fn tuning(&self) -> Tuning {
+        self.shared.storage.must_be_own();
         self.shared.storage.tuning()
     }
 
@@ -446,9 +467,15 @@ impl Store {
         self.shared.damage.as_ref()
     }
 
+    /// What the opening had to say, such as that commits were dropped since their memory was lost.
+    pub fn open_report(&self) -> &OpenReport {
+        &self.shared.report
+    }
+
     /// Closes the store: flushes, truncates, and says in the log that all is in order. What this process has
     /// prepared and not decided is undecided when the store is opened again, and its old values are back. Regions
-    /// that are still mapped stay readable. While the log is full of what is to be archived
+    /// that are still mapped stay readable. In a process that was forked from the one that has opened the store it
+    /// only lets go of it, which stays open there. While the log is full of what is to be archived
     /// ([`Archiver`](crate::Archiver)) it waits, as committing does.
     ///
     /// # Errors
@@ -465,7 +492,12 @@ impl Store {
 impl Life {
     fn shut(&mut self) -> Result<(), CloseError> {
         let shared = self.shared.clone();
-        if shared.storage.is_closed() || shared.storage.is_inherited() {
+        if shared.storage.is_inherited() {
+            // The threads are the parent's: what waits for them here would wait for ever.
+            std::mem::take(&mut self.threads).into_iter().for_each(std::mem::forget);
+            return Ok(());
+        }
+        if shared.storage.is_closed() {
             return Ok(());
         }
         let done = self.finish(&shared);

@@ -38,7 +38,11 @@ impl Wake for Unpark {
 
 impl Ticket {
     /// Whether the commit survives now what its class names: a power cut, if nothing else was said.
+    ///
+    /// # Panics
+    /// In a process that was forked from the one that has opened the store.
     pub fn is_durable(&self) -> bool {
+        self.store.storage.must_be_own();
         self.stamp.is_none_or(|stamp| self.store.policy.is_durable(stamp, self.class))
     }
 
@@ -47,6 +51,7 @@ impl Ticket {
     /// # Errors
     /// When the store fails before that.
     pub fn wait(self) -> Result<(), Failure> {
+        self.refuse_inherited()?;
         self.stamp.map_or(Ok(()), |stamp| self.store.policy.wait_durable(stamp, self.class))
     }
 
@@ -70,7 +75,15 @@ impl Ticket {
         }
     }
 
+    /// Those who would bring it about are in the process that has opened the store.
+    fn refuse_inherited(&self) -> Result<(), Failure> {
+        if self.store.storage.is_inherited() { self.store.storage.failure() } else { Ok(()) }
+    }
+
     fn look(&self, waker: &Waker) -> Poll<Result<(), Failure>> {
+        if let Err(failure) = self.refuse_inherited() {
+            return Poll::Ready(Err(failure));
+        }
         match self.stamp {
             Some(stamp) => self.store.policy.poll_durable(stamp, self.class, waker),
             None => Poll::Ready(Ok(())),

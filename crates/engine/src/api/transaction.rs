@@ -121,6 +121,9 @@ impl<'t> Transaction<'t> {
     /// here on; for one that changes few they are lazy until the budget is full, short as memory may be
     /// ([`BeforeImages`](crate::BeforeImages)). Else it changes nothing.
     pub fn will_change(&mut self, extent: Extent) {
+        if self.store.storage.is_inherited() {
+            return;
+        }
         self.store.policy.will_change(extent);
     }
 
@@ -214,6 +217,12 @@ impl<'t> Transaction<'t> {
         self.store.declare(&self.set, region, offset, len)
     }
 
+    /// Whether its store is that of the process from which this one was forked.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.store.storage.own().is_err()
+    }
+
     /// Whether it is one of that store.
     pub(crate) fn is_of(&self, store: &Shared) -> bool {
         ptr::eq(self.store, store)
@@ -249,6 +258,7 @@ impl<'t> Transaction<'t> {
     #[inline(never)]
     fn commit_slowly(self, class: Class) -> Result<(), CommitError> {
         let store = self.store;
+        store.storage.own()?;
         if class > Class::Process {
             store.storage.meter.lasting.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
@@ -290,6 +300,7 @@ impl<'t> Transaction<'t> {
     /// As [`Transaction::commit`].
     pub fn commit_ticket(self, class: Class) -> Result<Ticket, CommitError> {
         let store = self.store;
+        store.storage.own()?;
         store.reaches(class)?;
         let stamp = self.make_lasting(class)?.filter(|_| class > Class::Process);
         if stamp.is_some() {
@@ -308,6 +319,7 @@ impl<'t> Transaction<'t> {
     /// When it keeps no old values in memory: in `NoRestore` mode, with the shadow policy, and with
     /// [`Tracking::Scan`](crate::Tracking::Scan).
     pub fn commit_returning_old(self, class: Class) -> Result<Vec<OldValue>, CommitError> {
+        self.store.storage.own()?;
         let keeps = self.restores() && self.set.keeps_old();
         assert!(keeps, "the transaction keeps no old values in memory that could be returned");
         let oldest = self.set.oldest().into_iter();
@@ -351,6 +363,7 @@ impl<'t> Transaction<'t> {
     /// In `NoRestore` mode: an undecided transaction may have to be undone.
     pub fn prepare(self, global_id: &[u8]) -> Result<(), CommitError> {
         assert!(self.restores(), "a no-restore transaction cannot be prepared: it kept no old values");
+        self.store.storage.own()?;
         self.set.check_branches();
         let store = self.store;
         let undecided = store.policy.undecided();
@@ -368,6 +381,7 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// In `NoRestore` mode with the redo policy, which keeps no old values.
     pub fn savepoint(&mut self) -> Result<Savepoint, SavepointError> {
+        self.store.storage.own()?;
         if !self.set.keeps_old() || self.store.terms.alone {
             return Err(SavepointError::NoOldValues);
         }
@@ -380,6 +394,7 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// When the savepoint is of another transaction, or gone; while branches are open.
     pub fn rollback_to(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
+        self.store.storage.own()?;
         let position = self.own(savepoint)?;
         if self.has_branches() {
             return Err(SavepointError::Branches);
@@ -394,6 +409,7 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// As [`Transaction::rollback_to`].
     pub fn release(&mut self, savepoint: &Savepoint) -> Result<(), SavepointError> {
+        self.store.storage.own()?;
         self.own(savepoint)?;
         self.store.release(&self.set, savepoint.serial);
         Ok(())
@@ -415,6 +431,7 @@ impl<'t> Transaction<'t> {
     /// # Errors
     /// When old values are not kept, or the undo log could not be made longer.
     pub fn branch(&mut self) -> Result<Branch<'t>, BranchError> {
+        self.store.storage.own()?;
         if !self.set.keeps_old() || self.store.terms.alone {
             return Err(BranchError::NoOldValues);
         }
@@ -441,6 +458,7 @@ impl<'t> Transaction<'t> {
     /// # Panics
     /// If it is a branch of another transaction, or has open branches itself.
     pub fn adopt(&mut self, branch: Branch<'t>) -> Result<(), RangeError> {
+        self.store.storage.own()?;
         let branch = branch.0;
         branch.set.check_branches();
         self.store.adopt(&self.set, &branch.set)?;

@@ -17,7 +17,7 @@
 use crate::api::region::Region;
 use crate::api::shared::Shared;
 use crate::api::transaction::Transaction;
-use crate::storage::error::MapError;
+use crate::storage::error::{MapError, SegmentError};
 use crate::storage::region::RegionState;
 use caliburn_os::faults::{Catch, Caught, Desk};
 use caliburn_os::guard::{self, Named};
@@ -130,6 +130,7 @@ impl Region {
         &self,
         hook: impl FnMut(Access, Range<u64>) -> Result<(), Refusal> + Send + 'static,
     ) -> Result<View<'_>, MapError> {
+        self.store.storage.own().map_err(SegmentError::Inherited)?;
         let (shared, region) = (self.store.clone(), self.state.clone());
         let (segment, len) = (region.segment.name.clone(), region.len());
         let apart = region.shared.load(std::sync::atomic::Ordering::Relaxed) && !shared.terms.alone;
@@ -191,6 +192,10 @@ impl<'r> View<'r> {
 
 impl Drop for View<'_> {
     fn drop(&mut self) {
+        if self.inner.shared.storage.is_inherited() {
+            // The thread is the parent's.
+            return std::mem::forget(self.thread.take());
+        }
         self.inner.desk.close();
         if let Some(thread) = self.thread.take() {
             // A panic there was printed.
@@ -294,6 +299,7 @@ impl<'t> Viewed<'t> {
     /// As [`Viewed::read`].
     pub fn open(&mut self, access: Access, range: Range<usize>) -> Result<(), Refusal> {
         self.view.at(range.start, range.len());
+        self.view.shared.storage.own()?;
         let set = self.tx.as_ref().expect("it is in the view").write_set();
         let mut state = self.view.lock();
         if access == Access::Store {
@@ -337,7 +343,7 @@ impl<'t> Viewed<'t> {
 
 impl Drop for Viewed<'_> {
     fn drop(&mut self) {
-        if self.tx.is_some() {
+        if self.tx.is_some() && !self.view.shared.storage.is_inherited() {
             self.view.leave();
         }
     }

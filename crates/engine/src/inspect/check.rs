@@ -8,8 +8,10 @@ use crate::policy::table;
 use crate::storage::catalog::Catalog;
 use crate::storage::directory;
 use crate::storage::error::{OpenError, SegmentError};
+use crate::storage::generations::Generations;
+use crate::storage::opener::Opener;
 use crate::storage::report::Report;
-use crate::storage::segment::{Opener, SegmentState};
+use crate::storage::segment::SegmentState;
 use crate::storage::segment_file::Descriptors;
 use crate::storage::settings::Settings;
 use std::io;
@@ -48,6 +50,10 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
             report.problem(&path, offset, defect);
             return Ok(report);
         }
+        Err(OpenError::Stray { path, offset, text, .. }) => {
+            report.problem(&path, offset, text);
+            return Ok(report);
+        }
         Err(other) => return Err(other),
     };
     // Hard links give the same files to another directory, with a lock of its own.
@@ -56,7 +62,17 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
     if lock.is_some() && claim.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
         report.in_use_by = Some("a program that has its files in another directory".into());
     }
-    let opener = Opener { media, descriptors: &Descriptors::of(&**media), dir, write: false, claim: true };
+    // A program that has it open changes them.
+    let generations = match Generations::open(&**media, dir, &catalog, false) {
+        _ if report.in_use_by.is_some() => None,
+        Err(OpenError::Stray { path, offset, text, .. }) => {
+            report.problem(&path, offset, text);
+            None
+        }
+        found => found?,
+    };
+    let (descriptors, generations) = (&Descriptors::of(&**media), generations.as_ref());
+    let opener = Opener { media, descriptors, dir, write: false, claim: true, generations };
     let mut segments = Vec::new();
     for entry in &catalog.segments {
         // Whoever has the store has locked what is elsewhere, or is about to.
@@ -65,7 +81,7 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
             report.notes.push(format!("segment {:?} was not verified: {path} is in use", entry.name));
             continue;
         }
-        match SegmentState::open(opener, &catalog, entry, kind.sums()) {
+        match SegmentState::open(opener, &catalog, entry, kind.has_sums(&catalog)) {
             Ok(segment) => segments.push(Arc::new(segment)),
             // Damage only if the log names it, which is found there.
             Err(error) if entry.is_external() => report.notes.push(error.to_string()),
@@ -75,10 +91,27 @@ pub(crate) fn check_with(settings: &Settings, dir: &Path) -> Result<Report, Open
         }
     }
     report.segments = catalog.segments.len() as u64;
-    let (copied, in_use) = (settings.copied, report.in_use_by.is_some());
-    let store = Closed { copied, in_use, watch: &settings.watch, media, dir, catalog: &catalog };
+    note_unverified(&segments, &mut report);
+    let in_use = report.in_use_by.is_some();
+    let (watch, catalog) = (&settings.watch, &catalog);
+    let store = Closed { settings, in_use, watch, media, dir, catalog, generations };
     kind.check(&store, &segments, &mut report)?;
     // Until here.
     drop((lock, claim));
     Ok(report)
+}
+
+/// Says of which segments nothing tells whether they hold what was written to them.
+fn note_unverified(segments: &[Arc<SegmentState>], report: &mut Report) {
+    let unsummed: Vec<_> = segments.iter().filter(|segment| !segment.has_sums()).collect();
+    let Some(first) = unsummed.first() else { return };
+    report.unverified_bytes = unsummed.iter().map(|segment| segment.len()).sum();
+    let (bytes, name) = (report.unverified_bytes, &first.name);
+    let which = match unsummed.len() {
+        1 => format!("segment {name:?}"),
+        more => format!("{more} segments, {name:?} the first of them"),
+    };
+    report
+        .notes
+        .push(format!("the content of {which} ({bytes} bytes) was not verified: it has no checksums"));
 }

@@ -7,8 +7,9 @@ use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::class::Class;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
+use crate::storage::generations::Generations;
 use crate::storage::settings::Settings;
-use caliburn_log::format::{self, VERSION};
+use caliburn_log::format;
 use caliburn_os::medium::Media;
 use std::path::{Path, PathBuf};
 
@@ -62,18 +63,26 @@ pub(crate) fn info_with(settings: &Settings, dir: &Path) -> Result<Info, OpenErr
     let media = &directory::hold(dir, settings)?;
     let catalog = directory::read_catalog(&**media, dir)?;
     let kind = table::kind_of(dir, &catalog)?;
+    let lock = directory::lock(&**media, dir, true);
+    let in_use_by = match &lock {
+        Err(OpenError::InUse { holder, .. }) => Some(holder.clone()),
+        _ => None,
+    };
+    // A program that has it open changes them.
+    let generations = match lock {
+        Ok(_) => Generations::open(&**media, dir, &catalog, false)?,
+        Err(_) => None,
+    };
     let (log, clean) = kind.info(&Closed {
-        copied: settings.copied,
+        settings,
         in_use: false,
         watch: &settings.watch,
         media,
         dir,
         catalog: &catalog,
+        generations: generations.as_ref(),
     })?;
-    let in_use_by = match directory::lock(&**media, dir, true) {
-        Err(OpenError::InUse { holder, .. }) => Some(holder),
-        _ => None,
-    };
+    drop(lock);
     let segment = |entry: Entry| SegmentInfo {
         id: entry.id.0,
         path: Catalog::resolve(dir, &entry.path),
@@ -83,7 +92,7 @@ pub(crate) fn info_with(settings: &Settings, dir: &Path) -> Result<Info, OpenErr
     };
     Ok(Info {
         id: format::hex(&catalog.store),
-        format: VERSION,
+        format: catalog.version(),
         policy: kind.policy(),
         reach: reach(&**media, dir, &catalog, kind)?,
         clean,

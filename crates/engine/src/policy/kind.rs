@@ -8,15 +8,19 @@ use super::query::LogInfo;
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::error::OpenError;
+use crate::storage::generations::Generations;
+use crate::storage::opener::Opener;
 use crate::storage::progress::Watch;
-use crate::storage::report::Report;
-use crate::storage::segment::{Opener, SegmentState};
+use crate::storage::report::{OpenReport, Report};
+use crate::storage::segment::SegmentState;
 use crate::storage::settings::Settings;
 use crate::storage::{self, Storage};
 use crate::write_set::Sets;
+use caliburn_log::format::{Defect, Said};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::unless;
+use caliburn_os::witness::{Look, Seen};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -57,8 +61,13 @@ impl Policy {
 /// A policy, and what it does with a store that is not open.
 pub(crate) trait Kind: Sync {
     fn policy(&self) -> Policy;
-    /// Whether segments have checksums beside them: only where all that reaches them is written by the engine.
+    /// Whether segments of a new store have checksums beside them: only where all that reaches them is known to the
+    /// engine.
     fn sums(&self) -> bool;
+    /// The same of a store that there is.
+    fn has_sums(&self, _: &Catalog) -> bool {
+        self.sums()
+    }
     /// Whether memory is the process's own: the segments do not have what an open transaction stores.
     fn is_private(&self) -> bool {
         false
@@ -103,8 +112,8 @@ pub(crate) struct New<'a> {
 
 /// The files of a store that is not open.
 pub(crate) struct Closed<'a> {
-    /// That a copy is meant is said.
-    pub copied: bool,
+    /// How it is to be opened.
+    pub settings: &'a Settings,
     /// Somebody has it open for writing.
     pub in_use: bool,
     /// Is told how far its check is.
@@ -112,6 +121,8 @@ pub(crate) struct Closed<'a> {
     pub media: &'a Arc<dyn Media>,
     pub dir: &'a Path,
     pub catalog: &'a Catalog,
+    /// None in a store that has none, and while another process may be changing them.
+    pub generations: Option<&'a Arc<Generations>>,
 }
 
 /// A store whose catalog and segments were read.
@@ -138,7 +149,25 @@ impl Opening<'_> {
     /// How its segments are opened.
     pub fn opener(&self) -> Opener<'_> {
         let (media, descriptors) = (&self.settings.media, &self.found.descriptors);
-        Opener { media, descriptors, dir: self.dir(), write: self.write(), claim: true }
+        let generations = self.found.generations.as_ref();
+        Opener { media, descriptors, dir: self.dir(), write: self.write(), claim: true, generations }
+    }
+
+    /// Refuses a file that says whether the store was closed, and is older than others; salvage notes it. `name`
+    /// names it as what is wrong.
+    pub fn check_keeper(
+        &mut self,
+        said: Said,
+        name: impl FnOnce(Defect) -> OpenError,
+    ) -> Result<(), OpenError> {
+        let Some(generations) = &self.found.generations else { return Ok(()) };
+        match generations.check_keeper(said, name) {
+            Err(error) if self.settings.salvage => {
+                self.found.damage.get_or_insert(error);
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// Refuses to write to a store whose files are not those that were in use, unless that is meant; whether it
@@ -150,19 +179,35 @@ impl Opening<'_> {
         }
         Ok(copied)
     }
+
+    /// Whether its files are not those that were in use, to be written to or not.
+    pub fn is_copy(&self, medium: &dyn Medium, recorded: [U64; 2]) -> bool {
+        is_another(medium, recorded)
+    }
 }
 
 impl Closed<'_> {
-    /// Says of a store that was in use that its files are not those of then.
-    pub fn report_copy(&self, medium: &dyn Medium, recorded: [U64; 2], report: &mut Report) {
+    /// What can be seen of whether the memory of these files survived.
+    pub fn see(&self, files: &[Look]) -> Result<Seen, OpenError> {
+        self.settings.see(&**self.media, self.dir, files)
+    }
+
+    /// As [`Opening::check_keeper`].
+    pub fn check_keeper(&self, said: Said, name: impl FnOnce(Defect) -> OpenError) -> Result<(), OpenError> {
+        self.generations.map_or(Ok(()), |generations| generations.check_keeper(said, name))
+    }
+
+    /// Says of a store that was in use that its files are not those of then; whether it says so.
+    pub fn report_copy(&self, medium: &dyn Medium, recorded: [U64; 2], report: &mut Report) -> bool {
         if !is_another(medium, recorded) {
-            return;
+            return false;
         }
         let text = OpenError::Copied { path: self.dir.to_owned() }.to_string();
-        match self.copied {
+        match self.settings.copied {
             true => report.notes.push(text),
             false => report.problem(self.dir, 0, text),
         }
+        true
     }
 }
 
@@ -179,4 +224,6 @@ pub(crate) struct Opened {
     pub policy: Box<dyn Recovery>,
     /// What is missing, in a store opened for salvage.
     pub damage: Option<OpenError>,
+    /// What else there is to say of the opening.
+    pub report: OpenReport,
 }

@@ -5,7 +5,7 @@ use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory;
 use crate::storage::error::OpenError;
 use crate::storage::segment;
-use caliburn_log::format::{BLOCK, STATUS_AT};
+use caliburn_log::format::{BLOCK, FIRST_GENERATION, STATUS_AT};
 use caliburn_os::medium::Medium;
 use std::io;
 use std::path::PathBuf;
@@ -25,7 +25,9 @@ pub(super) fn create(
         None => PathBuf::from(name),
     };
     let (store, policy) = (new.store, policy as u16);
-    let catalog = Catalog { store, policy, log_path, copies: Vec::new(), next, segments };
+    let (copies, count) = (Vec::new(), FIRST_GENERATION);
+    let sums = policy == Policy::Shadow as u16;
+    let catalog = Catalog { store, policy, log_path, copies, next, count, sums, segments };
     let path = Catalog::resolve(new.dir, &catalog.log_path);
     directory::refuse_own(media, &catalog.log_path)?;
     if !catalog.log_path.is_absolute() {

@@ -63,6 +63,10 @@ pub(crate) trait Recovery: Any + Send + Sync {
     fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure>;
     /// What commits to a segment on this medium survive.
     fn survives(&self, medium: &dyn Medium) -> Class;
+    /// A segment is about to be named that is on this medium.
+    fn taken(&self, _medium: &dyn Medium) -> Result<(), MediaError> {
+        Ok(())
+    }
 
     // Write sets.
 

@@ -113,6 +113,9 @@ pub struct LogInfo {
     pub forced: u64,
     /// It goes at least to here, forced or not; what is in the stage is not counted.
     pub appended: u64,
+    /// Commits that wait in the stage and are not in the log yet: the next opening recovers them. While the store
+    /// is in use this is the number of one moment.
+    pub staged: u64,
     /// Openings for writing so far.
     pub incarnation: u32,
     /// How far it is archived, if it is kept until it is.

@@ -7,8 +7,9 @@ use super::{Claimed, Recovery, Undecided};
 use crate::storage::Storage;
 use crate::storage::class::Class;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
-use crate::storage::redo_ranges::RedoRanges;
+use crate::storage::lacking::Lacking;
 use crate::storage::region::RegionState;
+use crate::storage::report::OpenReport;
 use crate::storage::segment::SegmentState;
 use crate::write_set::{Layout, Position, Sets, Terms, WriteSet};
 use caliburn_os::medium::Medium;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 pub(crate) struct ReadOnly {
     storage: Arc<Storage>,
     /// What the segments lack.
-    lacking: Option<RedoRanges>,
+    lacking: Option<Box<dyn Lacking>>,
     undecided: Vec<Prepared>,
 }
 
@@ -28,14 +29,14 @@ pub(crate) struct ReadOnly {
 pub(crate) fn open(
     opening: Opening<'_>,
     reach: Class,
-    lacking: Option<RedoRanges>,
+    lacking: Option<Box<dyn Lacking>>,
     undecided: Vec<Prepared>,
     damage: Option<OpenError>,
 ) -> Opened {
     let storage = Arc::new(Storage::new(opening.found, opening.settings, reach));
     let sets = Arc::new(Sets::new(Layout { trailer: 0 }, opening.tracked));
     let policy = Box::new(ReadOnly { storage: storage.clone(), lacking, undecided });
-    Opened { storage, sets, policy, damage }
+    Opened { storage, sets, policy, damage, report: OpenReport::default() }
 }
 
 /// Why its other methods are never called.
@@ -43,7 +44,7 @@ const NO_CHANGES: &str = "a read-only store begins no transaction";
 
 impl Recovery for ReadOnly {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
-        region.map_private(&self.storage, part, self.lacking.as_ref(), false)
+        region.map_private(&self.storage, part, self.lacking.as_deref(), false)
     }
 
     fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ use super::region::RegionState;
 use super::segment::SegmentState;
 use caliburn_log::SegmentId;
 use caliburn_os::event::Event;
+use caliburn_os::lineage::generation;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
 use std::collections::VecDeque;
@@ -61,7 +62,7 @@ pub struct Prefetching(Arc<Course>);
 #[derive(Debug)]
 struct Course {
     /// The process whose thread it is.
-    process: u32,
+    generation: u32,
     bytes: AtomicU64,
     outcome: OnceLock<Prefetched>,
     event: Event,
@@ -70,7 +71,7 @@ struct Course {
 impl Prefetching {
     fn begin() -> Prefetching {
         let (bytes, outcome, event) = Default::default();
-        Prefetching(Arc::new(Course { process: std::process::id(), bytes, outcome, event }))
+        Prefetching(Arc::new(Course { generation: generation(), bytes, outcome, event }))
     }
 
     /// Bytes that were read so far.
@@ -80,7 +81,7 @@ impl Prefetching {
 
     /// What became of it, if it has ended.
     pub fn ended(&self) -> Option<Prefetched> {
-        if std::process::id() != self.0.process {
+        if generation() != self.0.generation {
             self.end(PrefetchEnd::Unmapped);
         }
         self.0.outcome.get().copied()

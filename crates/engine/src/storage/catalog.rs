@@ -5,7 +5,10 @@ use crate::storage::copies::LogCopy;
 use crate::storage::directory::{LOG, OTHER_LOG, SHADOW};
 use crate::storage::segment;
 use caliburn_log::SegmentId;
-use caliburn_log::format::{self, CATALOG_MAGIC, CatalogEntry, CatalogHeader, Defect, SEGMENT_DATA};
+use caliburn_log::format::{
+    self, CATALOG_MAGIC, COUNT_MAX, COUNTED_CATALOG, CatalogEntry, CatalogHeader, Defect, FIRST_GENERATION,
+    SEGMENT_DATA, VERSION,
+};
 use caliburn_os::host::Id;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -23,6 +26,10 @@ pub(crate) struct Catalog {
     /// Where the log is instead, if it has, or had, two media: a file of its own says so.
     pub copies: Vec<LogCopy>,
     pub next: u32,
+    /// How often it was changed, from 1; 0 in a store that has no [generations](super::generations).
+    pub count: u64,
+    /// With the shadow policy, whether segments have sums beside them.
+    pub sums: bool,
     pub segments: Vec<Entry>,
 }
 
@@ -56,8 +63,16 @@ impl Entry {
 }
 
 impl Catalog {
+    /// The version of its format.
+    pub fn version(&self) -> u32 {
+        if self.count == 0 { VERSION } else { COUNTED_CATALOG }
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; size_of::<CatalogHeader>()];
+        if self.count > 0 {
+            out.extend_from_slice(&self.count.to_le_bytes());
+        }
         let log_path = self.log_path.as_os_str().as_bytes();
         out.extend_from_slice(log_path);
         for entry in &self.segments {
@@ -80,10 +95,11 @@ impl Catalog {
             next: self.next.into(),
             log_path: (log_path.len() as u16).into(),
             policy: self.policy.into(),
+            sums: u32::from(self.sums).into(),
             ..CatalogHeader::new_zeroed()
         };
         out[..size_of::<CatalogHeader>()].copy_from_slice(header.as_bytes());
-        format::seal(&mut out, CATALOG_MAGIC, self.store);
+        format::seal_as(&mut out, CATALOG_MAGIC, self.version(), self.store);
         out
     }
 
@@ -92,7 +108,8 @@ impl Catalog {
             (at as u64, Defect::Value(format!("the file ends after {} bytes: it was cut off", bytes.len())))
         };
         let (header, _) = CatalogHeader::read_from_prefix(bytes).map_err(|_| short(0))?;
-        let preamble = match format::unseal(bytes, CATALOG_MAGIC, "catalog", None) {
+        let versions = [VERSION, COUNTED_CATALOG];
+        let preamble = match format::unseal_any(bytes, CATALOG_MAGIC, &versions, "catalog", None) {
             Err(Defect::Checksum) if header.len.get() != bytes.len() as u64 => Err(short(0)),
             other => other.map_err(|defect| (0, defect)),
         }?;
@@ -102,6 +119,14 @@ impl Catalog {
             at += len;
             part
         };
+        let count = match preamble.version.get() {
+            COUNTED_CATALOG => u64::from_le_bytes(take(8)?.try_into().expect("eight bytes")),
+            _ => 0,
+        };
+        let counted = preamble.version == COUNTED_CATALOG;
+        if counted && !(FIRST_GENERATION..COUNT_MAX).contains(&count) {
+            return Err((0, Defect::Value(format!("it is said to have been changed {count} times"))));
+        }
         let log_path = PathBuf::from(OsStr::from_bytes(take(header.log_path.get().into())?));
         let mut segments = Vec::new();
         for _ in 0..header.count.get() {
@@ -120,7 +145,18 @@ impl Catalog {
         }
         let (policy, next) = (header.policy.get(), header.next.get());
         let copies = Vec::new();
-        let catalog = Catalog { store: preamble.store, policy, log_path, copies, next, segments };
+        let sums = match header.sums.get() {
+            0 => false,
+            1 => true,
+            other => {
+                return Err((
+                    0,
+                    Defect::Value(format!("its segments are said to have sums of kind {other}")),
+                ));
+            }
+        };
+        let catalog =
+            Catalog { store: preamble.store, policy, log_path, copies, next, count, sums, segments };
         catalog.validate().map_err(|text| (0, Defect::Value(text)))?;
         Ok(catalog)
     }
@@ -188,13 +224,43 @@ mod tests {
             log_path: "/dev/x".into(),
             copies: Vec::new(),
             next: 9,
+            count: 5,
+            sums: false,
             segments: vec![entry(1, "a"), entry(8, "b.c")],
         }
     }
 
     #[test]
     fn round_trip() {
-        assert_eq!(Catalog::decode(&sample().encode()).unwrap(), sample());
+        for count in [0, 1, 5, COUNT_MAX - 1] {
+            for sums in [false, true] {
+                let catalog = Catalog { count, sums, ..sample() };
+                assert_eq!(Catalog::decode(&catalog.encode()).unwrap(), catalog);
+            }
+        }
+    }
+
+    #[test]
+    fn every_corner_of_an_entry_comes_back() {
+        let names = ["a".to_owned(), "z".repeat(200)];
+        let paths = [String::new(), "/dev/x".to_owned(), format!("/{}", "p".repeat(4000))];
+        for (log_path, policy) in
+            paths.iter().flat_map(|path| [0, 1, 2, u16::MAX].map(|policy| (path, policy)))
+        {
+            for (id, name) in
+                [0, 1, u32::MAX - 1].into_iter().flat_map(|id| names.each_ref().map(|name| (id, name)))
+            {
+                for (len, address, data) in [(65536, 0, 65536), (1 << 62, u64::MAX, 65536), (512, 0, 0)] {
+                    let path = if data == 0 { "/x".into() } else { format!("{name}.segment").into() };
+                    let entry = Entry { id: SegmentId(id), name: name.clone(), path, len, address, data };
+                    let log_path = log_path.into();
+                    let one = Catalog { next: id + 1, segments: vec![entry], policy, log_path, ..sample() };
+                    assert_eq!(Catalog::decode(&one.encode()), Ok(one.clone()));
+                    let none = Catalog { segments: Vec::new(), ..one };
+                    assert_eq!(Catalog::decode(&none.encode()), Ok(none));
+                }
+            }
+        }
     }
 
     #[test]
@@ -221,6 +287,9 @@ mod tests {
         refused("data elsewhere", &|c| c.segments[0].data = u64::MAX - 5);
         refused("a number twice", &|c| c.segments[1].id = SegmentId(1));
         refused("a number not given out", &|c| c.next = 8);
+        for count in [COUNT_MAX, u64::MAX] {
+            refused("changed too often", &|c| c.count = count);
+        }
         for len in [0, 1, 65536 + 512, u64::MAX, u64::MAX - 65535, i64::MAX as u64] {
             refused("a length", &|c| c.segments[0].len = len);
         }

@@ -4,15 +4,16 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::copies;
 use crate::storage::error::OpenError;
-use crate::storage::segment::{Opener, SegmentState};
+use crate::storage::generations::{GENERATIONS, Generations};
+use crate::storage::opener::Opener;
+use crate::storage::segment::SegmentState;
 use crate::storage::settings::{Copies, Settings};
 use caliburn_os::host::{Lock, LockError};
 use caliburn_os::medium::{Media, Medium, Replaced};
 use caliburn_os::simulated::{even_if, planted};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Names in a store's directory.
@@ -54,8 +55,10 @@ pub(crate) fn only_ours(media: &dyn Media, dir: &Path) -> Result<(), OpenError> 
     let names = media.list(dir).map_err(OpenError::io("list directory", dir))?;
     let begun = even_if("foreign-files-taken", is_making(media, dir)?);
     let ours = |name: &OsString| {
-        let left =
-            begun && [LOG, STAGE, UNDO, SHADOW, CATALOG, "catalog.new"].iter().any(|ours| name == ours);
+        let left = begun
+            && [LOG, STAGE, UNDO, SHADOW, GENERATIONS, CATALOG, "catalog.new"]
+                .iter()
+                .any(|ours| name == ours);
         left || name == LOCK || name == MAKING
     };
     if names.iter().all(ours) { Ok(()) } else { Err(OpenError::Exists { path: dir.to_owned() }) }
@@ -85,72 +88,6 @@ pub(crate) fn begin_making(media: &dyn Media, dir: &Path) -> Result<(), OpenErro
         medium.write_at(MAKING_TEXT, 0).map_err(fail)?;
     }
     media.sync_directory(dir).map_err(OpenError::io("force directory", dir))
-}
-
-/// While a store is being restored.
-const RESTORING: &str = "restoring";
-/// What it holds.
-const RESTORING_TEXT: &[u8] = b"A Caliburn store is being restored in this directory.\n";
-
-/// Takes an empty directory, or one in which restoring a store did not come to its end: what there was of it goes.
-pub(crate) fn begin_restoring(media: &dyn Media, dir: &Path) -> Result<(), OpenError> {
-    let list = || media.list(dir).map_err(OpenError::io("list directory", dir));
-    let path = dir.join(RESTORING);
-    let text = match media.exists(&path) {
-        true => media.read(&path).map_err(OpenError::io("read", &path))?,
-        false => Vec::new(),
-    };
-    let begun = text.starts_with(RESTORING_TEXT) && !media.exists(&dir.join(CATALOG));
-    if !text.is_empty() && !begun {
-        return Err(OpenError::Exists { path: dir.to_owned() });
-    }
-    for outside in text.get(RESTORING_TEXT.len()..).unwrap_or_default().split(|byte| *byte == 0) {
-        let outside = Path::new(OsStr::from_bytes(outside));
-        media.list_outside(outside);
-        if outside.is_absolute() && media.exists(outside) {
-            media.remove(outside).map_err(OpenError::io("remove", outside))?;
-        }
-    }
-    for name in list()?.into_iter().filter(|name| name != LOCK && name != RESTORING) {
-        let text = name.to_string_lossy();
-        let ours = [LOG, STAGE, "catalog.new", "restoring.new"].contains(&&*text)
-            || text.ends_with(".segment")
-            || text.ends_with(".sums");
-        if !begun || !ours {
-            return Err(OpenError::Exists { path: dir.to_owned() });
-        }
-        let path = dir.join(&name);
-        media.remove(&path).map_err(OpenError::io("remove", &path))?;
-    }
-    note_restored_outside(media, dir, &[])
-}
-
-/// Says durably which files are about to be made outside of the directory, so that another attempt removes them.
-pub(crate) fn note_restored_outside(
-    media: &dyn Media,
-    dir: &Path,
-    outside: &[PathBuf],
-) -> Result<(), OpenError> {
-    let path = dir.join(RESTORING);
-    let mut text = RESTORING_TEXT.to_vec();
-    for path in outside {
-        text.extend_from_slice(path.as_os_str().as_bytes());
-        text.push(0);
-    }
-    match media.replace(&path, &text).map_err(OpenError::io("write", &path))? {
-        Replaced::Durably => Ok(()),
-        Replaced::Perhaps(error) => Err(OpenError::io("force the name of", &path)(error)),
-    }
-}
-
-/// The store is complete: it is not to be taken for an unfinished one when its catalog is lost. If this fails,
-/// opening does it again.
-pub(crate) fn end_restoring(media: &dyn Media, dir: &Path) {
-    let path = dir.join(RESTORING);
-    // A user's file of that name stays.
-    if media.exists(&path) && media.read(&path).is_ok_and(|text| text.starts_with(RESTORING_TEXT)) {
-        let _ = media.remove(&path);
-    }
 }
 
 /// Nothing is being made any more: the store is complete, or what there was of it is gone. If this fails, opening
@@ -203,6 +140,7 @@ pub(crate) fn name_files(
     catalog: &Catalog,
     made_elsewhere: bool,
 ) -> Result<(), OpenError> {
+    Generations::create(media, dir, catalog)?;
     media.sync_directory(dir).map_err(OpenError::io("force directory", dir))?;
     if let (true, Some(above)) = (made_elsewhere, catalog.log_path.parent()) {
         media.sync_directory(above).map_err(OpenError::io("force directory", above))?;
@@ -219,7 +157,27 @@ pub(crate) fn name_files(
     media.sync_directory(parent).map_err(OpenError::io("force directory", parent))
 }
 
+/// The catalog, which must be of the same time as what the store says of its [generations](super::generations).
 pub(crate) fn read_catalog(media: &dyn Media, dir: &Path) -> Result<Catalog, OpenError> {
+    find_catalog(media, dir).and_then(|(catalog, older)| older.map_or(Ok(catalog), Err))
+}
+
+/// The catalog, and why it is not to be relied on, if so.
+pub(crate) fn find_catalog(media: &dyn Media, dir: &Path) -> Result<(Catalog, Option<OpenError>), OpenError> {
+    /// The process that has the store open may be changing both.
+    const TRIES: u32 = 20;
+    let mut found = None;
+    for _ in 0..TRIES {
+        let catalog = read_catalog_alone(media, dir)?;
+        match Generations::check_catalog(media, dir, &catalog) {
+            Ok(()) => return Ok((catalog, None)),
+            Err(error) => found = Some((catalog, Some(error))),
+        }
+    }
+    Ok(found.expect("it was tried"))
+}
+
+fn read_catalog_alone(media: &dyn Media, dir: &Path) -> Result<Catalog, OpenError> {
     let path = dir.join(CATALOG);
     let bytes = match media.read(&path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -1,6 +1,7 @@
 //! What can go wrong, one enum per operation. Every message says what, where, and what to do.
 
 use crate::storage::class::Class;
+pub use crate::storage::inherited::{Inherited, SavepointError};
 use caliburn_log::format::Defect;
 use caliburn_log::images::ImagesError;
 use caliburn_log::log::LogError;
@@ -193,6 +194,9 @@ impl OpenError {
 /// Why a segment could not be created, found, grown or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
+    /// The store is the parent process's.
+    #[error(transparent)]
+    Inherited(#[from] Inherited),
     /// There is a segment of that name.
     #[error("the store already has a segment named {name:?}, or that file under this name")]
     Exists {
@@ -409,6 +413,9 @@ pub enum MapError {
 /// Why a range could not be declared. Nothing was declared and the transaction goes on.
 #[derive(Debug, thiserror::Error)]
 pub enum RangeError {
+    /// The store is the parent process's.
+    #[error(transparent)]
+    Inherited(#[from] Inherited),
     /// The range leaves the region.
     #[error(
         "range of {len} bytes at {start} of segment {segment:?}: the region there holds bytes {region_start}..{region_end}"
@@ -492,30 +499,15 @@ pub enum RangeError {
     },
 }
 
-/// Why a savepoint could not be made or used. The transaction goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SavepointError {
-    /// The transaction keeps no old values.
-    #[error(
-        "a no-restore transaction of a store with the redo policy has no savepoints: it keeps no old values"
-    )]
-    NoOldValues,
-    /// A branch may have changed, or saved, what would be rolled back.
-    #[error("the transaction has open branches: adopt or drop them before it is rolled back")]
-    Branches,
-    /// It is of another transaction, or was released, or the transaction was rolled back to an earlier one.
-    #[error(
-        "the transaction has no such savepoint: it was released, or the transaction was rolled back beyond it"
-    )]
-    Gone,
-}
-
 /// Why a branch could not be begun.
 #[derive(Debug, thiserror::Error)]
 pub enum BranchError {
+    /// The store is the parent process's.
+    #[error(transparent)]
+    Inherited(#[from] Inherited),
     /// The transaction keeps no old values.
     #[error(
-        "a no-restore transaction of a store with the redo policy has no branches: it keeps no old values"
+        "the transaction has no branches: it keeps no old values. With the redo policy begin it in Mode::Restore; with the shadow policy no transaction has branches"
     )]
     NoOldValues,
     /// The undo log could not be made longer.
@@ -526,6 +518,9 @@ pub enum BranchError {
 /// Why a commit, flush or truncation did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
+    /// The store is the parent process's.
+    #[error(transparent)]
+    Inherited(#[from] Inherited),
     /// The store has failed. Whether the transaction is durable is found out by reopening; it is never
     /// durable in part.
     #[error(transparent)]

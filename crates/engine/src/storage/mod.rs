@@ -1,6 +1,7 @@
 //! What every policy stands on: the catalog, segments and the checksums beside them, mapped regions, errors.
 
 pub(crate) mod ahead;
+pub(crate) mod attempt;
 pub(crate) mod catalog;
 pub(crate) mod class;
 pub(crate) mod close_error;
@@ -8,7 +9,11 @@ pub(crate) mod copies;
 pub(crate) mod directory;
 pub(crate) mod error;
 pub(crate) mod extents;
+pub(crate) mod generations;
+pub(crate) mod inherited;
+pub(crate) mod lacking;
 pub(crate) mod meter;
+pub(crate) mod opener;
 pub(crate) mod pool;
 pub(crate) mod pressure;
 pub(crate) mod progress;
@@ -20,6 +25,7 @@ pub(crate) mod report;
 pub(crate) mod segment;
 pub(crate) mod segment_file;
 pub(crate) mod settings;
+pub(crate) mod stamped;
 mod stretches;
 pub(crate) mod sums;
 mod touched;
@@ -30,19 +36,22 @@ use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::guard::Permit;
 use caliburn_os::host::{Id, Lock};
+use caliburn_os::lineage::Mark;
 use caliburn_os::medium::{Media, Medium, Replaced, SMALL_FILE};
 use caliburn_os::memory::Limits;
 use caliburn_os::simulated::{planted, unless};
-use caliburn_os::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
 use catalog::{Catalog, Entry};
 use class::Class;
-use error::{Failure, SegmentError};
+use error::{Failure, Inherited, OpenError, SegmentError};
+use generations::Generations;
 use meter::Meter;
+use opener::Opener;
 use pool::Pool;
 use region::RegionState;
 use region_table::RegionTable;
-use segment::{Opener, SegmentState};
+use segment::SegmentState;
 use segment_file::Descriptors;
 use settings::{Prefetch, Settings};
 use std::collections::BTreeMap;
@@ -65,14 +74,14 @@ pub(crate) mod gate {
     pub const ALONE: u32 = 32;
     /// Memory lies in files that must be asked whether they hold it.
     pub const OVERFLOWN: u32 = 64;
+    /// Nothing of these, in the process that has opened the store; a child that was forked finds 0.
+    pub const OPEN: u32 = caliburn_os::lineage::OURS;
 }
 
 /// The files and mapped memory of an open store, and whether they can be relied on.
 pub(crate) struct Storage {
     pub dir: PathBuf,
     pub id: Id,
-    /// The process that has opened it.
-    process: u32,
     pub media: Arc<dyn Media>,
     pub page_size: usize,
     pub page_shift: u32,
@@ -94,7 +103,9 @@ pub(crate) struct Storage {
     pub pool: Option<Pool>,
     pub ahead: Ahead,
     pub touched: Touched,
-    pub gate: AtomicU32,
+    /// Bytes that were laid over regions which are only read.
+    pub laid_over: AtomicU64,
+    pub gate: Mark,
     pub limits: Limits,
     pub meter: Meter,
     /// Held while a region is mapped, so that no mapping misses what is to be laid over it meanwhile; and while one
@@ -106,6 +117,8 @@ pub(crate) struct Storage {
     pub segments: RwLock<Vec<Arc<SegmentState>>>,
     pub descriptors: Arc<Descriptors>,
     pub catalog: Mutex<Catalog>,
+    /// None in a store that has none, and in one that is only read.
+    pub generations: Option<Arc<Generations>>,
     failure: OnceLock<Failure>,
     tuning: RwLock<Tuning>,
     budget: AtomicU64,
@@ -131,6 +144,10 @@ pub(crate) struct Found {
     pub images: bool,
     /// See [`Storage::pool`].
     pub pool: Option<Pool>,
+    /// None in a store that has none.
+    pub generations: Option<Arc<Generations>>,
+    /// What salvage does without.
+    pub damage: Option<OpenError>,
 }
 
 /// Bytes that private pages of regions may take: their images take as many.
@@ -144,11 +161,12 @@ impl Storage {
         let page_size = caliburn_os::page_size();
         let limits = settings.media.limits();
         let recorded = (settings.prefetch, !settings.read_only && settings.background);
+        let gate = Mark::new().expect("there is memory for a page");
+        gate.fetch_or(if settings.read_only { gate::READ_ONLY } else { 0 }, Ordering::SeqCst);
         let touched = Touched::open(&*settings.media, &found.dir, &found.catalog.store, recorded);
         Storage {
             dir: found.dir,
             id: found.catalog.store,
-            process: std::process::id(),
             media: settings.media.clone(),
             page_size,
             page_shift: page_size.trailing_zeros(),
@@ -163,7 +181,8 @@ impl Storage {
             pool: found.pool,
             ahead: Ahead::default(),
             touched,
-            gate: AtomicU32::new(if settings.read_only { gate::READ_ONLY } else { 0 }),
+            laid_over: AtomicU64::new(0),
+            gate,
             meter: Meter::default(),
             mapping: Mutex::default(),
             regions: RwLock::default(),
@@ -171,6 +190,7 @@ impl Storage {
             segments: RwLock::new(found.segments),
             descriptors: found.descriptors,
             catalog: Mutex::new(found.catalog),
+            generations: found.generations.filter(|_| !settings.read_only),
             failure: OnceLock::new(),
             budget: AtomicU64::new(budget(&settings.tuning, &limits, found.images)),
             limits,
@@ -212,6 +232,12 @@ impl Storage {
 
     /// The failure, if the store has failed.
     pub fn failure(&self) -> Result<(), Failure> {
+        if let Err(inherited) = self.own() {
+            let source = io::Error::other(inherited);
+            return Err(Failure {
+                cause: Arc::new(MediaError::of_name("use in a forked process", self.dir.clone(), source)),
+            });
+        }
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
@@ -220,11 +246,26 @@ impl Storage {
         self.gate.load(Ordering::SeqCst) & (gate::FAILED | gate::CLOSED) != 0
     }
 
+    /// Refuses in a process that was forked from the one that has opened it. Before any lock: it may be one that a
+    /// thread of the parent held, which is not there to give it back.
+    #[inline]
+    pub fn own(&self) -> Result<(), Inherited> {
+        if self.gate.is_ours() || planted("fork-not-noticed") { Ok(()) } else { Err(Inherited) }
+    }
+
+    /// The same, for what cannot fail.
+    ///
+    /// # Panics
+    /// In such a process.
+    pub fn must_be_own(&self) {
+        self.own().unwrap_or_else(|inherited| panic!("{inherited}"));
+    }
+
     /// Whether a process that was forked has this store from its parent, to whom it belongs: what is dropped here
     /// leaves the store as it is.
     #[cold]
     pub fn is_inherited(&self) -> bool {
-        unless("fork-not-noticed", std::process::id() != self.process)
+        unless("fork-not-noticed", !self.gate.is_ours())
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -241,6 +282,7 @@ impl Storage {
     }
 
     pub fn writable(&self) -> Result<(), SegmentError> {
+        self.own()?;
         match self.gate.load(Ordering::SeqCst) {
             g if g & (gate::READ_ONLY | gate::CLOSED) != 0 => Err(SegmentError::ReadOnly),
             _ => Ok(self.failure()?),
@@ -277,7 +319,8 @@ impl Storage {
     /// How its segments are opened.
     pub fn opener(&self) -> Opener<'_> {
         let write = self.gate.load(Ordering::SeqCst) & gate::READ_ONLY == 0;
-        Opener { media: &self.media, descriptors: &self.descriptors, dir: &self.dir, write, claim: true }
+        let (media, descriptors, generations) = (&self.media, &self.descriptors, self.generations.as_ref());
+        Opener { media, descriptors, dir: &self.dir, write, claim: true, generations }
     }
 
     pub fn lock_mapping(&self) -> MutexGuard<'_, ()> {
@@ -338,7 +381,8 @@ impl Storage {
     ) -> Result<(), SegmentError> {
         let mut next = catalog.clone();
         change(&mut next);
-        let path = self.dir.join(directory::CATALOG);
+        next.count += u64::from(self.generations.is_some());
+        let (path, count) = (self.dir.join(directory::CATALOG), next.count);
         let fail = |source| SegmentError::Io { action: "replace catalog", path: path.clone(), source };
         let content = next.encode();
         if content.len() as u64 > SMALL_FILE {
@@ -350,10 +394,28 @@ impl Storage {
             *catalog = next;
         }
         match replaced {
-            Replaced::Durably => Ok(()),
+            Replaced::Durably => match &self.generations {
+                Some(noted) => Ok(noted.catalog_changed(count).map_err(|e| self.fail(e))?),
+                None => Ok(()),
+            },
             Replaced::Perhaps(e) if planted("catalog-taken-for-unchanged") => Err(fail(e)),
             Replaced::Perhaps(e) => Err(self.fail(MediaError::of_name("force the name of", path, e)).into()),
         }
+    }
+
+    /// The segments that were written to since the store was opened say that it is closed.
+    pub fn end_use(&self, closing: u64) -> Result<(), MediaError> {
+        let segments = self.segments.read().expect("no panic under this lock");
+        if !planted("segments-not-stamped-at-a-close") {
+            segments.iter().try_for_each(|segment| segment.end_use(closing))?;
+        }
+        self.settle()
+    }
+
+    /// Makes durable what was confirmed of segments that were forced, before what could bring them up to date is
+    /// given up.
+    pub fn settle(&self) -> Result<(), MediaError> {
+        self.generations.as_ref().map_or(Ok(()), |generations| generations.settle())
     }
 
     /// Refuses a medium that would make commits survive less than the store promised when it was opened.

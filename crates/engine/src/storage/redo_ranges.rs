@@ -1,7 +1,7 @@
-//! Ranges to be laid over segments, in order: the committed records of a stretch of the log, or old values from
-//! undo logs when a store is opened read-only. Recovery lays them over the regions that are mapped; epoch
-//! truncation applies them to the segments.
+//! Ranges to be laid over segments, in order: the committed records of a stretch of the log. Recovery lays them over
+//! the regions that are mapped; epoch truncation applies them to the segments.
 
+use crate::storage::lacking::Lacking;
 use crate::storage::segment::SegmentState;
 use caliburn_log::format::LOG_DATA;
 use caliburn_log::media_error::MediaError;
@@ -9,9 +9,11 @@ use caliburn_log::record::{self, Kind, Range, Ranges};
 use caliburn_log::{Lsn, SegmentId};
 use caliburn_os::map::View;
 use caliburn_os::medium::Medium;
+use caliburn_os::memory::Limits;
 use caliburn_os::simulated::{planted, unless};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -26,14 +28,25 @@ pub(crate) struct RedoRanges {
     /// Bodies that come after them, and their places.
     later: Vec<(Place, Vec<u8>)>,
     tail: Lsn,
-    /// The ranges of each segment, oldest first. Made when it is worth it.
-    by_segment: OnceLock<BTreeMap<SegmentId, Vec<Place>>>,
+    /// The ranges of each segment, oldest first. Made when it is worth it; none if there are [`too_many`].
+    by_segment: OnceLock<Option<BTreeMap<SegmentId, Vec<Place>>>>,
     /// How often all were walked through for one segment's.
     walks: AtomicU32,
 }
 
 /// Walks that are cheaper than to sort the ranges by segment.
 const WALKS: u32 = 3;
+
+/// Places that always fit in memory.
+const FEW: usize = if cfg!(caliburn_sim) { 4 } else { 1 << 20 };
+
+/// Whether so many places, of 8 to 16 bytes, are more than may be in memory. Then the log is walked through several
+/// times, each time for the next pages.
+fn too_many(places: usize) -> bool {
+    static KEPT: OnceLock<usize> = OnceLock::new();
+    let kept = || if cfg!(caliburn_sim) { FEW } else { FEW.max((Limits::read().bytes() / 1024) as usize) };
+    places > FEW && places > *KEPT.get_or_init(kept)
+}
 
 impl RedoRanges {
     /// Those of `[from, tail)`, whose records were verified. They are mapped: whoever keeps them drops them before
@@ -74,10 +87,6 @@ impl RedoRanges {
         self.by_segment.take();
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.bodies().next().is_none()
-    }
-
     /// Position after the last record.
     pub fn tail(&self) -> Lsn {
         self.tail
@@ -100,12 +109,15 @@ impl RedoRanges {
         records.filter_map(applies).chain(self.later.iter().map(|(place, body)| (*place, &body[..])))
     }
 
-    fn by_segment(&self) -> &BTreeMap<SegmentId, Vec<Place>> {
-        self.by_segment.get_or_init(|| {
+    fn by_segment(&self) -> Option<&BTreeMap<SegmentId, Vec<Place>>> {
+        let find = || {
             let mut found: BTreeMap<SegmentId, Vec<Place>> = BTreeMap::new();
             // Mostly one and the same segment again.
             let (mut last, mut places) = (None, Vec::new());
-            for (place, range) in self.ranges() {
+            for (n, (place, range)) in self.ranges().enumerate() {
+                if too_many(n + 1) {
+                    return None;
+                }
                 if last != Some(range.segment)
                     && let Some(before) = last.replace(range.segment)
                 {
@@ -115,8 +127,9 @@ impl RedoRanges {
                 places.push(place);
             }
             found.extend(last.map(|last| (last, places)));
-            found
-        })
+            Some(found)
+        };
+        self.by_segment.get_or_init(find).as_ref()
     }
 
     /// All, oldest first.
@@ -141,22 +154,26 @@ impl RedoRanges {
         Ranges::of(from).next().expect("a range was there before")
     }
 
-    /// The segments that are changed.
-    pub fn segments(&self) -> impl Iterator<Item = SegmentId> {
-        self.by_segment().keys().copied()
+    /// The ranges of one segment, oldest first.
+    fn each_place<'s>(&'s self, segment: SegmentId, mut each: impl FnMut(Place, Range<'s>)) {
+        match self.by_segment() {
+            Some(all) => {
+                let places = all.get(&segment).into_iter().flatten();
+                places.for_each(|place| each(*place, self.range_at(*place)));
+            }
+            None => {
+                let all = self.ranges().filter(|(_, range)| range.segment == segment);
+                all.for_each(|(place, range)| each(place, range));
+            }
+        }
     }
 
-    /// Calls `each` with the changes of a segment, oldest first.
-    #[inline]
-    pub fn each_of(&self, segment: SegmentId, mut each: impl FnMut(Range<'_>)) {
-        if self.by_segment.get().is_none() && self.walks.fetch_add(1, Ordering::Relaxed) < WALKS {
-            for (_, body) in self.bodies() {
-                Ranges::of(body).filter(|range| range.segment == segment).for_each(&mut each);
-            }
-            return;
+    /// The segments that are changed.
+    pub fn segments(&self) -> BTreeSet<SegmentId> {
+        match self.by_segment() {
+            Some(all) => all.keys().copied().collect(),
+            None => self.ranges().map(|(_, range)| range.segment).collect(),
         }
-        let places = self.by_segment().get(&segment);
-        places.into_iter().flatten().for_each(|place| each(self.range_at(*place)));
     }
 
     /// Writes the changes of one segment to its medium, page by page, each page once with its newest
@@ -169,30 +186,104 @@ impl RedoRanges {
         mut written: impl FnMut(u64),
     ) -> Result<(), MediaError> {
         let page_bytes = page_size as u64;
-        let mut parts: Vec<(u64, Place)> = Vec::new();
-        for place in self.by_segment().get(&segment.id).into_iter().flatten() {
-            let range = self.range_at(*place);
-            let end = range.offset + range.bytes.len() as u64;
-            parts.extend((range.offset / page_bytes..end.div_ceil(page_bytes)).map(|page| (page, *place)));
+        let mut bytes = vec![0; page_size];
+        let mut write = |page: u64, lay: &mut dyn FnMut(&mut [u8])| {
+            segment.read(page * page_bytes, &mut bytes)?;
+            lay(&mut bytes);
+            segment.write(page * page_bytes, &bytes, self.tail())?;
+            written(page);
+            Ok(())
+        };
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let band;
+            (band, next) = self.band(segment.id, page_bytes, from);
+            match band {
+                Band::Parts(parts) => {
+                    for group in parts.chunk_by(|a, b| a.0 == b.0) {
+                        let page = group[0].0;
+                        write(page, &mut |bytes| {
+                            group
+                                .iter()
+                                .for_each(|part| lay(&self.range_at(part.1), bytes, page * page_bytes))
+                        })?;
+                    }
+                }
+                Band::Crowded(page) => write(page, &mut |bytes| {
+                    self.each_place(segment.id, |_, range| lay(&range, bytes, page * page_bytes))
+                })?,
+            }
         }
+        Ok(())
+    }
+
+    /// Finds the changes of pages from `from` on, not [`too_many`], and the page at which the next band begins.
+    fn band(&self, segment: SegmentId, page_bytes: u64, from: u64) -> (Band, Option<u64>) {
+        let (mut parts, mut end, mut crowded): (Vec<(u64, Place)>, _, _) = (Vec::new(), u64::MAX, None);
+        self.each_place(segment, |place, range| {
+            let after = (range.offset + range.bytes.len() as u64).div_ceil(page_bytes);
+            let first = (range.offset / page_bytes).max(from);
+            if crowded.is_some_and(|page| first < after.min(page)) {
+                end = crowded.take().unwrap_or(end);
+            }
+            if crowded.is_none() {
+                parts.extend((first..after.min(end)).map(|page| (page, place)));
+            }
+            while too_many(parts.len()) {
+                // The upper half waits for the next walk.
+                let half = parts.len() / 2;
+                let middle = parts.select_nth_unstable(half).1.0;
+                let first = parts[..half].iter().map(|part| part.0).min().expect("half of them");
+                if end == first + 1 {
+                    crowded = Some(first);
+                    parts.clear();
+                } else {
+                    end = middle.max(first + 1);
+                    parts.retain(|part| part.0 < end);
+                }
+            }
+        });
         if planted("older-bytes-over-newer") {
             parts.sort_unstable_by_key(|(page, place)| (*page, Reverse(*place)));
         } else {
             parts.sort_unstable();
         }
-        let mut page = vec![0; page_size];
-        for group in parts.chunk_by(|a, b| a.0 == b.0) {
-            let start = group[0].0 * page_bytes;
-            segment.read(start, &mut page)?;
-            for range in group.iter().map(|(_, place)| self.range_at(*place)) {
-                let from = range.offset.max(start);
-                let to = (range.offset + range.bytes.len() as u64).min(start + page_bytes);
-                let source = &range.bytes[(from - range.offset) as usize..(to - range.offset) as usize];
-                page[(from - start) as usize..][..source.len()].copy_from_slice(source);
+        let band = crowded.map_or(Band::Parts(parts), Band::Crowded);
+        (band, (end != u64::MAX && !planted("first-band-only")).then_some(end))
+    }
+}
+
+/// Changes of pages that follow each other.
+enum Band {
+    /// Their pages, and the places of the ranges, sorted.
+    Parts(Vec<(u64, Place)>),
+    /// One page that has more of them than are kept.
+    Crowded(u64),
+}
+
+/// Lays what of a range lies in a page over it; `start` is the page's offset in its segment.
+fn lay(range: &Range<'_>, page: &mut [u8], start: u64) {
+    let from = range.offset.max(start);
+    let to = (range.offset + range.bytes.len() as u64).min(start + page.len() as u64);
+    if from < to {
+        let source = &range.bytes[(from - range.offset) as usize..(to - range.offset) as usize];
+        page[(from - start) as usize..][..source.len()].copy_from_slice(source);
+    }
+}
+
+impl Lacking for RedoRanges {
+    fn is_empty(&self) -> bool {
+        self.bodies().next().is_none()
+    }
+
+    fn each_of(&self, segment: SegmentId, each: &mut dyn FnMut(Range<'_>)) -> io::Result<()> {
+        if self.by_segment.get().is_none() && self.walks.fetch_add(1, Ordering::Relaxed) < WALKS {
+            for (_, body) in self.bodies() {
+                Ranges::of(body).filter(|range| range.segment == segment).for_each(&mut *each);
             }
-            segment.write(start, &page, self.tail())?;
-            written(group[0].0);
+            return Ok(());
         }
+        self.each_place(segment, |_, range| each(range));
         Ok(())
     }
 }

@@ -12,7 +12,7 @@
 
 use crate::storage::Storage;
 use crate::storage::error::RangeError;
-use crate::storage::redo_ranges::RedoRanges;
+use crate::storage::lacking::{Lacking, Laid};
 use crate::storage::segment::SegmentState;
 use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
@@ -91,7 +91,7 @@ impl RegionState {
         &self,
         storage: &Storage,
         part: Range<usize>,
-        lacking: Option<&RedoRanges>,
+        lacking: Option<&dyn Lacking>,
         write: bool,
     ) -> io::Result<()> {
         // The image first: where the region comes over memory of the program's, that is gone then.
@@ -116,7 +116,7 @@ impl RegionState {
         into: &Reservation,
         storage: &Storage,
         part: Range<usize>,
-        lacking: Option<&RedoRanges>,
+        lacking: Option<&dyn Lacking>,
         write: bool,
     ) -> io::Result<()> {
         let lacking = lacking.filter(|lacking| unless("pending-not-laid-over", !lacking.is_empty()));
@@ -130,18 +130,11 @@ impl RegionState {
         simulated::unmapped(start, len);
         self.advise(storage, into, part.clone())?;
         let Some(lacking) = lacking else { return Ok(()) };
-        let (low, high) = (self.start + part.start as u64, self.start + part.end as u64);
-        lacking.each_of(self.id, |range| {
-            let first = range.offset.max(low);
-            let end = (range.offset + range.bytes.len() as u64).min(high);
-            if first < end {
-                let source = &range.bytes[(first - range.offset) as usize..(end - range.offset) as usize];
-                // SAFETY: `[first, end)` lies in the part mapped above, which nobody else knows yet.
-                unsafe {
-                    span::copy(source.as_ptr(), at(into, (first - self.start) as usize), source.len());
-                }
-            }
-        });
+        let laid = Laid { segment: self.id, start: self.start, memory: into, part };
+        match write {
+            true => laid.lay_over(lacking)?,
+            false => laid.lay_over_to_read(lacking, storage)?,
+        }
         if !write {
             // SAFETY: the part was mapped above and is whole pages.
             unsafe { map::protect_read_only(start, len) }?;

@@ -1,6 +1,6 @@
 //! What a check found.
 
-use caliburn_log::staged_tail::StageError;
+use caliburn_log::staged_tail::{Dropped, StageError};
 use std::path::{Path, PathBuf};
 
 /// Something wrong.
@@ -28,6 +28,9 @@ pub struct Report {
     pub segments: u64,
     /// Bytes of segment data verified.
     pub data_bytes: u64,
+    /// Bytes of segment data that have no checksums: nothing tells whether they are what was written. A note names
+    /// a segment.
+    pub unverified_bytes: u64,
     /// Records of the live log verified.
     pub records: u64,
     /// Transactions in them.
@@ -36,7 +39,64 @@ pub struct Report {
     pub prepared: u64,
 }
 
+/// What an opening has to say besides that it succeeded ([`Store::open_report`](crate::Store::open_report)).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OpenReport {
+    /// Commits of class `Process` that a killed process had left in the stage and that were dropped: the memory that
+    /// held them did not survive, or perhaps did not. Counted in what was there, which may have been torn.
+    pub dropped_commits: u64,
+    /// Bytes of them.
+    pub dropped_bytes: u64,
+    /// What is worth a look: what was dropped and why, and what could not be told.
+    pub notices: Vec<String>,
+}
+
+impl OpenReport {
+    pub(crate) fn note_dropped(&mut self, stage: &Path, dropped: &Dropped) {
+        let (commits, bytes) = (dropped.commits, dropped.bytes);
+        let text = format!("{}: this opening goes without them", dropped_text(stage, dropped));
+        match dropped.certain {
+            true => tracing::info!(commits, bytes, "{text}"),
+            false => tracing::warn!(commits, bytes, "{text}"),
+        }
+        (self.dropped_commits, self.dropped_bytes) = (commits, bytes);
+        self.notices.push(text);
+    }
+
+    pub(crate) fn note_asked(&mut self, path: &Path) {
+        let text = format!(
+            "{}: an earlier opening was killed while it asked the system whether writes were lost. If some were, only \
+             that opening was told: look for errors of the device in the system's log",
+            path.display()
+        );
+        tracing::warn!("{text}");
+        self.notices.push(text);
+    }
+}
+
+/// What a stage seems to hold that is not taken up.
+fn dropped_text(stage: &Path, dropped: &Dropped) -> String {
+    let Dropped { commits, bytes, certain, why } = dropped;
+    let known = match certain {
+        true => "lost the memory that held them",
+        false => "may have lost the memory that held them",
+    };
+    format!(
+        "stage {}: {commits} commits ({bytes} bytes) of class Process await recovery, and the store {known} ({why})",
+        stage.display()
+    )
+}
+
 impl Report {
+    pub(crate) fn note_dropped(&mut self, stage: &Path, dropped: &Dropped) {
+        let text = dropped_text(stage, dropped);
+        self.notes.push(format!(
+            "{text}. Opening drops them; if the system did not go down, and no other state of the file system was \
+             mounted, open with Options::memory_kept, or `caliburn recover --memory-kept`, which keeps them"
+        ));
+    }
+
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()

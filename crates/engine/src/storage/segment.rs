@@ -3,13 +3,17 @@
 use crate::storage::Storage;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::error::SegmentError;
-use crate::storage::segment_file::{Descriptors, SegmentFile};
-use crate::storage::sums::Sums;
+use crate::storage::generations;
+use crate::storage::opener::{Opener, io_error, sums_path};
+use crate::storage::segment_file::SegmentFile;
+pub(crate) use crate::storage::stamped::refuse_foreign;
+use crate::storage::stamped::{Stamped, Stamps, check_header, header_of, make_way};
+use crate::storage::sums::{Sum, Sums};
 use caliburn_log::SegmentId;
-use caliburn_log::format::{self, BLOCK, Defect, Lsn, SEGMENT_DATA, SEGMENT_MAGIC, SegmentHeader};
+use caliburn_log::format::{BLOCK, Defect, Lsn, Newer, SEGMENT_DATA, SEGMENT_STAMP, Stamp};
 use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_os::host::{Id, Lock};
-use caliburn_os::medium::{Media, Medium};
+use caliburn_os::medium::Medium;
 use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +21,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Granularity of a segment's length, so that a store moves between machines of all page sizes.
 pub(crate) const LEN_UNIT: u64 = 64 * 1024;
@@ -40,6 +43,8 @@ pub(crate) struct SegmentState {
     /// Of a file outside of the directory; given up with it.
     pub claim: Mutex<Option<Lock>>,
     forcing: Forcing,
+    /// Where the store has generations, and a file says of which this one is.
+    stamped: Option<Stamped>,
 }
 
 /// Refuses a medium that survives too little for the store.
@@ -82,60 +87,6 @@ pub(crate) fn default_path(name: &str) -> PathBuf {
     PathBuf::from(format!("{name}.segment"))
 }
 
-fn sums_path(store: &Path, name: &str) -> PathBuf {
-    store.join(format!("{name}.sums"))
-}
-
-/// How the segments of a store are opened.
-#[derive(Clone, Copy)]
-pub(crate) struct Opener<'a> {
-    pub media: &'a Arc<dyn Media>,
-    pub descriptors: &'a Arc<Descriptors>,
-    pub dir: &'a Path,
-    pub write: bool,
-    /// Files outside of the directory are locked: not by those who read beside the store's owner.
-    pub claim: bool,
-}
-
-impl Opener<'_> {
-    fn file(&self, medium: &Arc<dyn Medium>) -> SegmentFile {
-        SegmentFile::new(self.media, self.descriptors, medium, self.write)
-    }
-
-    fn open_sums(&self, store: &Id, entry: &Entry) -> Result<Sums, SegmentError> {
-        let path = sums_path(self.dir, &entry.name);
-        let medium = self.media.open(&path, self.write).map_err(io_error("open sums", &path))?;
-        let verified = Sums::verify(&*medium, store, entry.id, entry.len);
-        verified.map(|stamped| Sums::of(self.file(&medium), stamped)).map_err(|error| match error {
-            Ok(defect) => SegmentError::Bad { path, offset: 0, defect },
-            Err(media) => media.into(),
-        })
-    }
-}
-
-/// Whether a file begins with the header of the segment that the catalog names.
-fn check_header(
-    medium: &dyn Medium,
-    held: u64,
-    catalog: &Catalog,
-    entry: &Entry,
-) -> Result<(), Result<(u64, Defect), MediaError>> {
-    let mut block = vec![0; BLOCK];
-    if held < BLOCK as u64 {
-        return Err(Ok((held, Defect::Value("the file ends within its header: it was cut off".into()))));
-    }
-    let read = medium.read_at(&mut block, 0);
-    read.map_err(|e| Err(MediaError::new("read segment header", medium, 0, e)))?;
-    let sealed = format::unseal(&block, SEGMENT_MAGIC, "segment", Some(&catalog.store));
-    sealed.map_err(|defect| Ok((0, defect)))?;
-    let (header, _) = SegmentHeader::read_from_prefix(&block).expect("a block holds a header");
-    if header.id != entry.id.0 || header.data != entry.data {
-        let text = format!("it is segment {} and the catalog says {}", header.id, entry.id.0);
-        return Err(Ok((0, Defect::Value(text))));
-    }
-    Ok(())
-}
-
 /// Locks a file outside of the store's directory: what is in it is locked with it.
 fn claim(medium: &dyn Medium, entry: &Entry, write: bool) -> Result<Option<Lock>, SegmentError> {
     match entry.path.is_absolute() {
@@ -144,14 +95,10 @@ fn claim(medium: &dyn Medium, entry: &Entry, write: bool) -> Result<Option<Lock>
     }
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SegmentError {
-    let path = path.to_owned();
-    move |source| SegmentError::Io { action, path, source }
-}
-
 impl SegmentState {
     /// Makes the segment's medium durable, and its sums if it has them; the catalog entry comes after. A medium
-    /// that `admit` refuses is left as it is.
+    /// that `admit` refuses is left as it is. So is a file of the directory that has the segment's name already,
+    /// unless an attempt to make it has left it: nobody knows what it is for.
     pub fn create(
         opener: Opener<'_>,
         store: &Id,
@@ -162,17 +109,12 @@ impl SegmentState {
         let (media, dir) = (&**opener.media, opener.dir);
         let path = Catalog::resolve(dir, &entry.path);
         let sums_path = sums_path(dir, &entry.name);
-        // Left by a creation that never reached the catalog.
-        let _ = media.remove(&sums_path);
-        if !entry.path.is_absolute() {
-            let _ = media.remove(&path);
-        }
+        let own = [&sums_path, &path];
+        let own = &own[..if entry.path.is_absolute() { 1 } else { 2 }];
+        make_way(opener, &entry.name, own)?;
         let made = Self::create_files((opener, store), entry, (&path, sums.then_some(&sums_path)), admit);
         if made.is_err() {
-            let _ = media.remove(&sums_path);
-            if !entry.path.is_absolute() {
-                let _ = media.remove(&path);
-            }
+            own.iter().for_each(|path| drop(media.remove(path)));
         }
         made
     }
@@ -199,19 +141,19 @@ impl SegmentState {
         medium
             .set_len(SEGMENT_DATA + entry.len)
             .map_err(fail("allocate segment", SEGMENT_DATA + entry.len))?;
-        let header =
-            SegmentHeader { id: entry.id.0.into(), data: SEGMENT_DATA.into(), ..SegmentHeader::new_zeroed() };
-        let mut block = vec![0; BLOCK];
-        block[..size_of::<SegmentHeader>()].copy_from_slice(header.as_bytes());
-        format::seal(&mut block, SEGMENT_MAGIC, *store);
+        let mut block = header_of(store, entry.id);
+        let generation = opener.generations.map_or(0, |generations| generations.present());
+        if generation > 0 {
+            block.extend_from_slice(&Stamp::encode(*store, entry.id, generation));
+        }
         zero_device(&*medium, entry).map_err(fail("clear segment", SEGMENT_DATA))?;
         medium.write_at(&block, 0).map_err(fail("write segment header", 0))?;
         medium.sync().map_err(fail("force segment", 0))?;
         let sums = match sums_path {
             Some(path) => {
                 let medium = media.create(path).map_err(io_error("create sums", path))?;
-                Sums::create(&*medium, *store, entry.id, entry.len)?;
-                Some(Sums::of(opener.file(&medium), true))
+                let made = Sums::create(&*medium, *store, (entry.id, entry.len), generation)?;
+                Some(Sums::of(opener.file(&medium), made))
             }
             None => None,
         };
@@ -221,7 +163,10 @@ impl SegmentState {
         if !planted("name-not-forced") {
             media.sync_directory(dir).map_err(io_error("force directory", dir))?;
         }
-        Ok(SegmentState::of(entry, opener.file(&medium), claim, sums))
+        let made = SegmentState::of(entry, opener.file(&medium), claim, sums);
+        let made = made.stamped(opener, Stamps::made(generation));
+        made.confirm(true)?;
+        Ok(made)
     }
 
     /// Takes over a file or device as it is; the catalog entry, whose length is set, comes after. Its name and
@@ -258,6 +203,14 @@ impl SegmentState {
         Ok(SegmentState::of(entry, opener.file(&medium), claim, None))
     }
 
+    /// Has the file have room for all of it: where its memory is the file, a store into a hole would end the process
+    /// on a full disk (SIGBUS).
+    pub fn fill_holes(&self) -> Result<(), SegmentError> {
+        let fail =
+            |source| SegmentError::Io { action: "allocate", path: self.file.path().to_owned(), source };
+        self.file.medium().and_then(|medium| medium.fill_holes()).map_err(fail)
+    }
+
     /// The length that an external segment's file has now.
     pub fn external_len(&self) -> Result<u64, SegmentError> {
         external_len(&*self.file.reach("open segment")?, &self.name)
@@ -281,11 +234,18 @@ impl SegmentState {
         let medium = media.open(&path, write).map_err(io_error("open segment", &path))?;
         let claim = if claims { claim(&*medium, entry, write)? } else { None };
         let held = medium.len().map_err(|e| MediaError::new("measure segment", &*medium, 0, e))?;
-        if !entry.is_external() {
-            check_header(&*medium, held, catalog, entry).map_err(|error| match error {
+        let said = match entry.is_external() {
+            true => Newer::default(),
+            false => check_header(&*medium, held, &catalog.store, entry).map_err(|error| match error {
                 Ok((offset, defect)) => bad(offset, defect),
                 Err(media) => media.into(),
-            })?;
+            })?,
+        };
+        if let Some(generations) = opener.generations.filter(|_| !entry.is_external()) {
+            let slot = generations::slot_of(entry.id);
+            generations
+                .check_slot(slot, said.generation, &path)
+                .map_err(|defect| bad(SEGMENT_STAMP, defect))?;
         }
         let wanted = entry.data + entry.len;
         if held < wanted {
@@ -296,7 +256,14 @@ impl SegmentState {
             true => Some(opener.open_sums(&catalog.store, entry)?),
             false => None,
         };
-        Ok(SegmentState::of(entry, opener.file(&medium), claim, sums))
+        // The segment is forced first.
+        let forced = sums.as_ref().map_or(0, Sums::generation);
+        if forced > said.generation && opener.generations.is_some() {
+            return Err(bad(SEGMENT_STAMP, Defect::Older { found: said.generation, wanted: forced }));
+        }
+        let durable = opener.lasting(entry.id).max(instead("sums-not-heeded", forced, 0));
+        let segment = SegmentState::of(entry, opener.file(&medium), claim, sums);
+        Ok(segment.stamped(opener, Stamps::found(said, durable)))
     }
 
     fn of(entry: &Entry, file: SegmentFile, claim: Option<Lock>, sums: Option<Sums>) -> SegmentState {
@@ -309,7 +276,41 @@ impl SegmentState {
             claim: Mutex::new(claim),
             sums: sums.map(Mutex::new),
             forcing: Forcing::default(),
+            stamped: None,
         }
+    }
+
+    /// The same, of a file that says a generation, where the store has them.
+    fn stamped(mut self, opener: Opener<'_>, stamps: Stamps) -> SegmentState {
+        let generations = opener.generations.filter(|_| opener.write && self.data > 0);
+        self.stamped = generations.map(|generations| Stamped::new(generations, self.id, stamps));
+        self
+    }
+
+    /// Before something is written to it in this generation, its file says so. Whether it did not before.
+    pub fn begin_use(&self) -> io::Result<bool> {
+        self.stamped.as_ref().map_or(Ok(false), |stamped| stamped.begin_use(&self.file))
+    }
+
+    /// When the store is closed: if something was written to it since it was opened, its file says, durably, that of
+    /// the close. So it differs from copies that were made meanwhile.
+    pub fn end_use(&self, closing: u64) -> Result<(), MediaError> {
+        let used = self.stamped.as_ref().is_some_and(Stamped::is_used);
+        if used { self.sync_as(closing) } else { Ok(()) }
+    }
+
+    /// What its file says.
+    fn generation(&self) -> u64 {
+        self.stamped.as_ref().map_or(0, Stamped::there)
+    }
+
+    /// Has its slot say what its file says. `lasting`: the file was forced.
+    pub fn confirm(&self, lasting: bool) -> Result<(), MediaError> {
+        self.confirm_as(self.generation(), lasting)
+    }
+
+    fn confirm_as(&self, generation: u64, lasting: bool) -> Result<(), MediaError> {
+        self.stamped.as_ref().map_or(Ok(()), |stamped| stamped.confirm(generation, lasting))
     }
 
     /// Whether its files stay open.
@@ -363,6 +364,7 @@ impl SegmentState {
     fn put(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
         let at = self.data + offset;
         let fail = |e| MediaError::of_name("open segment", self.file.path().to_owned(), e);
+        self.begin_use().map_err(fail)?;
         let medium = self.file.hold().map_err(fail)?;
         medium.write_at(data, at).map_err(|e| MediaError::new("write segment", &*medium, at, e))
     }
@@ -388,10 +390,33 @@ impl SegmentState {
         Ok(())
     }
 
-    /// Writes any bytes, of a segment without sums.
+    /// Writes any bytes. Their sums, if it has any, are the caller's to bring.
     pub fn write_part(&self, offset: u64, data: &[u8]) -> Result<(), MediaError> {
-        assert!(self.sums.is_none(), "sums are of whole units");
         self.put(offset, data)
+    }
+
+    /// What its sums file says of `count` units from unit `first`; none if it has no sums.
+    pub fn sums_of(&self, first: u64, count: u64) -> Result<Vec<Sum>, MediaError> {
+        let mut found = Vec::new();
+        self.with_sums(|sums| {
+            found = sums.read(first, count)?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Notes the sum of a unit, for [`SegmentState::write_sums`]: at once, if many wait.
+    pub fn note_sum(&self, unit: u64, sum: u32) -> Result<(), MediaError> {
+        const MANY: usize = 4 << 20;
+        self.with_sums(|sums| {
+            sums.note_sum(unit, sum, Lsn(0))?;
+            if sums.waiting() > MANY { sums.write(0) } else { Ok(()) }
+        })
+    }
+
+    /// Writes the sums that were noted, and forces them; the segment may be of a newer generation than they say.
+    pub fn write_sums(&self) -> Result<(), MediaError> {
+        self.with_sums(|sums| sums.write(0))
     }
 
     /// Reads data; zeros beyond the segment's end.
@@ -403,14 +428,29 @@ impl SegmentState {
         medium.read_at(data, at).map_err(|e| MediaError::new("read segment", &*medium, at, e))
     }
 
+    /// Whether a force has failed: what was written may not be on the medium, though the system shows it.
+    pub fn has_lost(&self) -> bool {
+        self.forcing.sound().is_err()
+    }
+
     /// Forces data and sums.
     pub fn sync(&self) -> Result<(), MediaError> {
+        self.sync_as(self.generation())
+    }
+
+    /// The same; they say that they are of that generation.
+    fn sync_as(&self, generation: u64) -> Result<(), MediaError> {
         if planted("segment-not-forced") {
-            return self.with_sums(Sums::write);
+            return self.with_sums(|sums| sums.write(generation));
         }
         let medium = self.file.reach("open segment")?;
+        if let Some(stamped) = &self.stamped {
+            let fail = |e| MediaError::new("write segment", &*medium, SEGMENT_STAMP, e);
+            stamped.put(&*medium, generation).map_err(fail)?;
+        }
         self.forcing.sync(&*medium, "force segment", self.data)?;
-        self.with_sums(Sums::write)
+        self.with_sums(|sums| sums.write(generation))?;
+        self.confirm_as(generation, true)
     }
 
     pub(super) fn with_sums(
@@ -440,34 +480,18 @@ impl SegmentState {
 /// A digest of which page caches the segments lie in, if that can be told of all of them, each is open and forced
 /// through here alone, and no force of any has failed. Only to be compared with one by the same program.
 pub(crate) fn cache_identity(segments: &[Arc<SegmentState>]) -> Option<u64> {
-    let mut caches: Vec<(u32, [u64; 3])> = Vec::with_capacity(segments.len());
+    let mut caches: Vec<(u32, [u64; 3], u64)> = Vec::with_capacity(segments.len());
     for segment in segments {
-        if segment.data == 0 || unless("checkpoint-after-a-failed-force", segment.forcing.sound().is_err()) {
+        if segment.data == 0 || unless("checkpoint-after-a-failed-force", segment.has_lost()) {
             return None;
         }
-        caches.push((segment.id.0, segment.file.held()?.cache()?));
+        // An older copy may lie where the segment lay.
+        caches.push((segment.id.0, segment.file.held()?.cache()?, segment.generation()));
     }
     caches.sort_unstable();
     let mut hasher = DefaultHasher::new();
     caches.hash(&mut hasher);
     Some(hasher.finish())
-}
-
-/// A file or device that holds something of Caliburn's is not taken for a new segment or log.
-pub(crate) fn refuse_foreign(medium: &dyn Medium) -> Result<(), SegmentError> {
-    let mut magic = [0; 8];
-    if medium.len().is_ok_and(|len| len >= 8) {
-        medium.read_at(&mut magic, 0).map_err(|e| MediaError::new("read", medium, 0, e))?;
-    }
-    if magic.starts_with(b"CALI-") {
-        let text = "it already holds part of a store; clear its first 4096 bytes to use it anew".to_owned();
-        return Err(SegmentError::Bad {
-            path: medium.path().to_owned(),
-            offset: 0,
-            defect: Defect::Value(text),
-        });
-    }
-    Ok(())
 }
 
 /// A new file is all zeros; a device, or a file that was there, is made so.
@@ -488,8 +512,11 @@ fn zero_device(medium: &dyn Medium, entry: &Entry) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::segment_file::Descriptors;
+    use crate::storage::sums::Verified;
     use caliburn_log::format::SUM_UNIT;
     use caliburn_os::files::Files;
+    use caliburn_os::medium::Media;
     use std::os::unix::fs::{FileExt, MetadataExt};
 
     #[test]
@@ -515,11 +542,13 @@ mod tests {
             dir: dir.path(),
             write: true,
             claim: true,
+            generations: None,
         };
         let file = |path: &Path| opener.file(&Files.open(path, true).unwrap());
         let (id, name, path) = (SegmentId(1), "a".to_owned(), path.clone());
         let entry = Entry { id, name, path, len: LEN, address: 0, data: SEGMENT_DATA };
-        let segment = SegmentState::of(&entry, file(&entry.path), None, Some(Sums::of(file(&sums), true)));
+        let said = Verified { store: [0; 16], id, stamped: true, stamps: Stamps::default() };
+        let segment = SegmentState::of(&entry, file(&entry.path), None, Some(Sums::of(file(&sums), said)));
         let damaged = segment.damaged_units(|_| false, &|_| Ok(())).unwrap();
         assert_eq!(damaged, [AT / SUM_UNIT as u64]);
         segment.rewrite().unwrap();

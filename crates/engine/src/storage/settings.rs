@@ -7,6 +7,7 @@ use crate::storage::replica::Replica;
 use crate::storage::tuning::Tuning;
 use caliburn_os::files::Files;
 use caliburn_os::medium::{Media, Memory, Rules};
+use caliburn_os::witness::{Look, Seen};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -125,6 +126,7 @@ pub(crate) struct Settings {
     pub pool: Option<BufferPool>,
     pub rules: Rules,
     pub copied: bool,
+    pub memory_kept: bool,
     pub watch: Watch,
     pub tuning: Tuning,
     pub replica: Option<Arc<dyn Replica>>,
@@ -152,6 +154,7 @@ impl Default for Settings {
             pool: None,
             rules: Rules::default(),
             copied: false,
+            memory_kept: false,
             watch: Watch::default(),
             tuning: Tuning::default(),
             replica: None,
@@ -160,6 +163,12 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What can be seen of whether the memory of these files survived.
+    pub fn see(&self, media: &dyn Media, dir: &Path, files: &[Look]) -> Result<Seen, OpenError> {
+        let seen = Seen::of(media, files).map_err(OpenError::io("read the boot's identity for", dir))?;
+        Ok(seen.vouched(self.memory_kept))
+    }
+
     /// The memory that a medium maps, as far as the system knows of it, or as the program says.
     pub fn memory(&self, known: Memory) -> Memory {
         self.memory_survives.map_or(known, |class| known.surviving(class.into()))

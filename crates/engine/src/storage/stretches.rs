@@ -1,5 +1,6 @@
 //! A segment read from its beginning to its end, for those who verify or copy it.
 
+use crate::storage::report::Report;
 use crate::storage::segment::SegmentState;
 use crate::storage::sums::Sum;
 use caliburn_log::format::{self, Lsn, SUM_UNIT};
@@ -27,12 +28,47 @@ impl SegmentState {
         Ok(damaged)
     }
 
+    /// Reports the units of it that do not match their sums, in their order: all others do.
+    pub fn report_damaged(&self, damaged: &[u64], report: &mut Report) {
+        for run in damaged.chunk_by(|a, b| a + 1 == *b) {
+            let offset = self.data + run[0] * SUM_UNIT as u64;
+            let text = format!(
+                "{} bytes of segment {:?} from its byte {} do not match their checksums: the file was damaged or changed by another program",
+                run.len() * SUM_UNIT,
+                self.name,
+                run[0] * SUM_UNIT as u64
+            );
+            report.problem(self.file.path(), offset, text);
+        }
+        report.data_bytes += self.len();
+    }
+
+    /// The first unit that was written when the log was longer than `tail`, and where the log ended then. There is
+    /// none beside the log that the segment belongs to: what reaches a segment is in the forced log.
+    pub fn ahead_of(&self, tail: Lsn) -> Result<Option<(u64, Lsn)>, MediaError> {
+        const BATCH: u64 = 4096;
+        let (units, mut first, mut ahead) = (self.len().div_ceil(SUM_UNIT as u64), 0, None);
+        self.with_sums(|sums| {
+            while first < units && ahead.is_none() {
+                first = sums.next_unit(first)?.clamp(first, units);
+                let entries = sums.read(first, BATCH.min(units - first))?;
+                let late = |(i, sum): (usize, &Sum)| {
+                    sum.before.filter(|before| *before > tail).map(|lsn| (first + i as u64, lsn))
+                };
+                ahead = entries.iter().enumerate().find_map(late);
+                first += entries.len() as u64;
+            }
+            Ok(())
+        })?;
+        Ok(ahead)
+    }
+
     /// The sum of a unit, if it does not match it.
     pub fn unlike(&self, unit: u64) -> Result<Option<Sum>, MediaError> {
         let (mut data, mut unlike) = (vec![0; SUM_UNIT], None);
         self.read(unit * SUM_UNIT as u64, &mut data)?;
         self.with_sums(|sums| {
-            unlike = sums.read(unit, 1)?.pop().filter(|sum| !is_of(&data, *sum));
+            unlike = sums.read(unit, 1)?.pop().filter(|sum| !sum.is_of(&data, crc(&data, *sum)));
             Ok(())
         })?;
         Ok(unlike)
@@ -97,7 +133,7 @@ impl SegmentState {
                 self.with_sums(|sums| {
                     // After the data, in which there may be changes that the sums lack.
                     let units = data.chunks(SUM_UNIT).zip(sums.read(unit, run.len() as u64)?).enumerate();
-                    let differ = units.filter(|(_, (unit, sum))| !is_of(unit, *sum));
+                    let differ = units.filter(|(_, (unit, sum))| !sum.is_of(unit, crc(unit, *sum)));
                     unlike.extend(differ.map(|(i, _)| unit + i as u64));
                     Ok(())
                 })?;
@@ -108,7 +144,7 @@ impl SegmentState {
     }
 }
 
-/// Whether a sum is that of a unit.
-fn is_of(unit: &[u8], Sum { sum, sound, .. }: Sum) -> bool {
-    sound && if sum == 0 { unit.iter().all(|byte| *byte == 0) } else { format::unit_sum(unit) == sum }
+/// The checksum of a unit, if it is one that was written.
+fn crc(unit: &[u8], sum: Sum) -> u32 {
+    if sum.sum == 0 { 0 } else { format::unit_sum(unit) }
 }

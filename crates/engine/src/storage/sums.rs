@@ -4,9 +4,11 @@
 //! changed the data, so a unit whose sum is out of date is always one that the live log mentions.
 
 use crate::storage::segment_file::SegmentFile;
+use crate::storage::stamped::Stamps;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{
-    self, BLOCK, Defect, Lsn, STAMPED_SUMS, SUM_UNIT, SUMS_DATA, SUMS_MAGIC, StampedSum, SumsHeader, VERSION,
+    self, BLOCK, Defect, Lsn, STAMPED_SUMS, STAMPS, SUM_UNIT, SUMS_DATA, SUMS_MAGIC, SUMS_STAMP, Stamp,
+    StampedSum, SumsHeader, VERSION,
 };
 use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_os::host::Id;
@@ -21,8 +23,23 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 pub(crate) struct Sums {
     pub file: SegmentFile,
     stamped: bool,
+    store: Id,
+    id: SegmentId,
+    /// Of which generation the file is.
+    stamps: Stamps,
     changed: BTreeMap<u64, Box<[u8; BLOCK]>>,
     forcing: Forcing,
+}
+
+/// What a file of sums says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Verified {
+    pub store: Id,
+    pub id: SegmentId,
+    /// Its entries have LSNs.
+    pub stamped: bool,
+    /// Of which generation it is.
+    pub stamps: Stamps,
 }
 
 /// Bytes of an entry.
@@ -46,9 +63,22 @@ pub(crate) struct Sum {
     pub sound: bool,
 }
 
+impl Sum {
+    /// Whether it is that of a unit with this checksum.
+    pub fn is_of(self, unit: &[u8], crc: u32) -> bool {
+        let Sum { sum, sound, .. } = self;
+        sound && if sum == 0 { unit.iter().all(|byte| *byte == 0) } else { crc.max(1) == sum }
+    }
+}
+
 impl Sums {
-    /// Fills the new file of a segment of zeros.
-    pub fn create(medium: &dyn Medium, store: Id, id: SegmentId, len: u64) -> Result<(), MediaError> {
+    /// Fills the new file of a segment of zeros, in a generation of the store (0: it has none).
+    pub fn create(
+        medium: &dyn Medium,
+        store: Id,
+        (id, len): (SegmentId, u64),
+        generation: u64,
+    ) -> Result<Verified, MediaError> {
         let fail = |action| move |e| MediaError::new(action, medium, 0, e);
         medium.set_len(file_bytes(len, true)).map_err(fail("allocate the sums"))?;
         let header =
@@ -56,37 +86,56 @@ impl Sums {
         let mut block = header.as_bytes().to_vec();
         format::seal_as(&mut block, SUMS_MAGIC, STAMPED_SUMS, store);
         medium.write_at(&block, 0).map_err(fail("write the sums"))?;
-        medium.sync().map_err(fail("force the sums"))
+        if generation > 0 {
+            let stamp = Stamp::encode(store, id, generation);
+            medium.write_at(&stamp, SUMS_STAMP).map_err(fail("write the sums"))?;
+        }
+        medium.sync().map_err(fail("force the sums"))?;
+        Ok(Verified { store, id, stamped: true, stamps: Stamps::made(generation) })
     }
 
-    /// Whether a file holds the sums of a segment; whether they are stamped.
+    /// Whether a file holds the sums of a segment; what it says of itself. How much of that is durable is not looked
+    /// at.
     pub fn verify(
         medium: &dyn Medium,
         store: &Id,
         id: SegmentId,
         len: u64,
-    ) -> Result<bool, Result<Defect, MediaError>> {
-        let mut block = [0; size_of::<SumsHeader>()];
+    ) -> Result<Verified, Result<Defect, MediaError>> {
+        const HEADER: usize = size_of::<SumsHeader>();
+        let mut block = [0; SUMS_STAMP as usize + STAMPS];
         let cut = || Ok(Defect::Value("the sums file was cut off".into()));
         match medium.read_at(&mut block, 0) {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Err(cut()),
             other => other.map_err(|e| Err(MediaError::new("read the sums", medium, 0, e)))?,
         }
         let versions = [VERSION, STAMPED_SUMS];
-        let preamble =
-            format::unseal_any(&block, SUMS_MAGIC, &versions, "sums file", Some(store)).map_err(Ok)?;
+        let preamble = format::unseal_any(&block[..HEADER], SUMS_MAGIC, &versions, "sums file", Some(store))
+            .map_err(Ok)?;
         let stamped = preamble.version == STAMPED_SUMS;
-        let header = SumsHeader::read_from_bytes(&block).expect("the size is right");
+        let (header, _) = SumsHeader::read_from_prefix(&block).expect("the size is right");
         if header.id != id.0 || header.unit != SUM_UNIT as u32 {
             return Err(Ok(Defect::Value("the sums belong to another segment".into())));
         }
         let held = medium.len().map_err(|e| Err(MediaError::new("measure the sums", medium, 0, e)))?;
-        if held < file_bytes(len, stamped) { Err(cut()) } else { Ok(stamped) }
+        if held < file_bytes(len, stamped) {
+            return Err(cut());
+        }
+        let stamps = block.last_chunk().expect("it ends with stamps");
+        let said = Stamp::newer(stamps, store, id).map_err(Ok)?;
+        Ok(Verified { store: *store, id, stamped, stamps: Stamps::found(said, 0) })
     }
 
     /// Those of a file that was made or verified.
-    pub fn of(file: SegmentFile, stamped: bool) -> Sums {
-        Sums { file, stamped, changed: BTreeMap::new(), forcing: Forcing::default() }
+    pub fn of(file: SegmentFile, said: Verified) -> Sums {
+        let Verified { store, id, stamped, stamps } = said;
+        let (changed, forcing) = Default::default();
+        Sums { file, stamped, store, id, stamps, changed, forcing }
+    }
+
+    /// Of which generation the file is; 0 if it does not say.
+    pub fn generation(&self) -> u64 {
+        self.stamps.there
     }
 
     /// Where the entry of a unit stands in the file.
@@ -107,26 +156,36 @@ impl Sums {
         assert!(offset.is_multiple_of(SUM_UNIT as u64) && data.len().is_multiple_of(SUM_UNIT));
         let before = instead("units-stamped-too-early", before, Lsn(0));
         for (i, unit) in data.chunks(SUM_UNIT).enumerate() {
-            let at = self.place(offset / SUM_UNIT as u64 + i as u64);
-            let (block, at) = (at / BLOCK as u64, (at % BLOCK as u64) as usize);
-            if !self.changed.contains_key(&block) {
-                let mut bytes = Box::new([0; BLOCK]);
-                self.read_at(&mut *bytes, block * BLOCK as u64)?;
-                self.changed.insert(block, bytes);
-            }
-            let bytes = self.changed.get_mut(&block).expect("inserted above");
-            let sum = format::unit_sum(unit);
-            if self.stamped {
-                // What was there may have later changes.
-                let there = stamped(&bytes[at..]);
-                let before = if there.is_sound() { before.max(Lsn(there.before.get())) } else { before };
-                let entry = StampedSum::new(sum, before);
-                bytes[at..][..size_of::<StampedSum>()].copy_from_slice(entry.as_bytes());
-            } else {
-                bytes[at..][..4].copy_from_slice(&sum.to_le_bytes());
-            }
+            self.note_sum(offset / SUM_UNIT as u64 + i as u64, format::unit_sum(unit), before)?;
         }
         Ok(())
+    }
+
+    /// The same of a unit that has this sum.
+    pub fn note_sum(&mut self, unit: u64, sum: u32, before: Lsn) -> Result<(), MediaError> {
+        let at = self.place(unit);
+        let (block, at) = (at / BLOCK as u64, (at % BLOCK as u64) as usize);
+        if !self.changed.contains_key(&block) {
+            let mut bytes = Box::new([0; BLOCK]);
+            self.read_at(&mut *bytes, block * BLOCK as u64)?;
+            self.changed.insert(block, bytes);
+        }
+        let bytes = self.changed.get_mut(&block).expect("inserted above");
+        if self.stamped {
+            // What was there may have later changes.
+            let there = stamped(&bytes[at..]);
+            let before = if there.is_sound() { before.max(Lsn(there.before.get())) } else { before };
+            let entry = StampedSum::new(sum, before);
+            bytes[at..][..size_of::<StampedSum>()].copy_from_slice(entry.as_bytes());
+        } else {
+            bytes[at..][..4].copy_from_slice(&sum.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    /// Bytes of entries that wait to be written.
+    pub fn waiting(&self) -> usize {
+        self.changed.len() * BLOCK
     }
 
     /// The first unit from there on whose entry does not lie in a hole of the file.
@@ -160,12 +219,17 @@ impl Sums {
         medium.read_at(bytes, offset).map_err(|e| MediaError::new("read the sums", &*medium, offset, e))
     }
 
-    /// Writes what changed and forces it.
-    pub fn write(&mut self) -> Result<(), MediaError> {
-        if self.changed.is_empty() {
+    /// Writes what changed and forces it, with the generation of the segment that was forced (0: it has none).
+    pub fn write(&mut self, generation: u64) -> Result<(), MediaError> {
+        let lacking = unless("sums-not-stamped", self.stamps.lack(generation));
+        if self.changed.is_empty() && !lacking {
             return Ok(());
         }
         let medium = self.file.reach("open the sums")?;
+        if lacking {
+            let put = self.stamps.put(&*medium, SUMS_STAMP, (self.store, self.id), generation);
+            put.map_err(|e| MediaError::new("write the sums", &*medium, SUMS_STAMP, e))?;
+        }
         for (block, sums) in &self.changed {
             let offset = block * BLOCK as u64;
             let fail = |e| MediaError::new("write the sums", &*medium, offset, e);
@@ -174,6 +238,7 @@ impl Sums {
         if !planted("sums-not-forced") {
             self.forcing.sync(&*medium, "force the sums", SUMS_DATA)?;
         }
+        self.stamps.durable = self.stamps.there;
         self.changed.clear();
         Ok(())
     }

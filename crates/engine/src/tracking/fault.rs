@@ -21,10 +21,11 @@ use crate::write_set::{Sets, WriteSet};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::faults::{Catch, Caught, Desk};
 use caliburn_os::guard::{self, Named};
+use caliburn_os::overflow::OverflowFile;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
-use caliburn_os::{mappings, page_size, span};
+use caliburn_os::{mappings, page_size, private, span};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -62,6 +63,8 @@ struct Watched {
     open: Opened,
     /// Pages of which what they held could not be kept.
     lost: Vec<Lost>,
+    /// Where they lie, and how many bytes of it the system was not told to write.
+    aside: Option<(OverflowFile, usize)>,
     caught: Caught,
     named: Option<Named>,
 }
@@ -74,6 +77,8 @@ struct Lost {
 
 /// Where what such pages held is.
 enum Held {
+    /// In the segment, or in what was committed to it: they lie in a file, and are mapped anew in the end.
+    Aside,
     /// In the segment: they are copies, made for the transaction, of a region that is the segment.
     InPlace,
     /// In the segment, which the region shows but for the transaction's copies.
@@ -196,7 +201,7 @@ impl Faults {
             let caught = Caught::new(region.base, part.end, Catch::Stores, self.desk).ok_or_else(too_many)?;
             let (region, open, lost) = (region.clone(), Opened::default(), Vec::new());
             let base = region.base;
-            let watched = Watched { region, len: 0, open, lost, caught, named: None };
+            let watched = Watched { region, len: 0, open, lost, aside: None, caught, named: None };
             state.regions.insert(base, watched);
         }
         // SAFETY: the part was just mapped, and nobody may store to it before it is known.
@@ -311,15 +316,59 @@ impl Watched {
         pages.start * page_size()..(pages.end * page_size()).min(self.len)
     }
 
-    /// What a page holds could not be kept, and who stores to it waits. Where memory is the segment, the store
-    /// goes to a copy of the page, which goes when the transaction does, as it must; else what it holds is kept
-    /// here. So do those about it, as far as one fault opens them. False if that cannot be had either.
+    /// Which pages are the process's own, as far as that can be told.
+    fn copied(&self, pages: &Range<usize>) -> Vec<bool> {
+        if self.region.shared.load(Ordering::Relaxed) {
+            return vec![false; pages.len()];
+        }
+        let mut copied = vec![self.region.unread; pages.len()];
+        let start = self.region.at(pages.start * page_size());
+        match private::copied_pages(start, pages.len(), |run| copied[run].fill(true)) {
+            Ok(()) => copied,
+            Err(_) => vec![true; pages.len()],
+        }
+    }
+
+    /// Has pages that show the segment lie in a file, to which they can be stored: however many they become, the
+    /// system can take their memory.
+    fn set_aside(&mut self, pages: &Range<usize>, storage: &Storage) -> io::Result<()> {
+        let (at, len) = (pages.start * page_size(), pages.len() * page_size());
+        if self.aside.is_none() {
+            let file = storage.media.scratch(&storage.dir, 0)?;
+            self.aside = Some((OverflowFile::new(Arc::new(file)), 0));
+        }
+        let (file, unwritten) = self.aside.as_mut().expect("it was made above");
+        // SAFETY: whole pages of a mapped region; as long as they are protected nobody stores to them.
+        unsafe { file.take(&self.region.reservation, at, len) }?;
+        *unwritten += len;
+        if *unwritten as u64 > storage.memory_budget() / 4 {
+            // Nothing that is lost of it was to be kept.
+            let _ = file.write_behind();
+            *unwritten = 0;
+        }
+        Ok(())
+    }
+
+    /// What a page holds could not be kept, and who stores to it waits. A page that shows what was committed is set
+    /// aside: the store goes to a copy of it in a file, which goes when the transaction does, as it must. What a
+    /// page of the process's own holds is kept here: it is no more than the memory budget. So do those about it, as
+    /// far as one fault opens them. Without room for the file the copies are memory. False if that cannot be had
+    /// either.
     fn lose(&mut self, page: usize, grain: usize, storage: &Storage) -> bool {
         let stretch = self.open.around(page, 1, grain, self.pages());
         let next = self.open.next(page, self.pages());
-        let pages = stretch.start.max(self.open.before(page))..stretch.end.min(next);
+        let mut pages = stretch.start.max(self.open.before(page))..stretch.end.min(next);
+        let copied = self.copied(&pages);
+        let own = copied[page - pages.start];
+        let alike = |at: &usize| copied[*at - pages.start] == own;
+        let first = (pages.start..=page).rev().take_while(alike).last().unwrap_or(page);
+        let end = (page..pages.end).take_while(alike).last().unwrap_or(page) + 1;
+        pages = first..end;
+        let aside = !own && !planted("lost-pages-in-memory") && self.set_aside(&pages, storage).is_ok();
         let part = self.bytes(&pages);
-        let held = if self.region.shared.load(Ordering::Relaxed) {
+        let held = if aside {
+            Held::Aside
+        } else if self.region.shared.load(Ordering::Relaxed) {
             if self.region.map_private(storage, part, None, true).is_err() {
                 return false;
             }
@@ -347,6 +396,7 @@ impl Watched {
 
     /// The pages that were lost are as they were.
     fn close(&mut self, storage: &Storage) -> io::Result<()> {
+        let aside = self.aside.take();
         for Lost { pages, held } in std::mem::take(&mut self.lost) {
             let part = self.bytes(&pages);
             match held {
@@ -354,12 +404,16 @@ impl Watched {
                 Held::Here(held) => unsafe {
                     span::copy(held.as_ptr(), self.region.at(part.start), held.len())
                 },
+                Held::Aside if !self.region.shared.load(Ordering::Relaxed) => {
+                    self.region.map_private(storage, part, None, true)?;
+                }
                 Held::Shown => self.region.show_segment(part).map_err(io::Error::other)?,
-                Held::InPlace => {
+                Held::InPlace | Held::Aside => {
                     self.region.map_shared(storage, part, self.region.synced.load(Ordering::Relaxed))?;
                 }
             }
         }
+        drop(aside);
         Ok(())
     }
 

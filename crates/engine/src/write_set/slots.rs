@@ -6,7 +6,7 @@ use super::savepoint::Marks;
 use super::set::{Tail, WriteSet};
 use caliburn_log::SegmentId;
 use caliburn_os::ordinal;
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::any::Any;
@@ -402,6 +402,19 @@ impl Slots {
             .filter(|(_, slot)| touches(slot))
             .filter_map(|(number, slot)| Some(slot.holder()? << 24 | number as u64))
             .collect()
+    }
+
+    /// In a child that was forked, where there is one thread: open transactions are the parent's. Nothing that is
+    /// done with one here is done without a look at whose it is.
+    pub fn refuse(&self) {
+        if planted("open-transactions-go-on-in-a-child") {
+            return;
+        }
+        for (_, slot) in self.iter() {
+            // SAFETY: nobody uses the transaction at this moment, in this process.
+            let tail = unsafe { slot.tail() };
+            (tail.room, tail.last, tail.plain) = (0, (0, 0), false);
+        }
     }
 
     /// Number of transactions that are open.

@@ -5,6 +5,8 @@ use crate::storage::progress::{Phase, Watch};
 use crate::storage::segment::SegmentState;
 use caliburn_log::dump::{Base, Writer};
 use caliburn_log::format::{self, Lsn, SUM_UNIT};
+use caliburn_os::descriptors;
+use caliburn_os::descriptors::open_to_read;
 use caliburn_os::medium::Media;
 use caliburn_os::simulated::unless;
 use std::fs::File;
@@ -101,7 +103,7 @@ impl Dumped {
     /// When the file cannot be read, or is no whole dump.
     pub fn of(path: impl AsRef<Path>) -> Result<Dumped, BackupError> {
         let path = path.as_ref();
-        let mut file = File::open(path).map_err(BackupError::io("open", path))?;
+        let mut file = open_to_read(path).map_err(BackupError::io("open", path))?;
         let (head, end) = caliburn_log::dump::ends(&mut file)?;
         Ok(Dumped {
             store: format::hex(&head.store),
@@ -169,7 +171,9 @@ pub(crate) fn spool(media: &dyn Media, how: &DumpOptions) -> Result<File, Backup
     let make = || {
         let id = format::hex(&media.random_id()?);
         let path = above.join(format!(".caliburn-{}-{id}", std::process::id()));
-        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        let file = descriptors::above(|| {
+            File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)
+        })?;
         std::fs::remove_file(&path)?;
         Ok(file)
     };

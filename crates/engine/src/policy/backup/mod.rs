@@ -51,6 +51,16 @@ pub enum BackupError {
         /// The store.
         path: PathBuf,
     },
+    /// The store that was restored is damaged.
+    #[error("{}, offset {offset}: {text}", path.display())]
+    Unsound {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        text: String,
+    },
     /// A dump of a store with the undo policy does not hold what is undecided.
     #[error(
         "store {} has {count} undecided transaction(s), which a dump of a store with the undo policy cannot hold: decide them first (`Store::prepared` lists them)",

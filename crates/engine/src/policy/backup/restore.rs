@@ -12,11 +12,13 @@
 
 use super::BackupError;
 use crate::policy::kind::New;
+use crate::storage::attempt::{self, Attempt};
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::class::Class;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
-use crate::storage::segment::{self, Opener, SegmentState};
+use crate::storage::opener::Opener;
+use crate::storage::segment::{self, SegmentState};
 use crate::storage::segment_file::Descriptors;
 use crate::storage::settings::Settings;
 use caliburn_log::SegmentId;
@@ -24,8 +26,8 @@ use caliburn_log::dump::{Piece, Reader, StreamError};
 use caliburn_log::format::{self, Defect, Lsn};
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Media;
-use caliburn_os::simulated::planted;
-use std::io::Read;
+use caliburn_os::simulated::{planted, unless};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,7 +52,8 @@ pub struct RestoreOptions {
     pub(crate) archive: Option<PathBuf>,
     pub(crate) left: Option<PathBuf>,
     pub(crate) until: Until,
-    external: Option<PathBuf>,
+    pub(crate) external: Option<PathBuf>,
+    pub(crate) checked: bool,
 }
 
 impl RestoreOptions {
@@ -75,6 +78,13 @@ impl RestoreOptions {
     /// The directory in which files are made that the store had adopted.
     pub fn external(&mut self, path: impl AsRef<Path>) -> &mut RestoreOptions {
         self.external = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// Whether the store is checked when it is complete. Cut short in its check, it can be restored again as if it
+    /// were cut short before. Default: no.
+    pub fn checked(&mut self, yes: bool) -> &mut RestoreOptions {
+        self.checked = yes;
         self
     }
 
@@ -139,8 +149,8 @@ pub(crate) struct Making<'a> {
     catalog: Option<Catalog>,
     /// All data of the dump were read.
     is_dumped: bool,
-    /// Files that were made outside of the directory.
-    outside: Vec<PathBuf>,
+    /// What another one removes.
+    attempt: Attempt,
     /// Bytes of data that are not forced.
     unforced: usize,
     _lock: Lock,
@@ -157,7 +167,9 @@ impl<'a> Making<'a> {
         settings.media.create_directory(dir).map_err(OpenError::io("create directory", dir))?;
         let media = directory::hold(dir, settings)?;
         let lock = directory::lock(&*media, dir, false)?;
-        directory::begin_restoring(&*media, dir)?;
+        let store = media.random_id().map_err(OpenError::io("draw a random identity for", dir))?;
+        how.external.iter().for_each(|above| media.list_outside(above));
+        let attempt = Attempt::begin(&*media, dir, store)?;
         let mut reader = Reader::begin(source)?;
         let head = *reader.head();
         if let Some((base, lsn)) = head.base {
@@ -168,7 +180,6 @@ impl<'a> Making<'a> {
             return Err(StreamError::Bad { offset: 0, defect }.into());
         };
         let catalog = Catalog::decode(bytes).map_err(|(_, defect)| StreamError::Bad { offset: 0, defect })?;
-        let store = media.random_id().map_err(OpenError::io("draw a random identity for", dir))?;
         let making = Making {
             how,
             settings,
@@ -193,7 +204,7 @@ impl<'a> Making<'a> {
             dir: dir.to_owned(),
             catalog: None,
             is_dumped: false,
-            outside: Vec::new(),
+            attempt,
             unforced: 0,
             _lock: lock,
         };
@@ -266,6 +277,36 @@ impl<'a> Making<'a> {
         Ok(Ok(()))
     }
 
+    /// Says that a file outside of the directory is about to be made. One that is there is somebody's.
+    fn note_outside(&mut self, path: &Path) -> Result<(), OpenError> {
+        self.media.list_outside(path);
+        if unless("outside-taken-for-ours", self.media.exists(path)) {
+            return Err(OpenError::io("create", path)(io::ErrorKind::AlreadyExists.into()));
+        }
+        self.attempt.outside.push(path.to_owned());
+        self.attempt.note(&*self.media, &self.dir)
+    }
+
+    /// Says that the log is about to be made, if the settings have it outside of the directory.
+    pub fn note_log(&mut self) -> Result<(), BackupError> {
+        let Some(log) = &self.settings.log_path else { return Ok(()) };
+        let log = std::path::absolute(log).map_err(BackupError::io("resolve", log))?;
+        // What is there, a device or a file, stays there.
+        if self.media.exists(&log) { Ok(()) } else { Ok(self.note_outside(&log)?) }
+    }
+
+    /// Says which segments in the directory are about to be made.
+    fn note_segments(&mut self, catalog: &Catalog) -> Result<(), OpenError> {
+        let is_new = |entry: &&Entry| self.segments.iter().all(|segment| segment.id != entry.id);
+        let made = catalog.segments.iter().filter(|entry| !entry.is_external()).filter(is_new);
+        let names: Vec<String> = made.map(|entry| entry.name.clone()).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.attempt.segments.extend(names);
+        self.attempt.note(&*self.media, &self.dir)
+    }
+
     /// Makes the segments that are new in a catalog, and those longer that are.
     pub fn take_catalog(&mut self, mut catalog: Catalog) -> Result<(), BackupError> {
         if catalog.store != self.from || catalog.policy != self.policy {
@@ -273,6 +314,7 @@ impl<'a> Making<'a> {
             return Err(StreamError::Bad { offset: 0, defect: Defect::Value(text) }.into());
         }
         catalog.store = self.store;
+        self.note_segments(&catalog)?;
         for entry in &mut catalog.segments {
             entry.path = self.place(entry)?;
             let known = self.segments.iter().find(|segment| segment.id == entry.id);
@@ -313,17 +355,18 @@ impl<'a> Making<'a> {
     }
 
     fn make_segment(&mut self, entry: &Entry) -> Result<SegmentState, BackupError> {
+        if entry.is_external() {
+            self.note_outside(&entry.path)?;
+        }
         let opener = Opener {
             media: &self.media,
             descriptors: &self.descriptors,
             dir: &self.dir,
             write: true,
             claim: true,
+            generations: None,
         };
         if entry.is_external() {
-            self.media.list_outside(&entry.path);
-            self.outside.push(entry.path.clone());
-            directory::note_restored_outside(&*self.media, &self.dir, &self.outside)?;
             return Ok(SegmentState::make_external(opener, entry)?);
         }
         Ok(SegmentState::create(opener, &self.store, entry, self.sums, &|_| Ok(()))?)
@@ -346,7 +389,9 @@ impl<'a> Making<'a> {
         settings.require = Class::Process;
         let (dir, settings, store) = (&*self.dir, &settings, self.store);
         create(New { dir, settings, store, uncatalogued: &mut true }, catalog)?;
-        directory::end_restoring(&*self.media, &self.dir);
+        if !self.how.checked {
+            attempt::end(&*self.media, &self.dir)?;
+        }
         Ok(self.restored)
     }
 }

@@ -13,8 +13,10 @@ use crate::storage::Storage;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory;
 use crate::storage::error::OpenError;
+use crate::storage::generations::Generations;
+use crate::storage::opener::Opener;
 use crate::storage::progress::{Phase, Watch};
-use crate::storage::segment::{Opener, SegmentState};
+use crate::storage::segment::SegmentState;
 use crate::storage::segment_file::Descriptors;
 use crate::storage::settings::Settings;
 use caliburn_log::dump::{Head, StreamError, Writer};
@@ -32,7 +34,7 @@ pub(in crate::policy) fn dump(
     dir: &Path,
     how: &DumpOptions,
     target: &mut dyn Write,
-    ready: impl FnOnce(&dyn Media, &Catalog) -> Result<(), BackupError>,
+    ready: impl FnOnce(&dyn Media, &Catalog, Option<&Arc<Generations>>) -> Result<(), BackupError>,
 ) -> Result<Dumped, BackupError> {
     let media = directory::hold(dir, settings)?;
     let _lock = directory::lock(&*media, dir, true).map_err(|error| match error {
@@ -40,9 +42,17 @@ pub(in crate::policy) fn dump(
         other => other.into(),
     })?;
     let catalog = directory::read_catalog(&*media, dir)?;
-    ready(&*media, &catalog)?;
     let descriptors = Descriptors::of(&*media);
-    let opener = Opener { media: &media, descriptors: &descriptors, dir, write: false, claim: false };
+    let generations = Generations::open(&*media, dir, &catalog, false)?;
+    ready(&*media, &catalog, generations.as_ref())?;
+    let opener = Opener {
+        media: &media,
+        descriptors: &descriptors,
+        dir,
+        write: false,
+        claim: false,
+        generations: generations.as_ref(),
+    };
     let open = |entry| Ok(Arc::new(SegmentState::open(opener, &catalog, entry, false)?));
     let segments = catalog.segments.iter().map(open).collect::<Result<Vec<_>, BackupError>>()?;
     write((&catalog, &segments), how, &settings.watch, target)

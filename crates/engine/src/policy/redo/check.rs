@@ -3,11 +3,13 @@
 //! 1. both status pages of the log, the stage
 //! 2. every record of the live log, and that nothing forced is missing behind its tail
 //! 3. that each range lies within a segment of the catalog
-//! 4. the checksum of every 4 KiB of every segment, except where the live log is to write anyway
+//! 4. the checksum of every 4 KiB of every segment, except where the live log is to write anyway; and that none of
+//!    them was written when the log was longer than it is
 
 use super::backup::hold;
 use super::duplex;
 use super::prepared::{self, PreparedTable};
+use super::records::{log_offset, stray_range};
 use super::recovery;
 use crate::policy::kind::Closed;
 use crate::policy::query::LogInfo;
@@ -15,10 +17,13 @@ use crate::storage::catalog::Catalog;
 use crate::storage::directory::STAGE;
 use crate::storage::error::OpenError;
 use crate::storage::extents::Extents;
+use crate::storage::generations::STAGE_SLOT;
+use crate::storage::lacking::Lacking;
+use crate::storage::opener::Opener;
 use crate::storage::progress::{Phase, Watch};
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::report::{Problem, Report};
-use crate::storage::segment::{Opener, SegmentState};
+use crate::storage::segment::SegmentState;
 use crate::storage::segment_file::Descriptors;
 use caliburn_log::SegmentId;
 use caliburn_log::format::{self, BLOCK, LOG_MAGIC, Lsn, SEGMENT_DATA, STATUS_AT, SUM_UNIT};
@@ -26,6 +31,8 @@ use caliburn_log::log;
 use caliburn_log::scan;
 use caliburn_log::staged_tail::{self, StagedTail};
 use caliburn_os::observed::Tell;
+use caliburn_os::simulated::unless;
+use caliburn_os::witness::Look;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -62,12 +69,20 @@ pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenEr
     let (medium, _) = duplex::one_of(&**store.media, store.dir, store.catalog)?;
     let path = medium.path().to_owned();
     let status = log::read_status(&*medium, Some(&store.catalog.store))?;
-    let boot = store.media.boot_id().map_err(OpenError::io("read the boot's identity for", store.dir))?;
+    store.check_keeper(log::said(&*medium, &status), |defect| recovery::bad(&path, defect))?;
     // A stage that cannot be read tells nothing here.
     let stage = store.media.open(&store.dir.join(STAGE), false).ok();
-    let end = stage.and_then(|stage| staged_tail::log_end(&*stage, &store.catalog.store, &boot).ok()?);
+    let (end, staged) = match stage {
+        Some(stage) => {
+            let (id, seen) = (&store.catalog.store, store.see(&[Look::at(&*stage)])?);
+            let end = staged_tail::log_end(&*stage, id, &seen).ok().flatten();
+            (end, staged_tail::waiting(&*stage, id, &seen).unwrap_or(0))
+        }
+        None => (None, 0),
+    };
     let log = LogInfo {
         appended: end.map_or(0, |end| end.0).max(status.forced.get()),
+        staged,
         path,
         second: store.catalog.copies.get(1).map(|second| Catalog::resolve(store.dir, &second.path)),
         capacity: status.capacity.get(),
@@ -87,12 +102,12 @@ fn check_live(store: &Closed<'_>, report: &mut Report) -> Result<(), OpenError> 
     let Closed { media, dir, catalog, .. } = *store;
     let (medium, _) = duplex::one_of(&**media, dir, catalog)?;
     let path = medium.path().to_owned();
-    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
     let stage_path = dir.join(STAGE);
     let stage = media.open(&stage_path, false).map_err(OpenError::io("open stage", &stage_path))?;
     for _ in 0..TRIES {
         let status = log::read_status(&*medium, Some(&catalog.store))?;
-        let Some(end) = staged_tail::log_end(&*stage, &catalog.store, &boot)? else {
+        let Some(end) = staged_tail::log_end(&*stage, &catalog.store, &store.see(&[Look::at(&*stage)])?)?
+        else {
             report.notes.push("the store is just being opened: its log was not verified".into());
             return Ok(());
         };
@@ -155,10 +170,13 @@ fn check_log(
             return Ok(None);
         }
     };
-    if status.clean != 1 {
-        store.report_copy(&*witness, place, report);
+    if let Err(error) =
+        store.check_keeper(log::said(&*medium, &status), |defect| recovery::bad(&path, defect))
+    {
+        report.problem(&path, 0, error);
     }
-    let stage = check_stage(store, report)?;
+    let copied = status.clean != 1 && store.report_copy(&*witness, place, report);
+    let stage = check_stage(store, copied, report)?;
     let known = stage.as_ref().and_then(|left| left.appended).map(|end| caliburn_log::Lsn(0)..end);
     let mut prepared = PreparedTable::new();
     let mut stray = Vec::new();
@@ -168,8 +186,8 @@ fn check_log(
         scan::scan(medium, &status, known, |record| {
             report.records += 1;
             report.transactions = report.transactions.saturating_add(record.transactions);
-            if let Some((lsn, segment, text)) = recovery::stray_range(record, &extents) {
-                stray.push((recovery::log_offset(lsn, capacity), segment, text));
+            if let Some((lsn, segment, text)) = stray_range(record, &extents) {
+                stray.push((log_offset(lsn, capacity), segment, text));
             }
             prepared::recover(&mut prepared, record);
         })
@@ -194,7 +212,7 @@ fn check_log(
 fn may_look(store: &Closed<'_>, id: SegmentId) -> Result<(), OpenError> {
     let entry = store.catalog.segments.iter().find(|entry| entry.id == id && entry.is_external());
     let (media, dir, descriptors) = (store.media, store.dir, &Descriptors::of(&**store.media));
-    let opener = Opener { media, descriptors, dir, write: false, claim: true };
+    let opener = Opener { media, descriptors, dir, write: false, claim: true, generations: None };
     let open = |entry| SegmentState::open(opener, store.catalog, entry, false);
     match entry.map(open) {
         Some(Err(error)) if error.is_permission() => Err(error.into()),
@@ -203,7 +221,11 @@ fn may_look(store: &Closed<'_>, id: SegmentId) -> Result<(), OpenError> {
 }
 
 /// Verifies the stage; what it holds, if it can be read.
-fn check_stage(store: &Closed<'_>, report: &mut Report) -> Result<Option<StagedTail>, OpenError> {
+fn check_stage(
+    store: &Closed<'_>,
+    copied: bool,
+    report: &mut Report,
+) -> Result<Option<StagedTail>, OpenError> {
     let Closed { media, dir, catalog, .. } = *store;
     let path = dir.join(STAGE);
     let medium = match media.open(&path, false) {
@@ -217,9 +239,20 @@ fn check_stage(store: &Closed<'_>, report: &mut Report) -> Result<Option<StagedT
             return Ok(None);
         }
     };
-    let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-    match StagedTail::read(&*medium, &catalog.store, &boot) {
+    let seen = store.see(&[Look::at(&*medium)])?.of_copy(copied);
+    match StagedTail::read(&*medium, &catalog.store, &seen) {
         Ok(left) => {
+            if let Some(dropped) = &left.dropped {
+                report.note_dropped(&path, dropped);
+            }
+            let agrees = |found| {
+                store
+                    .generations
+                    .map_or(Ok(()), |generations| generations.check_slot(STAGE_SLOT, found, &path))
+            };
+            if let Err(error) = left.of_generation(agrees) {
+                report.stage_problem(&path, error);
+            }
             if !left.records.is_empty() {
                 report.notes.push(format!(
                     "{} commits of a killed process await recovery in the stage",
@@ -258,21 +291,21 @@ fn check_sums_of(
     // Truncation writes whole pages of the machine it runs on.
     let page = (caliburn_os::page_size() / SUM_UNIT) as u64;
     let mut excused = BTreeSet::new();
-    unapplied.each_of(segment.id, |range| {
+    let noted = unapplied.each_of(segment.id, &mut |range| {
         let last = (range.offset + range.bytes.len().max(1) as u64 - 1) / SUM_UNIT as u64;
         excused.extend(range.offset / SUM_UNIT as u64 / page..=last / page);
     });
-    let damaged = segment.damaged_units(|unit| excused.contains(&(unit / page)), tell)?;
-    for run in damaged.chunk_by(|a, b| a + 1 == *b) {
-        let offset = SEGMENT_DATA + run[0] * SUM_UNIT as u64;
+    noted.map_err(OpenError::io("read the log for", segment.file.path()))?;
+    let ahead = segment.ahead_of(unapplied.tail())?;
+    if let Some((unit, lsn)) = ahead.filter(|_| unless("older-log-passed", true)) {
         let text = format!(
-            "{} bytes of segment {:?} from its byte {} do not match their checksums: the file was damaged or changed by another program",
-            run.len() * SUM_UNIT,
+            "segment {:?} was written when the log ended at LSN {lsn}, and it ends at {} now: they are of different moments",
             segment.name,
-            run[0] * SUM_UNIT as u64
+            unapplied.tail()
         );
-        report.problem(segment.file.path(), offset, text);
+        report.problem(segment.file.path(), SEGMENT_DATA + unit * SUM_UNIT as u64, text);
     }
-    report.data_bytes += segment.len();
+    let damaged = segment.damaged_units(|unit| excused.contains(&(unit / page)), tell)?;
+    segment.report_damaged(&damaged, report);
     Ok(())
 }

@@ -100,6 +100,7 @@ mod tests {
     use caliburn_log::staged_tail::StagedTail;
     use caliburn_os::files::Files;
     use caliburn_os::medium::Media;
+    use caliburn_os::witness::{Look, Seen};
     use std::any::Any;
     use std::time::Duration;
 
@@ -111,7 +112,8 @@ mod tests {
     /// What a process that finds the store now would be told of what the segments show.
     fn told(store: &Store) -> Option<Checkpoint> {
         let stage = Files.open(&store.path().join("stage"), false).unwrap();
-        StagedTail::read(&*stage, &store.shared.storage.id, &Files.boot_id().unwrap()).unwrap().checkpoint
+        let seen = Seen::of(&Files, &[Look::at(&*stage)]).unwrap();
+        StagedTail::read(&*stage, &store.shared.storage.id, &seen).unwrap().checkpoint
     }
 
     #[test]

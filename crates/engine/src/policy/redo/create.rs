@@ -1,14 +1,14 @@
 //! Making the files of a new store: log and stage, and the catalog last.
 
 use super::prepared::{self, PreparedTable};
-use super::recovery;
+use super::records;
 use crate::policy::kind::{New, Policy};
 use crate::policy::log_file;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory::{self, LOG, STAGE};
 use crate::storage::error::OpenError;
 use crate::storage::settings::LOG_BYTES;
-use caliburn_log::format::Lsn;
+use caliburn_log::format::{FIRST_GENERATION, Lsn};
 use caliburn_log::log::{self, Log};
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{self, Kind};
@@ -43,7 +43,8 @@ fn fill(
 ) -> Result<(), OpenError> {
     let (dir, settings, media) = (new.dir, new.settings, &*new.settings.media);
     settings.require(dir, (log_medium.path().to_owned(), directory::forced(log_medium.volatile())))?;
-    log::create(&**log_medium, catalog.store, settings.log_bytes.unwrap_or(LOG_BYTES))?;
+    let bytes = settings.log_bytes.unwrap_or(LOG_BYTES);
+    log::create(&**log_medium, catalog.store, bytes, FIRST_GENERATION)?;
     if !undecided.is_empty() {
         put_undecided(log_medium, catalog.store, undecided)?;
     }
@@ -64,14 +65,15 @@ fn put_undecided(
 ) -> Result<(), OpenError> {
     let status = log::read_status(&**medium, Some(&store))?;
     let empty = Scanned { from: Lsn(0), tail: Lsn(0), forced: Lsn(0), damage: None };
-    let log = Log::open(medium.clone(), store, status, &empty, medium.place().unwrap_or_default())?;
+    let at = (medium.place().unwrap_or_default(), FIRST_GENERATION);
+    let log = Log::open(medium.clone(), store, status, &empty, at)?;
     if prepared::bytes(undecided) > log.capacity() / 4 {
         let text = "undecided transactions take more than a quarter of the log: make a larger one";
         let error = io::Error::new(io::ErrorKind::StorageFull, text);
         return Err(MediaError::new("write", &**medium, 0, error).into());
     }
     for (id, body, lsn) in prepared::entries(undecided) {
-        *lsn = recovery::append(&log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
+        *lsn = records::append(&log, Kind::Prepare, &record::prefix(Kind::Prepare, 1, id), body)?;
     }
     Ok(log.force()?)
 }

@@ -19,6 +19,7 @@ use caliburn_log::search::scan_ring;
 use caliburn_log::staged_tail;
 use caliburn_os::files::Files;
 use caliburn_os::medium::{Media, Medium};
+use caliburn_os::witness::{Look, Seen};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -118,7 +119,8 @@ impl History {
     /// Where the log ends, if a stage of this boot says so: what stands beyond was not committed there.
     fn end(&self) -> Option<Lsn> {
         let stage = self.media.open(&self.stage, false).ok()?;
-        staged_tail::log_end(&*stage, &self.catalog.store, &self.media.boot_id().ok()?).ok()?
+        let seen = Seen::of(&*self.media, &[Look::at(&*stage)]).ok()?;
+        staged_tail::log_end(&*stage, &self.catalog.store, &seen).ok()?
     }
 
     /// The live records that a filter accepts, oldest first, or newest first.

@@ -29,6 +29,7 @@ mod memory;
 mod overflow;
 mod pages;
 mod prepared;
+mod records;
 mod recovery;
 mod relocate;
 mod replication;
@@ -44,6 +45,8 @@ use crate::policy::{Recovery, Undecided};
 use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError, SegmentError};
+use crate::storage::generations;
+use crate::storage::lacking::Lacking;
 use crate::storage::redo_ranges::RedoRanges;
 use crate::storage::region::RegionState;
 use crate::storage::report::Report;
@@ -223,7 +226,8 @@ const THREADS: [&str; 3] = ["caliburn-flush", "caliburn-trunc", "caliburn-send"]
 impl Recovery for Redo {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
         let unapplied = self.unapplied.read().expect("no panic under this lock");
-        region.map_private(&self.storage, part, unapplied.as_ref(), true)
+        let lacking = unapplied.as_ref().map(|ranges| ranges as &dyn Lacking);
+        region.map_private(&self.storage, part, lacking, true)
     }
 
     fn unmapping(&self, region: &RegionState) -> Result<(), Failure> {
@@ -418,7 +422,12 @@ impl Recovery for Redo {
     fn close(&self) -> Result<(), Failure> {
         self.leave_replica()?;
         if self.log.head() == self.log.tail() && self.stage.is_empty() {
-            self.log.mark_clean().map_err(|e| self.fail(e))?;
+            let generations = self.storage.generations.as_ref();
+            let closed = generations::step(generations, |generation| {
+                self.storage.end_use(generation)?;
+                self.log.mark_clean(generation)
+            });
+            closed.map_err(|e| self.fail(e))?;
         }
         Ok(())
     }

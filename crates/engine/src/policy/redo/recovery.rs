@@ -30,6 +30,7 @@ use super::group::Rounds;
 use super::overflow::Overflow;
 use super::pages::Pages;
 use super::prepared::{self, PreparedTable};
+use super::records::{append, log_offset, stray_range};
 use super::relocate;
 use super::replication::Replication;
 use super::stage::Stage;
@@ -42,24 +43,27 @@ use crate::storage::copies::{self, LogCopy};
 use crate::storage::directory::{STAGE, forced};
 use crate::storage::error::{OpenError, SegmentError};
 use crate::storage::extents::Extents;
+use crate::storage::generations::{self, STAGE_SLOT};
+use crate::storage::lacking::Lacking;
 use crate::storage::progress::Phase;
 use crate::storage::redo_ranges::RedoRanges;
+use crate::storage::report::OpenReport;
 use crate::storage::segment::{self, SegmentState};
 use crate::write_set::{Layout, Sets};
 use caliburn_log::SegmentId;
-use caliburn_log::format::{Defect, LOG_DATA, Lsn, Status};
-use caliburn_log::log::Log;
+use caliburn_log::format::{Defect, Lsn, Status};
+use caliburn_log::log::{self, Log, LogError};
 use caliburn_log::media_error::MediaError;
-use caliburn_log::record::{self, FRAME, Kind, Ranges, Record, RecordPosition};
+use caliburn_log::record::{self, FRAME, Kind, Ranges};
 use caliburn_log::scan::{self, Scanned};
 use caliburn_log::staged_tail::{self, StageError, StagedTail};
-use caliburn_os::clock::wall_ns;
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::{even_if, instead, planted, unless};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU64};
 use caliburn_os::sync::{Mutex, RwLock};
+use caliburn_os::witness::{Look, Seen};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
@@ -110,7 +114,10 @@ struct Recovery<'o> {
     /// What the list of the log's copies must say before anything is appended.
     named: Option<Vec<LogCopy>>,
     stage: Arc<dyn Medium>,
-    boot: Id,
+    seen: Seen,
+    /// An earlier opening may have been told of lost writes alone.
+    asked: bool,
+    report: OpenReport,
     prepared: PreparedTable,
     /// Another machine has the log.
     replication: Option<Replication>,
@@ -121,19 +128,25 @@ struct Recovery<'o> {
 impl<'o> Recovery<'o> {
     /// Step 1.
     fn open_files(mut opening: Opening<'o>) -> Result<Recovery<'o>, OpenError> {
-        let (media, dir, write) = (opening.media(), opening.dir(), opening.write());
-        let catalog = &opening.found.catalog;
+        let write = opening.write();
         let OpenedLog { medium: log, status, claims, copied, named } = duplex::open(&opening)?;
+        opening.check_keeper(log::said(&*log, &status), |defect| bad(log.path(), defect))?;
+        let damage = opening.found.damage.take();
+        let (media, dir) = (opening.media(), opening.dir());
         if write {
-            relocate::remove_left(media, dir, catalog);
+            relocate::remove_left(media, dir, &opening.found.catalog);
         }
-        let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         let stage_path = dir.join(STAGE);
         let stage = match media.open(&stage_path, write) {
             Err(e) if e.kind() == io::ErrorKind::NotFound && write => media.create(&stage_path),
             other => other,
         };
         let stage = stage.map_err(OpenError::io("open stage", &stage_path))?;
+        if write {
+            stage.fill_holes().map_err(OpenError::io("allocate stage", &stage_path))?;
+        }
+        // What is noted at the end is about the copy.
+        let seen = opening.settings.see(media, dir, &[Look::at(&*stage)])?;
         opening.found.log_locks = claims;
         let prepared = PreparedTable::new();
         Ok(Recovery {
@@ -143,10 +156,12 @@ impl<'o> Recovery<'o> {
             copied,
             named,
             stage,
-            boot,
+            seen,
+            asked: false,
+            report: OpenReport::default(),
             prepared,
             replication: None,
-            damage: None,
+            damage,
         })
     }
 
@@ -176,20 +191,64 @@ impl<'o> Recovery<'o> {
 
     /// Step 2.
     fn read_stage(&mut self) -> Result<StagedTail, OpenError> {
-        let read = StagedTail::read(&*self.stage, &self.store(), &self.boot);
-        let mut staged_tail = match read {
-            Err(error @ StageError::Bad { .. }) => {
-                self.salvage(error.into())?;
-                StagedTail::default()
-            }
-            other => other?,
-        };
+        let mut staged_tail = self.tail_of_stage()?;
+        self.pass_on(&staged_tail)?;
+        if self.opening.write() && staged_tail.appended.is_some() && !self.stage_arrived(&staged_tail)? {
+            staged_tail = self.tail_of_stage()?;
+        }
+        if let Some(dropped) = staged_tail.dropped.as_ref().filter(|_| !planted("drop-not-told")) {
+            self.report.note_dropped(self.stage.path(), dropped);
+        }
+        let (generations, path) = (self.opening.found.generations.clone(), self.stage.path());
+        let agrees = |found| generations.map_or(Ok(()), |noted| noted.check_slot(STAGE_SLOT, found, path));
+        if let Err(error) = staged_tail.of_generation(agrees) {
+            self.salvage(error.into())?;
+            staged_tail = StagedTail::default();
+        }
         let all = self.segments().len() == self.opening.found.catalog.segments.len();
         let trusting = all && self.opening.write() && !self.opening.settings.salvage && !self.copied;
         if !trusting || !self.checkpoint_holds(&staged_tail)? {
             staged_tail.checkpoint = None;
         }
         Ok(staged_tail)
+    }
+
+    fn tail_of_stage(&mut self) -> Result<StagedTail, OpenError> {
+        let copied = self.copied || self.opening.is_copy(&*self.log, self.status.place);
+        match StagedTail::read(&*self.stage, &self.store(), &self.seen.of_copy(copied)) {
+            Err(error @ StageError::Bad { .. }) => {
+                self.salvage(error.into())?;
+                Ok(StagedTail::default())
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn was_closed(&self, staged_tail: &StagedTail) -> bool {
+        self.status.clean == 1 && staged_tail.records.is_empty()
+    }
+
+    /// Says what an earlier opening may have been told alone, unless the store was closed since: its owner had been
+    /// told then.
+    fn pass_on(&mut self, staged_tail: &StagedTail) -> Result<(), MediaError> {
+        self.asked = staged_tail.asked && !self.was_closed(staged_tail);
+        if self.asked {
+            self.report.note_asked(self.stage.path());
+        } else if staged_tail.asked && self.opening.write() {
+            staged_tail::note_asking(&*self.stage, false)?;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing of a stage that is to be taken up was lost on its way to the medium, and so perhaps gone from
+    /// memory. Of a store that was closed nothing is taken up.
+    fn stage_arrived(&mut self, staged_tail: &StagedTail) -> Result<bool, MediaError> {
+        if self.was_closed(staged_tail) {
+            return Ok(true);
+        }
+        let answer = staged_tail::ask(&*self.stage, self.asked)?;
+        self.seen.lost = unless("stage-not-asked", answer.is_err());
+        Ok(!self.seen.lost)
     }
 
     /// Whether the segments show what the stage says: they lie in the page caches in which they lay then, and
@@ -284,7 +343,8 @@ impl<'o> Recovery<'o> {
             lacking.push(body.clone(), tail);
         }
         let undecided = prepared::list(&self.prepared);
-        Ok(read_only::open(self.opening, reach, Some(lacking), undecided, self.damage))
+        let opened = read_only::open(self.opening, reach, Some(Box::new(lacking)), undecided, self.damage);
+        Ok(Opened { report: self.report, ..opened })
     }
 
     /// Step 4.
@@ -297,7 +357,13 @@ impl<'o> Recovery<'o> {
             copies::write(media, dir, store, named)?;
         }
         let place = self.log.place().unwrap_or_default();
-        let log = Log::open(self.log.clone(), self.store(), self.status, scanned, place)?;
+        let generations = self.opening.found.generations.as_ref();
+        generations::catch_up(generations, self.status.clean == 1, || {
+            log::force_status(&*self.log, &self.status)
+        })?;
+        let log = generations::step(generations, |generation| {
+            Log::open(self.log.clone(), self.store(), self.status, scanned, (place, generation))
+        })?;
         let there = Lsn(log.tail().0.saturating_sub(log.capacity()));
         // Of an archive that has not begun, nothing before the head is wanted.
         let begun = self.held()?.into_iter().filter(Held::has_begun);
@@ -396,6 +462,9 @@ impl<'o> Recovery<'o> {
 
     /// Lets go what no undecided transaction and no archive needs.
     fn advance_head(&self, log: &Log) -> Result<(), MediaError> {
+        if let Some(generations) = &self.opening.found.generations {
+            generations.settle()?;
+        }
         log.advance_head(prepared::oldest(&self.prepared).min(log.tail()))?;
         log.let_go(self.held()?.iter().map(|held| held.keeps(log.kept())).min().unwrap_or(log.tail()));
         Ok(())
@@ -436,7 +505,7 @@ impl<'o> Recovery<'o> {
             return Ok(());
         }
         let named: BTreeSet<SegmentId> =
-            unapplied.segments().chain(prepared::segments(&self.prepared)).collect();
+            unapplied.segments().into_iter().chain(prepared::segments(&self.prepared)).collect();
         let resting = self.segments().iter().filter(|segment| !segment.is_held());
         for segment in resting.filter(|segment| named.contains(&segment.id)) {
             if !self.opening.found.descriptors.has_room() {
@@ -462,7 +531,19 @@ impl<'o> Recovery<'o> {
         let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
         let (last, tail) = (staged_tail.last, log.tail());
         marks::forget_beyond(&*storage.media, &storage.dir, &storage.id, tail)?;
-        let stage = Stage::open(&*self.stage, storage.id, self.boot, bytes, last, tail, checkpoint)?;
+        let generation = storage.generations.as_ref().map_or(0, |generations| generations.present());
+        if !planted("stage-not-stamped") {
+            staged_tail::set_generation(&*self.stage, generation)?;
+        }
+        let stage = Stage::open(&*self.stage, storage.id, &self.seen.now, bytes, last, tail, checkpoint)?;
+        // Of what this opening was told the next one need not be told: it is in the log, or gone from the stage.
+        if self.seen.lost && !self.asked {
+            staged_tail::note_asking(&*self.stage, false)?;
+        }
+        // It means something within this boot only.
+        if let Some(generations) = &storage.generations {
+            generations.confirm(STAGE_SLOT, generation, false)?;
+        }
         // What the segments show is not forced, and their sums may lack it: the head must not pass it without
         // an epoch.
         let unforced = checkpoint.is_some_and(|checkpoint| checkpoint.before > log.head());
@@ -497,37 +578,12 @@ impl<'o> Recovery<'o> {
             let failed = |failure| OpenError::Failed { path: storage.dir.clone(), failure };
             policy.truncate_as_needed().map_err(failed)?;
         }
-        Ok(Opened { storage, sets, policy: Box::new(policy), damage: self.damage })
+        let (damage, report) = (self.damage, self.report);
+        Ok(Opened { storage, sets, policy: Box::new(policy), damage, report })
     }
 }
 
-pub(super) fn append(log: &Log, kind: Kind, prefix: &[u8], body: &[u8]) -> Result<Lsn, MediaError> {
-    let place = RecordPosition {
-        lsn: log.tail(),
-        forced: log.forced(),
-        incarnation: log.incarnation(),
-        time: wall_ns(),
-    };
-    let mut bytes = Vec::new();
-    record::encode(&mut bytes, kind, place, prefix, body);
-    log.publish(log.append(&bytes)?);
-    Ok(place.lsn)
-}
-
-/// Position and description of a record with a range that lies in no segment.
-pub(super) fn stray_range(record: &Record<'_>, extents: &Extents) -> Option<(Lsn, SegmentId, String)> {
-    let range = record.ranges().find(|range| !extents.hold(range))?;
-    let (lsn, offset, segment) = (record.lsn, range.offset, range.segment.0);
-    Some((
-        lsn,
-        range.segment,
-        format!(
-            "the record at LSN {lsn} has a range at {offset} of segment {segment}, which has no such bytes"
-        ),
-    ))
-}
-
-/// Where a byte of the ring stands on the medium.
-pub(super) fn log_offset(lsn: Lsn, capacity: u64) -> u64 {
-    LOG_DATA + lsn.0 % capacity
+/// As what is wrong with a log.
+pub(super) fn bad(log: &Path, defect: Defect) -> OpenError {
+    LogError::Status { path: log.to_owned(), defect }.into()
 }

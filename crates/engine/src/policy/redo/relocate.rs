@@ -23,7 +23,7 @@ use caliburn_log::format::{BLOCK, LOG_BYTES_MAX, STATUS_AT};
 use caliburn_log::log;
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{BODY_MAX, FRAME};
-use caliburn_os::host::Lock;
+use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::MutexGuard;
@@ -58,6 +58,22 @@ pub(super) fn remove_left(media: &dyn Media, dir: &Path, catalog: &Catalog) {
             let _ = media.remove(&path);
         }
     }
+}
+
+/// Removes what an attempt to move the log into the store's directory has left. A file that holds anything else
+/// stays, and is refused.
+fn remove_attempt(media: &dyn Media, path: &Path, store: &Id) -> Result<(), OpenError> {
+    if !media.exists(path) {
+        return Ok(());
+    }
+    let medium = media.open(path, false).map_err(OpenError::io("open", path))?;
+    let mut page = vec![0; medium.len().map_or(0, |len| len.min(BLOCK as u64)) as usize];
+    medium.read_at(&mut page, 0).map_err(OpenError::io("read", path))?;
+    if !log::was_of(&*medium, store) && page.iter().any(|byte| *byte != 0) {
+        let text = "it is no log of this store, which needs the name for its log; move it away";
+        return Err(OpenError::io("replace", path)(io::Error::new(io::ErrorKind::AlreadyExists, text)));
+    }
+    media.remove(path).map_err(OpenError::io("remove", path))
 }
 
 /// Notes something of a path.
@@ -214,6 +230,12 @@ impl Redo {
         let media = &*self.storage.media;
         let there = media.exists(&path).then(|| media.open(&path, false).ok()).flatten();
         let same = there.is_some_and(|medium| self.has_log(&*medium));
+        if media.holds(&path) && path.file_name().is_some_and(|name| name == LOG) {
+            // Back to the store's directory, unless it is there, under either of its names.
+            let in_store =
+                !self.storage.catalog.lock().expect("no panic under this lock").log_path.is_absolute();
+            return Ok((!same && !in_store).then(|| PathBuf::from(LOG)));
+        }
         Ok((!same).then_some(path))
     }
 
@@ -321,7 +343,7 @@ impl Redo {
         directory::refuse_own(media, &next)?;
         let path = Catalog::resolve(&storage.dir, &next);
         if !next.is_absolute() {
-            let _ = media.remove(&path);
+            remove_attempt(media, &path, &storage.id)?;
         } else if let Making::Move = making {
             media.list_outside(&path);
         }
@@ -388,7 +410,7 @@ impl Redo {
         if let Making::Copy { note: Some(note), .. } = making {
             note(named)?;
         }
-        log::create(&**medium, storage.id, bytes)?;
+        log::create(&**medium, storage.id, bytes, 0)?;
         Ok(claim)
     }
 }

@@ -21,7 +21,7 @@
 //! Invariant: a record is published only when it is whole; a committer killed before that leaves nothing,
 //! and other lanes do not depend on it. Invariant: the records stamped before the frontier are in the log, and
 //! the others are not.
-//! Invariant: a stage of another boot is not read; what was forced is in the log.
+//! Invariant: a stage whose memory did not certainly survive is not taken up; what was forced is in the log.
 
 use super::lanes::{LaneState, Lanes};
 use caliburn_log::format::{
@@ -29,7 +29,7 @@ use caliburn_log::format::{
     STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, SegmentId, StageHeader, StagedHeader,
 };
 use caliburn_log::media_error::MediaError;
-use caliburn_log::staged_tail::{CHUNKS, Checkpoint, Staged, staged_at};
+use caliburn_log::staged_tail::{self, CHUNKS, Checkpoint, Staged, staged_at};
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
@@ -38,6 +38,7 @@ use caliburn_os::simulated::{self, even_if, planted};
 use caliburn_os::span;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use caliburn_os::witness::Witnesses;
 use std::io;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -116,7 +117,7 @@ impl Stage {
     pub fn open(
         medium: &dyn Medium,
         store: Id,
-        boot: Id,
+        now: &Witnesses,
         bytes: u64,
         floor: u64,
         appended: Lsn,
@@ -128,6 +129,7 @@ impl Stage {
         let (chunk_bytes, total) = allocate(medium, bytes, page).map_err(fail("allocate the stage"))?;
         let making = STAGE_MAKING.to_ne_bytes();
         medium.write_at(&making, STAGE_CURRENT as u64).map_err(fail("write the stage"))?;
+        let boot = format::boot_field(now);
         let header = StageHeader {
             boot,
             chunk_bytes: (chunk_bytes as u64).into(),
@@ -148,6 +150,8 @@ impl Stage {
         }
         medium.write_at(&boot, STAGE_BOOT as u64).map_err(fail("write the stage"))?;
         medium.write_at(&block, 0).map_err(fail("write the stage"))?;
+        staged_tail::note(medium, now).map_err(fail("write the stage"))?;
+        medium.watch();
 
         let map = Reservation::new(total, None).map_err(fail("reserve memory for the stage"))?;
         // SAFETY: the reservation is new, nobody refers into it; the file was just made long enough and
@@ -373,12 +377,14 @@ mod tests {
     use caliburn_log::staged_tail::{STAGE_BYTES_MIN, StagedTail};
     use caliburn_os::files::Files;
     use caliburn_os::medium::Media;
+    use caliburn_os::witness::Seen;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use std::sync::Arc;
 
     const STORE: Id = [7; 16];
-    const BOOT: Id = [1; 16];
+    const NOW: Witnesses = Witnesses { boot: Some([1; 16]), others: None };
+    const SEEN: Seen = Seen { now: NOW, pinned: false, lost: false, vouched: false };
 
     fn medium(dir: &tempfile::TempDir) -> Arc<dyn Medium> {
         Files.create(&dir.path().join("stage")).unwrap()
@@ -402,7 +408,7 @@ mod tests {
     fn what_was_published_and_not_folded_is_left_over_in_commit_order() {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
-        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+        let stage = Stage::open(&*medium, STORE, &NOW, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         let put_by_another =
             |value| std::thread::scope(|scope| scope.spawn(|| put(&stage, value)).join().unwrap());
         for value in 0..10 {
@@ -417,22 +423,24 @@ mod tests {
             if value % 30 < 28 { put(&stage, value) } else { put_by_another(value) }.unwrap();
         }
         drop(stage);
-        let left = StagedTail::read(&*medium, &STORE, &BOOT).unwrap();
+        let left = StagedTail::read(&*medium, &STORE, &SEEN).unwrap();
         assert_eq!(left.appended, Some(Lsn(640)));
         let found = left.records;
         assert_eq!(values(&found), (10..100).collect::<Vec<_>>());
-        assert!(
-            StagedTail::read(&*medium, &STORE, &[2; 16]).unwrap().records.is_empty(),
-            "another boot's stage was read"
-        );
-        let error = StagedTail::read(&*medium, &[8; 16], &BOOT).unwrap_err().to_string();
+        // The file stayed in memory; in another boot it would not have.
+        let other = Seen { now: Witnesses { boot: Some([2; 16]), ..NOW }, ..SEEN };
+        let left = StagedTail::read(&*medium, &STORE, &other).unwrap();
+        assert!(left.records.is_empty() && left.appended.is_none(), "another boot's stage was read");
+        let dropped = left.dropped.unwrap();
+        assert_eq!((dropped.commits, dropped.bytes, dropped.certain), (90, 90 * 40, true));
+        let error = StagedTail::read(&*medium, &[8; 16], &SEEN).unwrap_err().to_string();
         assert!(error.contains("another store"), "{error}");
     }
 
     #[test]
     fn a_commit_after_that_of_another_lane_is_stamped_after_it() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, &NOW, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         for round in 0..20 {
             // Enough of them for the bias.
             (0..2 * u64::from(super::super::lanes::BIAS_AFTER))
@@ -448,7 +456,7 @@ mod tests {
     #[test]
     fn a_chunk_is_freed_when_all_of_it_was_collected_and_not_before() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, &NOW, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         (0..50).for_each(|value| _ = put(&stage, value).unwrap());
         let horizon = stage.lanes().horizon();
         stage.collect(horizon, &mut Vec::new());
@@ -473,7 +481,7 @@ mod tests {
         fn what_is_left_over_is_what_was_not_folded(steps in vec((0..10u8, 1..60u64), 1..60)) {
             let dir = tempfile::tempdir().unwrap();
             let medium = medium(&dir);
-            let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+            let stage = Stage::open(&*medium, STORE, &NOW, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
             let (mut waiting, mut next) = (Vec::new(), 0);
             for (what, count) in steps {
                 let mut put_some = || for _ in 0..count {
@@ -500,7 +508,7 @@ mod tests {
                 }
             }
             drop(stage);
-            let left = StagedTail::read(&*medium, &STORE, &BOOT).unwrap();
+            let left = StagedTail::read(&*medium, &STORE, &SEEN).unwrap();
             prop_assert_eq!(values(&left.records), waiting);
         }
     }
@@ -509,19 +517,19 @@ mod tests {
     fn a_committer_that_dies_before_publishing_hides_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let medium = medium(&dir);
-        let stage = Stage::open(&*medium, STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+        let stage = Stage::open(&*medium, STORE, &NOW, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         put(&stage, 1).unwrap();
         let die = || stage.append(24, |_| panic!("killed between stamp and publish"));
         let dead = std::thread::scope(|scope| scope.spawn(die).join());
         assert!(dead.is_err());
         put(&stage, 2).unwrap();
-        assert_eq!(values(&StagedTail::read(&*medium, &STORE, &BOOT).unwrap().records), [1, 2]);
+        assert_eq!(values(&StagedTail::read(&*medium, &STORE, &SEEN).unwrap().records), [1, 2]);
     }
 
     #[test]
     fn a_full_stage_says_so_and_goes_on_after_a_fold() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = Stage::open(&*medium(&dir), STORE, BOOT, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
+        let stage = Stage::open(&*medium(&dir), STORE, &NOW, STAGE_BYTES_MIN, 0, Lsn(0), None).unwrap();
         let mut count = 0;
         while put(&stage, count).is_some() {
             count += 1;
@@ -542,7 +550,7 @@ mod tests {
     #[test]
     fn the_horizon_misses_no_commit_that_returned() {
         let dir = tempfile::tempdir().unwrap();
-        let stage = &Stage::open(&*medium(&dir), STORE, BOOT, 4 << 20, 0, Lsn(0), None).unwrap();
+        let stage = &Stage::open(&*medium(&dir), STORE, &NOW, 4 << 20, 0, Lsn(0), None).unwrap();
         // Committers that force and that do not, in turns.
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -206,6 +206,7 @@ impl Redo {
         // After the head is known, and before the space is let go: see `hold`.
         let held = self.held();
         if head > log.head() {
+            self.storage.settle().map_err(|e| self.fail(e))?;
             log.advance_head(head).map_err(|e| self.fail(e))?;
         }
         log.let_go(instead("hold-not-respected", held, Lsn(u64::MAX)));

@@ -9,7 +9,7 @@ use crate::storage::catalog::Catalog;
 use crate::storage::error::OpenError;
 use crate::storage::progress::Watch;
 use crate::storage::settings::Settings;
-use caliburn_log::images::{self, CLEAN};
+use caliburn_log::image_status::{self, CLEAN};
 use std::cell::RefCell;
 use std::io::Write;
 use std::path::Path;
@@ -22,10 +22,13 @@ pub(super) fn dump(
     how: &DumpOptions,
     target: &mut dyn Write,
 ) -> Result<Dumped, BackupError> {
-    segments::dump(settings, dir, how, target, |media, catalog| {
+    segments::dump(settings, dir, how, target, |media, catalog, generations| {
         let path = Catalog::resolve(dir, &catalog.log_path);
         let log = media.open(&path, false).map_err(OpenError::io("open before-images", &path))?;
-        let status = images::read_status(&*log, &catalog.store).map_err(OpenError::from)?;
+        let status = image_status::read_status(&*log, &catalog.store).map_err(OpenError::from)?;
+        if let Some(generations) = generations {
+            generations.check_keeper(image_status::said(&status), |defect| recovery::bad(&*log, defect))?;
+        }
         match status.clean.get() {
             CLEAN => Ok(()),
             _ => Err(BackupError::NotClosed { path: dir.to_owned() }),
@@ -56,7 +59,8 @@ impl Shadow {
 }
 
 /// A store that is made of a dump.
-pub(super) fn restore(making: Making<'_>, first: Catalog) -> Result<Restored, BackupError> {
+pub(super) fn restore(mut making: Making<'_>, first: Catalog) -> Result<Restored, BackupError> {
     let why = "a store with the shadow policy keeps no log of its changes: there is neither an archive nor a later state than the dump's";
+    making.note_log()?;
     segments::restore(making, first, why, recovery::create)
 }

@@ -5,7 +5,8 @@
 //! ```text
 //!   declare, or a page that is caught:  images of its pages to the log - force - then they are stored to
 //!   where before-images are lazy:       pages that are caught wait in memory (`waiting.rs`)
-//!   commit:   1 what waits to the segments, which are forced    2 the log is emptied in one step, forced
+//!   commit:   1 what waits to the segments, which are forced    2 the log is emptied in one step, forced, with
+//!               the sums of what has changed (`sums.rs`)
 //!   abort:    1 images back - the segments are forced    2 as above
 //!   opening:  the same as abort, for what the log holds
 //! ```
@@ -17,6 +18,7 @@
 mod backup;
 mod pages;
 mod recovery;
+mod sums;
 mod waiting;
 
 use crate::policy::backup::BackupError;
@@ -30,6 +32,7 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::directory;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
+use crate::storage::generations;
 use crate::storage::pool::Pool;
 use crate::storage::pressure::Pressure;
 use crate::storage::progress::Watch;
@@ -39,6 +42,7 @@ use crate::storage::segment::SegmentState;
 use crate::storage::settings::{BeforeImages, Extent, Settings};
 use crate::write_set::{Position, Sets, Terms, WriteSet};
 use caliburn_log::format::IMAGE;
+use caliburn_log::image_status::Sums;
 use caliburn_log::images::{ImageLog, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
@@ -61,9 +65,15 @@ impl kind::Kind for Kind {
         Policy::Shadow
     }
 
-    /// The segments are mapped shared: nobody sees the stores to them.
+    /// The segments are mapped shared, and nobody sees the stores to them: but what has changed is known when a
+    /// transaction ends.
     fn sums(&self) -> bool {
-        false
+        true
+    }
+
+    /// Stores of earlier versions have none.
+    fn has_sums(&self, catalog: &Catalog) -> bool {
+        catalog.sums
     }
 
     fn create(&self, new: New<'_>) -> Result<(), OpenError> {
@@ -127,6 +137,10 @@ struct Images {
     pages: Pages,
     /// What is changed in memory alone.
     waiting: Pages,
+    /// Of what was committed, which the sums files lack.
+    sums: Sums,
+    /// Pages that did not match their sums before they were changed.
+    doubtful: Pages,
     /// Pages of private regions that are the segment until the transaction ends.
     stolen: Pages,
     /// What the transaction stores to becomes the segment at once.
@@ -139,6 +153,7 @@ struct Images {
 impl Recovery for Shadow {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
         let len = part.len() as u64;
+        region.segment.begin_use()?;
         match self.before {
             // The pool shows it, page by page.
             _ if self.storage.pool.is_some() => region.withdraw(part)?,
@@ -238,7 +253,7 @@ impl Recovery for Shadow {
             let back = images.put_back(&self.storage);
             self.drop_from_pool(&images);
             if self.storage.failure().is_ok()
-                && let Err(error) = back.and_then(|()| images.end(&self.storage))
+                && let Err(error) = back.and_then(|()| images.end(&self.storage, false))
             {
                 self.storage.fail(error);
             }
@@ -266,7 +281,7 @@ impl Recovery for Shadow {
         images.write_waiting(&self.storage)?;
         if !images.pages.is_empty() {
             let written = self.storage.pool.as_ref().map_or(Ok(()), |pool| pool.write_back(&self.storage));
-            written.and_then(|()| images.end(&self.storage)).map_err(|e| self.storage.fail(e))?;
+            written.and_then(|()| images.end(&self.storage, true)).map_err(|e| self.storage.fail(e))?;
         }
         images.settle(&self.storage);
         Ok(None)
@@ -290,12 +305,25 @@ impl Recovery for Shadow {
         Some(self.dump_open(how, watch, target))
     }
 
+    fn damaged(&self) -> Option<Result<Vec<(String, u64)>, BackupError>> {
+        Some(self.list_damaged())
+    }
+
     fn tuned(&self) {
         self.sets.grant(0);
     }
 
     fn close(&self) -> Result<(), Failure> {
-        self.lock().log.close().map_err(|e| self.storage.fail(e))
+        let generations = self.storage.generations.as_ref();
+        let closed = generations::step(generations, |generation| {
+            let mut images = self.lock();
+            if !planted("sums-not-moved-at-a-close") {
+                images.move_sums(&self.storage)?;
+            }
+            self.storage.end_use(generation)?;
+            images.log.close(generation)
+        });
+        closed.map_err(|e| self.storage.fail(e))
     }
 
     fn query(&self, query: &mut Query) {
@@ -332,7 +360,8 @@ impl Shadow {
 impl Images {
     fn new(log: ImageLog) -> Images {
         let (pages, waiting, stolen) = Default::default();
-        Images { log, pages, waiting, stolen, eager: false, extent: None, pressure: Pressure::default() }
+        let (sums, doubtful, pressure) = Default::default();
+        Images { log, pages, waiting, sums, doubtful, stolen, eager: false, extent: None, pressure }
     }
 
     /// Has nothing be read around what is touched of a region that memory is short for.
@@ -349,9 +378,9 @@ impl Images {
     }
 
     /// Ends a transaction: what the segments show is what they hold.
-    fn end(&mut self, storage: &Storage) -> Result<(), MediaError> {
+    fn end(&mut self, storage: &Storage, committed: bool) -> Result<(), MediaError> {
         if planted("images-emptied-first") {
-            self.log.empty()?;
+            self.log.empty(&self.sums)?;
         }
         // 1 the segments are forced
         for id in self.pages.segments() {
@@ -361,10 +390,14 @@ impl Images {
             }
         }
         // 2 nothing is to be undone any more
-        if !planted("images-not-emptied") {
-            self.log.empty()?;
+        storage.settle()?;
+        match committed {
+            _ if planted("images-not-emptied") => {}
+            true => self.empty_committed(storage)?,
+            false => self.log.empty(&self.sums)?,
         }
         self.pages.clear();
+        self.doubtful.clear();
         Ok(())
     }
 }

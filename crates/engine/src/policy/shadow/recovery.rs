@@ -3,12 +3,14 @@
 //! ```text
 //!   1 every image that the log holds is verified, and lies in a segment
 //!   2 the images go to their segments, which are forced
-//!   3 the log is emptied, in one step; durably in use
+//!   3 the status of the log is made durable; the sums that it brings go to the sums files, which are forced
+//!   4 the log is emptied, in one step; durably in use
 //! ```
 //!
 //! Cut short, recovery begins again with 1, to the same result.
 
-use super::{Images, Shadow};
+use super::pages::Pages;
+use super::{Images, Shadow, sums};
 use crate::policy::kind::{Closed, New, Opened, Opening, Policy};
 use crate::policy::log_file;
 use crate::policy::query::LogInfo;
@@ -17,16 +19,18 @@ use crate::storage::Storage;
 use crate::storage::catalog::{Catalog, Entry};
 use crate::storage::directory::{self, SHADOW};
 use crate::storage::error::OpenError;
+use crate::storage::generations;
+use crate::storage::lacking::Lacking;
 use crate::storage::progress::{Phase, Watch};
-use crate::storage::redo_ranges::RedoRanges;
-use crate::storage::report::Report;
+use crate::storage::report::{OpenReport, Report};
 use crate::storage::segment::SegmentState;
 use crate::write_set::{Layout, Sets};
-use caliburn_log::format::{IMAGE, IMAGES_DATA, ImagesStatus};
-use caliburn_log::images::{self, CLEAN, Found, ImageLog, ImagesError, Page};
+use caliburn_log::SegmentId;
+use caliburn_log::format::{Defect, FIRST_GENERATION, IMAGE, IMAGES_DATA, ImagesStatus};
+use caliburn_log::image_status::{self, CLEAN};
+use caliburn_log::images::{self, Found, ImageLog, ImagesError, Page};
 use caliburn_log::media_error::MediaError;
-use caliburn_log::record::push_range;
-use caliburn_log::{Lsn, SegmentId};
+use caliburn_log::record::Range;
 use caliburn_os::medium::Medium;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::Mutex;
@@ -40,7 +44,7 @@ pub(super) fn create(new: New<'_>, next: u32, segments: Vec<Entry>) -> Result<()
     log_file::create(new, (Policy::Shadow, SHADOW), (next, segments), |new, catalog, log, made| {
         let reach = directory::forced(log.volatile());
         new.settings.require(new.dir, (log.path().to_owned(), reach))?;
-        images::create(&**log, catalog.store)?;
+        images::create(&**log, catalog.store, FIRST_GENERATION)?;
         let elsewhere = made && catalog.log_path.is_absolute();
         directory::name_files(&*new.settings.media, new.dir, catalog, elsewhere)
     })
@@ -141,6 +145,40 @@ fn each_sound(
     done.map(drop).map_err(|error| error.of_opening(log))
 }
 
+/// What is laid over the segments of a store that is only read: the images, read from the log whenever a region is
+/// mapped.
+struct LoggedImages {
+    log: Arc<dyn Medium>,
+    status: ImagesStatus,
+    /// The segments that they are of.
+    segments: BTreeSet<SegmentId>,
+    /// For salvage: those that are whole, up to where the log cannot be read.
+    damaged: bool,
+}
+
+impl Lacking for LoggedImages {
+    fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    fn each_of(&self, segment: SegmentId, each: &mut dyn FnMut(Range<'_>)) -> io::Result<()> {
+        if !self.segments.contains(&segment) {
+            return Ok(());
+        }
+        let (store, generation) = (self.status.preamble.store, self.status.generation.get());
+        let laid = images::each_image(&*self.log, &store, generation, |page, found| {
+            // What is torn, or behind that, was compared with its page.
+            if let Found::Image(bytes) = found
+                && page.segment == segment
+            {
+                each(Range { segment, offset: page.number * IMAGE as u64, bytes });
+            }
+            Ok::<bool, ImagesError>(true)
+        });
+        laid.map(drop).or_else(|error| if self.damaged { Ok(()) } else { Err(io::Error::other(error)) })
+    }
+}
+
 /// Opens a store; its catalog was read.
 pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let (dir, write, settings) = (opening.dir().to_owned(), opening.write(), opening.settings);
@@ -159,36 +197,36 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let claim = directory::claim(&*log, write)?;
     opening.found.log_locks.extend(claim.map(|lock| (path, lock)));
     let (store, segments) = (opening.found.catalog.store, opening.found.segments.clone());
-    let status = images::read_status(&*log, &store)?;
+    let status = image_status::read_status(&*log, &store)?;
     if status.clean.get() != CLEAN {
         opening.copied_from(&*log, status.place)?;
     }
+    opening.check_keeper(image_status::said(&status), |defect| bad(&*log, defect))?;
+    let damage = opening.found.damage.take();
     let media = segments.iter().map(|segment| (segment.file.path().to_owned(), segment.file.is_volatile()));
     let media = media.chain([(log.path().to_owned(), log.volatile())]);
     let reach = settings.reach(&dir, media.map(|(path, volatile)| (path, directory::forced(volatile))))?;
     let (of, watch) = ((&*log, &status), &settings.watch);
     // 1 verified: what is damaged changes nothing
     if !write {
-        let mut lacking = RedoRanges::none(Lsn(0));
-        let noted = each_sound(of, &segments, watch, |_, page, image| {
-            let mut body = Vec::new();
-            push_range(&mut body, page.segment, page.number * IMAGE as u64, image);
-            lacking.push(body, Lsn(0));
+        let mut found = BTreeSet::new();
+        let noted = each_sound(of, &segments, watch, |_, page, _| {
+            found.insert(page.segment);
             Ok(())
         });
-        return match noted {
-            Ok(()) => Ok(read_only::open(opening, reach, Some(lacking), Vec::new(), None)),
-            Err(error @ (OpenError::Images(_) | OpenError::Stray { .. })) if settings.salvage => {
-                Ok(read_only::open(opening, reach, None, Vec::new(), Some(error)))
-            }
-            Err(error) => Err(error),
+        let failed = match noted {
+            Err(error @ (OpenError::Images(_) | OpenError::Stray { .. })) if settings.salvage => Some(error),
+            other => other.map(|()| None)?,
         };
+        let lacking = Box::new(LoggedImages { log, status, segments: found, damaged: failed.is_some() });
+        return Ok(read_only::open(opening, reach, Some(lacking), Vec::new(), damage.or(failed)));
     }
     each_sound(of, &segments, watch, |_, _, _| Ok(()))?;
     // 2 images back
     let mut touched = BTreeSet::new();
     if planted("recovered-images-emptied-first") {
-        drop(ImageLog::open(log.clone(), store, status, log.place().unwrap_or_default())?);
+        let at = (log.place().unwrap_or_default(), status.store_generation.get());
+        drop(ImageLog::open(log.clone(), store, status, at, |_, _| Ok(()))?);
     }
     each_sound(of, &segments, &Watch::default(), |segment, page, image| {
         touched.insert(page.segment);
@@ -199,9 +237,14 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
             segment.sync()?;
         }
     }
-    // 3 the log is empty
+    // 3 and 4 the log is empty
     let place = log.place().unwrap_or_default();
-    let log = ImageLog::open(log, store, status, place)?;
+    let generations = opening.found.generations.as_ref();
+    generations::catch_up(generations, status.clean == CLEAN, || image_status::force_status(&*log, &status))?;
+    let log = generations::step(generations, |generation| {
+        let move_sums = |medium: &dyn Medium, status: &_| sums::move_sums(&segments, medium, status);
+        ImageLog::open(log, store, status, (place, generation), move_sums)
+    })?;
     let mut storage = Storage::new(opening.found, settings, reach);
     storage.reads_around = true;
     let storage = Arc::new(storage);
@@ -214,7 +257,12 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
         before: settings.before_images,
         mapped: AtomicU64::new(0),
     });
-    Ok(Opened { storage, sets, policy, damage: None })
+    Ok(Opened { storage, sets, policy, damage: None, report: OpenReport::default() })
+}
+
+/// As what is wrong with before-images.
+pub(super) fn bad(log: &dyn Medium, defect: Defect) -> OpenError {
+    ImagesError::Bad { path: log.path().to_owned(), offset: 0, defect }.into()
 }
 
 fn open_log(store: &Closed<'_>) -> Result<Arc<dyn Medium>, OpenError> {
@@ -223,18 +271,20 @@ fn open_log(store: &Closed<'_>) -> Result<Arc<dyn Medium>, OpenError> {
 }
 
 pub(super) fn info(store: &Closed<'_>) -> Result<(Option<LogInfo>, bool), OpenError> {
-    let status = images::read_status(&*open_log(store)?, &store.catalog.store)?;
+    let log = open_log(store)?;
+    let status = image_status::read_status(&*log, &store.catalog.store)?;
+    store.check_keeper(image_status::said(&status), |defect| bad(&*log, defect))?;
     Ok((None, status.clean.get() == CLEAN))
 }
 
-/// Verifies the before-images; a segment's data has no checksums with this policy.
+/// Verifies the before-images, and the segments' data as far as it has sums.
 pub(super) fn check(
     store: &Closed<'_>,
     segments: &[Arc<SegmentState>],
     report: &mut Report,
 ) -> Result<(), OpenError> {
     let log = open_log(store)?;
-    let status = match images::read_status(&*log, &store.catalog.store) {
+    let status = match image_status::read_status(&*log, &store.catalog.store) {
         Err(ImagesError::Bad { path, offset, defect }) => {
             report.problem(&path, offset, defect);
             return Ok(());
@@ -244,24 +294,34 @@ pub(super) fn check(
     if store.in_use {
         return Ok(());
     }
+    if let Err(error) = store.check_keeper(image_status::said(&status), |defect| bad(&*log, defect)) {
+        report.problem(log.path(), 0, error);
+    }
     if status.clean.get() != CLEAN {
         store.report_copy(&*log, status.place, report);
     }
-    let mut count = 0;
-    let sound = each_sound((&*log, &status), segments, store.watch, |_, _, _| {
+    let (mut count, mut imaged) = (0, Pages::default());
+    let sound = each_sound((&*log, &status), segments, store.watch, |_, page, _| {
         count += 1;
+        imaged.insert(page.segment, page.number..page.number + 1);
         Ok(())
     });
     match sound {
         Err(OpenError::Images(ImagesError::Bad { path, offset, defect })) => {
-            report.problem(&path, offset, defect)
+            report.problem(&path, offset, defect);
+            return Ok(());
         }
-        Err(error @ OpenError::Stray { .. }) => report.problem(log.path(), IMAGES_DATA, error),
+        Err(error @ OpenError::Stray { .. }) => {
+            report.problem(log.path(), IMAGES_DATA, error);
+            return Ok(());
+        }
         other => other?,
     }
     if count > 0 {
         let text = "page(s) of a transaction that was not committed await being put back";
         report.notes.push(format!("{count} {text}"));
     }
-    Ok(())
+    let total = segments.iter().map(|segment| segment.len()).sum();
+    let tell = |done| store.watch.tell(Phase::VerifySegments, done, total);
+    Ok(sums::check(segments, (&*log, &status), imaged, &tell, report)?)
 }

@@ -18,6 +18,7 @@
 //! Invariant: a page waits, or its image is in the forced log, or it was not stored to.
 
 use super::pages::{Pages, Run};
+use super::sums::Known;
 use super::{Images, Shadow};
 use crate::policy::parts::{Part, shown};
 use crate::storage::Storage;
@@ -26,9 +27,9 @@ use crate::storage::region::RegionState;
 use crate::storage::settings::{BeforeImages, Extent};
 use crate::write_set::Written;
 use caliburn_log::format::IMAGE;
-use caliburn_log::images::Page;
+use caliburn_log::images::{Page, checksum};
 use caliburn_log::media_error::MediaError;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::Ordering;
 use caliburn_os::{page_size, private};
 use std::io;
@@ -107,13 +108,24 @@ impl Images {
             return Ok(());
         }
         self.log.make_room(missing.len() as u64)?;
+        let (mut known, sums, doubtful) = (Known::default(), &self.sums, &mut self.doubtful);
         let done = self.log.append(&missing, |i, image| {
-            let Page { segment, number } = missing[i];
-            let segment = storage.segment_state(segment).expect("a region of it is mapped");
+            let Page { segment: id, number } = missing[i];
+            let segment = storage.segment_state(id).expect("a region of it is mapped");
             let at = number * IMAGE as u64;
             // The last page of a file that was adopted may be cut off.
             let len = IMAGE.min((segment.len() - at) as usize);
-            segment.read(at, &mut image[..len]).map(|()| len)
+            segment.read(at, &mut image[..len])?;
+            let crc = checksum(&image[..len]);
+            if unless(
+                "damage-taken-along",
+                !known.is_sound(&segment, &missing[i..], sums, (&image[..len], crc))?,
+            ) {
+                let offset = segment.data + at;
+                tracing::error!(segment = segment.name, offset, "a transaction changes a damaged page");
+                doubtful.insert(id, number..number + 1);
+            }
+            Ok((len, crc))
         });
         done.inspect_err(|error| drop(storage.fail(error.clone())))?;
         runs.iter().for_each(|(id, run)| self.pages.insert(*id, run.clone()));

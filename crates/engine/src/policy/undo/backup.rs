@@ -1,7 +1,7 @@
 //! Dumps of stores with the undo policy, and stores made of them: [`segments`].
 
 use super::Undo;
-use super::recovery;
+use super::recovery::{self, bad};
 use crate::policy::backup::BackupError;
 use crate::policy::backup::dump::{DumpOptions, Dumped};
 use crate::policy::backup::restore::{Making, Restored};
@@ -23,13 +23,17 @@ pub(super) fn dump(
     how: &DumpOptions,
     target: &mut dyn Write,
 ) -> Result<Dumped, BackupError> {
-    segments::dump(settings, dir, how, target, |media, catalog| {
+    segments::dump(settings, dir, how, target, |media, catalog, generations| {
         let path = dir.join(directory::UNDO);
         let medium = media.open(&path, false).map_err(OpenError::io("open undo logs", &path))?;
         let status = uncommitted::read_status(&*medium, &catalog.store).map_err(OpenError::from)?;
+        if let Some(generations) = generations {
+            generations.check_keeper(uncommitted::said(&status), |defect| bad(&*medium, defect))?;
+        }
         if status.clean != CLEAN {
             return Err(BackupError::NotClosed { path: dir.to_owned() });
         }
+        generations.map_or(Ok(()), |generations| generations.trust()).map_err(OpenError::from)?;
         refuse_undecided(dir, super::prepared::read(media, dir, &catalog.store)?.len())
     })
 }

@@ -9,7 +9,9 @@
 //! store disowns them too. They go back to the pool afterwards.
 
 use crate::write_set::{Chunk, set_word};
-use caliburn_log::format::{UNDO_COUNT, UNDO_DATA, UNDO_MAGIC, UNDO_OWNER, UndoStatus};
+use caliburn_log::format::{
+    UNDO_COUNT, UNDO_DATA, UNDO_HEAD, UNDO_MAGIC, UNDO_OWNER, UndoStatus, WitnessRecord, boot_field,
+};
 use caliburn_log::media_error::{Forcing, MediaError};
 use caliburn_log::status_pages;
 use caliburn_log::uncommitted::{CHUNK_BYTES, CLEAN, DAMAGED, Found};
@@ -19,6 +21,7 @@ use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Flush, Memory, Survives};
 use caliburn_os::simulated::{self, planted, unless};
 use caliburn_os::sync::Mutex;
+use caliburn_os::witness::{self, Mounts, Others, Witnesses};
 use std::io;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -33,6 +36,9 @@ const RESERVED: [usize; 3] = [64 << 30, 1 << 30, 64 << 20];
 pub(crate) struct UndoChunks {
     medium: Arc<dyn Medium>,
     store: Id,
+    /// What was noted of the witnesses of memory, and the mounts that it is about.
+    now: Witnesses,
+    mounts: Mutex<Mounts>,
     map: Reservation,
     pool: Mutex<Pool>,
     status: Mutex<UndoStatus>,
@@ -49,6 +55,10 @@ struct Pool {
     /// Chunks in use since the store was opened; the file may be longer.
     made: usize,
     free: Vec<u32>,
+    /// How often a run's numbers of transactions have begun again, of sealed ones.
+    rounds: u64,
+    /// Of each chunk, which of them was the last when its ranges were erased.
+    erased: Vec<u64>,
 }
 
 impl UndoChunks {
@@ -57,27 +67,33 @@ impl UndoChunks {
     pub fn open(
         medium: Arc<dyn Medium>,
         store: Id,
-        boot: Id,
+        now: (&Witnesses, Mounts),
         memory: Memory,
-        (found, place): (&Found, [u64; 2]),
+        found: &Found,
+        (place, store_generation): ([u64; 2], u64),
     ) -> Result<UndoChunks, MediaError> {
         // Address space may be limited (`ulimit -v`).
         let mut wishes = RESERVED.iter().map(|wish| Reservation::new(*wish, None));
         let map = wishes.find(Result::is_ok).unwrap_or_else(|| Err(io::ErrorKind::OutOfMemory.into()));
         let map = map.map_err(|e| MediaError::new("reserve memory for undo logs", &*medium, 0, e))?;
         let sealed = memory.survives > Survives::Process;
+        let (now, mounts) = now;
         let status = UndoStatus {
-            boot,
+            boot: boot_field(now),
+            witnesses: WitnessRecord::new(now),
             chunk_bytes: (CHUNK_BYTES as u32).into(),
             clean: 0.into(),
             sealed: u32::from(sealed).into(),
             generation: found.status.generation + 1,
             place: place.map(Into::into),
+            store_generation: store_generation.into(),
             ..found.status
         };
         let chunks = UndoChunks {
             medium,
             store,
+            now: *now,
+            mounts: Mutex::new(mounts),
             map,
             pool: Mutex::default(),
             status: Mutex::new(found.status),
@@ -119,21 +135,37 @@ impl UndoChunks {
         self.forcing.sync(&*self.medium, "force undo logs", 0)
     }
 
-    /// Says that the store is in order: nothing is uncommitted, every segment was forced.
-    pub fn mark_clean(&self) -> Result<(), MediaError> {
-        self.mark(CLEAN)
+    /// Says that the store is in order, in this generation of it: nothing is uncommitted, every segment was forced.
+    pub fn mark_clean(&self, generation: u64) -> Result<(), MediaError> {
+        self.mark(|status| (status.clean, status.store_generation) = (CLEAN.into(), generation.into()))
     }
 
     /// Says that a segment could not be forced: what it holds is unknown, and stays so.
     pub fn mark_damaged(&self) -> Result<(), MediaError> {
-        self.mark(DAMAGED)
+        self.mark(|status| status.clean = DAMAGED.into())
     }
 
-    fn mark(&self, clean: u32) -> Result<(), MediaError> {
+    /// Notes the mount that a new segment is on, if the store had no file there.
+    pub fn note_mount(&self, segment: &dyn Medium) -> Result<(), MediaError> {
+        segment.watch();
+        let mut mounts = self.mounts.lock().expect("no panic under this lock");
+        // Where ranges are sealed the memory outlives all mounts, and the generation is that of the seals.
+        if !mounts.insert(segment.mount()) || self.persistent().is_some() || planted("new-mount-not-noted") {
+            return Ok(());
+        }
+        self.forcing.sound()?;
+        let others = self.now.others.map(|others| Others { mounts: witness::digest(&mounts), ..others });
+        let mut status = *self.status.lock().expect("no panic under this lock");
+        status.generation += 1;
+        status.witnesses = WitnessRecord::new(&Witnesses { others, ..self.now });
+        self.put(status)
+    }
+
+    fn mark(&self, change: impl FnOnce(&mut UndoStatus)) -> Result<(), MediaError> {
         self.forcing.sound()?;
         let mut status = *self.status.lock().expect("no panic under this lock");
         status.generation += 1;
-        status.clean = clean.into();
+        change(&mut status);
         self.put(status)
     }
 
@@ -191,9 +223,40 @@ impl UndoChunks {
             pool.free.extend(fresh.rev());
             pool.made = made;
         }
+        let (rounds, made) = (pool.rounds, pool.made);
+        pool.erased.resize(made, rounds);
         let number = pool.free.pop().expect("there are some now");
+        if let Some(flush) = self.persistent().filter(|_| pool.erased[number as usize] != rounds) {
+            self.erase(flush, self.chunk(number));
+            pool.erased[number as usize] = rounds;
+        }
         // SAFETY: the chunk is mapped as long as the store is open, and was taken from the pool for one run.
         Ok(unsafe { Chunk::mapped(self.chunk(number), CHUNK_BYTES, number) })
+    }
+
+    /// The numbers of a run's transactions begin again, in persistent memory: what ranges its earlier ones have
+    /// sealed must not pass for those of later ones with the same number. Further chunks that other runs have now
+    /// are erased when they are taken next; those of the pool belong to nobody, durably, from now on.
+    #[cold]
+    pub fn begin_numbers_again(&self, flush: Flush, first: *mut u8) {
+        self.erase(flush, first);
+        let mut pool = self.pool.lock().expect("no panic under this lock");
+        pool.rounds += 1;
+        for number in &pool.free {
+            // SAFETY: the head is that of a chunk of the pool.
+            unsafe { flush.lines(self.chunk(*number), UNDO_HEAD) };
+        }
+        flush.fence();
+    }
+
+    /// Erases the ranges of a chunk that holds none which count. The next fence makes that last.
+    fn erase(&self, flush: Flush, chunk: *mut u8) {
+        static ZEROS: [u8; 4096] = [0; 4096];
+        for at in (UNDO_HEAD..CHUNK_BYTES).step_by(ZEROS.len()) {
+            let len = ZEROS.len().min(CHUNK_BYTES - at);
+            // SAFETY: within the chunk, which is the caller's.
+            unsafe { flush.copy(ZEROS.as_ptr(), chunk.add(at), len) };
+        }
     }
 
     /// Says how many chunks recovery is to look at, before any of the new ones is used.

@@ -17,6 +17,8 @@
 
 mod backup;
 mod chunks;
+mod kept;
+mod old_values;
 mod prepared;
 mod recovery;
 mod runs;
@@ -32,6 +34,7 @@ use crate::storage::catalog::Catalog;
 use crate::storage::class::Class;
 use crate::storage::directory::UNDO;
 use crate::storage::error::{CommitError, Failure, OpenError, RangeError};
+use crate::storage::generations;
 use crate::storage::progress::Watch;
 use crate::storage::region::RegionState;
 use crate::storage::report::Report;
@@ -41,7 +44,7 @@ use crate::write_set::{Position, Sets, Terms, WriteSet};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::Survives;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::{even_if, planted, unless};
 use caliburn_os::sync::Mutex;
 use chunks::UndoChunks;
 use prepared::PreparedTable;
@@ -119,6 +122,7 @@ pub(crate) struct Undo {
 
 impl Recovery for Undo {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
+        self.stamp(&region.segment)?;
         region.map_shared(&self.storage, part, self.chunks.memory().sync)
     }
 
@@ -137,6 +141,10 @@ impl Recovery for Undo {
             true => Class::Process,
             false => medium.memory().survives.into(),
         }
+    }
+
+    fn taken(&self, medium: &dyn Medium) -> Result<(), MediaError> {
+        self.chunks.note_mount(medium)
     }
 
     fn terms(&self) -> Terms {
@@ -235,17 +243,38 @@ impl Recovery for Undo {
                 self.force(std::slice::from_ref(segment))?;
             }
         }
-        undo.mark_clean().map_err(|e| self.storage.fail(e))
+        drop(segments);
+        let generations = self.storage.generations.as_ref();
+        let closed = generations::step(generations, |generation| {
+            self.storage.end_use(generation)?;
+            undo.mark_clean(generation)
+        });
+        closed.map_err(|e| self.storage.fail(e))
     }
 }
 
 impl Undo {
-    /// Forces segments. If that fails, the system may show what the medium lacks.
+    /// What is stored to a segment from now on is of this generation. In the page cache, file and slot have the same
+    /// fate.
+    fn stamp(&self, segment: &SegmentState) -> io::Result<()> {
+        if !segment.begin_use()? {
+            return Ok(());
+        }
+        let lasting = self.chunks.memory().survives > Survives::Process;
+        let done = match lasting {
+            true => segment.sync().and_then(|()| self.storage.settle()),
+            false => segment.confirm(false),
+        };
+        done.map_err(|error| io::Error::other(error.to_string()))
+    }
+
+    /// Forces segments. If a force fails, the system may show what the medium lacks: not if a write before it does.
     fn force(&self, segments: &[Arc<SegmentState>]) -> Result<(), Failure> {
         segments.iter().try_for_each(|segment| segment.sync()).map_err(|error| {
             let failure = self.storage.fail(error);
             // Reopened, it would look sound; as it is in persistent memory, where commits were written back.
-            if self.chunks.memory().survives == Survives::Process {
+            let lost = even_if("unforced-taken-for-lost", segments.iter().any(|segment| segment.has_lost()));
+            if lost && self.chunks.memory().survives == Survives::Process {
                 let _ = self.chunks.mark_damaged();
             }
             failure

@@ -31,10 +31,10 @@ use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_log::prepared::{Prepared, decode, encode};
 use caliburn_log::record::{Range, Ranges};
-use caliburn_log::uncommitted::{Uncommitted, UndoError};
+use caliburn_log::uncommitted::{Found, UndoError};
 use caliburn_os::clock::wall_ns;
 use caliburn_os::host::Id;
-use caliburn_os::medium::{Media, Replaced};
+use caliburn_os::medium::{Media, Medium, Replaced};
 use caliburn_os::persist::Survives;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::MutexGuard;
@@ -63,14 +63,28 @@ pub(super) type PreparedTable = prepared::Table<Place>;
 /// Reads what the file says. None was written before there was something undecided.
 pub(super) fn read(media: &dyn Media, dir: &Path, store: &Id) -> Result<Vec<Prepared>, OpenError> {
     let path = dir.join(PREPARED);
-    match media.read(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        other => {
-            let bytes = other.map_err(OpenError::io("read undecided transactions", &path))?;
-            let bad = |(offset, defect)| UndoError::Prepared { path, offset, defect };
-            Ok(decode(&bytes, store).map_err(bad)?)
-        }
+    let medium = match media.open(&path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(OpenError::io("open undecided transactions", &path))?,
+    };
+    let bytes = read_whole(&*medium).map_err(OpenError::io("read undecided transactions", &path))?;
+    let bad = |(offset, defect)| UndoError::Prepared { path, offset, defect };
+    Ok(decode(&bytes, store).map_err(bad)?)
+}
+
+/// All of a file, which is as long as what is undecided.
+fn read_whole(medium: &dyn Medium) -> io::Result<Vec<u8>> {
+    let len = medium.len()?;
+    if !medium.may_hold(len) {
+        let text = format!("a file of {len} bytes, nearly all of them holes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
+    let mut bytes = Vec::new();
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    bytes.resize(len, 0);
+    medium.read_at(&mut bytes, 0)?;
+    Ok(bytes)
 }
 
 /// Makes the file say this, durably.
@@ -89,28 +103,28 @@ pub(super) fn write(
 }
 
 /// Adds what undo logs say; whether they say something.
-pub(super) fn add_runs(prepared: &mut Vec<Prepared>, runs: &[Uncommitted]) -> bool {
-    let mut found = false;
-    for run in runs.iter().filter_map(Uncommitted::prepared) {
-        // Of a recovery that was cut short.
-        prepared.retain(|other| other.global_id != run.global_id);
-        prepared.push(run);
-        found = true;
+pub(super) fn add_runs(
+    prepared: &mut Vec<Prepared>,
+    found: &Found,
+    medium: &dyn Medium,
+) -> Result<bool, UndoError> {
+    let mut any = false;
+    for log in &found.uncommitted {
+        if let Some(run) = found.prepared(medium, log)? {
+            // Of a recovery that was cut short.
+            prepared.retain(|other| other.global_id != run.global_id);
+            prepared.push(run);
+            any = true;
+        }
     }
-    found
+    Ok(any)
 }
 
 /// The table of what an opening has found.
-pub(super) fn table(found: &[Prepared]) -> PreparedTable {
-    let entry = |prepared: &Prepared| Entry {
-        body: prepared.body.clone(),
-        time: prepared.time,
-        slot: None,
-        deciding: false,
-        decided: None,
-        place: Place::File,
-    };
-    found.iter().map(|prepared| (prepared.global_id.clone(), entry(prepared))).collect()
+pub(super) fn table(found: Vec<Prepared>) -> PreparedTable {
+    let entry =
+        |body, time| Entry { body, time, slot: None, deciding: false, decided: None, place: Place::File };
+    found.into_iter().map(|found| (found.global_id, entry(found.body, found.time))).collect()
 }
 
 /// Writes a range to its segment, which is as ready as it was when this returns.

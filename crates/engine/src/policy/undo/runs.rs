@@ -16,6 +16,8 @@
 //!
 //! Invariant: a range is published whole before any byte that it covers is changed, and the changes of a
 //! transaction are all stored before its commit is.
+//! Invariant: no range is sealed as one of a transaction that has the number of a later one: before a run's numbers
+//! come again, what it has sealed is erased ([`UndoChunks::begin_numbers_again`]).
 //! Invariant: recovery is done again from the beginning if it is cut short: a run is emptied after its old
 //! values are back.
 
@@ -354,6 +356,9 @@ impl UndoChunks {
             flush.fence();
         }
         self.give_back_disowned(further);
+        if unless("seals-of-equal-numbers", set.turn() == 0) {
+            self.begin_numbers_again(flush, first);
+        }
     }
 
     /// Copies the old bytes behind a position back, newest first. `elsewhere` is called for those that are not

@@ -19,6 +19,7 @@ use caliburn_log::format::{self, ArchiveHeader, Defect, Lsn};
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::Record;
 use caliburn_os::clock::wall_ns;
+use caliburn_os::descriptors::{self, above};
 use caliburn_os::files::Files;
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::{Media, Replaced};
@@ -274,11 +275,13 @@ fn hand_over(
     let fail = |error: io::Error| failed(format!("could not be run: {error}"));
     // Of a name that nobody else has, for nobody else to read.
     let path = std::env::temp_dir().join(format!("caliburn-{id}-{name}"));
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&path).map_err(fail)?;
+    let file = above(|| File::options().write(true).create_new(true).mode(0o600).open(&path));
+    let mut file = file.map_err(fail)?;
     let _removed = Removed(&path);
     file.write_all(bytes).map_err(fail)?;
     drop(file);
     let text = command.replace("%p", &quoted(&path.to_string_lossy())).replace("%f", &quoted(name));
+    descriptors::occupy();
     let mut child = Command::new("/bin/sh")
         .arg("-c")
         .arg(text)

@@ -123,3 +123,37 @@ pub(super) fn remove(media: &dyn Media, dir: &Path) -> Result<(), MediaError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use caliburn_os::files::Files;
+
+    const STORE: Id = [7; 16];
+
+    #[test]
+    fn what_is_held_comes_back_at_every_corner() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(&Files, dir.path(), &STORE, ARCHIVED).unwrap(), None);
+        for (lsn, since) in
+            [0, 1, LSN_MAX].into_iter().flat_map(|lsn| [0, 1, u64::MAX].map(|since| (lsn, since)))
+        {
+            write(&Files, dir.path(), STORE, Lsn(lsn), since, ARCHIVED).unwrap();
+            let held = read(&Files, dir.path(), &STORE, ARCHIVED).unwrap().unwrap();
+            assert_eq!((held.lsn, held.since), (Lsn(lsn), since));
+            // Of one that has not begun all is kept; of another one what stands behind, or nothing if that is gone.
+            let begun = since != NOT_BEGUN;
+            let kept = if begun { Lsn(lsn) } else { Lsn(0) };
+            assert_eq!((held.has_begun(), held.keeps(Lsn(lsn))), (begun, kept));
+            let gone = if begun { Lsn(u64::MAX) } else { Lsn(0) };
+            assert_eq!(held.keeps(Lsn(lsn + 1)), gone);
+            assert!(read(&Files, dir.path(), &[8; 16], ARCHIVED).is_err(), "another store's");
+        }
+        // No time of a machine means that it has not begun.
+        assert_ne!(wall_ns(), NOT_BEGUN);
+        write(&Files, dir.path(), STORE, Lsn(LSN_MAX + 1), 1, ARCHIVED).unwrap();
+        assert!(read(&Files, dir.path(), &STORE, ARCHIVED).is_err());
+        remove(&Files, dir.path()).unwrap();
+        assert_eq!(read(&Files, dir.path(), &STORE, ARCHIVED).unwrap(), None);
+    }
+}

@@ -6,6 +6,7 @@ use crate::storage::catalog::Catalog;
 use crate::storage::copies;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
+use crate::storage::report::OpenReport;
 use crate::storage::settings::Settings;
 use caliburn_log::format::{Lsn, Status};
 use caliburn_log::log;
@@ -14,6 +15,7 @@ use caliburn_log::scan;
 use caliburn_log::staged_tail::StagedTail;
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::medium::Medium;
+use caliburn_os::witness::Look;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -42,10 +44,16 @@ impl Left {
         copies.retain(|copy| !copy.lost);
         let log = duplex::show(&*media, dir, store, path, &copies)?.medium;
         let status = log::read_status(&*log, Some(store)).map_err(OpenError::from)?;
-        let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
-        // A stage that is lost, or of another boot, has nothing to tell.
-        let stage = media.open(&dir.join(directory::STAGE), false).ok();
-        let staged = stage.and_then(|stage| StagedTail::read(&*stage, store, &boot).ok());
+        // A stage that is lost, or whose memory was, has nothing to tell.
+        let staged = match media.open(&dir.join(directory::STAGE), false) {
+            Ok(stage) => {
+                StagedTail::read(&*stage, store, &settings.see(&*media, dir, &[Look::at(&*stage)])?).ok()
+            }
+            Err(_) => None,
+        };
+        if let Some(dropped) = staged.as_ref().and_then(|staged| staged.dropped) {
+            OpenReport::default().note_dropped(&dir.join(directory::STAGE), &dropped);
+        }
         Ok(Left { catalog, log, status, staged, _lock: lock })
     }
 

@@ -5,11 +5,13 @@
 
 use super::BackupError;
 use crate::policy::kind::Policy;
-use crate::policy::redo::duplex;
+use crate::policy::redo::{duplex, recovery};
 use crate::storage::catalog::Catalog;
 use crate::storage::directory;
 use crate::storage::error::OpenError;
-use crate::storage::segment::{Opener, SegmentState};
+use crate::storage::generations::Generations;
+use crate::storage::opener::Opener;
+use crate::storage::segment::SegmentState;
 use crate::storage::segment_file::Descriptors;
 use crate::storage::settings::Settings;
 use caliburn_log::format::{Lsn, Status};
@@ -21,6 +23,7 @@ use caliburn_log::staged_tail::{self, StagedTail};
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
 use caliburn_os::simulated::planted;
+use caliburn_os::witness::{Look, Seen};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +38,7 @@ pub(super) struct Live {
     second: Option<Arc<dyn Medium>>,
     pub capacity: u64,
     stage: Arc<dyn Medium>,
-    boot: Id,
+    memory_kept: bool,
     descriptors: Arc<Descriptors>,
 }
 
@@ -59,7 +62,6 @@ impl Live {
         let open = |action, path: PathBuf| media.open(&path, false).map_err(OpenError::io(action, &path));
         let (log, second) = duplex::one_of(&*media, dir, &catalog)?;
         let stage = open("open stage", dir.join(directory::STAGE))?;
-        let boot = media.boot_id().map_err(OpenError::io("read the boot's identity for", dir))?;
         let status = log::read_status(&*log, Some(&catalog.store)).map_err(OpenError::from)?;
         let live = Live {
             descriptors: Descriptors::of(&*media),
@@ -70,12 +72,26 @@ impl Live {
             log,
             second,
             stage,
-            boot,
+            memory_kept: settings.memory_kept,
         };
+        live.refuse_older(&catalog)?;
         if staged == Staged::Refused && !live.is_in_use()? && live.has_staged()? {
             return Err(BackupError::NotClosed { path: dir.to_owned() });
         }
         Ok(live)
+    }
+
+    /// Refuses a log that is older than the rest of a store that nobody has open.
+    fn refuse_older(&self, catalog: &Catalog) -> Result<(), BackupError> {
+        let _lock = match directory::lock(&*self.media, &self.dir, true) {
+            Err(OpenError::InUse { .. }) => return Ok(()),
+            lock => lock?,
+        };
+        let Some(generations) = Generations::open(&*self.media, &self.dir, catalog, false)? else {
+            return Ok(());
+        };
+        let said = log::said(&*self.log, &self.status()?);
+        Ok(generations.check_keeper(said, |defect| recovery::bad(self.log.path(), defect))?)
     }
 
     /// Whether a program has it open. Who opens it at this very moment may be told that it is in use.
@@ -88,8 +104,15 @@ impl Live {
 
     /// Whether a killed process has left commits in the stage.
     fn has_staged(&self) -> Result<bool, BackupError> {
-        let left = StagedTail::read(&*self.stage, &self.store, &self.boot).map_err(OpenError::from)?;
-        Ok(!left.records.is_empty())
+        let left = StagedTail::read(&*self.stage, &self.store, &self.see()?).map_err(OpenError::from)?;
+        Ok(!left.records.is_empty() || left.dropped.is_some_and(|dropped| !dropped.certain))
+    }
+
+    /// What can be seen of whether the stage's memory survived: at this moment, as it may just be made.
+    fn see(&self) -> Result<Seen, OpenError> {
+        let seen = Seen::of(&*self.media, &[Look::at(&*self.stage)]);
+        let seen = seen.map_err(OpenError::io("read the boot's identity for", &self.dir))?;
+        Ok(seen.vouched(self.memory_kept))
     }
 
     fn status(&self) -> Result<Status, BackupError> {
@@ -106,7 +129,8 @@ impl Live {
     pub fn end(&self) -> Result<Lsn, BackupError> {
         for _ in 0..1000 {
             // As long as the system runs the stage tells, whether the store is open, closed, or was killed.
-            let end = staged_tail::log_end(&*self.stage, &self.store, &self.boot).map_err(OpenError::from)?;
+            let seen = self.see()?;
+            let end = staged_tail::log_end(&*self.stage, &self.store, &seen).map_err(OpenError::from)?;
             if let Some(end) = end {
                 return Ok(end);
             }
@@ -194,7 +218,7 @@ impl Live {
     /// How its segments are opened: to be read.
     pub fn opener(&self) -> Opener<'_> {
         let (media, descriptors, dir) = (&self.media, &self.descriptors, &*self.dir);
-        Opener { media, descriptors, dir, write: false, claim: false }
+        Opener { media, descriptors, dir, write: false, claim: false, generations: None }
     }
 
     pub fn segment(

@@ -85,3 +85,37 @@ fn write(media: &dyn Media, dir: &Path, store: Id, mut dumps: Vec<DumpMark>) -> 
         Replaced::Perhaps(error) => Err(fail(error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use caliburn_os::files::Files;
+
+    const STORE: Id = [7; 16];
+
+    #[test]
+    fn dumps_come_back_at_every_corner_and_the_oldest_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ids = [[0; 16], [0; 16], [0xFF; 16], [0x80; 16]];
+        (ids[0][0], ids[1][15]) = (1, 1);
+        let corners = ids.into_iter().flat_map(|id| [0, 1, u64::MAX].map(|lsn| (id, Lsn(lsn))));
+        let corners: Vec<Base> = corners.collect();
+        for base in &corners {
+            add(&Files, dir.path(), STORE, *base).unwrap();
+        }
+        assert!(corners.iter().all(|base| has(&Files, dir.path(), &STORE, *base)));
+        assert!(!has(&Files, dir.path(), &[8; 16], corners[0]), "another store's");
+        // Nothing is a dump that there is no mark of.
+        assert!(!has(&Files, dir.path(), &STORE, ([0; 16], Lsn(0))));
+        forget_beyond(&Files, dir.path(), &STORE, Lsn(1)).unwrap();
+        for base in &corners {
+            assert_eq!(has(&Files, dir.path(), &STORE, *base), base.1 <= Lsn(1));
+        }
+        let numbered = |number: u8| DumpMark { id: [number; 16], lsn: u64::from(number).into() };
+        write(&Files, dir.path(), STORE, (1..=MARKS as u8).map(numbered).collect()).unwrap();
+        add(&Files, dir.path(), STORE, corners[0]).unwrap();
+        let left: Vec<Id> = read(&Files, dir.path(), &STORE).iter().map(|mark| mark.id).collect();
+        let expected = (1..MARKS as u8).map(|number| numbered(number).id);
+        assert_eq!(left, [corners[0].0].into_iter().chain(expected).collect::<Vec<_>>());
+    }
+}

@@ -27,6 +27,7 @@ use caliburn_os::simulated::{instead, unless};
 use std::path::Path;
 
 pub(crate) fn restore(mut making: Making<'_>, first: Catalog) -> Result<Restored, BackupError> {
+    making.note_log()?;
     making.take_catalog(first)?;
     let mut replay = Replay {
         extents: Extents::of(&making.segments),
