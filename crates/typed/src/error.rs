@@ -59,6 +59,26 @@ pub enum Error {
     /// Who was told of the progress has ended it.
     #[error("interrupted: nothing was changed, or what was begun is begun anew by the next try")]
     Interrupted,
+    /// A migration by the names of fields would lose what nothing takes. Nothing was changed.
+    #[error(
+        "heap {heap:?}: a migration would lose what nothing takes, and nothing was changed:\n{lost}say #[recoverable(was = \
+         \"its old name\")] of what takes it, or #[recoverable(gone(\"its old name\"))] of the type that it was in"
+    )]
+    WouldLose {
+        /// Name of the heap.
+        heap: String,
+        /// What would be lost, a line for each field and variant: its path, its type, and the type that it is in.
+        lost: String,
+    },
+    /// The old objects of the migration before are still kept.
+    #[error(
+        "heap {heap:?} still keeps the objects from before its last migration: say that you are content (typed::forget_old), \
+         or go back to them (typed::back_out), before it is migrated again"
+    )]
+    Kept {
+        /// Name of the heap.
+        heap: String,
+    },
     /// What was to be imported is not what was exported, or could not be read or written.
     #[error("line {line}: {why}")]
     Portable {

@@ -12,7 +12,7 @@
 //! | `link`, `pbox`, `shared` | pointers |
 //! | `vec`, `string`, `deque`, `hash_map`, `btree_map`, `set`, `slot_map`, `log` | collections, `entry` their entries, `hash` their hash function |
 //! | `map` | stores that are simply maps |
-//! | `migrate` | objects of older types |
+//! | `migrate` | objects of older types; `plan` what a migration would do, `kept` the old objects after it |
 //! | `show` | objects without their types |
 //! | `reach` | objects that nothing owns |
 //! | `portable` | objects as text, and as CBOR (feature `serde`) |
@@ -27,6 +27,7 @@ mod error;
 mod hash;
 mod hash_map;
 mod images;
+mod kept;
 mod link;
 mod log;
 mod map;
@@ -34,6 +35,7 @@ mod migrate;
 mod objects;
 mod pbox;
 mod pieces;
+mod plan;
 #[cfg(feature = "serde")]
 mod portable;
 mod reach;
@@ -54,10 +56,12 @@ pub use deque::PVecDeque;
 pub use entry::{AsKey, Entry, OccupiedEntry, VacantEntry};
 pub use error::Error;
 pub use hash_map::{Iter as HashMapIter, IterMut as HashMapIterMut, PHashMap};
+pub use kept::{back_out, forget_old};
 pub use log::PLog;
 pub use map::{Map, SortedMap, map, sorted_map};
 pub use objects::{Objects, View, Writer};
 pub use pbox::{NewBox, PBox};
+pub use plan::{Fate, Plan, Planned};
 #[cfg(feature = "serde")]
 pub use portable::{Format, export};
 pub use reach::{Unreached, reclaim, unreached};

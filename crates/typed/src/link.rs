@@ -60,3 +60,34 @@ impl<T> Link<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_come_back_from_everywhere_and_none_stays_none() {
+        // Nobody stores there: only distances are made. The last addresses of a program, and neighbours.
+        let places = [8, 16, 1 << 46, (1 << 47) - 8usize];
+        for (from, to) in
+            places.into_iter().flat_map(|from| places.map(|to| (from, to))).filter(|(f, t)| f != t)
+        {
+            let distance = to.wrapping_sub(from) as i64;
+            let mut link = Link::<u64> { distance, to: PhantomData };
+            assert!(!link.is_none());
+            assert_eq!(from.wrapping_add_signed(link.distance as isize), to);
+            let by = 4096isize;
+            // SAFETY: a link of this test's own.
+            unsafe { Link::moved(&raw mut link, by) };
+            assert_eq!(from.wrapping_add_signed(by + link.distance as isize), to);
+        }
+        let mut none = Link::<u64>::NONE;
+        // SAFETY: as above.
+        unsafe { Link::moved(&raw mut none, 4096) };
+        assert!(none.is_none());
+        let mut both = (Link::<u64>::NONE, 7u64);
+        // SAFETY: as above.
+        unsafe { Link::set(&raw mut both.0, &raw const both.1) };
+        assert!(!both.0.is_none() && both.0.get().addr() == (&raw const both.1).addr());
+    }
+}

@@ -3,15 +3,23 @@
 //! By names, the new objects are put together beside the old ones, in many transactions:
 //!
 //! ```text
-//!   root: old     --- root `next`: new, in the making ---   root: new, root `old`   ---   root: new
-//!         a crash: what is in the making is freed,          a crash: the old objects are freed
-//!         and made anew, by the next try                    by the next try
+//!   root: old   ---   root `next`: new, in the making   ---   root: new, root `kept`: old (see `kept`)
+//!       planned:          a crash, a refusal, a panic:
+//!       nothing that      what is in the making is freed,
+//!       would be lost     at once or by the next try
 //! ```
+//!
+//! Invariant: what types alone decide is known before the first store, and all else before the one transaction in
+//! which the new objects become the heap's.
 
 use crate::error::Error;
-use crate::objects::{ANCHOR, Anchor, Objects, TYPES, new_anchor, put_types, read_types, run};
+use crate::kept::{NEXT, forget_in, free_beside};
+use crate::objects::{
+    ANCHOR, Anchor, KEPT, KEPT_TYPES, Objects, TYPES, new_anchor, put_types, read_types, run,
+};
 use crate::pieces::{DEEPEST, Pieces};
-use crate::reach::reclaim;
+use crate::plan::{Plan, Planning, plan};
+use crate::reach::verify;
 use crate::rebuild::{Progressed, Rebuild};
 use crate::show::reader::Reader;
 use crate::show::record::Record;
@@ -19,10 +27,11 @@ use crate::value::guard::Mut;
 use crate::value::layout::{self, Types};
 use crate::value::recoverable::{Init, Recoverable};
 use caliburn_engine::Store;
-use caliburn_heap::Heap;
-use caliburn_os::simulated::planted;
+use caliburn_heap::{Heap, Place};
+use caliburn_os::simulated::{planted, unless};
 use std::cell::Cell;
 use std::ops::ControlFlow;
+use std::panic::{self, AssertUnwindSafe};
 
 impl<R> Objects<R>
 where
@@ -118,14 +127,22 @@ where
     }
 
     /// Opens the objects in the heap of that name, which may have been made with older types: then they are made
-    /// anew, field by field, by the names that fields and variants have. A field may be gone, stand elsewhere, be
+    /// again, field by field, by the names that fields and variants have. A field may stand elsewhere, be
     /// wider (numbers must fit where they go), or have another name now: `#[recoverable(was = "its old name")]`. One
     /// that is new has the default of the root's type, or what `#[recoverable(default)]` or
     /// `#[recoverable(default = EXPRESSION)]` says. Keys of slots and weak pointers lead where they led.
     ///
-    /// The old objects stay until the new ones are complete, so the heap needs room for both. `progressed` is told
-    /// how many values were moved, and may end it. After an error, an interruption or a crash the old objects are
-    /// there as they were; the next try begins anew. When it is done, this is [`Objects::open`].
+    /// **Nothing is lost in silence.** A field that nothing takes, at any depth, is an error that lists it
+    /// ([`Error::WouldLose`]), unless its type declares it gone: `#[recoverable(gone("its old name"))]` on the
+    /// struct or the variant. A removed variant of which there are values is an error too. Declared gone on the
+    /// enum, its values are dropped: from collections, with the entry of a map, as `None` from options. Where a
+    /// value must be, it is refused. [`Objects::plan_fields`] tells all of that beforehand, and changes nothing.
+    ///
+    /// `progressed` is told how many values were moved, and may end it. After an error, an interruption or a crash
+    /// the old objects are there as they were, and the next try begins at the beginning. When it is done, this is
+    /// [`Objects::open`]. **The old objects stay** until the program says that it is content
+    /// ([`Objects::forget_old`]), so the heap needs room for both; until then [`back_out`](crate::back_out) goes
+    /// back to them. The next migration is refused while they are there.
     ///
     /// ```
     /// use caliburn::prelude::*;
@@ -167,61 +184,78 @@ where
     /// let bank = Objects::<Bank>::migrate_fields(&store, "bank", |_| ControlFlow::Continue(()))?;
     /// assert_eq!(bank.read().accounts["ann"].balance, 5);
     /// assert_eq!(bank.read().accounts["ann"].grade, 1);
+    /// bank.forget_old()?; // we are content
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotMade`] when a value cannot be made of what there is; [`Error::Interrupted`]; when the log or the
-    /// disk is full; as [`Objects::open`].
+    /// [`Error::WouldLose`], [`Error::Kept`]; [`Error::NotMade`] when a value cannot be made of what there is;
+    /// [`Error::Interrupted`]; when the log or the disk is full; as [`Objects::open`].
     pub fn migrate_fields(
         store: &Store,
         name: &str,
         mut progressed: impl FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Objects<R>, Error> {
         let heap = Heap::open(store, name)?;
-        if heap.root(ANCHOR).is_some() && heap.root(TYPES).is_some() {
-            free_beside(&heap)?;
-            let types = heap.root(TYPES).expect("it was there");
-            let (found, new) = (read_types(&heap, types)?, Types::record::<R>());
-            if found != new {
-                move_fields::<R>(&heap, &found, &new, &mut progressed)?;
+        if let Some((record, new, planning)) = Self::planned(&heap)? {
+            // Nothing was stored so far.
+            planning.plan.accept(&heap)?;
+            if heap.root(KEPT).is_some() {
+                return Err(Error::Kept { heap: name.to_owned() });
             }
+            free_beside(&heap)?;
+            let moving = || move_fields::<R>(&heap, (&record, &planning), &new, &mut progressed);
+            let moved = panic::catch_unwind(AssertUnwindSafe(moving));
+            if !matches!(moved, Ok(Ok(()))) && !planted("given-up-objects-stay") {
+                // If that fails as well, the next try does it.
+                let _ = free_beside(&heap);
+            }
+            moved.unwrap_or_else(|payload| panic::resume_unwind(payload))?;
+        } else {
+            free_beside(&heap)?;
         }
         drop(heap);
         Objects::open(store, name)
     }
-}
 
-/// Names of the roots that there are meanwhile: of the new root in the making, and of the old one.
-const NEXT: &str = "caliburn.next";
-const OLD: &str = "caliburn.old";
-
-/// Frees what a try that was cut short has left beside the root.
-fn free_beside(heap: &Heap) -> Result<(), Error> {
-    let beside = || [NEXT, OLD].into_iter().filter_map(|name| Some((name, heap.root(name)?)));
-    if beside().next().is_none() {
-        return Ok(());
+    /// What [`Objects::migrate_fields`] would do: which fields are moved where, dropped, and made by default, and
+    /// which would be lost, so that it is refused. Nothing is changed. Without parts where there is nothing to do.
+    ///
+    /// What values alone decide, as whether a number fits, is found when they are made.
+    ///
+    /// # Errors
+    /// [`Error::NotTyped`] when the heap is not what its record says; as [`Heap::open`].
+    pub fn plan_fields(store: &Store, name: &str) -> Result<Plan, Error> {
+        let heap = Heap::open(store, name)?;
+        Ok(Self::planned(&heap)?.map(|(_, _, planning)| planning.plan).unwrap_or_default())
     }
-    // All that they lead to, and then themselves.
-    reclaim(heap)?;
-    run::<(), Error>(heap, [0; 2], &[], None, |tx| {
-        for (name, place) in beside() {
-            tx.remove_root(name);
-            tx.free(tx.at::<u8>(place));
+
+    /// The record of the store's types and the text of the program's, if they differ, and what is to be done.
+    fn planned(heap: &Heap) -> Result<Option<(Record, String, Planning)>, Error> {
+        let Some((anchor, types)) = roots(heap) else { return Ok(None) };
+        let bad = |why: String| Error::NotTyped { heap: heap.name().to_owned(), why };
+        let (found, (types, new)) = (read_types(heap, types)?, Types::of::<R>());
+        if found == new {
+            return Ok(None);
         }
-        Ok(())
-    })?;
-    Ok(())
+        let record = Record::parse(&found).map_err(bad)?;
+        let planning = plan(heap, anchor, &record, (&types, &Record::parse(&new).map_err(bad)?))?;
+        Ok(Some((record, new, planning)))
+    }
 }
 
-/// Makes the new objects, and lets them take the place of the old ones.
-fn move_fields<R>(heap: &Heap, found: &str, new: &str, progressed: &mut Progressed<'_>) -> Result<(), Error>
+/// Makes the new objects, and lets them take the place of the old ones, which are kept.
+fn move_fields<R>(
+    heap: &Heap,
+    (old, planning): (&Record, &Planning),
+    new: &str,
+    progressed: &mut Progressed<'_>,
+) -> Result<(), Error>
 where
     R: Recoverable + Default + for<'id> Init<'id, R>,
 {
     let bad = |why: String| Error::NotTyped { heap: heap.name().to_owned(), why };
-    let record = Record::parse(found).map_err(bad)?;
-    let (anchor, types) = (heap.root(ANCHOR).expect("looked at before"), heap.root(TYPES));
+    let (anchor, types) = roots(heap).expect("looked at before");
     let hash_keys: [u64; 2] = heap.region().load(anchor.0 as usize);
     run::<(), Error>(heap, hash_keys, &[], None, |tx| {
         tx.set_root(NEXT, new_anchor::<R>(tx, hash_keys));
@@ -230,34 +264,39 @@ where
     let next = heap.root(NEXT).expect("it was just named");
     // SAFETY: the anchor was made above, and nobody else has the heap.
     let mut rebuild = unsafe { Rebuild::<R>::new(heap, next, progressed) };
-    let reader =
-        Reader { bytes: heap.region(), record: &record, left: Cell::new(u64::MAX), owns: &|_| Ok(()) };
+    let reader = Reader { bytes: heap.region(), record: old, left: Cell::new(u64::MAX), owns: &|_| Ok(()) };
+    let (root, left_out) = (old.root_at(anchor.0).map_err(bad)?, planning.left_out());
     let mut failed = None;
-    let taken_apart =
-        Pieces::each(&reader, record.root_at(anchor.0).map_err(bad)?, DEEPEST, &mut |path, piece| {
-            rebuild.put(path, piece).map_err(|error| {
-                failed = Some(error);
-                String::new()
-            })
-        });
-    let moved = match (failed, taken_apart) {
-        (Some(error), _) => Err(error),
-        (None, Err(why)) => Err(bad(why)),
-        (None, Ok(())) => rebuild.finish(),
-    };
-    if let Err(error) = moved {
-        free_beside(heap)?;
-        return Err(error);
+    let taken_apart = Pieces::each(&reader, root, DEEPEST, &left_out, &mut |path, piece| {
+        rebuild.put(path, piece).map_err(|error| {
+            failed = Some(error);
+            String::new()
+        })
+    });
+    match (failed, taken_apart) {
+        (Some(error), _) => return Err(error),
+        (None, taken_apart) => taken_apart.map_err(bad)?,
+    }
+    rebuild.finish()?;
+    // All that can be wrong is found before the new objects are the heap's.
+    if unless("new-objects-unverified", true) {
+        verify(heap, next, Record::parse(new).map_err(bad)?)?;
     }
     run::<(), Error>(heap, hash_keys, &[], None, |tx| {
-        tx.set_root(OLD, tx.at::<u8>(anchor));
+        tx.set_root(KEPT, tx.at::<u8>(anchor));
+        tx.set_root(KEPT_TYPES, tx.at::<u8>(types));
         tx.set_root(ANCHOR, tx.at::<u8>(next));
         tx.remove_root(NEXT);
-        if let Some(types) = types {
-            tx.free(tx.at::<u8>(types));
-        }
         put_types(tx, new);
         Ok(())
     })?;
-    free_beside(heap)
+    if planted("old-objects-not-kept") {
+        forget_in(heap)?;
+    }
+    Ok(())
+}
+
+/// The root of typed objects, and the record of their types.
+fn roots(heap: &Heap) -> Option<(Place, Place)> {
+    Some((heap.root(ANCHOR)?, heap.root(TYPES)?))
 }

@@ -8,7 +8,7 @@ use crate::value::guard::Mut;
 use crate::value::layout::{self, Types};
 use crate::value::recoverable::{Init, Recoverable};
 use crate::value::tx::{Core, Tx, is_out_of_room, making};
-use caliburn_engine::{Class, Image, Store, Ticket};
+use caliburn_engine::{BeginError, Class, Image, Inherited, Store, Ticket};
 use caliburn_heap::{Heap, Place, Statistics};
 use caliburn_os::simulated::{planted, unless};
 use std::fmt;
@@ -25,6 +25,9 @@ pub(crate) const ANCHOR: &str = "caliburn.root";
 pub(crate) const TYPES: &str = "caliburn.types";
 /// Name of the one that says that an import goes on.
 pub(crate) const IMPORT: &str = "caliburn.import";
+/// Names of the ones of the objects of older types that a migration has kept: as [`ANCHOR`] and [`TYPES`].
+pub(crate) const KEPT: &str = "caliburn.kept";
+pub(crate) const KEPT_TYPES: &str = "caliburn.kept.types";
 /// Heap of [`Objects::create`].
 const DEFAULT: &str = "objects";
 
@@ -151,8 +154,10 @@ impl<R: Recoverable> Objects<R> {
     /// Waits for the right to change the objects, for as many transactions as wanted.
     ///
     /// # Panics
-    /// If this thread has it already, or holds a [`View`] of the objects: it would wait for itself.
+    /// If this thread has it already, or holds a [`View`] of the objects: it would wait for itself. In a process
+    /// that was forked from the one that has opened the store.
     pub fn write(&self) -> Writer<'_, R> {
+        self.must_be_own();
         Writer { objects: self, class: self.inner.class, turn: self.inner.turns.write() }
     }
 
@@ -180,6 +185,7 @@ impl<R: Recoverable> Objects<R> {
         class: Class,
         body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
     ) -> Result<T, E> {
+        self.own()?;
         let mut writer = self.write();
         let (value, ticket) = writer.run(class, body)?;
         // Others go on while the disk is waited for.
@@ -199,6 +205,7 @@ impl<R: Recoverable> Objects<R> {
         &self,
         body: impl for<'a, 'id> FnOnce(Mut<'a, 'id, R>) -> Result<T, E>,
     ) -> Result<(T, Ticket), E> {
+        self.own()?;
         let (value, ticket) = self.write().run(Class::Power, body)?;
         Ok((value, ticket.expect("a class that is waited for")))
     }
@@ -214,11 +221,27 @@ impl<R: Recoverable> Objects<R> {
     /// The root, to be read, with all that it leads to. Waits for the end of the transaction that is open.
     ///
     /// # Panics
-    /// In a transaction on the same objects, for whose end it would wait.
+    /// In a transaction on the same objects, for whose end it would wait; in a forked child, as [`Objects::write`].
     pub fn read(&self) -> View<'_, R> {
+        self.must_be_own();
         let turn = self.inner.turns.read();
         // SAFETY: nothing is changed while there are views.
         View { root: unsafe { &*self.root() }, heap: &self.inner.heap, _turn: turn }
+    }
+
+    /// Refuses in a forked child: whose turn it is, the parent says, and it may change what the child reads.
+    #[inline(always)]
+    fn own(&self) -> Result<(), Error> {
+        if self.inner.heap.store().is_inherited() {
+            Err(BeginError::Inherited(Inherited).into())
+        } else {
+            Ok(())
+        }
+    }
+
+    #[inline(always)]
+    fn must_be_own(&self) {
+        self.own().unwrap_or_else(|inherited| panic!("{inherited}"));
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 //! a value of a collection, so that no more than one is in memory at a time.
 
 use crate::show::Shown;
-use crate::show::reader::{Element, Parts, Reader};
+use crate::show::reader::{Element, Parts, Reader, slot_key};
 use crate::show::record::Type;
 use crate::value::datum::{Datum, Piece};
 use std::collections::HashSet;
@@ -11,11 +11,21 @@ use std::collections::HashSet;
 /// for each.
 pub(crate) const DEEPEST: u32 = 400;
 
+/// Whether a part is left out: a field of a struct, or the values of an enum's variant, by the type and the name.
+pub(crate) type LeftOut<'l> = dyn Fn(&Type, &str) -> bool + 'l;
+
+/// Leaves nothing out.
+#[cfg(feature = "serde")]
+pub(crate) const WHOLE: &LeftOut<'_> = &|_, _| false;
+
 /// Takes a root apart.
 pub(crate) struct Pieces<'p, 'r> {
     reader: &'p Reader<'r>,
+    left_out: &'p LeftOut<'p>,
     /// Objects with several pointers that were met: the others say their number.
     met: HashSet<u64>,
+    /// Those whose values are left out.
+    without: HashSet<u64>,
     deepest: u32,
     found: &'p mut Found<'p>,
 }
@@ -29,9 +39,11 @@ impl<'p, 'r> Pieces<'p, 'r> {
         reader: &'p Reader<'r>,
         at: u64,
         deepest: u32,
+        left_out: &'p LeftOut<'p>,
         found: &'p mut Found<'p>,
     ) -> Result<(), String> {
-        let mut pieces = Pieces { reader, met: HashSet::new(), deepest, found };
+        let (met, without) = (HashSet::new(), HashSet::new());
+        let mut pieces = Pieces { reader, left_out, met, without, deepest, found };
         pieces.walk(at, &reader.record.root, &mut Vec::new())
     }
 
@@ -40,7 +52,7 @@ impl<'p, 'r> Pieces<'p, 'r> {
         let parts = reader.parts(at, of)?;
         match parts {
             Parts::Fields(_, false, fields) => {
-                for field in fields {
+                for field in fields.iter().filter(|field| !(self.left_out)(of, &field.name)) {
                     path.push(field.name.clone());
                     self.walk(at.saturating_add(field.offset), &field.of, path)?;
                     path.pop();
@@ -52,8 +64,9 @@ impl<'p, 'r> Pieces<'p, 'r> {
                 if of.count.is_none() && reader.record.size(item)?.0 > 0 =>
             {
                 reader.each(at, of, &mut |element| {
-                    if let Element::Item(at) | Element::Entry(at, _) = element {
-                        let item = self.datum(at, item, 0)?;
+                    if let Element::Item(at) | Element::Entry(at, _) = element
+                        && let Some(item) = self.datum(at, item, 0)?
+                    {
                         (self.found)(path, Piece::Item(item))?;
                     }
                     Ok(true)
@@ -62,9 +75,9 @@ impl<'p, 'r> Pieces<'p, 'r> {
             }
             Parts::Slots(_, value) => {
                 reader.each(at, of, &mut |element| {
-                    if let Element::Slot(key, at) = element {
-                        let value = at.map_or(Ok(Datum::Nothing), |at| self.datum(at, value, 0))?;
-                        (self.found)(path, Piece::Entry(Datum::Text(key), value))?;
+                    if let Element::Slot(slot, at) = element {
+                        let (key, value) = self.slot(slot, at, value, 0)?;
+                        (self.found)(path, Piece::Entry(key, value))?;
                     }
                     Ok(true)
                 })?;
@@ -75,7 +88,9 @@ impl<'p, 'r> Pieces<'p, 'r> {
                     if let Element::Entry(key, value) = element {
                         let key = self.datum(key, key_type, 0)?;
                         let value = self.datum(value, value_type, 0)?;
-                        (self.found)(path, Piece::Entry(key, value))?;
+                        if let (Some(key), Some(value)) = (key, value) {
+                            (self.found)(path, Piece::Entry(key, value))?;
+                        }
                     }
                     Ok(true)
                 })?;
@@ -83,12 +98,28 @@ impl<'p, 'r> Pieces<'p, 'r> {
             }
             _ => {
                 let whole = self.datum(at, of, 0)?;
-                (self.found)(path, Piece::Whole(whole))
+                whole.map_or(Ok(()), |whole| (self.found)(path, Piece::Whole(whole)))
             }
         }
     }
 
-    fn datum(&mut self, at: u64, of: &'r Type, depth: u32) -> Result<Datum, String> {
+    /// A slot's key and value. Where the value is left out, the slot is free, and its key stale.
+    fn slot(
+        &mut self,
+        (index, generation): (u64, u32),
+        at: Option<u64>,
+        of: &'r Type,
+        depth: u32,
+    ) -> Result<(Datum, Datum), String> {
+        let value = at.map(|at| self.datum(at, of, depth)).transpose()?;
+        let generation = if value == Some(None) { generation.wrapping_add(1) } else { generation };
+        let key = Datum::Text(slot_key((index, generation)));
+        Ok((key, value.flatten().unwrap_or(Datum::Nothing)))
+    }
+
+    /// A value, if it is not left out with a variant that it is of, or that it leads to: what it stands in is
+    /// without it then.
+    fn datum(&mut self, at: u64, of: &'r Type, depth: u32) -> Result<Option<Datum>, String> {
         if depth > self.deepest {
             return Err(format!(
                 "values are in each other deeper than {}, as in a long chain of boxes",
@@ -97,11 +128,13 @@ impl<'p, 'r> Pieces<'p, 'r> {
         }
         let (reader, below) = (self.reader, depth + 1);
         let (mut items, mut entries) = (Vec::new(), Vec::new());
-        Ok(match reader.parts(at, of)? {
+        Ok(Some(match reader.parts(at, of)? {
             Parts::Single(shown) => single(shown),
             Parts::Other(None) => Datum::Nothing,
             Parts::Other(Some((to, value))) => {
-                let value_datum = self.datum(to, value, below)?;
+                let Some(value_datum) = self.datum(to, value, below)? else {
+                    return Ok((of.name == "Option").then_some(Datum::Nothing));
+                };
                 match of.name == "Option" && may_be_nothing(value) {
                     true => Datum::List(vec![value_datum]),
                     false => value_datum,
@@ -116,18 +149,23 @@ impl<'p, 'r> Pieces<'p, 'r> {
                 let number = (counted.owners > 1 || counted.weak > 1).then_some(counted.at);
                 match number.is_none_or(|number| self.met.insert(number)) {
                     true => {
-                        let value = self.datum(counted.value.0, counted.value.1, below)?;
+                        let Some(value) = self.datum(counted.value.0, counted.value.1, below)? else {
+                            self.without.insert(counted.at);
+                            return Ok(None);
+                        };
                         Datum::Counted(number, Some(Box::new(value)))
                     }
+                    false if self.without.contains(&counted.at) => return Ok(None),
                     false => Datum::Counted(number, None),
                 }
             }
+            Parts::Fields(name, true, _) if (self.left_out)(of, name) => return Ok(None),
             Parts::Fields(name, true, []) => Datum::Text(name.to_owned()),
             Parts::Fields(name, variant, fields) => {
                 let mut all = Vec::with_capacity(fields.len());
-                for field in fields {
+                for field in fields.iter().filter(|field| variant || !(self.left_out)(of, &field.name)) {
                     let value = self.datum(at.saturating_add(field.offset), &field.of, below)?;
-                    all.push((field.name.clone(), value));
+                    all.extend(value.map(|value| (field.name.clone(), value)));
                 }
                 match variant {
                     true => Datum::Fields(vec![(name.to_owned(), Datum::Fields(all))]),
@@ -137,12 +175,12 @@ impl<'p, 'r> Pieces<'p, 'r> {
             Parts::Items(len, item) | Parts::Entries(len, item, None) => {
                 reader.each(at, of, &mut |element| {
                     if let Element::Item(at) | Element::Entry(at, _) = element {
-                        items.push(self.datum(at, item, below)?);
+                        items.extend(self.datum(at, item, below)?);
                     }
                     Ok(true)
                 })?;
                 // Of values without bytes some are looked at, and all are alike.
-                if items.len() as u64 != len {
+                if items.len() as u64 != len && reader.record.size(item)?.0 == 0 {
                     let len = usize::try_from(len).ok().filter(|len| *len <= 1 << 24);
                     let len = len.ok_or("more values without bytes than are written down")?;
                     items.resize(len, items.first().cloned().unwrap_or(Datum::Nothing));
@@ -151,9 +189,8 @@ impl<'p, 'r> Pieces<'p, 'r> {
             }
             Parts::Slots(_, value) => {
                 reader.each(at, of, &mut |element| {
-                    if let Element::Slot(key, at) = element {
-                        let value = at.map_or(Ok(Datum::Nothing), |at| self.datum(at, value, below))?;
-                        entries.push((Datum::Text(key), value));
+                    if let Element::Slot(slot, at) = element {
+                        entries.push(self.slot(slot, at, value, below)?);
                     }
                     Ok(true)
                 })?;
@@ -163,13 +200,13 @@ impl<'p, 'r> Pieces<'p, 'r> {
                 reader.each(at, of, &mut |element| {
                     if let Element::Entry(key, value) = element {
                         let key = self.datum(key, key_type, below)?;
-                        entries.push((key, self.datum(value, value_type, below)?));
+                        entries.extend(key.zip(self.datum(value, value_type, below)?));
                     }
                     Ok(true)
                 })?;
                 Datum::Map(entries)
             }
-        })
+        }))
     }
 }
 

@@ -15,7 +15,7 @@
 
 use crate::error::Error;
 use crate::objects::{ANCHOR, IMPORT, Objects, TYPES, is_empty, read_types, run};
-use crate::pieces::Pieces;
+use crate::pieces::{Pieces, WHOLE};
 use crate::rebuild::{Progressed, Rebuild, wipe};
 use crate::show::reader::{Bytes, Reader};
 use crate::show::record::Record;
@@ -299,7 +299,7 @@ fn write(
         }
     };
     let root = record.root_at(anchor.0).map_err(bad)?;
-    let done = Pieces::each(&reader, root, DEEPEST, &mut |path, piece| {
+    let done = Pieces::each(&reader, root, DEEPEST, WHOLE, &mut |path, piece| {
         put(path, piece).map_err(|error| {
             failed = Some(error);
             String::new()

@@ -4,13 +4,14 @@
 //! a counted object is changed while it has one owner only ([`PRc`](crate::PRc)), so none can be made its own.
 
 use crate::error::Error;
-use crate::objects::{ANCHOR, Objects, TYPES, read_types};
+use crate::objects::{ANCHOR, KEPT, KEPT_TYPES, Objects, TYPES, read_types};
+use crate::shared::set_counts;
 use crate::show::reader::{Element, Parts, Reader};
 use crate::show::record::{Record, Type};
 use crate::value::recoverable::Recoverable;
 use crate::value::tx::Tx;
 use caliburn_heap::{Heap, Place};
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{planted, unless};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
@@ -45,36 +46,68 @@ impl Unreached {
 /// undecided.
 pub fn unreached(heap: &Heap) -> Result<Unreached, Error> {
     let bad = |why: String| Error::NotTyped { heap: heap.name().to_owned(), why };
-    let (Some(anchor), Some(types)) = (heap.root(ANCHOR), heap.root(TYPES)) else {
-        return Err(bad("it has no root of typed objects".to_owned()));
-    };
+    let mut rooted = vec![typed_root(heap, ANCHOR, TYPES)?];
+    if heap.root(KEPT).is_some() && !planted("kept-objects-unreached") {
+        rooted.push(typed_root(heap, KEPT, KEPT_TYPES)?);
+    }
     if !heap.prepared().is_empty() {
         return Err(bad("what undecided transactions hold, no root reaches: decide them first".to_owned()));
     }
-    let record = Record::parse(&read_types(heap, types)?).map_err(bad)?;
-    let marks = RefCell::new(HashSet::new());
-    heap.roots().into_iter().for_each(|(_, place)| _ = marks.borrow_mut().insert(place.0));
+    let named = heap.roots().into_iter().map(|(_, place)| place.0);
+    let (marks, counts) = reached(heap, &rooted, named.collect())?;
+    Ok(Unreached { counts, objects: heap.objects().filter(|(place, _)| !marks.contains(&place.0)).collect() })
+}
+
+/// The root of typed objects of that name, with its record.
+fn typed_root(heap: &Heap, anchor: &str, types: &str) -> Result<(Place, Record), Error> {
+    let bad = |why: String| Error::NotTyped { heap: heap.name().to_owned(), why };
+    let (Some(anchor), Some(types)) = (heap.root(anchor), heap.root(types)) else {
+        return Err(bad(format!("it has no root of typed objects by the names {anchor} and {types}")));
+    };
+    Ok((anchor, Record::parse(&read_types(heap, types)?).map_err(bad)?))
+}
+
+/// Follows everything from a root: whether it is whole, with each object owned once and counted as it is.
+///
+/// # Errors
+/// [`Error::NotTyped`] when it is not.
+pub(crate) fn verify(heap: &Heap, anchor: Place, record: Record) -> Result<(), Error> {
+    let (_, counts) = reached(heap, &[(anchor, record)], HashSet::from([anchor.0]))?;
+    let wrong = counts.first().map(|(place, _)| {
+        let why = format!("the object at {} counts owners that are not there: it is damaged", place.0);
+        Error::NotTyped { heap: heap.name().to_owned(), why }
+    });
+    wrong.map_or(Ok(()), Err)
+}
+
+/// Places of objects; and objects that name other counts than there are, with those.
+type Reached = (HashSet<u64>, Vec<(Place, [u64; 2])>);
+
+/// What roots reach, with the places that are `named`.
+fn reached(heap: &Heap, roots: &[(Place, Record)], named: HashSet<u64>) -> Result<Reached, Error> {
+    let bad = |why: String| Error::NotTyped { heap: heap.name().to_owned(), why };
+    let marks = RefCell::new(named);
+    let mut wrong = Vec::new();
     let owns = |at: u64| match heap.usable_len(Place(at)) {
         Ok(_) if marks.borrow_mut().insert(at) => Ok(()),
         Ok(_) => Err(format!("the object at {at} has two owners: it is damaged")),
         Err(_) => Err(format!("a pointer leads to {at}, where no object is: it is damaged")),
     };
-    let reader = Reader { bytes: heap.region(), record: &record, left: Cell::new(u64::MAX), owns: &owns };
-    let counts = walk(&reader, record.root_at(anchor.0).map_err(bad)?).map_err(bad)?;
-    let mut found = Unreached::default();
-    for (at, [owners, weak]) in counts {
-        owns(at).map_err(bad)?;
-        let stored = [reader.word(at).map_err(bad)?, reader.word(at + 8).map_err(bad)?];
-        // All owners together count as one weak pointer.
-        let there = [owners, weak + u64::from(owners > 0)];
-        if stored != there {
-            found.counts.push((Place(at), there));
+    for (anchor, record) in roots {
+        let reader = Reader { bytes: heap.region(), record, left: Cell::new(u64::MAX), owns: &owns };
+        let counts = walk(&reader, record.root_at(anchor.0).map_err(bad)?).map_err(bad)?;
+        for (at, [owners, weak]) in counts {
+            owns(at).map_err(bad)?;
+            let stored = [reader.word(at).map_err(bad)?, reader.word(at + 8).map_err(bad)?];
+            // All owners together count as one weak pointer.
+            let there = [owners, weak + u64::from(owners > 0)];
+            if stored != there {
+                wrong.push((Place(at), there));
+            }
         }
     }
-    let marks = marks.borrow();
-    found.counts.sort_unstable();
-    found.objects = heap.objects().filter(|(place, _)| !marks.contains(&place.0)).collect();
-    Ok(found)
+    wrong.sort_unstable();
+    Ok((marks.into_inner(), wrong))
 }
 
 /// Pointers that lead to each counted object, those that own it and the others.
@@ -174,27 +207,24 @@ pub fn reclaim(heap: &Heap) -> Result<Unreached, Error> {
 }
 
 /// A part of what is to be done, for a transaction.
-struct Batch<'f> {
+pub(crate) struct Batch<'f> {
     counts: &'f [(Place, [u64; 2])],
     objects: &'f [(Place, usize)],
 }
 
-fn batches(found: &Unreached) -> impl Iterator<Item = Batch<'_>> {
+pub(crate) fn batches(found: &Unreached) -> impl Iterator<Item = Batch<'_>> {
     // Counts first: they stay right whatever becomes of the objects.
     let counts = found.counts.chunks(BATCH).map(|counts| Batch { counts, objects: &[] });
     counts.chain(found.objects.chunks(BATCH).map(|objects| Batch { counts: &[], objects }))
 }
 
 impl Batch<'_> {
-    fn apply(&self, tx: Tx<'_>) {
+    pub(crate) fn apply(&self, tx: Tx<'_>) {
         for (place, [owners, weak]) in self.counts.iter().filter(|_| unless("leaked-owner-counted", true)) {
             let at = tx.at::<u64>(*place);
             tx.declare(at, 2);
-            // SAFETY: two counts of an object that is there, declared; nobody has a reference to them.
-            unsafe {
-                at.write(*owners);
-                at.add(1).write(*weak);
-            }
+            // SAFETY: two counts of an object that is there, declared.
+            unsafe { set_counts(at, [*owners, *weak]) }
         }
         self.objects.iter().for_each(|(place, _)| tx.free(tx.at::<u8>(*place)));
     }

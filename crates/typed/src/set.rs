@@ -130,14 +130,18 @@ macro_rules! set {
             unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
                 let values = loader.items(from).into_iter().map(|value| LoadedKey::new(value, loader));
                 // SAFETY: the caller's word.
-                unsafe { collect(to, $set::new(), loader, |mut made| made.extend(values)) }
+                unsafe {
+                    collect(to, $set::new(), loader, |mut made| {
+                        values.for_each(|value| loader.once(made.insert(value)));
+                    });
+                }
             }
 
             unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
                 // SAFETY: the caller's word.
                 unsafe {
                     absorb_item(this, (path, piece), loader, |mut set, value| {
-                        set.insert(LoadedKey::new(value, loader));
+                        loader.once(set.insert(LoadedKey::new(value, loader)));
                     });
                 }
             }

@@ -14,8 +14,13 @@ use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ops::Deref;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An object that several pointers own.
+///
+/// The counts are all that a transaction changes without having the place alone: other threads may hold references
+/// to pointers meanwhile, and read them. So each access is atomic ([`read`], [`write`]), and no reference to a count
+/// is ever made.
 #[repr(C)]
 struct Counted<T> {
     /// Owners; and pointers that do not own, with one for all owners.
@@ -43,6 +48,24 @@ pub struct NewRc<T, I>(I, PhantomData<fn() -> T>);
 /// One more owner that is to be made.
 pub struct Shared<'r, T>(&'r PRc<T>);
 
+/// A count, as any thread may read it. Nothing else is learnt from it: what it counts is kept by other means.
+///
+/// # Safety
+/// It is one of an object that is there.
+unsafe fn read(count: *const u64) -> u64 {
+    // SAFETY: the caller's word; aligned, and every access is atomic.
+    unsafe { AtomicU64::from_ptr(count.cast_mut()) }.load(Ordering::Relaxed)
+}
+
+/// Changes a count, which the transaction's thread alone does.
+///
+/// # Safety
+/// As [`read`]; it is declared.
+unsafe fn write(count: *mut u64, to: u64) {
+    // SAFETY: the caller's word; aligned, and every access is atomic.
+    unsafe { AtomicU64::from_ptr(count) }.store(to, Ordering::Relaxed);
+}
+
 impl<T, I> fmt::Debug for NewRc<T, I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("NewRc")
@@ -69,7 +92,7 @@ impl<T> PRc<T> {
     /// Owners of the object.
     pub fn strong_count(this: &PRc<T>) -> u64 {
         // SAFETY: the pointer keeps the object.
-        unsafe { (&raw const (*this.counted()).strong).read() }
+        unsafe { read(&raw const (*this.counted()).strong) }
     }
 
     /// Whether both lead to the same object.
@@ -113,8 +136,7 @@ impl<'id, T: Recoverable> Mut<'_, 'id, PRc<T>> {
         let counted = self.counted();
         // SAFETY: the guard has the only pointer to the object.
         unsafe {
-            let alone =
-                (&raw const (*counted).strong).read() == 1 && (&raw const (*counted).weak).read() == 1;
+            let alone = read(&raw const (*counted).strong) == 1 && read(&raw const (*counted).weak) == 1;
             let alone = even_if("shared-object-changed", alone);
             alone.then(|| Mut::new(&raw mut (*counted).value, self.tx()))
         }
@@ -131,7 +153,7 @@ impl<T> PWeak<T> {
     /// [`PWeak::upgrade`].
     pub fn has_owners(&self) -> bool {
         // SAFETY: the pointer keeps the counts.
-        !self.0.is_none() && unsafe { (&raw const (*self.0.get()).strong).read() > 0 }
+        !self.0.is_none() && unsafe { read(&raw const (*self.0.get()).strong) > 0 }
     }
 
     /// The object, if it still has owners.
@@ -175,10 +197,11 @@ impl<T> Default for PWeak<T> {
 /// It is one of an object of the transaction's heap.
 unsafe fn count(tx: Tx<'_>, field: *mut u64, by: i64) -> u64 {
     tx.declare(field, 1);
-    // SAFETY: the caller's word. No reference to the counts is ever made: readers copy them.
+    // SAFETY: the caller's word; declared.
     unsafe {
-        field.write(field.read().checked_add_signed(by).expect("an object has fewer than 2^64 pointers"));
-        field.read()
+        let count = read(field).checked_add_signed(by).expect("an object has fewer than 2^64 pointers");
+        write(field, count);
+        count
     }
 }
 
@@ -194,9 +217,9 @@ fn numbered<T: Recoverable>(number: u64, loader: &Loader<'_, '_>) -> *mut Counte
             tx.declare(at.cast::<u64>(), 2);
             // SAFETY: memory for the counts, declared.
             unsafe {
-                (&raw mut (*at).strong).write(0);
+                write(&raw mut (*at).strong, 0);
                 // The loader's own, until it has no use for the number any more.
-                (&raw mut (*at).weak).write(1);
+                write(&raw mut (*at).weak, 1);
             }
             let numbered = Numbered { place: tx.place(at.cast()), of, made: false };
             loader.counted().borrow_mut().insert(number, numbered);
@@ -213,6 +236,18 @@ pub(crate) fn release(tx: Tx<'_>, place: Place) {
         if count(tx, counts.add(1), -1) == 0 {
             tx.free(counts);
         }
+    }
+}
+
+/// Puts other counts in the place of an object's two.
+///
+/// # Safety
+/// They are those of an object that is there, declared.
+pub(crate) unsafe fn set_counts(at: *mut u64, [strong, weak]: [u64; 2]) {
+    // SAFETY: the caller's word.
+    unsafe {
+        write(at, strong);
+        write(at.add(1), weak);
     }
 }
 
@@ -258,8 +293,8 @@ unsafe impl<'id, T: Recoverable, I: Init<'id, T>> Init<'id, PRc<T>> for NewRc<T,
         tx.declare(at, 1);
         // SAFETY: memory for the object, declared.
         unsafe {
-            (&raw mut (*at).strong).write(1);
-            (&raw mut (*at).weak).write(1);
+            write(&raw mut (*at).strong, 1);
+            write(&raw mut (*at).weak, 1);
             self.0.init(&raw mut (*at).value, tx);
             Link::set(to.cast(), at);
         }
@@ -356,7 +391,7 @@ unsafe impl<T: Recoverable> Recoverable for PRc<T> {
                 }
                 (Some(number), None) => {
                     let counted = numbered::<T>(number, loader);
-                    if (&raw const (*counted).strong).read() == 0 {
+                    if read(&raw const (*counted).strong) == 0 {
                         loader.refuse(format!("object {number} is named before it is there"));
                     }
                     counted
@@ -399,7 +434,16 @@ unsafe impl<T: Recoverable> Recoverable for PWeak<T> {
     }
 
     unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
-        let number = if from == Datum::Nothing { None } else { loader.object(from).0 };
+        let number = match from {
+            Datum::Nothing => None,
+            from => {
+                let (number, value) = loader.object(from);
+                if value.is_some() {
+                    loader.refuse("the value of an object where a weak pointer is, which does not own it");
+                }
+                number
+            }
+        };
         // SAFETY: the caller's word; the counts of objects of this heap.
         unsafe {
             match number {
@@ -429,3 +473,48 @@ impl<T: PartialEq> PartialEq for PRc<T> {
 }
 
 impl<T: Eq> Eq for PRc<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::ManuallyDrop;
+
+    /// An object and a pointer to it, as they lie in a heap.
+    #[repr(C)]
+    struct Lying {
+        owner: ManuallyDrop<PRc<u64>>,
+        weak: ManuallyDrop<PWeak<u64>>,
+        counted: Counted<u64>,
+    }
+
+    /// Where Miri runs it, it tells of any access that is no atomic one.
+    #[test]
+    fn threads_with_references_read_counts_that_a_transaction_changes() {
+        let lying = Box::into_raw(Box::new(Lying {
+            owner: ManuallyDrop::new(PRc(Link::NONE)),
+            weak: ManuallyDrop::new(PWeak(Link::NONE)),
+            counted: Counted { strong: 1, weak: 2, value: 7 },
+        }));
+        lying.expose_provenance();
+        // SAFETY: fields of what was just made; links that lead to an object that stays until the end.
+        unsafe {
+            let counted = &raw mut (*lying).counted;
+            Link::set((&raw mut (*lying).owner).cast(), counted);
+            Link::set((&raw mut (*lying).weak).cast(), counted);
+            let (owner, weak): (&PRc<u64>, &PWeak<u64>) = (&(*lying).owner, &(*lying).weak);
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    while PRc::strong_count(owner) == 1 {
+                        std::thread::yield_now();
+                    }
+                    (PRc::strong_count(owner), weak.has_owners(), **owner)
+                });
+                // What `share` does once it has declared it.
+                let strong = (&raw mut (*owner.counted()).strong).cast::<u64>();
+                write(strong, read(strong) + 1);
+                assert_eq!(reader.join().unwrap(), (2, true, 7));
+            });
+            drop(Box::from_raw(lying));
+        }
+    }
+}

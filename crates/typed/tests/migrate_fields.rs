@@ -4,7 +4,7 @@ mod support;
 
 use caliburn::{
     Error, Objects, Options, PBTreeMap, PBTreeSet, PBox, PHashMap, PHashSet, PLog, PRc, PSlotMap, PString,
-    PVec, PVecDeque, PWeak, Policy, Recoverable, SlotKey, Store,
+    PVec, PVecDeque, PWeak, Policy, Recoverable, SlotKey, Store, back_out,
 };
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -16,12 +16,13 @@ use support::{allocated, store};
 
 /// As the types were, and as they are.
 macro_rules! version {
-    ($module:ident { $($root:tt)* } { $($node:tt)* } { $($choice:tt)* }) => {
+    ($module:ident $(#[$said:meta])? { $($root:tt)* } { $($node:tt)* } { $($choice:tt)* }) => {
         mod $module {
             use super::*;
 
             #[derive(Recoverable, Default)]
             #[repr(C)]
+            $(#[$said])?
             pub struct World { $($root)* }
 
             #[derive(Recoverable)]
@@ -68,7 +69,7 @@ version! { old {
     Weight { grams: u32 },
 } }
 
-version! { new {
+version! { new #[recoverable(gone("gone"))] {
     pub count: u64,
     pub hashed: PBTreeMap<PString, Node>,
     pub pair: (u32, PString),
@@ -219,6 +220,10 @@ fn every_kind_of_value_is_made_anew() {
             Objects::<new::World>::migrate_fields(&store, "world", |_| ControlFlow::Break(())).unwrap();
         check(&world);
         assert_eq!(allocated(&world), objects);
+        // The old objects are still there, and as whole as the new ones; then they are not.
+        assert!(world.keeps_old() && world.forget_old().unwrap());
+        check(&world);
+        assert!(allocated(&world) < objects && !world.keeps_old() && !world.forget_old().unwrap());
     }
 }
 
@@ -253,28 +258,42 @@ mod refusing {
 
     #[derive(Recoverable, Default)]
     #[repr(C)]
+    #[recoverable(gone(
+        "gone", "real", "letter", "truth", "nested", "array", "pair", "sorted", "words", "numbers"
+    ))]
+    #[recoverable(gone("queue", "log", "nodes", "stale", "shared", "weak", "boxed", "nothing"))]
     pub struct Narrow {
         pub hashed: PHashMap<PString, Money>,
         pub count: u8,
     }
     #[derive(Recoverable)]
     #[repr(C)]
+    #[recoverable(gone("text", "next", "own"))]
     pub struct Money {
         pub money: i8,
     }
     #[derive(Recoverable, Default)]
     #[repr(C)]
+    #[recoverable(gone(
+        "gone", "real", "letter", "truth", "nested", "array", "pair", "sorted", "words", "numbers"
+    ))]
+    #[recoverable(gone("queue", "log", "nodes", "stale", "shared", "weak", "boxed", "nothing", "count"))]
     pub struct Lacking {
         pub hashed: PHashMap<PString, Lacks>,
     }
     #[derive(Recoverable)]
     #[repr(C)]
+    #[recoverable(gone("text", "next", "own"))]
     pub struct Lacks {
         pub money: i32,
         pub grade: u8,
     }
     #[derive(Recoverable, Default)]
     #[repr(C)]
+    #[recoverable(gone(
+        "gone", "real", "letter", "truth", "nested", "array", "pair", "sorted", "words", "numbers"
+    ))]
+    #[recoverable(gone("queue", "log", "nodes", "stale", "shared", "weak", "boxed", "nothing", "count"))]
     pub struct Other {
         pub hashed: PVec<PString>,
     }
@@ -368,12 +387,18 @@ fn child() {
     let Some(path) = std::env::var_os("CALIBURN_MIGRATED_STORE") else { return };
     let store = Store::open(Path::new(&path)).unwrap();
     let mut calls = HashMap::new();
-    drop(Objects::<new::World>::migrate_fields(&store, "world", |done| {
+    let migrated = Objects::<new::World>::migrate_fields(&store, "world", |done| {
         *calls.entry(done).or_insert(0) += 1;
         // So that a kill comes in between.
         std::thread::sleep(Duration::from_micros(300));
         ControlFlow::Continue(())
-    }));
+    });
+    if std::env::var_os("CALIBURN_MIGRATED_BACK").is_some() {
+        drop(migrated);
+        back_out(&store, "world").unwrap();
+    } else {
+        migrated.unwrap().forget_old().unwrap();
+    }
     drop(store);
 }
 
@@ -382,7 +407,7 @@ fn killed_anywhere_the_next_try_completes_it() {
     for policy in [Policy::Redo, Policy::Undo] {
         let dir = tempfile::tempdir().unwrap();
         let (mut killed, mut old, mut new) = (0, 0, 0);
-        for round in 0..30u64 {
+        for round in 0..24u64 {
             let path = dir.path().join(format!("store {round}"));
             let store = options(policy).open(&path).unwrap();
             fill(&store);
@@ -390,6 +415,7 @@ fn killed_anywhere_the_next_try_completes_it() {
             let mut child = Command::new(std::env::current_exe().unwrap())
                 .args(["child", "--exact", "--nocapture"])
                 .env("CALIBURN_MIGRATED_STORE", &path)
+                .envs((round % 2 == 1).then_some(("CALIBURN_MIGRATED_BACK", "yes")))
                 .stdout(std::process::Stdio::null())
                 .spawn()
                 .unwrap();
@@ -409,7 +435,10 @@ fn killed_anywhere_the_next_try_completes_it() {
                     assert!(matches!(error, Error::Changed { .. }), "{error}");
                 }
             }
-            check(&Objects::<new::World>::migrate_fields(&store, "world", ON).unwrap());
+            let world = Objects::<new::World>::migrate_fields(&store, "world", ON).unwrap();
+            check(&world);
+            world.forget_old().unwrap();
+            check(&world);
         }
         println!("{policy:?}: {killed} killed, {old} found old, {new} new");
         assert!(old > 0 && killed > 3);

@@ -209,14 +209,14 @@ fn made_up_objects_are_refused_or_made_and_nothing_of_another_type_is_shared() {
         (&["{'at':['texts'],'key':1,'value':{'#':9}}"], "named before it is there"),
         (&[first, first], "is there twice"),
         (&["{'at':['texts'],'key':1,'value':{}}"], "without a number or a value"),
-        // It was replaced, and is gone when it is named again.
+        // The second would replace the first.
         (
             &[
                 first,
                 "{'at':['texts'],'key':1,'value':{'=':'b'}}",
                 "{'at':['texts'],'key':2,'value':{'#':1}}",
             ],
-            "named before it is there",
+            "a key is there twice",
         ),
     ]
     .into_iter()

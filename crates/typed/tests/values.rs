@@ -339,3 +339,88 @@ fn large_values_in_each_other_are_made() {
     }
     assert_eq!(depth, 30);
 }
+
+/// The tag of an enum is of the language's type, whatever the program calls by that name.
+mod shadowing {
+    use caliburn::Recoverable;
+
+    #[allow(non_camel_case_types, dead_code, reason = "what a program may do")]
+    type u8 = u64;
+
+    #[derive(Recoverable, Debug, PartialEq)]
+    #[repr(u8)]
+    pub enum Kind {
+        Of(std::primitive::u8, std::primitive::u8),
+        Nothing,
+    }
+}
+
+#[test]
+fn a_tag_takes_its_own_bytes_alone() {
+    use shadowing::Kind;
+    let (_dir, store) = store(Policy::Undo);
+    let kinds: Objects<PVec<Kind>> = Objects::open(&store, "kinds").unwrap();
+    kinds
+        .update(|mut kinds| {
+            kinds.extend([Kind::Of(1, 2), Kind::Nothing, Kind::Of(3, 4)]);
+            kinds.at(1).set(Kind::Of(5, 6));
+        })
+        .unwrap();
+    assert_eq!(kinds.read()[..], [Kind::Of(1, 2), Kind::Of(5, 6), Kind::Of(3, 4)]);
+}
+
+/// A default is what its own function returns, whatever it does there.
+#[test]
+fn the_default_of_a_field_may_be_any_expression() {
+    mod old {
+        use caliburn::{PVec, Recoverable};
+
+        #[derive(Recoverable, Default)]
+        #[repr(C)]
+        pub struct Root<T> {
+            pub list: PVec<Item<T>>,
+        }
+
+        #[derive(Recoverable)]
+        #[repr(C)]
+        pub struct Item<T> {
+            pub value: T,
+        }
+    }
+
+    #[derive(Recoverable, Default)]
+    #[repr(C)]
+    struct Root<T> {
+        list: PVec<Item<T>>,
+    }
+
+    #[derive(Recoverable)]
+    #[repr(C)]
+    struct Item<T> {
+        #[recoverable(default = return 5u64)]
+        early: u64,
+        #[recoverable(default = Self::LIMIT)]
+        limit: u32,
+        #[recoverable(default = 'inner: { break 'inner "text" })]
+        text: PString,
+        #[recoverable(default = { let digit: u8 = "7".parse().ok()?; Some(digit + 1) })]
+        asked: Option<u8>,
+        #[recoverable(default = PVec::<T>::new())]
+        more: PVec<T>,
+        value: T,
+    }
+
+    impl<T> Item<T> {
+        const LIMIT: u32 = 9;
+    }
+
+    let (_dir, store) = store(Policy::Undo);
+    let before: Objects<old::Root<u16>> = Objects::open(&store, "root").unwrap();
+    before.update(|mut root| root.fields().list.push(old::Item { value: 3 })).unwrap();
+    drop(before);
+    let root = Objects::<Root<u16>>::migrate_fields(&store, "root", ON).unwrap();
+    let view = root.read();
+    let item = &view.list[0];
+    assert_eq!((item.early, item.limit, &*item.text), (5, 9, "text"));
+    assert_eq!((item.asked, item.more.len(), item.value), (Some(8), 0, 3));
+}

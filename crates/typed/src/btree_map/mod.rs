@@ -287,16 +287,23 @@ where
 
     unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
         let entries = loader.entries(from).into_iter();
-        let entries = entries.map(|(key, value)| (LoadedKey::new(key, loader), Loading(value, loader)));
         // SAFETY: the caller's word.
-        unsafe { collect(to, PBTreeMap::new(), loader, |mut made| made.extend(entries)) }
+        unsafe {
+            collect(to, PBTreeMap::new(), loader, |mut made| {
+                entries.for_each(|(key, value)| {
+                    let old = made.insert(LoadedKey::new(key, loader), Loading(value, loader));
+                    loader.once(old.is_none());
+                });
+            });
+        }
     }
 
     unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {
         // SAFETY: the caller's word.
         unsafe {
             absorb_entry(this, (path, piece), loader, |mut map, key, value| {
-                map.insert(LoadedKey::new(key, loader), Loading(value, loader));
+                let old = map.insert(LoadedKey::new(key, loader), Loading(value, loader));
+                loader.once(old.is_none());
             });
         }
     }

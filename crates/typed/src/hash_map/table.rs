@@ -282,6 +282,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn doors_lead_to_tables_of_every_size_anywhere() {
+        let mut door = Door(0);
+        for at in [64, 1 << 46, (1 << 47) - 64] {
+            for groups in (0..32).map(|power| 1usize << power) {
+                let header = ptr::without_provenance_mut::<Header>(at);
+                // SAFETY: a door of this test's own, to a table that nobody looks into.
+                let found = unsafe {
+                    Door::set(&raw mut door, Table::<u64, u64> { header, groups, holds: PhantomData });
+                    Door::table::<u64, u64>(&raw const door)
+                };
+                assert_eq!((found.header.addr(), found.groups), (at, groups));
+            }
+        }
+        // No hash has the tag of a slot without an entry.
+        assert!(
+            [u64::MAX, 0x80, 0].iter().all(|hash| (hash & 0x7F) as u8 <= 0x7F && LEFT > 0x7F && EMPTY > LEFT)
+        );
+    }
+
+    #[test]
     fn tables_fill_their_objects() {
         assert_eq!(Table::<u64, u64>::groups_max(), 64);
         assert!(Table::<u64, [u8; 9000]>::groups_max() == 1);

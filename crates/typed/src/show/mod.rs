@@ -9,7 +9,7 @@ pub(crate) mod record;
 use crate::error::Error;
 use crate::objects::{ANCHOR, TYPES, read_types};
 use caliburn_heap::Heap;
-use reader::{Element, MOST_VALUES, Parts, Reader};
+use reader::{Element, MOST_VALUES, Parts, Reader, slot_key};
 use record::{Record, Type};
 use std::cell::Cell;
 use std::fmt;
@@ -139,7 +139,7 @@ impl<'r> Reader<'r> {
             Parts::Slots(_, value) => {
                 self.each(at, of, &mut |element| {
                     if let Element::Slot(key, Some(at)) = element
-                        && key == step
+                        && slot_key(key) == step
                     {
                         place = Some((at, value));
                     }
@@ -205,7 +205,7 @@ impl<'r> Reader<'r> {
                         if entries.len() == most {
                             return Ok(false);
                         }
-                        entries.push((Shown::Text(key), inner(at, value)?));
+                        entries.push((Shown::Text(slot_key(key)), inner(at, value)?));
                     }
                     Ok(true)
                 })?;

@@ -48,8 +48,13 @@ pub(crate) struct Counted<'r> {
 pub(crate) enum Element {
     Item(u64),
     Entry(u64, u64),
-    /// The key of a slot, and its value if it has one.
-    Slot(String, Option<u64>),
+    /// Index and generation of a slot, and its value if it has one.
+    Slot((u64, u32), Option<u64>),
+}
+
+/// The key of a slot, as text.
+pub(crate) fn slot_key((index, generation): (u64, u32)) -> String {
+    format!("{index}v{generation}")
 }
 
 /// Whether to go on.
@@ -306,9 +311,9 @@ impl<'r> Reader<'r> {
         self.check(items, count.checked_mul(slot).ok_or("it is damaged")?)?;
         for index in 0..count {
             let place = items + index * slot;
-            let generation = self.number(place, 4)?;
+            let generation = self.number(place, 4)? as u32;
             let there = (generation % 2 == 1).then_some(place + value);
-            if !found(Element::Slot(format!("{index}v{generation}"), there))? {
+            if !found(Element::Slot((index, generation), there))? {
                 return Ok(false);
             }
         }

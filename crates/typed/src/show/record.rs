@@ -30,6 +30,9 @@ pub struct Field {
     pub of: Type,
 }
 
+/// A variant of an enum: its name, tag and fields.
+pub type Variant = (String, u64, Vec<Field>);
+
 /// What a record says of a type.
 #[derive(Debug, Clone, Default)]
 pub struct Layout {
@@ -38,8 +41,7 @@ pub struct Layout {
     /// Bytes of an enum's tag.
     pub tag: u64,
     pub fields: Vec<Field>,
-    /// Name, tag and fields.
-    pub variants: Vec<(String, u64, Vec<Field>)>,
+    pub variants: Vec<Variant>,
     /// Of an option.
     pub none: NoneTold,
 }

@@ -7,6 +7,7 @@ use crate::value::guard::{Mut, Owned};
 use crate::value::recoverable::{Init, Recoverable};
 use crate::value::tx::Tx;
 use caliburn_heap::Place;
+use caliburn_os::simulated::unless;
 use std::any::TypeId;
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -59,6 +60,15 @@ impl Datum {
             Datum::Map(_) => "a map",
             Datum::Fields(_) => "something with fields",
             Datum::Counted(..) => "an object with several owners",
+        }
+    }
+
+    /// Whether nothing is lost with it.
+    fn is_nothing(&self) -> bool {
+        match self {
+            Datum::Nothing => true,
+            Datum::Fields(fields) => fields.iter().all(|(_, value)| value.is_nothing()),
+            _ => false,
         }
     }
 
@@ -197,7 +207,50 @@ impl<'l, 'id> Loader<'l, 'id> {
             let digits = self.digits(number);
             digits.parse().unwrap_or_else(|_| self.refuse(format!("{digits} is not the number of an object")))
         });
-        (number, fields.take(&[VALUE]))
+        let value = fields.take(&[VALUE]);
+        self.nothing_left("an object with several owners", fields, &[]);
+        (number, value)
+    }
+
+    /// Refuses what is of a type without bytes, and is something.
+    pub(crate) fn nothing(&self, from: &Datum) {
+        if !from.is_nothing() {
+            self.unlike(from, "nothing");
+        }
+    }
+
+    /// Refuses to lose a value in a set, or an entry of a map, behind another one that is the same.
+    pub(crate) fn once(&self, new: bool) {
+        if unless("same-key-replaced", !new) {
+            self.refuse("a key is there twice, or a value of a set: one of the two would be lost");
+        }
+    }
+
+    /// Refuses to lose a field that nothing has taken, but for those that are declared gone.
+    pub fn nothing_left(&self, of: &str, fields: Parts, gone: &[&str]) {
+        let lost = |(name, value): &&(String, Datum)| !gone.contains(&&**name) && !value.is_nothing();
+        if let Some((name, _)) = fields.0.iter().find(lost).filter(|_| unless("untaken-field-dropped", true))
+        {
+            self.untaken(of, name)
+        }
+    }
+
+    /// Leaves: nothing takes the variant.
+    #[cold]
+    pub fn no_variant(&self, of: &str, name: &str) -> ! {
+        self.refuse(format!(
+            "{of} has no variant {name}: say #[recoverable(was = \"{name}\")] of the one that takes its values, or \
+             #[recoverable(gone(\"{name}\"))] of {of}, which drops them from collections and options"
+        ))
+    }
+
+    /// Leaves: nothing takes the field.
+    #[cold]
+    pub fn untaken(&self, of: &str, name: &str) -> ! {
+        self.refuse(format!(
+            "nothing takes the field {name} of {of}: say #[recoverable(was = \"{name}\")] of the field that does, or \
+             #[recoverable(gone(\"{name}\"))] of {of}"
+        ))
     }
 
     /// The fields of a struct.

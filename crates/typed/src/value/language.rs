@@ -90,7 +90,9 @@ unsafe impl Recoverable for () {
 
     unsafe fn store(_from: *const Self, _to: *mut Self) {}
 
-    unsafe fn load(_from: Datum, _to: *mut Self, _loader: &Loader<'_, '_>) {}
+    unsafe fn load(from: Datum, _to: *mut Self, loader: &Loader<'_, '_>) {
+        loader.nothing(&from);
+    }
 }
 
 // SAFETY: nothing is to be made.
@@ -113,7 +115,9 @@ unsafe impl<T: Recoverable> Recoverable for PhantomData<T> {
 
     unsafe fn store(_from: *const Self, _to: *mut Self) {}
 
-    unsafe fn load(_from: Datum, _to: *mut Self, _loader: &Loader<'_, '_>) {}
+    unsafe fn load(from: Datum, _to: *mut Self, loader: &Loader<'_, '_>) {
+        loader.nothing(&from);
+    }
 }
 
 // SAFETY: nothing is to be made.
@@ -380,6 +384,7 @@ macro_rules! tuple {
                     // SAFETY: the caller's word, for each.
                     unsafe { $name::load(value, &raw mut (*to).$index, loader) }
                 })+
+                loader.nothing_left("a tuple", fields, &[]);
             }
 
             unsafe fn absorb(this: *mut Self, path: &[String], piece: Piece, loader: &Loader<'_, '_>) {

@@ -43,6 +43,28 @@ struct Defined {
     called: (String, String),
     name: String,
     text: String,
+    said: Said,
+}
+
+/// What a program says of a type beside its layout: how its parts are made of what older types had. It is in no
+/// record.
+#[derive(Debug, Default)]
+pub(crate) struct Said {
+    /// Of the fields of a struct or a variant, in their order.
+    pub fields: Vec<SaidField>,
+    /// Of an enum's variants: the names that each has and had, and its fields.
+    pub variants: Vec<(Vec<String>, Said)>,
+    /// Fields, or an enum's variants, that older types had, and that may be dropped.
+    pub gone: Vec<String>,
+}
+
+/// What is said of a field.
+#[derive(Debug)]
+pub(crate) struct SaidField {
+    /// The name that it has, and those that it had.
+    pub names: Vec<String>,
+    /// Whether it has a default.
+    pub default: bool,
 }
 
 /// Names of the types of the language and of this crate, which no other type has without a number.
@@ -95,16 +117,27 @@ const KNOWN: [&str; 41] = [
 pub struct Definition<'a> {
     types: &'a mut Types,
     text: String,
+    said: Said,
 }
 
 impl Types {
     /// The record of a root and all it is made of.
     pub(crate) fn record<R: Recoverable>() -> String {
+        Types::of::<R>().1
+    }
+
+    /// The types of a root, and their record.
+    pub(crate) fn of<R: Recoverable>() -> (Types, String) {
         let mut types = Types::default();
         let root = types.name_of::<R>();
         let mut text = format!("{HEADER}\nhashing {:016x}\nroot {root}\n", crate::hash::fingerprint());
         types.defined.iter().for_each(|defined| text.push_str(&defined.text));
-        text
+        (types, text)
+    }
+
+    /// What is said of the type that is called so in the record.
+    pub(crate) fn said(&self, name: &str) -> Option<&Said> {
+        self.defined.iter().find(|defined| defined.name == name).map(|defined| &defined.said)
     }
 
     /// A constant among the parameters of a type, as one word: whoever reads the record need not know of characters
@@ -145,12 +178,19 @@ impl Types {
         // Before the fields: a type may be reached from itself.
         let at = self.defined.len();
         let called = if ours { Default::default() } else { called };
-        self.defined.push(Defined { id, called, name: name.clone(), text: String::new() });
+        self.defined.push(Defined {
+            id,
+            called,
+            name: name.clone(),
+            text: String::new(),
+            said: Said::default(),
+        });
         let text = format!("{kind} {name} {} {} {rest}", size_of::<T>(), align_of::<T>());
-        let mut definition = Definition { types: self, text: format!("{}\n", text.trim_end()) };
+        let text = format!("{}\n", text.trim_end());
+        let mut definition = Definition { types: self, text, said: Said::default() };
         body(&mut definition);
-        let text = definition.text;
-        self.defined[at].text = text;
+        let (text, said) = (definition.text, definition.said);
+        (self.defined[at].text, self.defined[at].said) = (text, said);
         name
     }
 
@@ -187,17 +227,48 @@ impl Definition<'_> {
     pub fn field<T: Recoverable>(&mut self, name: &str, offset: usize) {
         let of = self.types.name_of::<T>();
         self.line(&format!("{name} {offset} {of}"));
+        self.said().fields.push(SaidField { names: vec![name.to_owned()], default: false });
+    }
+
+    /// What is said of the variant that came last, or of the whole.
+    fn said(&mut self) -> &mut Said {
+        match self.said.variants.is_empty() {
+            true => &mut self.said,
+            false => &mut self.said.variants.last_mut().expect("there is one").1,
+        }
+    }
+
+    /// Older names of the field that came last, and whether it has a default.
+    pub fn field_was(&mut self, names: &[&str], default: bool) {
+        if let Some(field) = self.said().fields.last_mut() {
+            field.names.extend(names.iter().map(|name| (*name).to_owned()));
+            field.default = default;
+        }
+    }
+
+    /// Older names of the variant that came last.
+    pub fn variant_was(&mut self, names: &[&str]) {
+        if let Some((all, _)) = self.said.variants.last_mut() {
+            all.extend(names.iter().map(|name| (*name).to_owned()));
+        }
+    }
+
+    /// Names of fields that the variant that came last had; before the first variant, of what the type had.
+    pub fn gone(&mut self, names: &[&str]) {
+        self.said().gone.extend(names.iter().map(|name| (*name).to_owned()));
     }
 
     /// A variant of an enum, whose fields come next.
     pub fn variant(&mut self, name: &str, tag: u64) {
         self.line(&format!("{name} {tag}"));
+        self.said.variants.push((vec![name.to_owned()], Said::default()));
     }
 
     /// A field of that variant.
     pub fn variant_field<T: Recoverable>(&mut self, name: &str, offset: usize) {
         let of = self.types.name_of::<T>();
         self.line(&format!("  {name} {offset} {of}"));
+        self.said().fields.push(SaidField { names: vec![name.to_owned()], default: false });
     }
 }
 
