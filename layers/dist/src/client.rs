@@ -51,6 +51,11 @@ pub enum Error {
     /// A timestamp is too far ahead of this program's clock.
     #[error("{0}")]
     Clock(#[from] caliburn_nest::Ahead),
+    /// A timestamp was asked for where there are none.
+    #[error(
+        "node {0} gives no timestamps: its cluster is run without them (CALIBURN_TIMESTAMPS, Builder::timestamps)"
+    )]
+    NoTimestamps(u64),
     /// Its time was over.
     #[error("took longer than {0:?}")]
     TimeOut(Duration),
@@ -94,6 +99,8 @@ struct Place {
     serial: u64,
     /// Transactions that have not ended.
     open: BTreeSet<u64>,
+    /// Whether the node gives timestamps.
+    has_timestamps: bool,
     /// The node is there no more, or lives another life.
     lost: Arc<AtomicBool>,
     /// Ends with the program.
@@ -161,7 +168,7 @@ impl Application {
         options: Options,
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<T, E> {
-        Ok(self.transact_at(options, body).await?.0)
+        Ok(self.run(self.begin(options).await?, options, body).await?.0)
     }
 
     /// The same, with its timestamp (Camelot, 4.2): if two transactions have touched the same, the order of their
@@ -177,6 +184,18 @@ impl Application {
         body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
     ) -> Result<(T, Timestamp), E> {
         let begun = self.begin(options).await?;
+        if !self.place().has_timestamps {
+            return Err(Error::NoTimestamps(self.0.coordinator.0).into());
+        }
+        self.run(begun, options, body).await
+    }
+
+    async fn run<T, E: From<Error>>(
+        &self,
+        begun: Begun,
+        options: Options,
+        body: impl AsyncFnOnce(&Tx) -> Result<T, E>,
+    ) -> Result<(T, Timestamp), E> {
         let done = tokio::time::timeout_at(begun.tx.until.into(), body(&begun.tx)).await;
         match done.unwrap_or_else(|_| Err(Error::TimeOut(options.time_out).into())) {
             Ok(value) => Ok((value, begun.commit().await?)),
@@ -392,8 +411,8 @@ async fn attach(cluster: &Cluster, coordinator: Node, clock: &Hybrid) -> Result<
         }
     });
     let incarnation = Incarnation(attached.incarnation);
-    let (client, open) = (attached.client, BTreeSet::new());
-    Ok(Place { incarnation, client, serial: 0, open, lost, _stream: Some(program) })
+    let (client, open, has_timestamps) = (attached.client, BTreeSet::new(), attached.clock != 0);
+    Ok(Place { incarnation, client, serial: 0, open, has_timestamps, lost, _stream: Some(program) })
 }
 
 /// Whether a node says so only of what it has not begun to commit.

@@ -3,6 +3,7 @@
 
 use crate::commit::word::Node;
 use crate::credentials::{Credentials, CredentialsError, is_label, node_name};
+use caliburn_os::descriptors;
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -81,6 +82,7 @@ impl Cluster {
     }
 
     fn connect(&self, node: Node, address: &str) -> Result<Channel, NameError> {
+        descriptors::occupy();
         let scheme = if self.credentials.is_some() { "https" } else { "http" };
         let no_address = || NameError::Address(address.to_owned(), scheme);
         let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| no_address())?;
@@ -128,7 +130,7 @@ impl Cluster {
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn read_nodes(mut self, path: &std::path::Path) -> Result<Cluster, NameError> {
-        let text = std::fs::read_to_string(path);
+        let text = descriptors::read_text(path);
         let text = text.map_err(|error| NameError::File(path.display().to_string(), error.to_string()))?;
         for (number, line) in (1..).zip(text.lines()) {
             let wrong = |what: String| NameError::Line(path.display().to_string(), number, what);
@@ -191,11 +193,18 @@ impl Cluster {
         at.is_some_and(|(at, _)| address.is_none_or(|address| at == address))
     }
 
+    /// The servers that a node has.
+    pub(crate) fn servers(&self, node: Node) -> Vec<String> {
+        self.known().get(&node).map_or_else(Vec::new, |known| known.servers.clone())
+    }
+
     /// How to reach a node.
     ///
     /// # Errors
     /// [`NameError::Node`].
     pub fn channel(&self, node: Node) -> Result<Channel, NameError> {
+        // It may have to be opened again.
+        descriptors::occupy();
         let known = self.known();
         let address = known.get(&node).and_then(|known| known.address.as_ref());
         let all = || known.keys().map(|node| node.0).collect();

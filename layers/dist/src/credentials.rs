@@ -8,9 +8,16 @@
 //! A name says nothing of where somebody is: a node keeps its certificate when it moves.
 
 use crate::commit::word::Node;
+use caliburn_os::descriptors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use x509_parser::extensions::GeneralName;
 use x509_parser::pem::Pem as Block;
 
@@ -79,7 +86,8 @@ impl Credentials {
         key: impl AsRef<Path>,
     ) -> Result<Credentials, CredentialsError> {
         let read = |path: &Path, what: &'static str| {
-            let pem = std::fs::read(path).map_err(|error| CredentialsError::Read(path.to_owned(), error))?;
+            let pem =
+                descriptors::read(path).map_err(|error| CredentialsError::Read(path.to_owned(), error))?;
             let has = pem.split(|byte| *byte == b'\n').any(|line| {
                 let line = line.trim_ascii_end();
                 line.starts_with(b"-----BEGIN ")
@@ -120,9 +128,37 @@ impl Credentials {
         name.into_iter().fold(config, ClientTlsConfig::domain_name)
     }
 
+    /// Of somebody without a certificate, who knows those of this authority.
+    pub(crate) fn nobody(&self) -> ClientTlsConfig {
+        ClientTlsConfig::new().ca_certificate(self.authority())
+    }
+
+    /// Of somebody with another's certificate, who knows those of this authority.
+    pub(crate) fn client_as(&self, other: &Credentials) -> ClientTlsConfig {
+        self.nobody().identity(other.identity())
+    }
+
     /// Of whoever is connected to, by those only that have a certificate too.
-    pub(crate) fn server(&self) -> ServerTlsConfig {
-        ServerTlsConfig::new().identity(self.identity()).client_ca_root(self.authority())
+    ///
+    /// # Errors
+    /// What of them can't be used, for people.
+    pub(crate) fn server(&self) -> Result<TlsAcceptor, String> {
+        self.acceptor().map_err(|error| error.to_string())
+    }
+
+    fn acceptor(&self) -> Result<TlsAcceptor, Box<dyn std::error::Error>> {
+        let Pem { authority, certificate, key } = &*self.0;
+        let provider = Arc::new(ring::default_provider());
+        let mut roots = RootCertStore::empty();
+        let authorities: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(authority).collect();
+        roots.add_parsable_certificates(authorities?);
+        let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build()?;
+        let own: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
+        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let config = config.with_client_cert_verifier(clients);
+        let mut config = config.with_single_cert(own?, PrivateKeyDer::from_pem_slice(key)?)?;
+        config.alpn_protocols.push(b"h2".to_vec());
+        Ok(TlsAcceptor::from(Arc::new(config)))
     }
 }
 

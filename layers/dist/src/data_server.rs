@@ -10,275 +10,45 @@
 //! | `CALIBURN_ETCD` | members of etcd, with commas between; it keeps slots, and others find the server there |
 //! | `CALIBURN_NODES` | a file of nodes ([`Cluster::read_nodes`]), in place of etcd |
 //! | `CALIBURN_AUTHORITY`, `CALIBURN_CERTIFICATE`, `CALIBURN_KEY` | PEM files, if peers have certificates |
+//! | `CALIBURN_ETCD_AUTHORITY`, `CALIBURN_ETCD_CERTIFICATE`, `CALIBURN_ETCD_KEY` | the same for etcd, if that has an authority of its own, as it should have where users have certificates |
 //! | `CALIBURN_QUOTA` | bytes that its segments and its log may have together |
 //! | `CALIBURN_LOG`, `CALIBURN_LOG_BYTES` | where its log is, and how long |
 //! | `CALIBURN_DUPLEX_LOG` | a second copy of it, or `none` |
 //! | `CALIBURN_FORMER_LOGS` | where it was, or a copy of it, with colons between: it comes from there |
 //! | `CALIBURN_DUMPS`, `CALIBURN_DUMP_AT` | where dumps of its store go, and at which times of day, in UTC |
 //! | `CALIBURN_RECOVERY_MS` | how long a recovery may take: so often the log is truncated |
+//! | `CALIBURN_FORGET_CLOCK` | a number, not 0: its clock forgets how far it had gone, once for each number (docs/camelot.md, timestamps) |
+//! | `CALIBURN_TIMESTAMPS` | `no`: its cluster has none, and clocks don't count |
 //! | `CALIBURN_DAEMON` | `number=address` of the daemon, which says what users may do; without, whoever has a certificate may do all |
 //! | `CALIBURN_SUPERVISOR` | its process: the server ends with it |
-//! | `NOTIFY_SOCKET` | where it says that it serves, as systemd wants it |
+//! | `NOTIFY_SOCKET` | where it says that it serves, and what an operator should know, in systemd's format |
 
-use crate::cluster::{Cluster, NameError};
+use crate::cluster::Cluster;
 use crate::commit::word::Node;
-use crate::credentials::{Credentials, CredentialsError, Peer, node_name};
+use crate::credentials::{Peer, node_name};
 use crate::dumping::dump_again_and_again;
-use crate::keep::etcd::{Etcd, KeepError};
+pub use crate::environment::{Environment, EnvironmentError};
+use crate::exposure::Exposure;
+use crate::keep::etcd::Etcd;
 use crate::keep::keeper::Keeper;
 use crate::keep::names::Names;
-use crate::log_plan::LogPlan;
+use crate::node::door::raise_descriptors;
 use crate::node::{Builder, Node as Running, ServeError};
 use crate::process_id::ProcessId;
 use crate::proto::admin::admin_client::AdminClient;
 use crate::proto::admin::{FollowRequest, Neighbour, Surroundings};
 use crate::rights::Rights;
+use caliburn_os::descriptors::{self, above};
 use caliburn_os::simulated::unless;
 use rustix::event::{PollFd, PollFlags};
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tonic::service::RoutesBuilder;
-
-/// All that a process can be told in.
-pub(crate) const VARIABLES: [&str; 20] = [
-    "CALIBURN_SERVER",
-    "CALIBURN_CLUSTER",
-    "CALIBURN_NUMBER",
-    "CALIBURN_STORE",
-    "CALIBURN_LISTEN",
-    "CALIBURN_ETCD",
-    "CALIBURN_NODES",
-    "CALIBURN_AUTHORITY",
-    "CALIBURN_CERTIFICATE",
-    "CALIBURN_KEY",
-    "CALIBURN_QUOTA",
-    "CALIBURN_LOG",
-    "CALIBURN_LOG_BYTES",
-    "CALIBURN_DUPLEX_LOG",
-    "CALIBURN_RECOVERY_MS",
-    "CALIBURN_FORMER_LOGS",
-    "CALIBURN_DUMPS",
-    "CALIBURN_DUMP_AT",
-    "CALIBURN_DAEMON",
-    "CALIBURN_SUPERVISOR",
-];
-
-/// What a process is told.
-#[derive(Debug, Clone, Default)]
-pub struct Environment {
-    /// Its name.
-    pub name: String,
-    /// The cluster.
-    pub cluster: String,
-    /// Its number in the cluster.
-    pub number: u64,
-    /// The directory of its store.
-    pub store: PathBuf,
-    /// Where it serves.
-    pub listen: Option<SocketAddr>,
-    /// Members of etcd.
-    pub etcd: Vec<String>,
-    /// A file of nodes.
-    pub nodes: Option<PathBuf>,
-    /// PEM files: the authority's certificate, its own, its key.
-    pub certificates: Option<[PathBuf; 3]>,
-    /// Bytes of segments and log.
-    pub quota: Option<u64>,
-    /// Where its log is.
-    pub log: LogPlan,
-    /// The daemon's number and address.
-    pub daemon: Option<(u64, String)>,
-    /// The process that supervises it.
-    pub supervisor: Option<ProcessId>,
-}
-
-/// What an environment variable has to do with it.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EnvironmentError {
-    /// It is not there.
-    #[error(
-        "{0} is not set: see the documentation of caliburn_dist::data_server, or start the server by caliburn node"
-    )]
-    Missing(&'static str),
-    /// It is not what it should be.
-    #[error("{0} is {1:?}, and should be {2}")]
-    Wrong(&'static str, String, &'static str),
-    /// Certificates.
-    #[error(transparent)]
-    Credentials(#[from] CredentialsError),
-    /// A certificate is somebody else's.
-    #[error("{0}: the certificate should name {1}")]
-    Certificate(PathBuf, String),
-    /// Nodes.
-    #[error(transparent)]
-    Names(#[from] NameError),
-    /// The members of etcd.
-    #[error(transparent)]
-    Keep(#[from] KeepError),
-    /// What the operating system says.
-    #[error("{0}: {1}")]
-    Io(&'static str, std::io::Error),
-    /// While it served.
-    #[error(transparent)]
-    Serve(#[from] ServeError),
-}
-
-impl Environment {
-    /// Reads the variables.
-    ///
-    /// # Errors
-    /// [`EnvironmentError::Missing`], [`EnvironmentError::Wrong`].
-    pub fn read() -> Result<Environment, EnvironmentError> {
-        Environment::of(|name| std::env::var(name).ok())
-    }
-
-    fn of(get: impl Fn(&str) -> Option<String>) -> Result<Environment, EnvironmentError> {
-        let get = |name: &str| get(name).filter(|value| !value.is_empty());
-        let need = |name: &'static str| get(name).ok_or(EnvironmentError::Missing(name));
-        fn parsed<T: std::str::FromStr>(
-            name: &'static str,
-            value: String,
-            what: &'static str,
-        ) -> Result<T, EnvironmentError> {
-            value.parse().map_err(|_| EnvironmentError::Wrong(name, value, what))
-        }
-        let pem = ["CALIBURN_AUTHORITY", "CALIBURN_CERTIFICATE", "CALIBURN_KEY"];
-        let certificates = match pem.iter().any(|name| get(name).is_some()) {
-            true => Some([need(pem[0])?.into(), need(pem[1])?.into(), need(pem[2])?.into()]),
-            false => None,
-        };
-        let daemon = get("CALIBURN_DAEMON").map(|value| {
-            let parts =
-                value.split_once('=').and_then(|(number, at)| Some((number.parse().ok()?, at.to_owned())));
-            parts.ok_or(EnvironmentError::Wrong("CALIBURN_DAEMON", value, "number=address"))
-        });
-        let supervisor = get("CALIBURN_SUPERVISOR")
-            .map(|value| parsed("CALIBURN_SUPERVISOR", value, "a process, as the daemon writes it"));
-        let number = |name| get(name).map(|value| parsed(name, value, "a number")).transpose();
-        Ok(Environment {
-            name: need("CALIBURN_SERVER")?,
-            cluster: need("CALIBURN_CLUSTER")?,
-            number: parsed("CALIBURN_NUMBER", need("CALIBURN_NUMBER")?, "a number")?,
-            store: need("CALIBURN_STORE")?.into(),
-            listen: Some(parsed("CALIBURN_LISTEN", need("CALIBURN_LISTEN")?, "such as 127.0.0.1:4101")?),
-            etcd: get("CALIBURN_ETCD")
-                .map_or_else(Vec::new, |all| all.split(',').map(str::to_owned).collect()),
-            nodes: get("CALIBURN_NODES").map(PathBuf::from),
-            certificates,
-            quota: number("CALIBURN_QUOTA")?,
-            log: LogPlan {
-                path: get("CALIBURN_LOG").map(PathBuf::from),
-                bytes: number("CALIBURN_LOG_BYTES")?,
-                second: get("CALIBURN_DUPLEX_LOG").map(|path| (path != "none").then(|| path.into())),
-                recovery: number("CALIBURN_RECOVERY_MS")?.map(Duration::from_millis),
-                former: get("CALIBURN_FORMER_LOGS")
-                    .map_or_else(Vec::new, |all| all.split(':').map(PathBuf::from).collect()),
-                dumps: get("CALIBURN_DUMPS").map(PathBuf::from),
-                dump_at: get("CALIBURN_DUMP_AT")
-                    .map(|at| parsed("CALIBURN_DUMP_AT", at, TIMES))
-                    .transpose()?,
-            },
-            daemon: daemon.transpose()?,
-            supervisor: supervisor.transpose()?,
-        })
-    }
-
-    /// Reads what a program is told that begins transactions: of the variables those of the cluster, and
-    /// `CALIBURN_NODE`, the number of the node that is to coordinate.
-    ///
-    /// # Errors
-    /// [`EnvironmentError::Missing`], [`EnvironmentError::Wrong`].
-    pub fn read_program() -> Result<Environment, EnvironmentError> {
-        let get = |name: &str| std::env::var(name).ok();
-        let node = get("CALIBURN_NODE").ok_or(EnvironmentError::Missing("CALIBURN_NODE"))?;
-        Environment::of(|name| match name {
-            "CALIBURN_NUMBER" => Some(node.clone()),
-            // A program has neither of these.
-            "CALIBURN_SERVER" | "CALIBURN_STORE" => Some("program".into()),
-            "CALIBURN_LISTEN" => Some("127.0.0.1:0".into()),
-            _ => get(name),
-        })
-    }
-
-    /// The cluster, with all that etcd knows of it, which is followed as long as the second lives.
-    ///
-    /// # Errors
-    /// [`EnvironmentError`].
-    pub async fn found(&self) -> Result<(Cluster, Option<Names>), EnvironmentError> {
-        let cluster = self.cluster()?;
-        let names = match self.etcd(&cluster)? {
-            Some(etcd) => Some(Names::follow(etcd, cluster.clone()).await?),
-            None => None,
-        };
-        Ok((cluster, names))
-    }
-
-    /// The variables that say this.
-    pub fn variables(&self) -> Vec<(&'static str, String)> {
-        let path = |path: &PathBuf| path.to_string_lossy().into_owned();
-        let mut all = vec![
-            ("CALIBURN_SERVER", self.name.clone()),
-            ("CALIBURN_CLUSTER", self.cluster.clone()),
-            ("CALIBURN_NUMBER", self.number.to_string()),
-            ("CALIBURN_STORE", path(&self.store)),
-            ("CALIBURN_ETCD", self.etcd.join(",")),
-        ];
-        all.extend(self.listen.map(|listen| ("CALIBURN_LISTEN", listen.to_string())));
-        all.extend(self.nodes.iter().map(|nodes| ("CALIBURN_NODES", path(nodes))));
-        if let Some([authority, certificate, key]) = &self.certificates {
-            all.push(("CALIBURN_AUTHORITY", path(authority)));
-            all.push(("CALIBURN_CERTIFICATE", path(certificate)));
-            all.push(("CALIBURN_KEY", path(key)));
-        }
-        all.extend(self.quota.map(|quota| ("CALIBURN_QUOTA", quota.to_string())));
-        all.extend(self.log.variables());
-        all.extend(self.daemon.iter().map(|(number, at)| ("CALIBURN_DAEMON", format!("{number}={at}"))));
-        all.extend(self.supervisor.map(|pid| ("CALIBURN_SUPERVISOR", pid.to_string())));
-        all
-    }
-
-    /// The cluster, as far as it is known without etcd.
-    ///
-    /// # Errors
-    /// When certificates can't be used, or the file of nodes.
-    pub fn cluster(&self) -> Result<Cluster, EnvironmentError> {
-        let cluster = match &self.certificates {
-            None => Cluster::new(&*self.cluster),
-            Some([authority, certificate, key]) => {
-                Cluster::secured(&*self.cluster, Credentials::read(authority, certificate, key)?)?
-            }
-        };
-        match &self.nodes {
-            None => Ok(cluster),
-            Some(file) => Ok(cluster.read_nodes(file)?),
-        }
-    }
-
-    /// Whoever keeps slots and names.
-    fn etcd(&self, cluster: &Cluster) -> Result<Option<Etcd>, KeepError> {
-        if self.etcd.is_empty() {
-            return Ok(None);
-        }
-        let members = self.etcd.iter().map(String::as_str);
-        match cluster.credentials() {
-            None => Etcd::new(members, &self.cluster).map(Some),
-            Some(credentials) => Etcd::secured(members, &self.cluster, credentials).map(Some),
-        }
-    }
-
-    /// How others reach what serves at an address.
-    pub fn reached_at(&self, address: SocketAddr) -> String {
-        let scheme = if self.certificates.is_some() { "https" } else { "http" };
-        format!("{scheme}://{address}")
-    }
-}
 
 /// A data server that is to run, in a process of its own.
 #[derive(Debug)]
@@ -286,6 +56,7 @@ pub struct DataServer {
     environment: Environment,
     cluster: Cluster,
     etcd: Option<Etcd>,
+    exposure: Exposure,
     rights: Option<Rights>,
     _names: Option<Names>,
     /// What it was told of its neighbours last.
@@ -293,9 +64,6 @@ pub struct DataServer {
     gone: Gone,
     unregistered: bool,
 }
-
-/// What times of day are like.
-const TIMES: &str = "times of day in UTC, such as 03:00,15:30";
 
 /// Turns true when whoever supervises the process has ended.
 type Gone = watch::Receiver<bool>;
@@ -317,6 +85,7 @@ impl DataServer {
     /// # Errors
     /// [`EnvironmentError`].
     pub async fn new(environment: Environment) -> Result<DataServer, EnvironmentError> {
+        raise_descriptors();
         // From the first moment on.
         let gone = watch_supervisor(environment.supervisor);
         let mut cluster = environment.cluster()?;
@@ -330,6 +99,7 @@ impl DataServer {
             cluster = cluster.node(*number, at)?;
         }
         let etcd = environment.etcd(&cluster)?;
+        let exposure = Exposure::of(&environment, &cluster)?;
         let names = match &etcd {
             Some(etcd) => Some(Names::follow(etcd.clone(), cluster.clone()).await?),
             None => None,
@@ -341,6 +111,7 @@ impl DataServer {
             environment,
             cluster,
             etcd,
+            exposure,
             rights,
             _names: names,
             neighbours,
@@ -351,8 +122,14 @@ impl DataServer {
 
     /// The node that it is, to be given segments and started.
     pub fn builder(&self) -> Builder {
-        let Environment { number, store, quota, log, .. } = &self.environment;
+        let Environment { number, store, quota, log, forget_clock, without_timestamps, .. } =
+            &self.environment;
         let mut node = Running::builder(self.cluster.clone(), *number, store).log(log.clone());
+        node = node.on_notice(|text| {
+            // It is in the log in any case.
+            let _ = notify(&format!("STATUS={text}"));
+        });
+        node = node.forget_clock_once(*forget_clock).timestamps(!without_timestamps);
         if let Some(etcd) = &self.etcd {
             node = node.keeper(Keeper::Etcd(etcd.clone()));
         }
@@ -406,6 +183,7 @@ impl DataServer {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(io("SIGINT"))?;
         let mut gone = self.gone.clone();
         let address = self.environment.listen.ok_or(EnvironmentError::Missing("CALIBURN_LISTEN"))?;
+        descriptors::occupy();
         let listener = tokio::net::TcpListener::bind(address).await;
         let listener = listener.map_err(|error| ServeError::Address(address, error))?;
         let at = self.environment.reached_at(listener.local_addr().map_err(io("its address"))?);
@@ -424,13 +202,14 @@ impl DataServer {
         // It serves when it knows for whom.
         let ready = async {
             let _ = heard.await;
-            match notify() {
+            match notify(READY) {
                 Ok(()) => std::future::pending().await,
                 Err(error) => error,
             }
         };
         tokio::select! {
             served = node.serve_on(listener, add) => Ok(served?),
+            never = self.exposure.look_again_and_again(node) => match never {},
             never = dump_again_and_again(node, &self.environment.log) => match never {},
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
@@ -533,61 +312,41 @@ pub(crate) fn meet(
     }
 }
 
-/// Says that this process serves, if somebody wants to know.
-fn notify() -> std::io::Result<()> {
+/// Tells the supervisor a state, if there is a supervisor. Only of one that says that it is ready it waits until
+/// there is room: notices come from threads that have other things to do.
+fn notify(state: &str) -> std::io::Result<()> {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty()) else { return Ok(()) };
     let address = match path.as_encoded_bytes().strip_prefix(b"@") {
         Some(name) => std::os::unix::net::SocketAddr::from_abstract_name(name)?,
         None => std::os::unix::net::SocketAddr::from_pathname(path)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address).map(|_| ())
+    tell(&address, state)
 }
+
+fn tell(address: &std::os::unix::net::SocketAddr, state: &str) -> std::io::Result<()> {
+    let socket = above(UnixDatagram::unbound)?;
+    socket.set_nonblocking(unless("notices-wait", state != READY))?;
+    socket.send_to_addr(state.as_bytes(), address).map(|_| ())
+}
+
+const READY: &str = "READY=1";
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
-
-    fn read(variables: &[(&'static str, String)]) -> Result<Environment, EnvironmentError> {
-        let all: BTreeMap<&str, String> = variables.iter().cloned().collect();
-        Environment::of(|name| all.get(name).cloned())
-    }
 
     #[test]
-    fn what_is_told_is_read() {
-        let told = Environment {
-            name: "bank".into(),
-            cluster: "c".into(),
-            number: 7,
-            store: "/s".into(),
-            listen: Some("127.0.0.1:4101".parse().unwrap()),
-            etcd: vec!["http://a:1".into(), "http://b:2".into()],
-            nodes: Some("/n".into()),
-            certificates: Some(["/a".into(), "/c".into(), "/k".into()]),
-            quota: Some(1 << 30),
-            log: LogPlan {
-                path: Some("/log".into()),
-                bytes: Some(1 << 20),
-                second: Some(None),
-                recovery: Some(Duration::from_millis(500)),
-                former: vec!["/before".into(), "/and before".into()],
-                dumps: Some("/dumps".into()),
-                dump_at: Some("03:00".parse().unwrap()),
-            },
-            daemon: Some((1, "https://127.0.0.1:4100".into())),
-            supervisor: ProcessId::of(std::process::id()),
-        };
-        assert_eq!(read(&told.variables()).unwrap().variables(), told.variables());
-        let without = |name: &str| {
-            let mut all = told.variables();
-            all.retain(|variable| variable.0 != name);
-            read(&all).unwrap_err().to_string()
-        };
-        assert!(without("CALIBURN_STORE").starts_with("CALIBURN_STORE is not set"));
-        assert!(without("CALIBURN_KEY").starts_with("CALIBURN_KEY is not set"));
-        let mut wrong = told.variables();
-        wrong.push(("CALIBURN_DAEMON", "1:x".into()));
-        let wrong = read(&wrong).unwrap_err().to_string();
-        assert_eq!(wrong, "CALIBURN_DAEMON is \"1:x\", and should be number=address");
+    fn a_supervisor_that_does_not_listen_holds_nobody_up() {
+        let name = format!("caliburn-test-{}", std::process::id());
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+        let supervisor = UnixDatagram::bind_addr(&address).unwrap();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let full = (0..100_000).find_map(|_| tell(&address, "STATUS=well").err());
+            done.send(full.map(|error| error.kind())).unwrap();
+        });
+        let full = is_done.recv_timeout(Duration::from_secs(10)).expect("it waits");
+        assert_eq!(full, Some(std::io::ErrorKind::WouldBlock));
+        drop(supervisor);
     }
 }

@@ -12,13 +12,14 @@
 use crate::commit::coordinator::Coordinator;
 use crate::commit::participant::Participant;
 use crate::commit::word::{
-    Action, Incarnation, Message, Node, Outcome, Participants, Record, Slot, Stay, Vote,
+    Action, Incarnation, Message, Node, Outcome, Participants, Protocol, Record, Slot, Stay, Vote,
 };
 use crate::id::{News, Tid};
 use crate::letter::{Brief, Letter, Word};
+use crate::reliance::Reliance;
 use crate::scope::Report;
 use caliburn_nest::Timestamp;
-use caliburn_os::simulated::{even_if, planted};
+use caliburn_os::simulated::{even_if, instead, planted, unless};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -69,8 +70,8 @@ pub enum Step {
     Force(Tid, Role, Record),
     /// Writes a record, and says `durable` when it is.
     Write(Tid, Role, Record),
-    /// Puts a value into the slot of a participant, if it is empty, and says [`Host::slot`]. When its own is to say
-    /// yes, what was changed here is durable first.
+    /// Puts a value into the slot of a participant, if it is empty, or looks what is there, and says [`Host::slot`].
+    /// When its own is to say yes, what was done here is durable first, also if it has only read.
     Put(Tid, Role, Participants, Node, Slot),
     /// What was done here stays, or is undone, and its locks are free.
     Finish(Tid, Outcome),
@@ -80,6 +81,11 @@ pub enum Step {
     Tell(Tid, Outcome, Timestamp),
     /// Deletes slots.
     Delete(Tid, Participants),
+}
+
+/// No two stays of a node are equal. A life has 2^44 numbers, and the number of a life comes again after 2^20 lives.
+fn stay(life: Incarnation, number: u64) -> Stay {
+    Stay((life.0 << instead("stays-of-32-bits", 44, 32)).wrapping_add(number))
 }
 
 /// A program that begins transactions here.
@@ -92,39 +98,48 @@ struct Client {
 }
 
 #[derive(Debug)]
-struct Coordinating {
-    machine: Coordinator,
-    news: BTreeMap<Node, News>,
-    at: Timestamp,
-    tries: u32,
-    due: Duration,
+pub(crate) struct Coordinating {
+    pub(crate) machine: Coordinator,
+    /// When it began here, in this life.
+    pub(crate) since: Option<Duration>,
+    pub(crate) news: BTreeMap<Node, News>,
+    pub(crate) at: Timestamp,
+    pub(crate) tries: u32,
+    pub(crate) due: Duration,
 }
 
 #[derive(Debug)]
-struct TakingPart {
-    machine: Participant,
-    stay: Stay,
+pub(crate) struct TakingPart {
+    pub(crate) machine: Participant,
+    pub(crate) stay: Stay,
+    /// When it came here, in this life.
+    pub(crate) since: Option<Duration>,
+    /// With whom, once it has voted.
+    pub(crate) all: Option<Participants>,
     /// When the transaction was known to go on.
-    heard: Duration,
+    pub(crate) heard: Duration,
     /// When it aborts here if it was not asked to prepare.
-    expires: Duration,
+    pub(crate) expires: Duration,
     /// It was asked, and what it votes is not known yet.
-    asked: Option<Participants>,
-    tries: u32,
-    due: Duration,
+    pub(crate) asked: Option<Participants>,
+    pub(crate) tries: u32,
+    pub(crate) due: Duration,
 }
 
 /// A node.
 #[derive(Debug)]
 pub struct Host {
-    own: Node,
-    incarnation: Incarnation,
-    patience: Patience,
+    pub(crate) own: Node,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) patience: Patience,
     clients: BTreeMap<u64, Client>,
-    coordinating: BTreeMap<Tid, Coordinating>,
-    taking_part: BTreeMap<Tid, TakingPart>,
-    due: BTreeSet<(Duration, Tid, Role)>,
-    stays: u64,
+    pub(crate) coordinating: BTreeMap<Tid, Coordinating>,
+    pub(crate) taking_part: BTreeMap<Tid, TakingPart>,
+    pub(crate) due: BTreeSet<(Duration, Tid, Role)>,
+    pub(crate) stays: u64,
+    /// What it has committed without blocking, in case that others ask.
+    pub(crate) remembered: BTreeMap<Tid, Participants>,
+    pub(crate) reliance: Reliance,
 }
 
 impl Host {
@@ -139,6 +154,8 @@ impl Host {
             taking_part: BTreeMap::new(),
             due: BTreeSet::new(),
             stays: 0,
+            remembered: BTreeMap::new(),
+            reliance: Reliance::default(),
         }
     }
 
@@ -188,7 +205,7 @@ impl Host {
     }
 
     /// Whether a transaction goes on, as far as its coordinator knows.
-    fn goes_on(&self, tid: &Tid) -> bool {
+    pub(crate) fn goes_on(&self, tid: &Tid) -> bool {
         self.coordinates(tid) || self.is_open(tid)
     }
 
@@ -223,15 +240,19 @@ impl Host {
         if here && (self.coordinating.contains_key(&tid) || !self.goes_on(&tid)) {
             return None;
         }
+        if self.waits_for_keeper(&tid) && !self.taking_part.contains_key(&tid) {
+            return None;
+        }
         let part = self.taking_part.entry(tid).or_insert_with(|| {
             if !planted("one-stay-for-all") {
                 self.stays += 1;
             }
-            let stay = Stay(self.incarnation.0 << 32 | self.stays);
+            let stay = stay(self.incarnation, self.stays);
             let machine = Participant::new(tid.protocol, self.own, tid.coordinator, stay);
             let due = now + self.patience.probe;
             self.due.insert((due, tid, Role::Participant));
-            TakingPart { machine, stay, heard: now, expires, asked: None, tries: 0, due }
+            let since = Some(now);
+            TakingPart { machine, stay, since, all: None, heard: now, expires, asked: None, tries: 0, due }
         });
         part.heard = part.heard.max(now);
         part.expires = part.expires.max(expires);
@@ -261,7 +282,7 @@ impl Host {
             participants.remove(&self.own);
         }
         let (machine, actions) = Coordinator::new(tid.protocol, participants, own == Some(Vote::Yes));
-        self.coordinate(tid, machine, (news, at), now);
+        self.coordinate(tid, machine, (news, at), (Some(now), now));
         steps.extend(self.perform(tid, Role::Coordinator, actions));
         steps
     }
@@ -282,17 +303,24 @@ impl Host {
         tid: Tid,
         machine: Coordinator,
         (news, at): (BTreeMap<Node, News>, Timestamp),
-        now: Duration,
+        (since, now): (Option<Duration>, Duration),
     ) {
         let due = now + self.patience.answer;
         self.due.insert((due, tid, Role::Coordinator));
-        self.coordinating.insert(tid, Coordinating { machine, news, at, tries: 0, due });
+        self.coordinating.insert(tid, Coordinating { machine, since, news, at, tries: 0, due });
     }
 
-    /// After a crash: a `Commit` record, and no `End`.
+    /// A `Commit` record, and no `End`: after a crash; or what was committed here without blocking, and nobody has
+    /// said for long that all know.
     pub fn recover_commit(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
-        let (machine, actions) = Coordinator::recovered(participants);
-        self.coordinate(tid, machine, Default::default(), now);
+        if self.coordinating.contains_key(&tid) {
+            return Vec::new();
+        }
+        if tid.protocol == Protocol::Slots {
+            self.remembered.insert(tid, participants.clone());
+        }
+        let (machine, actions) = Coordinator::recovered(tid.protocol, participants);
+        self.coordinate(tid, machine, Default::default(), (None, now));
         self.perform(tid, Role::Coordinator, actions)
     }
 
@@ -300,34 +328,63 @@ impl Host {
     pub fn recover_prepared(&mut self, tid: Tid, participants: Participants, now: Duration) -> Vec<Step> {
         let (own, coordinator) = (self.own, tid.coordinator);
         let stay = participants.get(&own).copied().unwrap_or(Stay(0));
+        let all = participants.clone();
         let (machine, actions) = Participant::recovered(tid.protocol, own, coordinator, stay, participants);
         let due = now + self.patience.answer;
         self.due.insert((due, tid, Role::Participant));
-        let part = TakingPart { machine, stay, heard: now, expires: now, asked: None, tries: 0, due };
-        self.taking_part.insert(tid, part);
+        self.take_part(tid, (machine, stay), (Some(all), now, due));
         self.perform(tid, Role::Participant, actions)
     }
 
-    /// After a crash: a `Judged` record, and no `Settled`.
-    pub fn recover_judged(&mut self, tid: Tid, outcome: Outcome, now: Duration) -> Vec<Step> {
+    /// After a crash: a `Judged` record, and no `Settled`. `all`: with whom, if it is still prepared.
+    pub fn recover_judged(
+        &mut self,
+        tid: Tid,
+        outcome: Outcome,
+        all: Option<Participants>,
+        now: Duration,
+    ) -> Vec<Step> {
         let (own, stay) = (self.own, Stay(0));
-        let (machine, actions) = Participant::recovered_judged(own, tid.coordinator, stay, outcome);
+        let (machine, actions) =
+            Participant::recovered_judged(tid.protocol, own, tid.coordinator, stay, outcome);
         let due = now + self.patience.answer;
         self.due.insert((due, tid, Role::Participant));
-        let part = TakingPart { machine, stay, heard: now, expires: now, asked: None, tries: 0, due };
-        self.taking_part.insert(tid, part);
+        let all = all.filter(|_| unless("judged-commits-denied", true));
+        self.take_part(tid, (machine, stay), (all, now, due));
         self.perform(tid, Role::Participant, actions)
     }
 
-    /// Transactions that are prepared here, and wait to be told how they end.
-    pub fn undecided(&self) -> impl Iterator<Item = (Tid, &Participants)> {
+    fn take_part(
+        &mut self,
+        tid: Tid,
+        (machine, stay): (Participant, Stay),
+        (all, now, due): (Option<Participants>, Duration, Duration),
+    ) {
+        let (heard, expires) = (now, now);
+        let part = TakingPart { machine, stay, since: None, all, heard, expires, asked: None, tries: 0, due };
+        self.taking_part.insert(tid, part);
+    }
+
+    /// Transactions that are prepared here, and wait to be told how they end; and whether they wait for others to
+    /// say it, or for an administrator.
+    pub fn undecided(&self) -> impl Iterator<Item = (Tid, &Participants, bool)> {
         let undecided = self.taking_part.iter().filter(|(_, part)| part.machine.is_undecided());
-        undecided.filter_map(|(tid, part)| Some((*tid, part.machine.participants()?)))
+        undecided.filter_map(|(tid, part)| {
+            let asks = part.machine.is_asking() || self.waits_for_keeper(tid);
+            Some((*tid, part.machine.participants()?, asks))
+        })
+    }
+
+    /// What was committed here without blocking, and others may not know.
+    pub fn remembered(&self) -> &BTreeMap<Tid, Participants> {
+        &self.remembered
     }
 
     /// An administrator decides: nothing unless it is prepared here, waits, and blocks.
     pub fn judge(&mut self, tid: Tid, outcome: Outcome) -> Option<Vec<Step>> {
-        let actions = self.taking_part.get_mut(&tid)?.machine.judge(outcome)?;
+        let part = self.taking_part.get_mut(&tid)?;
+        let trust = self.reliance.trust(part.since, Duration::MAX);
+        let actions = part.machine.judge(outcome, trust)?;
         Some(self.perform(tid, Role::Participant, actions))
     }
 
@@ -339,85 +396,15 @@ impl Host {
             return Vec::new();
         }
         let (machine, actions) = Coordinator::left(participants);
-        self.coordinate(tid, machine, Default::default(), now);
+        self.coordinate(tid, machine, Default::default(), (None, now));
         self.perform(tid, Role::Coordinator, actions)
-    }
-
-    /// A letter came.
-    pub fn receive(&mut self, letter: Letter, now: Duration) -> Vec<Step> {
-        let Letter { from, to, tid, word } = letter;
-        // An address may have been another node's before.
-        let is_its = match &word {
-            Word::Probe | Word::Commit(Message::Inquiry | Message::Vote(_) | Message::Ack, _) => {
-                tid.coordinator == self.own
-            }
-            Word::Lives | Word::Gone | Word::Commit(Message::Prepare(_) | Message::Outcome(_), _) => {
-                tid.coordinator == from
-            }
-            Word::Chase(_) | Word::Victim => true,
-        };
-        if to != self.own || !is_its {
-            return Vec::new();
-        }
-        match word {
-            Word::Probe => {
-                let word = match self.goes_on(&tid) || planted("orphans-live") {
-                    true => Word::Lives,
-                    false => Word::Gone,
-                };
-                vec![self.letter(from, tid, word)]
-            }
-            Word::Lives => {
-                if let Some(part) = self.taking_part.get_mut(&tid) {
-                    part.heard = now;
-                }
-                Vec::new()
-            }
-            Word::Gone => match self.taking_part.get_mut(&tid) {
-                Some(part) => {
-                    let actions = part.machine.timeout();
-                    self.perform(tid, Role::Participant, actions)
-                }
-                None => Vec::new(),
-            },
-            // Whoever runs the node knows who waits.
-            Word::Chase(_) | Word::Victim => Vec::new(),
-            Word::Commit(message @ (Message::Prepare(_) | Message::Outcome(_)), brief) => {
-                self.receive_as_participant(tid, message, brief)
-            }
-            Word::Commit(message, _) => {
-                let actions = match self.coordinating.get_mut(&tid) {
-                    Some(it) => it.machine.receive(from, &message),
-                    None => Coordinator::of_unknown(tid.protocol, from, &message),
-                };
-                self.perform(tid, Role::Coordinator, actions)
-            }
-        }
-    }
-
-    fn receive_as_participant(&mut self, tid: Tid, message: Message, brief: Brief) -> Vec<Step> {
-        let Some(part) = self.taking_part.get_mut(&tid) else {
-            let actions = Participant::of_unknown(tid.protocol, tid.coordinator, &message);
-            return self.perform(tid, Role::Participant, actions);
-        };
-        match message {
-            Message::Prepare(participants) if part.machine.is_active() => {
-                if part.asked.replace(participants).is_some() {
-                    return Vec::new();
-                }
-                vec![Step::Vote(tid, brief)]
-            }
-            message => {
-                let actions = part.machine.receive(&message, || Vote::No);
-                self.perform(tid, Role::Participant, actions)
-            }
-        }
     }
 
     /// What was done here is heard: an answer to [`Step::Vote`].
     pub fn voted(&mut self, tid: Tid, vote: Vote, now: Duration) -> Vec<Step> {
         let Some(part) = self.taking_part.get_mut(&tid) else { return Vec::new() };
         let Some(participants) = part.asked.take() else { return Vec::new() };
+        part.all = Some(participants.clone());
         let actions = part.machine.receive(&Message::Prepare(participants), || vote);
         part.tries = 0;
         self.wait(tid, Role::Participant, now);
@@ -465,18 +452,19 @@ impl Host {
             let (actions, letter) = match role {
                 Role::Coordinator => {
                     let it = self.coordinating.get_mut(&tid).expect("it is due");
-                    (it.machine.timeout(), None)
+                    (it.machine.timeout(self.reliance.trust(it.since, now)), None)
                 }
                 Role::Participant => {
                     let patience = self.patience;
                     let part = self.taking_part.get_mut(&tid).expect("it is due");
                     let silent = now.saturating_sub(part.heard) >= patience.silence;
+                    let trust = self.reliance.trust(part.since, now);
                     match part.machine.is_active() {
                         // It votes at this moment.
                         true if part.asked.is_some() && now < part.expires => (Vec::new(), None),
                         true if now < part.expires && !silent => (Vec::new(), Some(Word::Probe)),
                         true if planted("orphans-stay") => (Vec::new(), None),
-                        _ => (part.machine.timeout(), None),
+                        _ => (part.machine.timeout(trust), None),
                     }
                 }
             };
@@ -506,14 +494,22 @@ impl Host {
         self.due.insert((*due, tid, role));
     }
 
-    fn letter(&self, to: Node, tid: Tid, word: Word) -> Step {
+    pub(crate) fn letter(&self, to: Node, tid: Tid, word: Word) -> Step {
         Step::Send(Letter { from: self.own, to, tid, word })
     }
 
-    fn perform(&mut self, tid: Tid, role: Role, actions: Vec<Action>) -> Vec<Step> {
+    pub(crate) fn perform(&mut self, tid: Tid, role: Role, actions: Vec<Action>) -> Vec<Step> {
         let mut steps = Vec::new();
         for action in actions {
             match action {
+                // That all know.
+                Action::Send(to, Message::Ack)
+                    if (to, role, tid.protocol) == (self.own, Role::Coordinator, Protocol::Slots) =>
+                {
+                    if self.remembered.remove(&tid).is_some() {
+                        steps.push(Step::Write(tid, role, Record::End));
+                    }
+                }
                 Action::Send(to, message) => {
                     let prepares = matches!(message, Message::Prepare(_));
                     let of = self.coordinating.get(&tid).filter(|_| prepares).map(|it| {
@@ -524,7 +520,15 @@ impl Host {
                     steps.push(self.letter(to, tid, Word::Commit(message, of.unwrap_or_default())));
                 }
                 Action::Force(record) => steps.push(Step::Force(tid, role, record)),
+                Action::Write(Record::End) => {
+                    let is_known = self.remembered.remove(&tid).is_some();
+                    // Others say it of transactions that were not here.
+                    if is_known || tid.protocol == Protocol::Blocking {
+                        steps.push(Step::Write(tid, role, Record::End));
+                    }
+                }
                 Action::Write(record) => steps.push(Step::Write(tid, role, record)),
+                Action::Probe => steps.push(self.letter(tid.coordinator, tid, Word::Probe)),
                 Action::Put(of, slot) => {
                     let participants = match role {
                         Role::Coordinator => self.coordinating.get(&tid).map(|it| it.machine.participants()),
@@ -535,7 +539,15 @@ impl Host {
                     let participants = participants.cloned().unwrap_or_default();
                     steps.push(Step::Put(tid, role, participants, of, slot));
                 }
-                Action::Finish(outcome) => steps.push(Step::Finish(tid, outcome)),
+                Action::Finish(outcome) => {
+                    if (outcome, role, tid.protocol)
+                        == (Outcome::Committed, Role::Participant, Protocol::Slots)
+                    {
+                        let all = self.taking_part.get(&tid).and_then(|it| it.all.clone());
+                        all.into_iter().for_each(|all| _ = self.remembered.insert(tid, all));
+                    }
+                    steps.push(Step::Finish(tid, outcome));
+                }
                 Action::Wrong(outcome) => steps.push(Step::Wrong(tid, outcome)),
                 Action::Tell(outcome) => {
                     let at = self.coordinating.get(&tid).map(|it| it.at);
@@ -558,6 +570,21 @@ impl Host {
         };
         if let Some(due) = due {
             self.due.remove(&(due, tid, role));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stays_of_lives_that_follow_each_other_are_not_equal() {
+        let numbers = [1, u64::from(u32::MAX), 1 << 32, (1 << 32) + 1, 3 << 32 | 1, (1 << 44) - 1];
+        for life in [1, 2, (1 << 20) - 1, u64::MAX - 3] {
+            let lives = (life..life + 3).map(Incarnation);
+            let all = lives.flat_map(|life| numbers.map(|number| stay(life, number)));
+            assert_eq!(all.collect::<BTreeSet<Stay>>().len(), 3 * numbers.len());
         }
     }
 }

@@ -99,6 +99,16 @@ mod tests {
             assert_eq!(Tid::from_bytes(&one.to_bytes()), Some(one));
             assert!(one.to_bytes() < tid(256, protocol).to_bytes());
         }
+        let corners = [0, 1, u64::MAX];
+        for (a, b) in corners.into_iter().flat_map(|a| corners.map(|b| (a, b))) {
+            for (client, serial) in corners.into_iter().flat_map(|a| corners.map(|b| (a, b))) {
+                for protocol in [Protocol::Blocking, Protocol::Slots] {
+                    let (coordinator, incarnation) = (Node(a), Incarnation(b));
+                    let one = Tid { coordinator, incarnation, client, serial, protocol };
+                    assert_eq!(Tid::from_bytes(&one.to_bytes()), Some(one));
+                }
+            }
+        }
         assert_eq!(Tid::from_bytes(&[0; 32]), None);
         assert_eq!(Tid::from_bytes(&[9; 33]), None);
     }

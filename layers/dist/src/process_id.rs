@@ -1,6 +1,7 @@
 //! A process, told from any other that had its number before or gets it later.
 
-use caliburn_os::host::boot_id;
+use caliburn_os::descriptors::above;
+use caliburn_os::host::{Boot, boot_id};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fmt;
@@ -12,11 +13,12 @@ pub struct ProcessId {
     number: i32,
     /// In ticks since the machine was booted.
     started: u64,
+    /// 0 where the system shows none.
     boot: u128,
 }
 
 fn started(number: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+    let stat = caliburn_os::descriptors::read_text(format!("/proc/{number}/stat")).ok()?;
     // Behind the program's name, which may hold anything: field 22.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
@@ -25,7 +27,8 @@ impl ProcessId {
     /// One that runs.
     pub fn of(number: u32) -> Option<ProcessId> {
         let number = i32::try_from(number).ok().filter(|number| *number > 0)?;
-        let boot = u128::from_be_bytes(boot_id().ok()?);
+        // Without one, number and start tell processes apart all the same, but for those of two boots.
+        let boot = Boot::of(boot_id()).ok()?.id.map_or(0, u128::from_be_bytes);
         Some(ProcessId { number, started: started(number)?, boot })
     }
 
@@ -36,7 +39,8 @@ impl ProcessId {
 
     /// Something that can be read when it has ended; nothing if it has.
     pub fn open(&self) -> Option<OwnedFd> {
-        let opened = pidfd_open(self.pid()?, PidfdFlags::empty()).ok()?;
+        let pid = self.pid()?;
+        let opened = above(|| Ok(pidfd_open(pid, PidfdFlags::empty())?)).ok()?;
         // Of whoever has the number now.
         (ProcessId::of(self.number as u32) == Some(*self)).then_some(opened)
     }

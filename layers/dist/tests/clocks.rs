@@ -224,3 +224,104 @@ async fn a_node_whose_machine_is_set_back_goes_on_and_can_forget() {
         serving.await.unwrap();
     }
 }
+
+/// Begins node 1 again in a directory, on an address of its own: whether a program whose clock is right can attach.
+async fn again(
+    dir: &std::path::Path,
+    build: impl FnOnce(Builder) -> Builder,
+) -> (Result<(), Error>, Vec<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let cluster =
+        Cluster::new("test").node(1, &format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = told.clone();
+    let node =
+        build(node(&cluster, 1, dir)).on_notice(move |text| tell.lock().unwrap().push(text.to_owned()));
+    let node = node.start().await.unwrap();
+    let serving = serve(&node, listener);
+    let attached = Application::attach(cluster.clone(), 1).await.map(drop);
+    // It has given out something by then.
+    let mut bank = BankClient::new(cluster.channel(NodeId(1)).unwrap());
+    bank.add(AddRequest { account: 1, amount: 1, receipt: 0 }).await.unwrap();
+    // Its connection ends with them.
+    drop((bank, cluster));
+    node.stop().await;
+    serving.await.unwrap();
+    let told = told.lock().unwrap().clone();
+    (attached, told)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_to_forget_is_obeyed_once_and_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let ahead = |builder: Builder| builder.wall(|| wall_ns() + HOUR);
+    again(dir.path(), ahead).await.0.unwrap_err();
+    let (refused, told) = again(dir.path(), |builder| builder).await;
+    assert!(refused.unwrap_err().to_string().contains("the clock of node 1: "));
+    assert!(told[0].contains("s ahead of the machine's, which was set back"), "{told:?}");
+    assert!(told[0].contains("CALIBURN_FORGET_CLOCK"), "{told:?}");
+    let (forgot, told) = again(dir.path(), |builder| builder.forget_clock_once(7)).await;
+    forgot.unwrap();
+    assert!(told.len() == 1 && told[0].contains("forgets what it has given out"), "{told:?}");
+    // The machine is wrong again; an order that was left in the environment is no new one.
+    again(dir.path(), ahead).await.0.unwrap_err();
+    let (refused, _) = again(dir.path(), |builder| builder.forget_clock_once(7)).await;
+    refused.unwrap_err();
+    again(dir.path(), |builder| builder.forget_clock_once(8)).await.0.unwrap();
+    let (well, told) = again(dir.path(), |builder| builder).await;
+    well.unwrap();
+    assert!(told.is_empty(), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_timestamps_no_clock_is_refused_or_kept() {
+    let number = AtomicU64::new(0);
+    let world = World::built(2, |builder| match number.fetch_add(1, Ordering::Relaxed) {
+        0 => builder.timestamps(false),
+        _ => builder.timestamps(false).wall(|| wall_ns() + HOUR),
+    })
+    .await;
+    for home in [1, 2] {
+        let application = world.application(home).await;
+        let both = application.transact(async |tx| {
+            add(tx, 1, 1, 1, 0).await?;
+            add(tx, 2, 1, 1, 0).await
+        });
+        both.await.unwrap();
+        let asked = application.transact_at(BOTH[0], async |tx| add(tx, 1, 1, 1, 0).await).await.unwrap_err();
+        assert!(asked.to_string().contains("gives no timestamps"), "{asked}");
+    }
+    for (node, serving) in world.nodes {
+        node.stop().await;
+        serving.await.unwrap();
+    }
+    let dir = world.dir.path().join("2");
+    // Its clock has gone nowhere: with timestamps, nobody refuses it.
+    let parent = tempfile::tempdir().unwrap();
+    std::fs::rename(&dir, parent.path().join("1")).unwrap();
+    again(parent.path(), |builder| builder).await.0.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_timestamps_is_in_no_transaction_that_has_one() {
+    let number = AtomicU64::new(0);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let world = World::built(2, |builder| match number.fetch_add(1, Ordering::Relaxed) {
+        0 => builder,
+        _ => {
+            let tell = told.clone();
+            builder.timestamps(false).on_notice(move |text| tell.lock().unwrap().push(text.to_owned()))
+        }
+    })
+    .await;
+    let application = world.application(1).await;
+    application.transact_at(BOTH[0], async |tx| add(tx, 1, 1, 1, 0).await).await.unwrap();
+    let both = application.transact(async |tx| {
+        add(tx, 1, 1, 1, 0).await?;
+        add(tx, 2, 1, 1, 0).await
+    });
+    assert!(matches!(both.await, Err(Error::NotCommitted(_))));
+    let told = told.lock().unwrap().clone();
+    assert!(told[0].contains("node 1 gives timestamps, and this one doesn't"), "{told:?}");
+    world.stop().await;
+}

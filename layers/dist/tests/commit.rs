@@ -44,6 +44,8 @@ struct State {
     ends: BTreeMap<Node, Outcome>,
     /// Called when what the transaction had done there was lost, or had ended.
     orphans: BTreeSet<Node>,
+    /// Who has crashed: it can't be sure of what the keeper has.
+    unsure: BTreeSet<Node>,
     wrong: Option<&'static str>,
     /// What an administrator has decided.
     judged: BTreeMap<Node, Outcome>,
@@ -56,6 +58,13 @@ enum Letter {
         from: Node,
         to: Node,
         message: Message,
+    },
+    /// A participant asks whether the transaction goes on at its coordinator; and the answer that it does not.
+    Probe {
+        from: Node,
+    },
+    Gone {
+        to: Node,
     },
     /// To the keeper of the slots.
     Put {
@@ -130,6 +139,7 @@ impl World {
                 Action::Wrong(_) => {}
                 Action::Tell(outcome) => _ = state.told.insert(outcome),
                 Action::Delete => state.slots_deleted = true,
+                Action::Probe => _ = state.sent.insert(Letter::Probe { from: own }),
                 Action::Forget => self.forget(state, own),
             }
         }
@@ -146,24 +156,51 @@ impl World {
         match letter {
             Letter::Message { from, to: COORDINATOR, message } => {
                 let actions = match &mut state.coordinator {
-                    Some(coordinator) => coordinator.receive(*from, message),
+                    Some(coordinator) => coordinator.receive(*from, message, Trust::Sure),
                     None => Coordinator::of_unknown(self.protocol, *from, message),
                 };
                 self.perform(state, COORDINATOR, actions);
             }
-            Letter::Message { to, message, .. } => {
+            Letter::Message { from, to, message } => {
+                let remembers =
+                    state.ends.get(to) == Some(&Outcome::Committed) && !state.orphans.contains(to);
                 let actions = match state.participants.get_mut(to).expect("it is one") {
-                    Some(participant) => participant.receive(message, || self.vote(*to)),
-                    None => Participant::of_unknown(self.protocol, COORDINATOR, message),
+                    Some(participant) => match message {
+                        Message::Inquiry => participant.asked(*from).into_iter().collect(),
+                        Message::Vote(_) => participant.is_undecided_at(*from),
+                        message => participant.receive(message, || self.vote(*to)),
+                    },
+                    // As a host does: what has committed is remembered for those that ask.
+                    None if *message == Message::Inquiry && remembers => {
+                        vec![Action::Send(*from, Message::Outcome(Outcome::Committed))]
+                    }
+                    // There is nobody to tell that all know.
+                    None if *message == Message::Ack => Vec::new(),
+                    None => Participant::of_unknown(self.protocol, *from, message),
                 };
                 self.perform(state, *to, actions);
+            }
+            Letter::Probe { from } => {
+                let vouches = state.coordinator.as_ref().is_none_or(Coordinator::vouches);
+                if vouches {
+                    state.sent.insert(Letter::Gone { to: *from });
+                }
+            }
+            Letter::Gone { to } => {
+                let trust = Self::trust(state, *to);
+                let participant = state.participants.get_mut(to).expect("it is one").as_mut();
+                let actions = participant.map(|participant| participant.gone(trust));
+                self.perform(state, *to, actions.unwrap_or_default());
             }
             Letter::Put { from, life, of, value } => {
                 // A comparison in the same step as the put.
                 if state.lives[from] != *life || state.slots_deleted {
                     return;
                 }
-                let value = *state.slots.entry(*of).or_insert(*value);
+                let value = match value {
+                    Slot::Empty => state.slots.get(of).copied().unwrap_or(Slot::Empty),
+                    value => *state.slots.entry(*of).or_insert(*value),
+                };
                 state.sent.insert(Letter::Found { to: *from, life: *life, of: *of, value });
             }
             Letter::Found { to, life, .. } if state.lives[to] != *life => {}
@@ -194,10 +231,18 @@ impl World {
         self.perform(state, own, actions.unwrap_or_default());
     }
 
+    fn trust(state: &State, own: Node) -> Trust {
+        if state.unsure.contains(&own) { Trust::Unsure } else { Trust::Sure }
+    }
+
     fn timeout(&self, state: &mut State, own: Node) {
+        let trust = Self::trust(state, own);
         let actions = match own {
-            COORDINATOR => state.coordinator.as_mut().map(Coordinator::timeout),
-            own => state.participants.get_mut(&own).expect("it is one").as_mut().map(Participant::timeout),
+            COORDINATOR => state.coordinator.as_mut().map(|machine| machine.timeout(trust)),
+            own => {
+                let participant = state.participants.get_mut(&own).expect("it is one").as_mut();
+                participant.map(|participant| participant.timeout(trust))
+            }
         };
         self.perform(state, own, actions.unwrap_or_default());
     }
@@ -209,6 +254,7 @@ impl World {
         }
         // No put of an earlier life counts from here on.
         state.lives.get_mut(&own).expect("it is one").0 += 1;
+        state.unsure.insert(own);
         let known = state.durable.get(&own).cloned().unwrap_or_default();
         if own == COORDINATOR {
             let ended = known.contains(&Record::End);
@@ -224,7 +270,7 @@ impl World {
                 state.ends.insert(own, if there { Outcome::Committed } else { Outcome::Aborted });
             }
             if let Some(participants) = committed {
-                let (coordinator, actions) = Coordinator::recovered(participants);
+                let (coordinator, actions) = Coordinator::recovered(self.protocol, participants);
                 state.coordinator = Some(coordinator);
                 self.perform(state, own, actions);
             }
@@ -248,7 +294,8 @@ impl World {
             _ => None,
         });
         if let Some(outcome) = judged {
-            let (participant, actions) = Participant::recovered_judged(own, COORDINATOR, all[&own], outcome);
+            let (participant, actions) =
+                Participant::recovered_judged(self.protocol, own, COORDINATOR, all[&own], outcome);
             state.participants.insert(own, Some(participant));
             return self.perform(state, own, actions);
         }
@@ -279,8 +326,11 @@ impl World {
                 (0..4).for_each(|_| self.sync(&mut state, *own));
             }
             let reaches = |letter: &Letter| match letter {
-                Letter::Message { to, .. } | Letter::Found { to, .. } => alive.contains(to),
+                Letter::Message { to, .. } | Letter::Found { to, .. } | Letter::Gone { to } => {
+                    alive.contains(to)
+                }
                 Letter::Put { from, .. } => alive.contains(from),
+                Letter::Probe { .. } => alive.contains(&COORDINATOR),
             };
             for letter in state.sent.clone().into_iter().filter(reaches) {
                 self.deliver(&mut state, &letter);
@@ -327,6 +377,7 @@ impl Model for World {
             told: BTreeSet::new(),
             ends: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            unsure: BTreeSet::new(),
             wrong: None,
             judged: BTreeMap::new(),
             crashes: 0,
@@ -367,11 +418,12 @@ impl Model for World {
             }
             Act::Judge(node, outcome) => {
                 let participant = state.participants.get_mut(&node).expect("it is one").as_mut()?;
-                let actions = participant.judge(outcome)?;
+                let actions = participant.judge(outcome, Trust::Sure)?;
                 state.judged.insert(node, outcome);
                 self.perform(&mut state, node, actions);
             }
             Act::CallAgain(node) => {
+                state.unsure.remove(&node);
                 let stay = state.stays.get_mut(&node).expect("it is one");
                 *stay += 1;
                 let again = self.participant(node, *stay);
@@ -438,12 +490,21 @@ impl Model for World {
             }));
         }
         if self.protocol == Protocol::Slots {
-            all.push(Property::<World>::always("one that is left learns it", |world, state| {
-                let undecided = world.nodes().filter(|node| World::is_undecided(state, *node));
-                undecided.map(|node| (node, world.settled(state, &[node].into()))).all(|(node, settled)| {
-                    !World::is_undecided(&settled, node) && settled.ends.contains_key(&node)
-                })
-            }));
+            all.push(Property::<World>::always(
+                "one that is left and has not crashed learns it",
+                |world, state| {
+                    let undecided = world.nodes().filter(|node| {
+                        let all =
+                            world.nodes().all(|of| state.slots.contains_key(&of)) && !state.slots_deleted;
+                        World::is_undecided(state, *node) && (all || !state.unsure.contains(node))
+                    });
+                    undecided.map(|node| (node, world.settled(state, &[node].into()))).all(
+                        |(node, settled)| {
+                            !World::is_undecided(&settled, node) && settled.ends.contains_key(&node)
+                        },
+                    )
+                },
+            ));
         }
         all
     }
@@ -560,7 +621,8 @@ fn a_commit_costs_what_it_should() {
     assert_eq!(cost(Protocol::Blocking, &[Yes, ReadOnly]), [6, 2, 2, 0]);
     assert_eq!(cost(Protocol::Blocking, &[ReadOnly, ReadOnly]), [4, 0, 0, 0]);
     // Nobody waits for a force but in a slot.
-    assert_eq!(cost(Protocol::Slots, &[Yes, Yes]), [8, 0, 2, 2]);
+    // The last message is that all know: nobody waits for it.
+    assert_eq!(cost(Protocol::Slots, &[Yes, Yes]), [10, 0, 2, 2]);
 }
 
 /// What the coordinator's node has changed itself commits in the force that decides.

@@ -68,7 +68,10 @@ impl Daemon {
     }
 
     async fn give(&self, name: &str, what: What) -> Result<(), tonic::Status> {
-        self.admin().give(Order { name: name.into(), what: what as i32 }).await.map(|_| ())
+        self.admin()
+            .give(Order { name: name.into(), what: what as i32, forget_clock: false })
+            .await
+            .map(|_| ())
     }
 
     async fn end(self) {
@@ -98,7 +101,10 @@ async fn orders_are_transactions() {
         let both = application.transact(async |tx| {
             let mut admin = AdminClient::new(tx.to("node")?);
             admin.add_server(server("a", 11, "1000")).await.map_err(Error::from)?;
-            admin.give(Order { name: "a".into(), what: What::Start as i32 }).await.map_err(Error::from)?;
+            admin
+                .give(Order { name: "a".into(), what: What::Start as i32, forget_clock: false })
+                .await
+                .map_err(Error::from)?;
             let nested = tx.nest(async |child| {
                 let mut admin = AdminClient::new(child.to("node")?);
                 admin.add_server(server("nested", 13, "1000")).await.map_err(Error::from)?;
@@ -179,7 +185,7 @@ async fn another_server_of_the_same_name_is_another_one() {
     let application = Application::attach(daemon.cluster.clone(), 1).await.unwrap();
     let replaced = application.transact(async |tx| {
         let mut admin = AdminClient::new(tx.to("node")?);
-        let order = |what: What| Order { name: "a".into(), what: what as i32 };
+        let order = |what: What| Order { name: "a".into(), what: what as i32, forget_clock: false };
         admin.give(order(What::Stop)).await.map_err(Error::from)?;
         admin.remove_server(Name { name: "a".into() }).await.map_err(Error::from)?;
         admin.add_server(server("a", 11, "2000")).await.map_err(Error::from)?;

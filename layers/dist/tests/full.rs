@@ -8,6 +8,7 @@ use caliburn_dist::commit::word::{Incarnation, Node as NodeId, Participants, Pro
 use caliburn_dist::host::Role;
 use caliburn_dist::id::Tid;
 use caliburn_dist::keep::Claim;
+use caliburn_dist::keep::Known;
 use caliburn_dist::keep::etcd::{Etcd, KeepError};
 use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::keep::members::{Members, MembersError};
@@ -81,7 +82,7 @@ async fn an_etcd_that_is_full_is_named_and_waited_for() {
     let participants: Participants = [(NodeId(9), Stay(1))].into();
     let (by, life, role, slot) = (NodeId(1), Incarnation(1), Role::Participant, Slot::Closed);
     let claim = Claim { tid, by, life, role, participants, of: NodeId(9), slot };
-    let refused = keeper.put(&claim).await.unwrap_err();
+    let refused = keeper.put(&claim, &Known::default()).await.unwrap_err();
     assert!(matches!(refused, KeepError::Full(_)), "{refused}");
     assert!(refused.to_string().contains("etcdctl alarm disarm"), "{refused}");
     // Nobody can say how it ends.

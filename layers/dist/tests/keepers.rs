@@ -10,7 +10,7 @@ use caliburn_dist::keep::etcd::{Etcd, KeepError};
 use caliburn_dist::keep::keeper::Keeper;
 use caliburn_dist::keep::members::{Members, MembersError};
 use caliburn_dist::keep::names::Names;
-use caliburn_dist::keep::{Claim, Kept};
+use caliburn_dist::keep::{Claim, Doubt, Kept, Known, Looked, Newcomer};
 use caliburn_dist::node::Node;
 use caliburn_dist::proto::bank::AddRequest;
 use caliburn_dist::proto::bank::bank_client::BankClient;
@@ -39,8 +39,8 @@ fn claim(serial: u64, by: u64, life: Incarnation, of: u64, slot: Slot) -> Claim 
 async fn put(keeper: &Keeper, claim: &Claim) -> Kept {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        match keeper.put(claim).await {
-            Ok(kept) => return kept,
+        match keeper.put(claim, &Known::default()).await {
+            Ok((kept, _)) => return kept,
             Err(error) => assert!(Instant::now() < until, "{error}"),
         }
     }
@@ -72,6 +72,43 @@ async fn keeps_its_promises(keeper: &Keeper) {
 #[tokio::test]
 async fn one_in_memory_keeps_its_promises() {
     keeps_its_promises(&Keeper::Memory(Arc::default())).await;
+    notices_what_is_lost(&Keeper::Memory(Arc::default())).await;
+}
+
+/// A node that knows more than the keeper has is told so, whatever else the keeper has by then.
+async fn notices_what_is_lost(keeper: &Keeper) {
+    let (one, two) = (NodeId(1), NodeId(2));
+    let met = keeper.meet(&Newcomer::new(one, Incarnation(0), Known::default())).await.unwrap();
+    assert!(met.doubt.is_none() && met.known.identity.is_some());
+    let other = keeper.meet(&Newcomer::new(two, Incarnation(0), Known::default())).await.unwrap();
+    assert_eq!(other.known.identity, met.known.identity, "it is the cluster's");
+    let (kept, known) = keeper.put(&claim(1, 1, met.life, 1, Slot::Yes), &met.known).await.unwrap();
+    assert_eq!((kept, known.mark), (Kept::Slot(Slot::Yes), met.known.mark + 1));
+    // To look changes nothing.
+    let look = claim(1, 1, met.life, 2, Slot::Empty);
+    assert_eq!(keeper.put(&look, &known).await.unwrap().0, Kept::Slot(Slot::Empty));
+    assert_eq!(keeper.put(&look, &known).await.unwrap().0, Kept::Slot(Slot::Empty));
+    let look = claim(1, 2, other.life, 1, Slot::Empty);
+    assert_eq!(keeper.put(&look, &other.known).await.unwrap().0, Kept::Slot(Slot::Yes));
+    assert!(matches!(keeper.look(one, met.life, &known).await.unwrap(), Looked::Well(_)));
+    // As if the keeper had lost the last put, one of a later life, or were another.
+    let more = Known { mark: known.mark + 1, ..known };
+    let another = Known { identity: Some([9; 16]), ..known };
+    let later = Known { revision: known.revision + 1_000_000, ..known };
+    for (lost, doubt) in [(more, Doubt::Earlier), (later, Doubt::Earlier), (another, Doubt::Another)] {
+        let look = keeper.look(one, met.life, &lost).await.unwrap();
+        assert_eq!(look, Looked::Forgot(doubt));
+        // Of a revision it is told afterwards: nothing can compare that in the step of the put.
+        if lost.revision == known.revision {
+            let put = keeper.put(&claim(2, 1, met.life, 1, Slot::Yes), &lost).await.unwrap().0;
+            assert_eq!(put, Kept::Forgot(doubt));
+        }
+        let met = keeper.meet(&Newcomer::new(one, met.life, lost)).await.unwrap();
+        assert_eq!((met.doubt, met.known), (Some(doubt), lost));
+    }
+    let epoch = keeper.meet(&Newcomer::new(one, Incarnation(met.life.0 + 1), known)).await.unwrap();
+    assert_eq!(epoch.doubt, Some(Doubt::Earlier), "its life is not there");
+    assert_eq!(keeper.look(one, met.life, &known).await.unwrap(), Looked::Well(known), "nothing was put");
 }
 
 /// A node that is registered, stops, and runs again at another address: a program that follows calls it there.
@@ -151,6 +188,8 @@ async fn etcd_keeps_its_promises_while_members_are_killed() {
         assert!(Instant::now() < until, "{error}");
     }
     keeps_its_promises(&keeper).await;
+    let other = Etcd::new(addresses.iter().map(String::as_str), "lost").unwrap();
+    notices_what_is_lost(&Keeper::Etcd(other)).await;
     // Each member in turn, while slots are put.
     for (turn, member) in [0, 1, 2].into_iter().enumerate() {
         members.kill(member);
@@ -166,7 +205,7 @@ async fn etcd_keeps_its_promises_while_members_are_killed() {
     // All at once: what was acknowledged is there.
     (0..3).for_each(|member| members.kill(member));
     assert!(matches!(
-        keeper.put(&claim(999, 1, Incarnation(1), 1, Slot::Yes)).await,
+        keeper.put(&claim(999, 1, Incarnation(1), 1, Slot::Yes), &Known::default()).await,
         Err(KeepError::NoAnswer(_))
     ));
     (0..3).for_each(|member| members.run(member).unwrap());

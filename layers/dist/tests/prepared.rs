@@ -18,9 +18,9 @@ use caliburn_dist::proto::caliburn::letter::Word as Said;
 use caliburn_dist::proto::caliburn::node_client::NodeClient;
 use caliburn_dist::proto::caliburn::node_server::{Node, NodeServer};
 use caliburn_dist::proto::caliburn::{
-    AttachRequest, Attached, Context, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest,
-    Judged, Letter, Letters, News, Outcome, Participant, Prepare, Report, UndecidedReply, UndecidedRequest,
-    Vote, Word,
+    AcceptRequest, Accepted, AttachRequest, Attached, Context, Delivered, EndReply, EndRequest, HearRequest,
+    Heard, JudgeRequest, Judged, Letter, Letters, NamesReply, NamesRequest, News, Outcome, Participant,
+    Prepare, Report, UndecidedReply, UndecidedRequest, Vote, Word,
 };
 use caliburn_engine::{Store, Tuning};
 use prost::Message;
@@ -51,11 +51,19 @@ impl Node for Coordinator {
         Err(Status::unimplemented("not here"))
     }
 
+    async fn names(&self, _: Request<NamesRequest>) -> Result<Response<NamesReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
     async fn undecided(&self, _: Request<UndecidedRequest>) -> Result<Response<UndecidedReply>, Status> {
         Err(Status::unimplemented("not here"))
     }
 
     async fn judge(&self, _: Request<JudgeRequest>) -> Result<Response<Judged>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn accept(&self, _: Request<AcceptRequest>) -> Result<Response<Accepted>, Status> {
         Err(Status::unimplemented("not here"))
     }
 

@@ -10,6 +10,7 @@ use caliburn_dist::client::{Application, Error, Tx};
 use caliburn_dist::cluster::{Cluster, NameError};
 use caliburn_dist::commit::word::{Incarnation, Node as NodeNumber};
 use caliburn_dist::credentials::{Credentials, CredentialsError, node_name, user_name};
+use caliburn_dist::directory::Directory;
 use caliburn_dist::id::Tid;
 use caliburn_dist::keep::etcd::Etcd;
 use caliburn_dist::keep::keeper::Keeper;
@@ -252,6 +253,23 @@ async fn only_loopback_is_served_without_certificates() {
     let refused = node.serve(address, |_| {}).await;
     assert!(matches!(refused, Err(ServeError::Exposed(at)) if at.ip() == address.ip()), "{refused:?}");
     node.stop().await;
+}
+
+/// A program that knows one node, and has no access to etcd.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_tell_programs_where_others_are() {
+    let secured = Secured::new().await;
+    let alice = secured.authority.credentials(user_name("bank", "alice"));
+    let one = Cluster::secured("bank", alice).unwrap().node(1, &secured.addresses[0]).unwrap();
+    let known = one.server("other", 1);
+    let directory = Directory::follow(known.clone()).await;
+    assert_eq!(known.address(NodeNumber(2)).as_ref(), Some(&secured.addresses[1]));
+    assert_eq!(known.all("bank"), [NodeNumber(2)], "what it knew of node 1 stays");
+    let application = Application::attach(known, 1).await.unwrap();
+    let added = application.transact(async |tx| add(tx, 2, 5, 1, 0).await).await.unwrap();
+    assert_eq!(added, bank::FIRST + 1);
+    drop((application, directory));
+    secured.stop().await;
 }
 
 struct Member(std::process::Child);

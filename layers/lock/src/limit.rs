@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   a waits:   after half the limit     who ran and was in its way then and at the beginning is warned about
-//!              after the limit          who still is so is to abort, and a goes on waiting for its end
+//!              after the limit          who still is so is to abort, with all below it, and a goes on waiting
+//!                                       for its end; its parent goes on
 //! ```
 //!
 //! Who waits itself is not in the way by its own doing: whoever holds it up is looked at by its own wait.
@@ -10,7 +11,7 @@
 use crate::deadlock::{Wait, Waits};
 use crate::error::{Doom, Overlong};
 use crate::node::{Node, Place, Table};
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{instead, planted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -61,7 +62,8 @@ impl InTheWay {
             }
             let overlong = Overlong { owner, limit, waiter, wanted, how: how.clone() };
             tracing::warn!(%owner, %waiter, wanted = overlong.wanted, ?limit, "a transaction is to abort: it held another up");
-            let victim = waiting.waits_for(by);
+            // Its parent goes on: when the holder has aborted, the lock is free.
+            let victim = instead("overlong-dooms-the-family", &**by, waiting.waits_for(by));
             victim.doom(Doom::Overlong(Arc::new(overlong)));
             waits.overlong.fetch_add(1, Relaxed);
             waits.wake_below(&all, victim);

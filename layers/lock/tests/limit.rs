@@ -104,3 +104,33 @@ fn without_a_limit_it_takes_as_long_as_it_takes() {
     first.goes_on().unwrap();
     assert_eq!(detector.overlong(), 0);
 }
+
+/// The lock is the child's, so its end is enough.
+#[test]
+fn a_child_that_holds_another_up_is_to_abort_alone() {
+    let detector = Detector::new();
+    let locks: Locks<&str> = detector.locks();
+    detector.set_limit(Some(SHORT));
+    let mut top = detector.owner();
+    locks.lock(&mut top, "kept", Exclusive).unwrap();
+    let mut child = top.child();
+    locks.lock(&mut child, "a", Exclusive).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.lock(&mut detector.owner(), "a", Shared).unwrap());
+        until(|| detector.overlong() > 0);
+        let error = child.goes_on().unwrap_err();
+        assert!(
+            error.to_string().starts_with(&format!("transaction {} took too long", child.id())),
+            "{error}"
+        );
+        let parent = top.goes_on();
+        child.end();
+        waiter.join().unwrap();
+        parent.unwrap();
+    });
+    let mut next = top.child();
+    locks.lock(&mut next, "a", Exclusive).unwrap();
+    next.commit();
+    top.goes_on().unwrap();
+    assert_eq!((top.locks(), detector.overlong()), (2, 1));
+}

@@ -103,6 +103,14 @@ pub struct RegionInfo {
     pub damage: [Option<String>; 2],
 }
 
+/// Whether a segment was written to in another boot: as the boot ids say, and where there is none, the clock.
+fn is_from_before(segment: &SegmentState, boot: host::Id) -> bool {
+    if segment.boot != boot || boot != host::Id::default() {
+        return segment.boot != boot;
+    }
+    host::clock().is_some_and(|clock| i64::try_from(segment.written).is_ok_and(|at| at < clock.began))
+}
+
 pub(crate) fn info_of(base: &Base, segment: &SegmentState, boot: host::Id) -> SegmentInfo {
     let bytes = |part| base.bytes_of(segment.id, part).iter().map(|part| part.end - part.start).sum::<u64>();
     SegmentInfo {
@@ -122,6 +130,6 @@ pub(crate) fn info_of(base: &Base, segment: &SegmentState, boot: host::Id) -> Se
         written: segment.written,
         writer: segment.writer.clone(),
         writing: segment.flags & WRITING != 0,
-        from_before: segment.written != 0 && segment.boot != boot,
+        from_before: segment.written != 0 && is_from_before(segment, boot),
     }
 }

@@ -392,3 +392,68 @@ impl Copies {
         self.memory.force()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every corner of a base: what has no segment, segments with the longest names and writers, the last numbers.
+    #[test]
+    fn what_was_written_is_read_at_every_corner() {
+        let names = ["a".to_owned(), "z".repeat(NAME), "\u{fc}".repeat(NAME / 2)];
+        for (unit, sequence) in
+            [UNIT_MIN, UNIT_MAX].into_iter().flat_map(|unit| [0, 1, u64::MAX - 1].map(|s| (unit, s)))
+        {
+            let len = Base::before_units(unit) + 8 * u64::from(unit);
+            for (id, address, mode) in [(0, 0, 0), (1, 1 << 46, 0o777), (u64::MAX - 9, u64::MAX, u32::MAX)] {
+                let segment = |i: usize| SegmentState {
+                    id: id + i as u64,
+                    name: names[i].clone(),
+                    kind: PLAIN,
+                    mode,
+                    uid: mode,
+                    gid: mode,
+                    flags: mode,
+                    block_bytes: 0,
+                    lanes: 0,
+                    len: if i == 0 { 1 } else { u64::from(unit) },
+                    address,
+                    created: address,
+                    written: address,
+                    writer: "w".repeat(if mode == 0 { 0 } else { 40 }),
+                    boot: [mode as u8; 16],
+                };
+                let extent =
+                    |i: usize| Extent { segment: id + i as u64, part: DATA, start: [0, 7, 3][i], units: 1 };
+                let base = Base {
+                    region: [mode as u8; 16],
+                    sequence,
+                    unit,
+                    len,
+                    next_id: id + 3,
+                    segments: (0..3).map(segment).collect(),
+                    extents: (0..3).map(extent).collect(),
+                };
+                assert_eq!(Base::decode(&base.encode(), len).unwrap(), base);
+                let none = Base { segments: Vec::new(), extents: Vec::new(), ..base };
+                assert_eq!(Base::decode(&none.encode(), len).unwrap(), none);
+            }
+        }
+        assert!(
+            Base::decode(&[0; COPY], u64::MAX).is_err() && Base::decode(&[0xFF; COPY], u64::MAX).is_err()
+        );
+    }
+
+    #[test]
+    fn texts_end_where_their_fields_do() {
+        for name in ["", "a", "\u{1f5e1}"] {
+            assert_eq!(text(&field::<NAME>(name)).as_deref(), Some(name));
+        }
+        assert_eq!(text(&field::<4>("abc\u{fc}")).as_deref(), Some("abc"));
+        assert!(
+            check_name("a\0").is_err()
+                && check_name("").is_err()
+                && check_name(&"n".repeat(NAME + 1)).is_err()
+        );
+    }
+}

@@ -12,6 +12,7 @@ use crate::kind::Kind;
 use crate::memory::{Memory, Source};
 use crate::space;
 use caliburn_os::clock::wall_ns;
+use caliburn_os::descriptors;
 use caliburn_os::host;
 use caliburn_os::mapped::MappedFiles;
 use caliburn_os::medium::{Media, Medium};
@@ -446,7 +447,7 @@ impl Region {
             segment.flags = if writing { segment.flags | WRITING } else { segment.flags & !WRITING };
             segment.written = wall_ns();
             segment.boot = host::boot_id().unwrap_or_default();
-            let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+            let program = descriptors::read_text("/proc/self/comm").unwrap_or_default();
             segment.writer = format!("process {} ({})", std::process::id(), program.trim());
             Ok(())
         })

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use support::{Client, FLUSH, FUA, READ, TRIM, WRITE, ZEROES};
 
 const LEN: u64 = 1 << 20;
@@ -33,11 +34,16 @@ fn region(path: &Path) -> Arc<Region> {
 }
 
 fn served(write: bool) -> Served {
+    served_in(write, Duration::from_secs(10))
+}
+
+/// Clients have so long to agree on the export.
+fn served_in(write: bool, time: Duration) -> Served {
     let dir = tempfile::tempdir().unwrap();
     let (path, socket) = (dir.path().join("region"), dir.path().join("socket"));
     let blocks = region(&path).attach_blocks("disk", write).unwrap();
     let export = Export { name: "disk".into(), blocks: Arc::new(blocks), at_once: true };
-    let server = Server::bind(&Address::Unix(socket.clone()), export).unwrap();
+    let server = Server::bind(&Address::Unix(socket.clone()), export).unwrap().negotiation(time);
     let stop = server.stop();
     let running = Some(std::thread::spawn(move || server.run().unwrap()));
     Served { socket, stop, running, region: path, _dir: dir }
@@ -230,4 +236,49 @@ fn a_client_too_many_is_turned_away_and_another_one_served_later() {
         assert!(tries < 1000, "nobody is served any more");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
+}
+
+/// Whether the server has closed it. What it said in the beginning is read.
+fn is_closed(mut stream: &UnixStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    match stream.read(&mut [0; 64]) {
+        Ok(len) => len == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}
+
+fn come_to(open: usize, all: &[UnixStream]) {
+    let begun = std::time::Instant::now();
+    while all.iter().filter(|stream| !is_closed(stream)).count() > open {
+        assert!(begun.elapsed() < Duration::from_secs(10), "they stay open");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn clients_that_say_nothing_keep_nobody_out() {
+    let served = served(true);
+    let mut working = Client::connect(&served.socket).unwrap();
+    let silent: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
+    let mut late = Client::connect(&served.socket).unwrap();
+    assert_eq!(late.write(0, &[7; 4096], 0).unwrap(), 0);
+    assert_eq!(working.read(0, 4096).unwrap(), [7; 4096]);
+    come_to(16, &silent);
+}
+
+#[test]
+fn a_client_that_agrees_on_nothing_is_closed_after_a_while() {
+    let served = served_in(true, Duration::from_millis(150));
+    let mut working = Client::connect(&served.socket).unwrap();
+    let silent: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&served.socket).unwrap()).collect();
+    // A byte now and then is no reason to wait any longer.
+    let slow = UnixStream::connect(&served.socket).unwrap();
+    let begun = std::time::Instant::now();
+    while !is_closed(&slow) && begun.elapsed() < Duration::from_secs(10) {
+        let _ = (&slow).write(&[0]);
+        std::thread::sleep(Duration::from_millis(40));
+    }
+    assert!(is_closed(&slow));
+    come_to(0, &silent);
+    assert_eq!(working.read(0, 4096).unwrap(), [0; 4096], "one that is served may say nothing for long");
 }

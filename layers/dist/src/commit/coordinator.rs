@@ -1,8 +1,10 @@
 //! The coordinator of a transaction: asks the participants for their votes, decides, and tells them until they all
 //! know.
 
-use crate::commit::slots::Closing;
-use crate::commit::word::{Action, Message, Node, Outcome, Participants, Protocol, Record, Slot, Vote};
+use crate::commit::slots::{Asking, Closing};
+use crate::commit::word::{
+    Action, Message, Node, Outcome, Participants, Protocol, Record, Slot, Trust, Vote,
+};
 use caliburn_os::simulated::{even_if, planted, unless};
 use std::collections::BTreeSet;
 
@@ -14,6 +16,8 @@ pub struct Coordinator {
     /// Blocking: its own node has changed something, which commits with the decision.
     works: bool,
     state: State,
+    /// Without blocking, after a crash: the node has committed as a participant, and remembers it for others.
+    remembers: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -25,6 +29,8 @@ enum State {
     },
     /// Without blocking: it has waited too long.
     Closing(Closing),
+    /// The same, and what the keeper says may not be all.
+    Asking(Asking),
     /// Blocking: all have voted, and the decision is not durable yet. To be told afterwards.
     Deciding(BTreeSet<Node>),
     /// Who is to be told, until it says that it knows.
@@ -40,25 +46,45 @@ impl Coordinator {
         let ask = |node: &Node| Action::Send(*node, Message::Prepare(participants.clone()));
         let mut actions: Vec<Action> = waiting.iter().map(ask).collect();
         let state = State::Voting { waiting, yes: BTreeSet::new() };
-        let mut coordinator = Coordinator { protocol, participants, works, state };
+        let mut coordinator = Coordinator { protocol, participants, works, state, remembers: false };
         coordinator.count(&mut actions);
         (coordinator, actions)
     }
 
-    /// After a crash, blocking: the record says that it has committed, and no `End` that all know.
-    pub fn recovered(participants: Participants) -> (Coordinator, Vec<Action>) {
+    /// The record says that it has committed, and no `End` that all know: after a crash. Without blocking it is a
+    /// participant's.
+    pub fn recovered(protocol: Protocol, participants: Participants) -> (Coordinator, Vec<Action>) {
         let nodes: BTreeSet<Node> = participants.keys().copied().collect();
         let state = State::Telling(nodes, Outcome::Committed);
-        let coordinator = Coordinator { protocol: Protocol::Blocking, participants, works: false, state };
+        let coordinator = Coordinator { protocol, participants, works: false, state, remembers: true };
         let actions = coordinator.tell_again();
         (coordinator, actions)
     }
 
     /// After a crash, without blocking: slots of a transaction of an earlier life are left, and nobody tells.
     pub fn left(participants: Participants) -> (Coordinator, Vec<Action>) {
-        let (closing, actions) = Closing::new(&participants);
-        let (protocol, state) = (Protocol::Slots, State::Closing(closing));
-        (Coordinator { protocol, participants, works: false, state }, actions)
+        let (state, actions) = match planted("restarted-and-sure") {
+            true => {
+                let (closing, actions) = Closing::new(&participants, None);
+                (State::Closing(closing), actions)
+            }
+            false => {
+                let (asking, actions) = Asking::new(&participants, None, true);
+                (State::Asking(asking), actions)
+            }
+        };
+        let protocol = Protocol::Slots;
+        (Coordinator { protocol, participants, works: false, state, remembers: false }, actions)
+    }
+
+    /// Whether it has told nobody yet that the transaction aborted, and will not of its own accord.
+    pub fn vouches(&self) -> bool {
+        matches!(self.state, State::Asking(_))
+    }
+
+    /// Whether it tells what nobody here remembers if the node stops.
+    pub fn tells(&self) -> bool {
+        matches!(self.state, State::Telling(..)) && !self.remembers
     }
 
     /// The participants.
@@ -78,7 +104,7 @@ impl Coordinator {
     }
 
     /// A message from a participant.
-    pub fn receive(&mut self, from: Node, message: &Message) -> Vec<Action> {
+    pub fn receive(&mut self, from: Node, message: &Message, trust: Trust) -> Vec<Action> {
         let mut actions = Vec::new();
         match (&mut self.state, message) {
             (State::Voting { waiting, yes }, Message::Vote(vote)) if waiting.contains(&from) => match vote {
@@ -86,7 +112,7 @@ impl Coordinator {
                     self.abort(&mut actions)
                 }
                 // It may know nothing any more of what has been decided without this node.
-                Vote::No => actions.extend(self.timeout()),
+                Vote::No => actions.extend(self.timeout(trust)),
                 vote => {
                     waiting.remove(&from);
                     if *vote == Vote::Yes {
@@ -95,6 +121,10 @@ impl Coordinator {
                     self.count(&mut actions);
                 }
             },
+            (State::Asking(_), Message::Outcome(outcome)) if self.participants.contains_key(&from) => {
+                let nodes = self.participants.keys().copied().collect();
+                self.decided(nodes, *outcome, &mut actions);
+            }
             (State::Telling(left, _), Message::Ack) => {
                 left.remove(&from);
                 self.end_if_told(&mut actions);
@@ -135,20 +165,35 @@ impl Coordinator {
         {
             let nodes = self.participants.keys().copied().collect();
             self.decided(nodes, outcome, &mut actions);
+        } else if let State::Asking(asking) = &mut self.state {
+            match asking.found(&self.participants, of, found) {
+                Ok(outcome) => {
+                    let nodes = self.participants.keys().copied().collect();
+                    self.decided(nodes, outcome, &mut actions);
+                }
+                Err(more) => actions.extend(more),
+            }
         }
         actions
     }
 
     /// It has waited too long.
-    pub fn timeout(&mut self) -> Vec<Action> {
-        match (&self.state, self.protocol) {
+    pub fn timeout(&mut self, trust: Trust) -> Vec<Action> {
+        let looks = trust != Trust::Doubt;
+        match (&mut self.state, self.protocol) {
             (State::Voting { .. }, Protocol::Blocking) => {
                 let mut actions = Vec::new();
                 self.abort(&mut actions);
                 actions
             }
+            (State::Asking(asking), _) => asking.again(&self.participants, looks),
+            (State::Voting { .. } | State::Closing(_), Protocol::Slots) if trust != Trust::Sure => {
+                let (asking, actions) = Asking::new(&self.participants, None, looks);
+                self.state = State::Asking(asking);
+                actions
+            }
             (State::Voting { .. }, Protocol::Slots) => {
-                let (closing, actions) = Closing::new(&self.participants);
+                let (closing, actions) = Closing::new(&self.participants, None);
                 self.state = State::Closing(closing);
                 actions
             }
@@ -216,14 +261,23 @@ impl Coordinator {
     }
 
     fn end_if_told(&mut self, actions: &mut Vec<Action>) {
-        let State::Telling(left, _) = &self.state else { return };
+        let State::Telling(left, outcome) = &self.state else { return };
+        let outcome = *outcome;
         if !left.is_empty() && unless("ended-before-all-know", true) {
             return;
         }
         self.state = State::Done;
         match self.protocol {
             Protocol::Blocking => actions.push(Action::Write(Record::End)),
-            Protocol::Slots => actions.push(Action::Delete),
+            Protocol::Slots if self.remembers => actions.push(Action::Write(Record::End)),
+            Protocol::Slots => {
+                actions.push(Action::Delete);
+                // Nobody will ask those that remember it.
+                if outcome == Outcome::Committed {
+                    let all = self.participants.keys();
+                    actions.extend(all.map(|node| Action::Send(*node, Message::Ack)));
+                }
+            }
         }
         actions.push(Action::Forget);
     }

@@ -1,7 +1,9 @@
 //! A participant of a transaction: votes when it is asked, and then waits to be told.
 
-use crate::commit::slots::Closing;
-use crate::commit::word::{Action, Message, Node, Outcome, Participants, Protocol, Record, Slot, Stay, Vote};
+use crate::commit::slots::{Asking, Closing};
+use crate::commit::word::{
+    Action, Message, Node, Outcome, Participants, Protocol, Record, Slot, Stay, Trust, Vote,
+};
 use caliburn_os::simulated::{even_if, planted, unless};
 
 /// A participant at work, from the first call of the transaction on.
@@ -24,6 +26,8 @@ enum State {
     Prepared(Participants),
     /// Without blocking: it has waited too long.
     Closing(Participants, Closing),
+    /// The same, and what the keeper says may not be all.
+    Asking(Participants, Asking),
     /// An administrator has decided. It asks on, to know whether that was right.
     Judged(Participants, Outcome, Judged),
     /// It has committed, and could forget that in a crash.
@@ -61,28 +65,36 @@ impl Participant {
     ) -> (Participant, Vec<Action>) {
         let state = State::Prepared(participants);
         let mut participant = Participant { protocol, own, coordinator, stay, state };
-        let actions = participant.timeout();
+        // Nobody knows what the keeper has forgotten while the node was away.
+        let trust = if planted("restarted-and-sure") { Trust::Sure } else { Trust::Unsure };
+        let actions = participant.timeout(trust);
         (participant, actions)
     }
 
     /// After a crash, with a judgement that is durable.
     pub fn recovered_judged(
+        protocol: Protocol,
         own: Node,
         coordinator: Node,
         stay: Stay,
         outcome: Outcome,
     ) -> (Participant, Vec<Action>) {
-        let (protocol, state) =
-            (Protocol::Blocking, State::Judged(Participants::new(), outcome, Judged::Ending));
+        let state = State::Judged(Participants::new(), outcome, Judged::Ending);
         let participant = Participant { protocol, own, coordinator, stay, state };
         (participant, vec![Action::Finish(outcome), Action::Write(Record::Judged(outcome))])
     }
 
     /// An administrator decides, since the coordinator is gone for too long, or for ever (a heuristic decision). It
-    /// may be wrong. Nothing unless it is prepared, and blocks.
-    pub fn judge(&mut self, outcome: Outcome) -> Option<Vec<Action>> {
-        let (State::Prepared(participants), Protocol::Blocking) = (&self.state, self.protocol) else {
-            return None;
+    /// may be wrong. Nothing unless it is prepared, and blocks: without slots, or since it can't rely on them.
+    pub fn judge(&mut self, outcome: Outcome, trust: Trust) -> Option<Vec<Action>> {
+        let participants = match (&self.state, self.protocol) {
+            (State::Prepared(participants), Protocol::Blocking) | (State::Asking(participants, _), _) => {
+                participants
+            }
+            (State::Prepared(participants) | State::Closing(participants, _), _) if trust == Trust::Doubt => {
+                participants
+            }
+            _ => return None,
         };
         self.state = State::Judged(participants.clone(), outcome, Judged::Beginning);
         Some(match planted("judged-unforced") {
@@ -93,16 +105,23 @@ impl Participant {
 
     /// A message for a transaction of which the node knows nothing: it has never made a call here, what it did is
     /// lost, or it has ended.
-    pub fn of_unknown(protocol: Protocol, coordinator: Node, message: &Message) -> Vec<Action> {
+    pub fn of_unknown(protocol: Protocol, from: Node, message: &Message) -> Vec<Action> {
         match message {
             Message::Prepare(_) => {
                 let vote = if planted("unknown-votes-read-only") { Vote::ReadOnly } else { Vote::No };
-                vec![Action::Send(coordinator, Message::Vote(vote))]
+                vec![Action::Send(from, Message::Vote(vote))]
             }
             // Of an abort nobody waits to hear, blocking.
             Message::Outcome(Outcome::Aborted) if protocol == Protocol::Blocking => Vec::new(),
             // It has ended so, durably: else it would know.
-            Message::Outcome(_) => vec![Action::Send(coordinator, Message::Ack)],
+            Message::Outcome(_) => vec![Action::Send(from, Message::Ack)],
+            // It has never voted yes, or has aborted: what has committed it remembers for as long as somebody
+            // may ask.
+            Message::Inquiry if protocol == Protocol::Slots => {
+                vec![Action::Send(from, Message::Outcome(Outcome::Aborted))]
+            }
+            // All know.
+            Message::Ack if protocol == Protocol::Slots => vec![Action::Write(Record::End)],
             _ => Vec::new(),
         }
     }
@@ -112,8 +131,12 @@ impl Participant {
         match (&self.state, message) {
             (State::Active, Message::Prepare(participants)) => self.prepare(participants.clone(), vote()),
             // It was not heard.
-            (State::Prepared(_), Message::Prepare(_)) => vec![self.say(Message::Vote(Vote::Yes))],
-            (State::Prepared(_) | State::Closing(..), Message::Outcome(outcome)) => self.decided(*outcome),
+            (State::Prepared(_) | State::Closing(..), Message::Prepare(_)) => {
+                vec![self.say(Message::Vote(Vote::Yes))]
+            }
+            (State::Prepared(_) | State::Closing(..) | State::Asking(..), Message::Outcome(outcome)) => {
+                self.decided(*outcome)
+            }
             // What has committed was another stay, which has ended: this one has nothing to do with it.
             (State::Active, Message::Outcome(Outcome::Committed)) if unless("orphan-told-nothing", true) => {
                 self.state = State::Done;
@@ -146,6 +169,11 @@ impl Participant {
             }
             // Only now may the truth be heard: what is settled is forgotten.
             (State::Judged(all, outcome, Judged::Ending), Record::Judged(_)) => {
+                // Without blocking nobody may be there who knows: it is not waited for.
+                if self.protocol == Protocol::Slots {
+                    self.state = State::Done;
+                    return vec![self.say(Message::Ack), Action::Forget];
+                }
                 self.state = State::Judged(all.clone(), *outcome, Judged::Ended);
                 vec![self.say(Message::Inquiry)]
             }
@@ -172,10 +200,38 @@ impl Participant {
         }
     }
 
+    /// Another participant asks how it has ended.
+    pub fn asked(&self, from: Node) -> Option<Action> {
+        let message = match &self.state {
+            State::Prepared(_) | State::Closing(..) | State::Asking(..) => Message::Vote(Vote::Yes),
+            State::Committed => Message::Outcome(Outcome::Committed),
+            State::Aborted => Message::Outcome(Outcome::Aborted),
+            // It may still do either; or it is not what the node has decided.
+            State::Active | State::Preparing(_) | State::Judged(..) | State::Done => return None,
+        };
+        Some(Action::Send(from, message))
+    }
+
+    /// Another participant is prepared, and has not decided.
+    pub fn is_undecided_at(&mut self, node: Node) -> Vec<Action> {
+        match &mut self.state {
+            State::Asking(participants, asking) => asking.is_undecided(participants, node),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The transaction does not go on at its coordinator.
+    pub fn gone(&mut self, trust: Trust) -> Vec<Action> {
+        match &mut self.state {
+            State::Asking(participants, asking) => asking.is_vouched_for(participants),
+            _ => self.timeout(trust),
+        }
+    }
+
     /// What it was to make durable cannot be, and never will be.
     pub fn refused(&mut self) -> Vec<Action> {
         match &self.state {
-            State::Preparing(_) => return self.leave(Vote::No, Outcome::Aborted),
+            State::Preparing(_) | State::Asking(..) => return self.leave(Vote::No, Outcome::Aborted),
             // It waits on, and can be judged again.
             State::Judged(all, _, Judged::Beginning) => self.state = State::Prepared(all.clone()),
             // It asks again.
@@ -204,22 +260,38 @@ impl Participant {
                 Some(outcome) => self.decided(outcome),
                 None => Vec::new(),
             },
+            (State::Asking(participants, asking), found) => match asking.found(participants, of, found) {
+                Ok(outcome) => self.decided(outcome),
+                Err(actions) => actions,
+            },
             _ => Vec::new(),
         }
     }
 
     /// It has waited too long.
-    pub fn timeout(&mut self) -> Vec<Action> {
-        match (&self.state, self.protocol) {
+    pub fn timeout(&mut self, trust: Trust) -> Vec<Action> {
+        match (&mut self.state, self.protocol) {
             // Nobody can have committed what it has not voted for.
             (State::Active, _) => self.decided(Outcome::Aborted),
+            (State::Asking(participants, asking), _) => asking.again(participants, trust != Trust::Doubt),
+            (
+                State::Preparing(participants)
+                | State::Prepared(participants)
+                | State::Closing(participants, _),
+                Protocol::Slots,
+            ) if trust != Trust::Sure => {
+                let looks = trust != Trust::Doubt;
+                let (asking, actions) = Asking::new(participants, Some(self.own), looks);
+                self.state = State::Asking(participants.clone(), asking);
+                actions
+            }
             (State::Preparing(_), Protocol::Slots) => vec![Action::Put(self.own, Slot::Yes)],
             (State::Prepared(_), Protocol::Blocking) if planted("prepared-gives-up") => {
                 self.decided(Outcome::Aborted)
             }
             (State::Prepared(_), Protocol::Blocking) => vec![self.say(Message::Inquiry)],
             (State::Prepared(participants), Protocol::Slots) => {
-                let (closing, actions) = Closing::new(participants);
+                let (closing, actions) = Closing::new(participants, Some(self.own));
                 self.state = State::Closing(participants.clone(), closing);
                 actions
             }
@@ -227,6 +299,14 @@ impl Participant {
             (State::Judged(_, _, Judged::Ended), _) => vec![self.say(Message::Inquiry)],
             (State::Judged(..), _) => Vec::new(),
             (State::Preparing(_) | State::Committed | State::Aborted | State::Done, _) => Vec::new(),
+        }
+    }
+
+    /// Whether it may vote again: all others have said that they have not decided.
+    pub fn may_vote_again(&self) -> bool {
+        match &self.state {
+            State::Asking(participants, asking) => asking.may_vote(participants),
+            _ => false,
         }
     }
 
@@ -240,14 +320,20 @@ impl Participant {
         match &self.state {
             State::Preparing(participants)
             | State::Prepared(participants)
-            | State::Closing(participants, _) => Some(participants),
+            | State::Closing(participants, _)
+            | State::Asking(participants, _) => Some(participants),
             State::Active | State::Judged(..) | State::Committed | State::Aborted | State::Done => None,
         }
     }
 
     /// Whether it is prepared, and holds its locks until it is told, or learns, how the transaction ends.
     pub fn is_undecided(&self) -> bool {
-        matches!(self.state, State::Prepared(_) | State::Closing(..))
+        matches!(self.state, State::Prepared(_) | State::Closing(..) | State::Asking(..))
+    }
+
+    /// Whether nobody but an administrator may be able to end it.
+    pub fn is_asking(&self) -> bool {
+        matches!(self.state, State::Asking(..))
     }
 
     fn prepare(&mut self, participants: Participants, vote: Vote) -> Vec<Action> {

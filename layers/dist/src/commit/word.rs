@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct Node(pub u64);
 
 /// Which life of a node: greater after each restart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
 /// A stay of a transaction at a node: from its first call there until it has ended there, or the node has crashed.
@@ -57,9 +57,9 @@ pub enum Message {
     Vote(Vote),
     /// The coordinator tells.
     Outcome(Outcome),
-    /// A participant will not forget that it has committed.
+    /// A participant will not forget that it has committed. Without blocking, from the coordinator: all know.
     Ack,
-    /// A participant that is prepared asks.
+    /// A participant that is prepared asks. Without blocking it asks the other participants.
     Inquiry,
 }
 
@@ -82,9 +82,22 @@ pub enum Record {
     Settled(bool),
 }
 
+/// How far a node can rely on what the keeper says of one transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Trust {
+    /// The keeper has forgotten nothing since the transaction came here: an empty slot was never written.
+    Sure,
+    /// It may have forgotten something meanwhile: an empty slot means nothing, one that was written is true.
+    Unsure,
+    /// It has forgotten something. Nothing is asked of it.
+    Doubt,
+}
+
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Slot {
+    /// Nothing. To put this is only to look.
+    Empty,
     /// Its participant has voted so, and what it has changed is with it.
     Yes,
     /// Its participant, or somebody who has waited too long, has closed it.
@@ -103,6 +116,8 @@ pub enum Action {
     /// Puts a value into a participant's slot if it is empty, and says what is there afterwards: the machine's
     /// `slot`.
     Put(Node, Slot),
+    /// Asks the coordinator whether the transaction goes on there.
+    Probe,
     /// What the node has changed stays, or is undone; its locks are free.
     Finish(Outcome),
     /// The program learns how its transaction has ended.

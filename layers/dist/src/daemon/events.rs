@@ -5,6 +5,7 @@
 //! ```
 
 use crate::proto::admin::Event;
+use caliburn_os::descriptors::{self, above};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -38,7 +39,7 @@ struct State {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+    above(|| OpenOptions::new().create(true).append(true).open(path))
 }
 
 fn parse(line: &str) -> Option<Event> {
@@ -55,7 +56,7 @@ fn millis(time: SystemTime) -> u64 {
 
 impl Events {
     pub fn open(path: PathBuf) -> io::Result<Events> {
-        let before = std::fs::read(&path).unwrap_or_default();
+        let before = descriptors::read(&path).unwrap_or_default();
         let before = String::from_utf8_lossy(&before);
         let mut last: VecDeque<Event> = before.lines().rev().take(KEPT).filter_map(parse).collect();
         last.make_contiguous().reverse();

@@ -27,6 +27,7 @@ use crate::node::{Node, NodeError};
 use crate::proto::admin::admin_server::AdminServer;
 use crate::proto::admin::{Neighbour, Server, Surroundings, User};
 use crate::rights::Rights;
+use caliburn_os::descriptors;
 use events::Events;
 use process::{Around, Kept, Over, is_over};
 use service::{Changes, Service};
@@ -81,6 +82,7 @@ impl Daemon {
         let own = environment.listen.ok_or(EnvironmentError::Missing("CALIBURN_LISTEN"))?;
         is_reachable(own).map_err(|why| DaemonError::Listen(own, why.into()))?;
         // Before anything is made.
+        descriptors::occupy();
         let free = tokio::net::TcpListener::bind(own).await;
         free.map_err(|error| DaemonError::Listen(own, error.to_string()))?;
         let told = Environment { store: dir.join("store"), daemon: None, ..environment.clone() };
@@ -92,9 +94,10 @@ impl Daemon {
         let path = dir.join("events.log");
         let events = Events::open(path.clone()).map_err(|error| DaemonError::Directory(path, error))?;
         let changes = Arc::new(Changes::default());
-        let (committed, aborted) = (changes.clone(), changes.clone());
+        let (committed, aborted, noticed) = (changes.clone(), changes.clone(), events.clone());
         let rights = Rights::new();
         let node = data_server.builder().rights(rights.clone()).segment(table::SEGMENT, table::SEGMENT_BYTES);
+        let node = node.on_notice(move |text| noticed.add("", text));
         let node = node.on_commit(move |tid, _| committed.ended(tid, true));
         let node = node.on_abort(move |tid| aborted.ended(tid, false)).start().await?;
         events.add("", format!("node {} of cluster {:?} begins", environment.number, environment.cluster));

@@ -2,12 +2,13 @@
 
 use super::events::Events;
 use super::keeping::{Action, GRACE, Input, Keeping};
-use crate::data_server::{Environment, VARIABLES};
+use crate::environment::{Environment, VARIABLES};
 use crate::log_plan::LogPlan;
 use crate::process_id::ProcessId;
 use crate::proto::admin::{Server, State, Status};
+use caliburn_os::descriptors::{self, above};
 use caliburn_os::host::kill_group;
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{even_if, instead, planted, unless};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -105,6 +106,7 @@ struct Process {
     process: u32,
     /// Where it says that it serves.
     socket: Option<UnixDatagram>,
+    told: Told,
     /// What of the status is nowhere else.
     starts: u64,
     orders: u64,
@@ -116,7 +118,21 @@ impl Process {
     fn new(around: Arc<Around>, server: Server, status: Arc<Mutex<Status>>) -> Process {
         let (keeping, began) = (Keeping::new(), Instant::now());
         let (child, process, socket, starts, orders, ended) = (None, 0, None, 0, 0, String::new());
-        Process { around, server, keeping, began, child, process, socket, starts, orders, ended, status }
+        let told = Told::default();
+        Process {
+            around,
+            server,
+            keeping,
+            began,
+            child,
+            process,
+            socket,
+            told,
+            starts,
+            orders,
+            ended,
+            status,
+        }
     }
 
     async fn keep(mut self, mut told: UnboundedReceiver<Option<Server>>) {
@@ -134,7 +150,10 @@ impl Process {
                     }
                 },
                 ended = ended(&mut self.child) => { self.has_ended(ended); Input::Ended }
-                () = ready(self.socket.as_ref()) => Input::Ready,
+                said = said(self.socket.as_ref()) => match self.hears(said) {
+                    true => Input::Ready,
+                    false => continue,
+                },
                 () = until(due) => Input::Time,
             };
             self.step(input);
@@ -147,6 +166,14 @@ impl Process {
 
     fn now(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// Tells what the process says for operators. Whether it says that it serves.
+    fn hears(&mut self, said: Said) -> bool {
+        if let Some(text) = said.notice.and_then(|text| self.told.event(self.began.elapsed(), text)) {
+            self.around.events.add(&self.server.name, text);
+        }
+        said.serves
     }
 
     /// Another record of it.
@@ -247,15 +274,17 @@ impl Process {
             certificates,
             quota: (*quota != 0).then_some(*quota),
             log: log.as_ref().map(LogPlan::of).unwrap_or_default(),
+            forget_clock: self.server.forget_clock,
             daemon: own.listen.map(|at| (own.number, own.reached_at(at))),
             supervisor: ProcessId::of(std::process::id()),
             ..own.clone()
         };
         let log = self.around.dir.join("logs").join(format!("{name}.log"));
-        let log = OpenOptions::new().create(true).append(true).open(log)?;
+        let log = above(|| OpenOptions::new().create(true).append(true).open(log))?;
         // Another one for each process, so that none hears what a former one has said.
         let socket = format!("caliburn-{:032x}", u128::from_ne_bytes(caliburn_os::host::random_id()?));
-        let bound = std::os::unix::net::UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&socket)?)?;
+        let named = SocketAddr::from_abstract_name(&socket)?;
+        let bound = above(|| std::os::unix::net::UnixDatagram::bind_addr(&named))?;
         bound.set_nonblocking(true)?;
         self.socket = Some(UnixDatagram::from_std(bound)?);
         let mut line = Command::new(command);
@@ -283,7 +312,11 @@ impl Process {
         // What it has started, and has not taken with it, would hold its store.
         kill_group(std::mem::take(&mut self.process));
         self.child = None;
-        self.socket = None;
+        // It may have said why.
+        for said in self.socket.take().into_iter().flat_map(last_words) {
+            self.hears(said);
+        }
+        self.told.last = None;
         let _ = std::fs::remove_file(self.record());
         let how = match ended {
             Ok(status) => match (status.code(), status.signal()) {
@@ -306,7 +339,7 @@ impl Process {
         let folder = record.parent().map(std::fs::create_dir_all);
         let new = record.with_extension("new");
         let written = ProcessId::of(self.process)
-            .map(|id| std::fs::write(&new, id.to_string()).and_then(|()| std::fs::rename(&new, &record)));
+            .map(|id| descriptors::write(&new, id.to_string()).and_then(|()| std::fs::rename(&new, &record)));
         if let (Some(Err(error)), _) | (_, Some(Err(error))) = (folder, written) {
             self.around.events.add(&self.server.name, format!("{}: {error}", record.display()));
         }
@@ -314,7 +347,7 @@ impl Process {
 
     /// What a daemon that was killed has left must not run beside what is started here.
     async fn end_former(&self) {
-        let Ok(text) = std::fs::read_to_string(self.record()) else { return };
+        let Ok(text) = descriptors::read_text(self.record()) else { return };
         let former = text.parse::<ProcessId>().ok().filter(|_| unless("former-processes-left", true));
         let until = Instant::now() + GRACE;
         let mut signal = Signal::TERM;
@@ -356,15 +389,82 @@ async fn ended(child: &mut Option<Child>) -> io::Result<ExitStatus> {
     }
 }
 
-/// It says that it serves; never, if there is nobody who could.
-async fn ready(socket: Option<&UnixDatagram>) {
+/// What a supervised process says, in systemd's format.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    /// It serves.
+    serves: bool,
+    /// What an operator should know.
+    notice: Option<String>,
+}
+
+/// Longer ones are cut.
+const MESSAGE: usize = 1024;
+
+impl Said {
+    /// One message may have both, in any order.
+    fn of(message: &[u8]) -> Said {
+        let text = String::from_utf8_lossy(message);
+        let lines = || text.lines().take(if planted("first-line-only") { 1 } else { usize::MAX });
+        let notice = lines().filter_map(|line| line.strip_prefix("STATUS=")).last().map(str::to_owned);
+        Said { serves: lines().any(|line| line == "READY=1"), notice }
+    }
+}
+
+/// Waits for the next message; for ever if there is no socket.
+async fn said(socket: Option<&UnixDatagram>) -> Said {
     let Some(socket) = socket else { return std::future::pending().await };
-    let mut message = [0; 256];
-    loop {
-        match socket.recv(&mut message).await {
-            Ok(len) if message[..len].split(|byte| *byte == b'\n').any(|line| line == b"READY=1") => return,
-            Ok(_) => {}
-            Err(_) => return std::future::pending().await,
+    let mut message = [0; MESSAGE];
+    match socket.recv(&mut message).await {
+        Ok(len) => Said::of(&message[..len]),
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// What a process that has ended has said, and nobody has heard yet. Not without end: others may hold its socket.
+fn last_words(socket: UnixDatagram) -> impl Iterator<Item = Said> {
+    let socket = socket.into_std();
+    let next = move || {
+        let mut message = [0; MESSAGE];
+        let len = socket.as_ref().ok()?.recv(&mut message).ok()?;
+        Some(Said::of(&message[..len]))
+    };
+    std::iter::from_fn(next).take(instead("last-words-lost", LAST, 0))
+}
+
+/// More messages than a socket holds, as Linux is configured by most.
+const LAST: usize = 512;
+
+/// Which notices of a server became events: the events of all servers share one log of limited length.
+#[derive(Debug, Default)]
+struct Told {
+    /// What this process said last.
+    last: Option<String>,
+    /// When this minute began, and how many events there were since.
+    minute: Duration,
+    count: u64,
+}
+
+/// Events that a server can make in a minute.
+const MINUTE: u64 = 20;
+
+impl Told {
+    /// The event, if there is one. A text that was repeated is none.
+    fn event(&mut self, now: Duration, text: String) -> Option<String> {
+        if even_if("repetitions-told", self.last.as_ref() != Some(&text)) {
+            self.last = Some(text.clone());
+        } else {
+            return None;
+        }
+        if now.saturating_sub(self.minute) >= Duration::from_secs(60) {
+            (self.minute, self.count) = (now, 0);
+        }
+        self.count += 1;
+        match self.count {
+            _ if planted("notices-without-limit") => Some(text),
+            ..MINUTE => Some(text),
+            MINUTE => Some(format!("says much: what it says in the rest of this minute is left out; {text}")),
+            _ => None,
         }
     }
 }
@@ -373,5 +473,55 @@ async fn until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_process_says_is_heard() {
+        let (server, daemon) = UnixDatagram::pair().unwrap();
+        let long = format!("STATUS={}", "x".repeat(2000));
+        for message in ["MAINPID=7", "STATUS=etcd has forgotten", "A=1\nREADY=1", &*long] {
+            server.send(message.as_bytes()).await.unwrap();
+        }
+        for (serves, notice) in [
+            (false, None),
+            (false, Some("etcd has forgotten".into())),
+            (true, None),
+            (false, Some("x".repeat(1024 - 7))),
+        ] {
+            assert_eq!(said(Some(&daemon)).await, Said { serves, notice });
+        }
+    }
+
+    #[test]
+    fn a_message_of_two_lines_says_both() {
+        let both = Said { serves: true, notice: Some("warm".into()) };
+        assert_eq!(Said::of(b"STATUS=warm\nREADY=1\n"), both);
+        assert_eq!(Said::of(b"READY=1\nSTATUS=cold\nSTATUS=warm"), both);
+    }
+
+    #[tokio::test]
+    async fn last_words_are_heard() {
+        let (server, daemon) = UnixDatagram::pair().unwrap();
+        ["STATUS=one", "STATUS=two"].iter().for_each(|text| _ = server.try_send(text.as_bytes()).unwrap());
+        drop(server);
+        let heard: Vec<_> = last_words(daemon).filter_map(|said| said.notice).collect();
+        assert_eq!(heard, ["one", "two"]);
+    }
+
+    #[test]
+    fn a_server_that_says_much_leaves_room_for_others() {
+        let (mut told, second) = (Told::default(), Duration::from_secs(1));
+        assert_eq!(told.event(second, "a".into()).as_deref(), Some("a"));
+        assert_eq!(told.event(second, "a".into()), None);
+        assert_eq!(told.event(second, "b".into()).as_deref(), Some("b"));
+        let many = (0..1000).filter_map(|number: u32| told.event(2 * second, number.to_string()));
+        let last = many.last().unwrap();
+        assert!(last.starts_with("says much") && last.ends_with("; 17"), "{last}");
+        assert_eq!(told.event(62 * second, "a".into()).as_deref(), Some("a"));
     }
 }

@@ -203,7 +203,7 @@ impl Admin for Service {
             if servers.iter().any(|there| there.name == new.name) {
                 return Err(Status::already_exists(format!("server {:?} is there already", new.name)));
             }
-            (new.started, new.restarted, new.crashed) = (0, 0, 0);
+            (new.started, new.restarted, new.crashed, new.forget_clock) = (0, 0, 0, 0);
             new.id = id;
             table::put(call, Of::Server(new))
         });
@@ -242,11 +242,21 @@ impl Admin for Service {
     }
 
     async fn give(&self, request: Request<Order>) -> Result<Response<Done>, Status> {
-        let changed = self.change(request, "Give", |call, order, asker| {
+        let random = caliburn_os::host::random_id().map_err(|error| Status::internal(error.to_string()))?;
+        let number = u128::from_ne_bytes(random) as u64 | 1;
+        let changed = self.change(request, "Give", move |call, order, asker| {
             let (servers, users) = table::all(call)?;
             let owner = servers.iter().find(|server| server.name == order.name);
             asker.may(&users, owner.map(|server| &*server.owner).filter(|owner| !owner.is_empty()))?;
             let mut there = server(&servers, &order.name)?;
+            if order.forget_clock {
+                if !matches!(order.what(), What::Start | What::Restart) {
+                    return Err(Status::invalid_argument(
+                        "a clock forgets when its server is started or restarted",
+                    ));
+                }
+                there.forget_clock = number;
+            }
             match order.what() {
                 What::None => return Err(Status::invalid_argument("an order that is none")),
                 What::Start => (there.wanted, there.started) = (true, there.started + 1),
@@ -282,6 +292,7 @@ impl Admin for Service {
     async fn show(&self, request: Request<ShowRequest>) -> Result<Response<Shown>, Status> {
         let (asker, kept, cluster) = (self.asker(&request, "Show"), self.kept.clone(), self.cluster.clone());
         let (number, incarnation) = (self.node.number(), self.node.incarnation());
+        let notices = self.node.notices();
         let shown = self.node.run(request, move |call, ShowRequest {}| {
             let (servers, users) = table::all(call)?;
             let may = asker.may(&users, None);
@@ -301,8 +312,8 @@ impl Admin for Service {
                     return may.map(|()| Shown::default());
                 }
             }
-            let users = if may.is_ok() { users } else { Vec::new() };
-            Ok(Shown { cluster, number, incarnation, servers, users })
+            let (users, notices) = if may.is_ok() { (users, notices) } else { Default::default() };
+            Ok(Shown { cluster, number, incarnation, servers, users, notices })
         });
         shown.await
     }

@@ -1,24 +1,26 @@
 //! Slots and epochs in etcd, which survive the loss of fewer than half of its members.
 //!
 //! ```text
+//!   <cluster>/identity                     of the cluster, random: written once
 //!   <cluster>/epoch/<node>                 the life of a node
+//!   <cluster>/mark/<node>                  written with each slot that the node puts: its version counts them
 //!   <cluster>/slot/<tid><participant>      what its slot holds, and all participants
 //! ```
 //!
-//! A slot is put in one `Txn` that compares the epoch of whoever puts it and that the slot is not there: a lease or
-//! a lock of etcd's is not enough, since its holder may have lost it and not know. Trusted: that a majority of the
-//! members keeps what it has forced, and agrees. Not trusted: what one of them serves; values have a checksum.
+//! A slot is put in one `Txn` that compares the epoch and the mark of whoever puts it, the identity, and that the
+//! slot is not there (`meeting.rs`): a lease or a lock of etcd's is not enough, since its holder may have lost it
+//! and not know. Trusted: that a majority of the members keeps what it has forced, and agrees. Not trusted: what
+//! one of them serves; values have a checksum.
 
 use crate::commit::word::{Incarnation, Node, Participants, Slot, Stay};
 use crate::credentials::Credentials;
 use crate::id::{TID_BYTES, Tid};
-use crate::keep::claim::{Claim, Kept};
 use crate::proto::etcd::kv_client::KvClient;
 use crate::proto::etcd::{
     Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse,
-    compare, request_op, response_op,
+    compare, request_op,
 };
-use caliburn_os::simulated::planted;
+use caliburn_os::descriptors;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
@@ -39,6 +41,9 @@ pub enum KeepError {
         "etcd has reached its quota ({0}): delete what others have there, compact and defragment it (etcdctl defrag), and disarm its alarm (etcdctl alarm disarm); or give it more (--quota-backend-bytes)"
     )]
     Full(String),
+    /// The system has none for the identity of a cluster.
+    #[error("no random bytes can be had for the identity of the cluster: {0}")]
+    Random(std::io::Error),
     /// What is there was not written by this program, or is damaged in all members that were asked.
     #[error("etcd has {} bytes at {key} that are no {what}; another program's, or damaged", bytes.len())]
     Damaged {
@@ -90,6 +95,7 @@ impl Etcd {
         cluster: &str,
         credentials: Option<&Credentials>,
     ) -> Result<Etcd, KeepError> {
+        descriptors::occupy();
         let endpoint = |member: &str| {
             let no_address = |error| KeepError::Address(member.to_owned(), error);
             let mut endpoint = Endpoint::from_shared(member.to_owned()).map_err(no_address)?;
@@ -144,6 +150,8 @@ impl Etcd {
 
     /// To one of the members.
     pub(crate) fn channel(&self) -> Channel {
+        // It may have to be opened again.
+        descriptors::occupy();
         self.channel.clone()
     }
 
@@ -196,70 +204,41 @@ impl Etcd {
     /// # Errors
     /// When etcd does not answer.
     pub async fn begin_life(&self, node: Node, behind: Incarnation) -> Result<Incarnation, KeepError> {
-        let key = self.epoch_key(node);
         loop {
-            let range = RangeRequest { key: key.clone(), ..RangeRequest::default() };
-            let found = self.range(range).await?.kvs.pop();
-            let (before, revision) = match &found {
-                None => (0, 0),
-                Some(kv) => (epoch_of(&key, &kv.value)?, kv.mod_revision),
-            };
-            let next = before.max(behind.0) + 1;
-            let unchanged = Compare {
-                result: compare::CompareResult::Equal as i32,
-                target: compare::CompareTarget::Mod as i32,
-                key: key.clone(),
-                target_union: Some(compare::TargetUnion::ModRevision(revision)),
-            };
-            let put = put(key.clone(), next.to_be_bytes().to_vec());
-            let txn = TxnRequest { compare: vec![unchanged], success: vec![put], failure: Vec::new() };
-            if self.txn(&txn).await?.succeeded {
-                return Ok(Incarnation(next));
+            if let Some(life) = self.begin_life_if(node, behind, &[]).await? {
+                return Ok(life);
             }
         }
     }
 
-    /// Puts a value into a slot if it is empty.
-    ///
-    /// # Errors
-    /// When etcd does not answer: the value may be there all the same. It can be put again.
-    pub async fn put(&self, claim: &Claim) -> Result<Kept, KeepError> {
-        let (slot_key, epoch_key) = (self.slot_key(claim.tid, claim.of), self.epoch_key(claim.by));
-        let absent = Compare {
+    /// The same, if what is compared is so.
+    pub(crate) async fn begin_life_if(
+        &self,
+        node: Node,
+        behind: Incarnation,
+        compared: &[Compare],
+    ) -> Result<Option<Incarnation>, KeepError> {
+        let key = self.epoch_key(node);
+        let range = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+        let found = self.range(range).await?.kvs.pop();
+        let (before, revision) = match &found {
+            None => (0, 0),
+            Some(kv) => (epoch_of(&key, &kv.value)?, kv.mod_revision),
+        };
+        let next = before.max(behind.0) + 1;
+        let unchanged = Compare {
             result: compare::CompareResult::Equal as i32,
-            target: compare::CompareTarget::Create as i32,
-            key: slot_key.clone(),
-            target_union: Some(compare::TargetUnion::CreateRevision(0)),
+            target: compare::CompareTarget::Mod as i32,
+            key: key.clone(),
+            target_union: Some(compare::TargetUnion::ModRevision(revision)),
         };
-        let lives = self.lives(claim.by, claim.life);
-        let txn = TxnRequest {
-            compare: if planted("fence-left-out") { vec![absent] } else { vec![lives, absent] },
-            success: vec![put(slot_key.clone(), encode(claim.slot, &claim.participants))],
-            failure: vec![get(epoch_key.clone()), get(slot_key.clone())],
-        };
-        for _ in 0..READS {
-            let answer = self.txn(&txn).await?;
-            if answer.succeeded {
-                return Ok(Kept::Slot(claim.slot));
-            }
-            let mut found = answer.responses.into_iter().map(|response| match response.response {
-                Some(response_op::Response::ResponseRange(range)) => value(range),
-                _ => None,
-            });
-            let (epoch, slot) = (found.next().flatten(), found.next().flatten());
-            match epoch {
-                Some(epoch) if epoch_of(&epoch_key, &epoch)? == claim.life.0 => {}
-                _ => return Ok(Kept::Fenced),
-            }
-            if let Some((slot, _)) = slot.as_deref().and_then(decode) {
-                return Ok(Kept::Slot(slot));
-            }
-            // Damaged in this member; or deleted since.
-        }
-        Err(damaged(&slot_key, "slot", Vec::new()))
+        let compare = [&[unchanged], compared].concat();
+        let put = put(key.clone(), next.to_be_bytes().to_vec());
+        let txn = TxnRequest { compare, success: vec![put], failure: Vec::new() };
+        Ok(self.txn(&txn).await?.succeeded.then_some(Incarnation(next)))
     }
 
-    fn slot_key(&self, tid: Tid, of: Node) -> Vec<u8> {
+    pub(crate) fn slot_key(&self, tid: Tid, of: Node) -> Vec<u8> {
         let mut key = self.slot_prefix(&tid.to_bytes());
         key.extend(of.0.to_be_bytes());
         key
@@ -362,13 +341,13 @@ pub(crate) fn damaged(key: &[u8], what: &'static str, bytes: Vec<u8>) -> KeepErr
     KeepError::Damaged { key: key.escape_ascii().to_string(), what, bytes }
 }
 
-fn epoch_of(key: &[u8], value: &[u8]) -> Result<u64, KeepError> {
+pub(crate) fn epoch_of(key: &[u8], value: &[u8]) -> Result<u64, KeepError> {
     let bytes: Result<[u8; 8], _> = value.try_into();
     bytes.map(u64::from_be_bytes).map_err(|_| damaged(key, "epoch", value.to_vec()))
 }
 
 /// Version, slot, nodes and stays, checksum.
-fn encode(slot: Slot, participants: &Participants) -> Vec<u8> {
+pub(crate) fn encode(slot: Slot, participants: &Participants) -> Vec<u8> {
     let mut bytes = vec![1, matches!(slot, Slot::Yes).into()];
     for (node, stay) in participants {
         bytes.extend(node.0.to_le_bytes());
@@ -378,7 +357,7 @@ fn encode(slot: Slot, participants: &Participants) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<(Slot, Participants)> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<(Slot, Participants)> {
     let (body, sum) = bytes.split_last_chunk::<4>()?;
     let [1, slot @ (0 | 1), pairs @ ..] = body else { return None };
     if crc32c::crc32c(body) != u32::from_le_bytes(*sum) || pairs.len() % 16 != 0 {

@@ -2,8 +2,9 @@
 
 use crate::commit::word::{Incarnation, Node, Participants};
 use crate::id::Tid;
-use crate::keep::claim::{Claim, Kept};
+use crate::keep::claim::{Claim, Kept, Met, Newcomer};
 use crate::keep::etcd::{Etcd, KeepError};
+use crate::keep::known::{Known, Looked};
 use crate::keep::memory::Memory;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,14 +34,39 @@ impl Keeper {
         }
     }
 
+    /// See [`Etcd::meet`].
+    ///
+    /// # Errors
+    /// When it does not answer; when the system has no randomness.
+    pub async fn meet(&self, newcomer: &Newcomer) -> Result<Met, KeepError> {
+        match self {
+            Keeper::Etcd(etcd) => etcd.meet(newcomer).await,
+            Keeper::Memory(memory) => {
+                let new = caliburn_os::host::random_id().map_err(KeepError::Random)?;
+                Ok(lock(memory).meet(newcomer, new))
+            }
+        }
+    }
+
+    /// See [`Etcd::look`].
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn look(&self, node: Node, life: Incarnation, known: &Known) -> Result<Looked, KeepError> {
+        match self {
+            Keeper::Etcd(etcd) => etcd.look(node, life, known).await,
+            Keeper::Memory(memory) => Ok(lock(memory).look(node, life, known)),
+        }
+    }
+
     /// See [`Etcd::put`].
     ///
     /// # Errors
     /// When it does not answer.
-    pub async fn put(&self, claim: &Claim) -> Result<Kept, KeepError> {
+    pub async fn put(&self, claim: &Claim, known: &Known) -> Result<(Kept, Known), KeepError> {
         match self {
-            Keeper::Etcd(etcd) => etcd.put(claim).await,
-            Keeper::Memory(memory) => Ok(lock(memory).put(claim)),
+            Keeper::Etcd(etcd) => etcd.put(claim, known).await,
+            Keeper::Memory(memory) => Ok(lock(memory).put(claim, known)),
         }
     }
 

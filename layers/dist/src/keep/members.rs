@@ -155,6 +155,11 @@ impl Members {
         self.all.iter().map(|member| member.client).collect()
     }
 
+    /// Where one reaches the others.
+    pub fn peer(&self, member: usize) -> String {
+        format!("http://{}", self.all[member].peer)
+    }
+
     /// Where they keep what they know.
     pub fn dir(&self) -> &Path {
         &self.dir

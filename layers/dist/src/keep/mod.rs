@@ -6,6 +6,8 @@
 //!   slot of a participant  put by itself (yes), or by whoever closes it
 //! ```
 //!
+//! A keeper may be lost, or restored from a backup: [`known`] says how each node notices that.
+//!
 //! A slot is deleted when all participants know how the transaction ended, all those of a transaction at once. Who
 //! closes slots is a participant that does not know, or the coordinator, which deletes them itself: so nobody
 //! takes a slot that was deleted for one that was never put. A put that was under way for long may make a slot
@@ -14,9 +16,12 @@
 pub mod claim;
 pub mod etcd;
 pub mod keeper;
+pub mod known;
 pub(crate) mod log;
+pub mod meeting;
 pub mod members;
 pub mod memory;
 pub mod names;
 
-pub use claim::{Claim, Kept};
+pub use claim::{Claim, Kept, Met, Newcomer};
+pub use known::{Doubt, Known, Looked};

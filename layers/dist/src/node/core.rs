@@ -7,16 +7,16 @@
 //!
 //! Invariant: nothing waits, for a disk or a lock of a transaction, while it holds the state.
 
-use crate::commit::word::{Node, Outcome, Participants, Record, Slot, Vote};
+use crate::commit::word::{Node, Outcome, Participants, Protocol, Record, Slot, Vote};
 use crate::family::{Family, NotReady};
 use crate::host::{Host, Role, Step};
 use crate::id::Tid;
-use crate::keep::{Claim, Kept};
+use crate::keep::Claim;
 use crate::letter::{Brief, Letter, Word};
 use crate::node::heaps;
 use crate::node::ledger::{Ledger, lasting};
 use crate::node::outside::{Decision, Outside};
-use crate::node::state::{Doing, Preparing, State, global_id};
+use crate::node::state::{Doing, Preparing, State, from_global_id, global_id};
 use crate::node::work::Work;
 use caliburn_engine::{BeginError, Mode, Region, Store};
 use caliburn_heap::{Heap, HeapError};
@@ -100,7 +100,7 @@ impl<'t> Core<'t> {
     }
 
     /// Lets the host act, and does what it wants.
-    fn with_host(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) {
+    pub(super) fn with_host(&self, act: impl FnOnce(&mut Host, Duration) -> Vec<Step>) {
         let doing = self.host_steps(act);
         self.perform(doing);
     }
@@ -276,6 +276,15 @@ impl<'t> Core<'t> {
 
     /// Whether the clock has heard of a transaction's timestamp, for good.
     fn has_heard(&self, tid: Tid, at: Timestamp) -> bool {
+        if !self.outside.time.is_used {
+            let is_without = at == Timestamp::default();
+            if !is_without {
+                let text = "a transaction is refused: node {} gives timestamps, and this one doesn't. All of a cluster do, or none";
+                let text = text.replace("{}", &tid.coordinator.0.to_string());
+                self.outside.notices.now_and_then("timestamps", text);
+            }
+            return is_without;
+        }
         if let Err(error) = self.clock.observe(at) {
             tracing::warn!(
                 "the clock of node {}: {error}; its transaction {tid} is refused",
@@ -340,7 +349,15 @@ impl<'t> Core<'t> {
         let (transaction, allocations) = match state.families.get_mut(&tid).map(Family::finish) {
             None => return Made::Elsewhere,
             Some(Err(_)) => return Made::Refused,
-            Some(Ok(top)) if !top.wrote || top.global_id().is_some() => return Made::Durable,
+            Some(Ok(top)) if top.global_id().is_some() => return Made::Durable,
+            // What has only read is remembered where slots decide: it is asked for its vote if those are lost.
+            Some(Ok(top)) if !top.wrote && tid.protocol == Protocol::Blocking => return Made::Durable,
+            Some(Ok(_))
+                if tid.protocol == Protocol::Slots && !self.ledger.reserve(tid, participants.len()) =>
+            {
+                tracing::warn!("no room to remember transaction {tid}, if it commits");
+                return Made::Refused;
+            }
             // If it is away, the store has refused it.
             Some(Ok(top)) => match top.take() {
                 Some(both) => both,
@@ -446,18 +463,11 @@ impl<'t> Core<'t> {
             }
         }
         let life = self.outside.incarnation;
-        self.outside.claim(Claim { tid, by: own, life, role, participants, of, slot });
-        Vec::new()
-    }
-
-    /// An answer of the keeper.
-    fn kept(&self, claim: &Claim, kept: Kept) {
-        match kept {
-            Kept::Slot(slot) => self.with_host(|host, _| host.slot(claim.tid, claim.role, claim.of, slot)),
-            Kept::Fenced => {
-                self.outside.fail("another process has its identity: it lives another life there")
-            }
+        // It may have waited for a force, or for a thread: what was so when the host said it may be so no more.
+        if let Some(until) = self.state().host.deadline(tid, role, slot) {
+            self.outside.claim(Claim { tid, by: own, life, role, participants, of, slot }, until);
         }
+        Vec::new()
     }
 
     /// What was done here stays, or is undone, and its locks are free. Whether it could be.
@@ -472,6 +482,18 @@ impl<'t> Core<'t> {
         let at = top.at;
         if let Some(id) = top.global_id() {
             let intended = heaps::intended(self.heaps.iter(), id);
+            if tid.protocol == Protocol::Slots {
+                let told =
+                    from_global_id(id).map(|(_, _, all)| all).filter(|_| outcome == Outcome::Committed);
+                if let Err(error) = self.ledger.remember(tid, told.as_ref(), &self.outside.known()) {
+                    self.outside.fail(&format!("it could not remember how transaction {tid} ends: {error}"));
+                    std::mem::forget(top);
+                    return false;
+                }
+                if outcome == Outcome::Aborted {
+                    self.ledger.forget(tid);
+                }
+            }
             // Nobody waits for a force: after a crash it is undecided again, and its coordinator remembers.
             let done = match outcome {
                 Outcome::Committed => self.store.commit_prepared_ticket(id),
@@ -506,13 +528,13 @@ impl<'t> Core<'t> {
             }
             Decision::Letter(Letter { tid, word: Word::Victim, .. }) => self.is_to_abort(tid),
             Decision::Letter(letter) => self.with_host(|host, now| host.receive(letter, now)),
-            Decision::Durable(tid, role, record) => {
-                self.with_host(|host, _| host.durable(tid, role, &record));
-            }
+            Decision::Durable(tid, role, what) => self.with_host(|host, _| host.durable(tid, role, &what)),
             Decision::Chase => self.chase(),
             Decision::Steps(steps) => self.perform(steps.into_iter().map(Doing::Step).collect()),
-            Decision::Kept(claim, kept) => self.kept(&claim, kept),
+            Decision::Kept(claim, kept, times) => self.kept(&claim, kept, times),
+            Decision::Looked(looked, times) => self.looked(looked, times),
             Decision::Sweep(all) => {
+                self.tell_again();
                 for (tid, participants) in all {
                     self.with_host(|host, now| host.sweep(tid, participants, now));
                 }

@@ -2,6 +2,7 @@
 
 use crate::node::error::NodeError;
 use caliburn_engine::{DumpOptions, Dumped, Store};
+use caliburn_os::descriptors::{above, open_to_read};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ pub(super) fn write(
     let named = done.and_then(|dumped| {
         let made = dir.join(name(dumped.lsn));
         fs::rename(&making, &made).map_err(NodeError::io("name", &made))?;
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(NodeError::io("force", dir))?;
+        open_to_read(dir).and_then(|dir| dir.sync_all()).map_err(NodeError::io("force", dir))?;
         Ok((dumped, made))
     });
     if named.is_err() {
@@ -29,7 +30,7 @@ pub(super) fn write(
 }
 
 fn to(store: &Store, making: &Path) -> Result<Dumped, NodeError> {
-    let mut file = BufWriter::new(File::create(making).map_err(NodeError::io("make", making))?);
+    let mut file = BufWriter::new(above(|| File::create(making)).map_err(NodeError::io("make", making))?);
     let dumped = store.dump(&DumpOptions::new(), &mut file);
     let dumped = dumped.map_err(|error| NodeError::Backup(making.to_owned(), Box::new(error)))?;
     file.flush().map_err(NodeError::io("write", making))?;

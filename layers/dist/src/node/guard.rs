@@ -15,7 +15,12 @@ use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tower_layer::Layer;
 
 /// What any program may ask of a node itself.
-const PROGRAMS: [&str; 3] = ["/caliburn.v1.Node/Attach", "/caliburn.v1.Node/End", "/caliburn.v1.Node/Hear"];
+const PROGRAMS: [&str; 4] = [
+    "/caliburn.v1.Node/Attach",
+    "/caliburn.v1.Node/End",
+    "/caliburn.v1.Node/Hear",
+    "/caliburn.v1.Node/Names",
+];
 /// It asks itself who may do what.
 const ADMIN: &str = "/caliburn.admin.v1.Admin/";
 const NODES_ONLY: &str = "/caliburn.v1.Node/Deliver";

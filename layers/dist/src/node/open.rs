@@ -1,29 +1,29 @@
 //! A node that is to run: opens its store, recovers, and gives it threads.
 
-use crate::client::TIME_OUT;
 use crate::cluster::Cluster;
-use crate::commit::word::{Incarnation, Node as NodeId, Outcome, Participants};
-use crate::host::{Host, Patience};
+use crate::commit::word::{Incarnation, Node as NodeId};
+use crate::host::Patience;
 use crate::id::Tid;
 use crate::keep::keeper::Keeper;
+use crate::keep::{Known, Met, Newcomer};
 use crate::log_plan::LogPlan;
 use crate::node::call::Call;
-use crate::node::core::Core;
+use crate::node::door::Connections;
 use crate::node::error::NodeError;
-use crate::node::ledger::{self, Ledger};
-use crate::node::outside::{DECIDING, Decision, Hooks, Outside};
+use crate::node::notices::Notices;
+use crate::node::opening::{Beginning, First, Forgets, Mapped, Opening, Queues};
+use crate::node::outside::{Hooks, Outside};
 use crate::node::pool::Pool;
-use crate::node::recovery::Found;
 use crate::node::replicated::{Copies, Replicated};
-use crate::node::running::{Inner, Job, Node, alone};
+use crate::node::running::{Inner, Node};
+use crate::node::time::Time;
 use crate::rights::Rights;
 use caliburn_engine::{Region, Store};
-use caliburn_heap::Heap;
-use caliburn_nest::{Clock, Timestamp};
+use caliburn_nest::Timestamp;
 use caliburn_os::clock::wall_ns;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::mpsc::{channel, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -31,45 +31,6 @@ use tonic::Status;
 
 /// Calls that wait for a thread, for each thread; further ones are refused.
 const WAITING_CALLS: usize = 16;
-
-/// What is to be done the first time.
-struct First(Box<Begin>);
-
-/// Who is told where segments are.
-struct Mapped(Box<TellMapped>);
-
-type TellMapped = dyn Fn(&str, &Region) + Send;
-
-impl std::fmt::Debug for Mapped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Mapped").finish_non_exhaustive()
-    }
-}
-
-type Begin = dyn for<'c, 't> FnOnce(&mut Call<'c, 't>) -> Result<(), Status> + Send;
-
-impl std::fmt::Debug for First {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("First").finish_non_exhaustive()
-    }
-}
-
-/// The servers' first transaction, if it was not yet.
-fn begin(core: &Core<'_>, first: First) -> Result<(), NodeError> {
-    if core.ledger.has_begun() {
-        return Ok(());
-    }
-    let expires = core.outside.now() + TIME_OUT;
-    let (done, mut told) = alone(core, expires, |call| {
-        first.0(call)?;
-        call.is_first()
-    });
-    match (done, told.try_recv()) {
-        (Ok(()), Ok((Outcome::Committed, _))) => Ok(()),
-        (Err(status), _) => Err(NodeError::First(status.message().to_owned())),
-        (Ok(()), _) => Err(NodeError::First("it did not commit".into())),
-    }
-}
 
 /// Bytes of log that etcd keeps of a node, unless it is told otherwise.
 const DUMP_EVERY: u64 = 64 << 20;
@@ -79,15 +40,6 @@ const DUMP_AGAIN: Duration = Duration::from_secs(60);
 const DUMP_LOOK: Duration = Duration::from_secs(1);
 /// So often slots are looked for that nobody deletes.
 const SWEEP: Duration = Duration::from_secs(60);
-
-/// What the node's threads take their work from.
-struct Queues {
-    calls: Mutex<Receiver<Job>>,
-    /// One more thread for calls that must not wait.
-    more: Receiver<()>,
-    further: Arc<Pool<Job>>,
-    decisions: Mutex<Receiver<Decision>>,
-}
 
 /// A node that is to run.
 #[derive(Debug)]
@@ -107,9 +59,12 @@ pub struct Builder {
     quota: Option<u64>,
     log: LogPlan,
     hooks: Hooks,
+    connections: Option<Connections>,
+    notices: Notices,
     mapped: Option<Mapped>,
     wall: fn() -> u64,
-    forgets_clock: bool,
+    forgets_clock: Option<Forgets>,
+    timestamps: bool,
 }
 
 impl Node {
@@ -131,9 +86,12 @@ impl Node {
             quota: None,
             log: LogPlan::default(),
             hooks: Hooks::default(),
+            connections: None,
+            notices: Notices::default(),
             mapped: None,
             wall: wall_ns,
-            forgets_clock: false,
+            forgets_clock: None,
+            timestamps: true,
         }
     }
 }
@@ -190,7 +148,21 @@ impl Builder {
     /// machine whose clock was far ahead and is right again, since others refuse the node until theirs have caught
     /// up.
     pub fn forget_clock(mut self, yes: bool) -> Builder {
-        self.forgets_clock = yes;
+        self.forgets_clock = yes.then_some(Forgets::Now);
+        self
+    }
+
+    /// The same, once for each number: a node that has obeyed this one before goes on. 0 is none.
+    pub fn forget_clock_once(mut self, order: u64) -> Builder {
+        self.forgets_clock = (order != 0).then_some(Forgets::Order(order)).or(self.forgets_clock);
+        self
+    }
+
+    /// Whether transactions have timestamps. All nodes of a cluster have them, as they do unless told otherwise,
+    /// or none has. Without, no clock is shown, heard or kept: a node whose clock is wrong is not refused,
+    /// nothing is forced for it, `transact_at` is refused, and hooks are told 0.
+    pub fn timestamps(mut self, yes: bool) -> Builder {
+        self.timestamps = yes;
         self
     }
 
@@ -198,6 +170,19 @@ impl Builder {
     #[doc(hidden)]
     pub fn wall(mut self, wall: fn() -> u64) -> Builder {
         self.wall = wall;
+        self
+    }
+
+    /// Called with what an operator should know, when it happens: connections that are refused, a clock that is far
+    /// ahead, etcd that is open to users, or has forgotten something. For people. It must not take long.
+    pub fn on_notice(mut self, hook: impl Fn(&str) + Send + Sync + 'static) -> Builder {
+        self.notices = Notices::new(Some(Box::new(hook)));
+        self
+    }
+
+    /// How many connections it has at one time, where it serves.
+    pub fn connections(mut self, connections: Connections) -> Builder {
+        self.connections = Some(connections);
         self
     }
 
@@ -285,8 +270,10 @@ impl Builder {
         let Builder { number, cluster, path, mut options, segments, heaps, level, patience, .. } = self;
         let (keeper, first, hooks, rights, quota, log) =
             (self.keeper, self.first, self.hooks, self.rights, self.quota, self.log);
+        let (connections, notices) = (self.connections, Arc::new(self.notices));
         log.set(&mut options);
-        let (wall, forgets_clock, tell_mapped) = (self.wall, self.forgets_clock, self.mapped);
+        let time = Time { hybrid: Arc::default(), wall: self.wall, is_used: self.timestamps, notices };
+        let (forgets_clock, tell_mapped) = (self.forgets_clock, self.mapped);
         let replicated = match (&self.replicated, &keeper) {
             (None, _) => None,
             (Some(how), Some(Keeper::Etcd(etcd))) => {
@@ -318,18 +305,16 @@ impl Builder {
         let thread = thread.spawn(move || opening.run(ready, may_begin)).expect("a thread can be had");
         let begun = async {
             // The life that the store remembers.
-            let life = is_ready.await.map_err(|_| NodeError::Stopped("the node could not open"))??;
+            let (life, known) =
+                is_ready.await.map_err(|_| NodeError::Stopped("the node could not open"))??;
             let own = NodeId(number);
-            let (incarnation, slots) = match (&keeper, begun_life) {
-                (Some(keeper), Some(begun)) if begun > life => (begun, keeper.of(own).await?),
-                (Some(keeper), Some(_)) => {
-                    keeper.begin_life(own, life).await?;
-                    return Err(NodeError::Stopped("etcd had lost the node's epoch: start it again"));
-                }
-                (Some(keeper), None) => (keeper.begin_life(own, life).await?, keeper.of(own).await?),
-                (None, _) => (Incarnation(life.0 + 1), BTreeMap::new()),
+            let met = meet(own, keeper.as_ref(), (life, begun_life), &known).await?;
+            let slots = match (&keeper, met.doubt) {
+                (Some(keeper), None) => keeper.of(own).await?,
+                _ => BTreeMap::new(),
             };
-            let (outside, decisions) = Outside::new(own, incarnation, cluster, keeper, hooks, wall);
+            let (outside, decisions) = Outside::new(own, met, cluster, keeper, hooks, time);
+            outside.has_met(known.identity);
             let (calls, to_call) = sync_channel(level * WAITING_CALLS);
             let (ask, more) = channel();
             let further = Arc::new(Pool::new(ask));
@@ -348,7 +333,9 @@ impl Builder {
         match begun.await {
             Ok((outside, calls, further)) => {
                 tokio::spawn(outside.clone().sweep(SWEEP));
+                tokio::spawn(outside.clone().look_after_keeper());
                 tokio::spawn(outside.clone().chase(patience.chase));
+                tokio::spawn(outside.time.clone().watch(outside.own));
                 let inner = Inner {
                     outside,
                     calls,
@@ -357,6 +344,7 @@ impl Builder {
                     thread: Mutex::new(Some(thread)),
                     copies,
                     rights,
+                    connections,
                 };
                 let node = Node(Arc::new(inner));
                 if node.0.copies.is_some() {
@@ -371,22 +359,6 @@ impl Builder {
             }
         }
     }
-}
-
-struct Opening {
-    number: u64,
-    path: PathBuf,
-    options: caliburn_engine::Options,
-    segments: Vec<(String, u64)>,
-    heaps: Vec<(String, u64)>,
-    level: usize,
-    patience: Patience,
-    first: Option<First>,
-    quota: Option<u64>,
-    log: LogPlan,
-    forgets_clock: bool,
-    tell_mapped: Option<Mapped>,
-    copies: Option<Copies>,
 }
 
 /// Makes a dump when it is time for one, as long as the node runs.
@@ -406,140 +378,21 @@ async fn keep_dumping(node: Weak<Inner>) {
     }
 }
 
-struct Beginning {
-    outside: Arc<Outside>,
-    queues: Queues,
-    slots: BTreeMap<Tid, Participants>,
-    recovered: oneshot::Sender<Result<(), NodeError>>,
-}
-
-type Life = Result<Incarnation, NodeError>;
-
-impl Opening {
-    /// The node's own thread: owns the store.
-    fn run(self, ready: oneshot::Sender<Life>, may_begin: oneshot::Receiver<Beginning>) {
-        let mut ready = Some(ready);
-        if let Err(error) = self.open(&mut ready, may_begin)
-            && let Some(ready) = ready.take()
-        {
-            let _ = ready.send(Err(error));
-        }
+/// Begins a life, with a keeper that has what the node knows of it. One that has not is not relied on.
+async fn meet(
+    own: NodeId,
+    keeper: Option<&Keeper>,
+    (life, begun): (Incarnation, Option<Incarnation>),
+    known: &Known,
+) -> Result<Met, NodeError> {
+    let Some(keeper) = keeper else {
+        return Ok(Met { life: Incarnation(life.0 + 1), known: *known, doubt: None });
+    };
+    if begun.is_some_and(|begun| begun <= life) {
+        keeper.begin_life(own, life).await?;
+        return Err(NodeError::Stopped(
+            "etcd had lost the node's epoch: it has lost its data, or has an earlier state of it: start it again",
+        ));
     }
-
-    fn open(
-        mut self,
-        ready: &mut Option<oneshot::Sender<Life>>,
-        may_begin: oneshot::Receiver<Beginning>,
-    ) -> Result<(), NodeError> {
-        let store = self.options.clone().create(true).open(&self.path);
-        let store = store.map_err(|error| NodeError::Open(self.path.clone(), error))?;
-        self.log.tune(&store).map_err(|error| NodeError::Open(self.path.clone(), error))?;
-        self.is_within(&store)?;
-        let map = |name: &str, bytes: u64| {
-            let segment = store.segment_or_create(name, bytes);
-            let segment = segment.map_err(|error| NodeError::Segment(name.to_owned(), Box::new(error)))?;
-            segment.map_all().map_err(|error| NodeError::Segment(name.to_owned(), Box::new(error)))
-        };
-        let own = map(ledger::SEGMENT, ledger::SEGMENT_BYTES)?;
-        let mapped = self.segments.iter().map(|(name, bytes)| Ok((name.clone(), map(name, *bytes)?)));
-        let mapped = mapped.collect::<Result<Vec<_>, NodeError>>()?;
-        let heap = |(name, bytes): &(String, u64)| {
-            let heap = Heap::open(&store, name);
-            let heap = heap.map_err(|error| NodeError::Heap(name.to_owned(), Box::new(error)))?;
-            heap.set_limit(*bytes);
-            Ok(heap)
-        };
-        let heaps = self.heaps.iter().map(heap).collect::<Result<Vec<_>, NodeError>>()?;
-        if let Some(Mapped(tell)) = &self.tell_mapped {
-            mapped.iter().for_each(|(name, region)| tell(name, region));
-        }
-        self.copies.as_ref().map_or(Ok(()), |copies| copies.settle(&store))?;
-        {
-            let (ledger, life, commits) = Ledger::open(&store, &own);
-            let ready = ready.take().expect("it was not sent");
-            let _ = ready.send(Ok(life));
-            let Ok(Beginning { outside, queues, slots, recovered }) = may_begin.blocking_recv() else {
-                return Ok(());
-            };
-            if let Err(error) = ledger.set_life(outside.incarnation) {
-                let _ = recovered.send(Err(error.into()));
-                return Ok(());
-            }
-            let host = Host::new(outside.own, outside.incarnation, self.patience);
-            let regions = mapped.iter().map(|(name, region)| (name.clone(), region)).collect();
-            if self.forgets_clock
-                && let Err(error) = ledger.forget_clock()
-            {
-                let _ = recovered.send(Err(error.into()));
-                return Ok(());
-            }
-            let time = outside.time.clone();
-            let clock = match Clock::of(&store, &own, ledger::CLOCK, (time.hybrid, time.wall)) {
-                Ok(clock) => clock,
-                Err(error) => {
-                    let _ = recovered.send(Err(NodeError::Clock(error.to_string())));
-                    return Ok(());
-                }
-            };
-            outside.time.look(outside.own);
-            let core = Core::new(&store, (regions, &heaps), ledger, clock, outside, host);
-            core.recover(Found { commits, slots });
-            let begun = self.first.take().map_or(Ok(()), |first| begin(&core, first));
-            let goes_on = begun.is_ok();
-            let _ = recovered.send(begun);
-            if goes_on {
-                self.work(&core, queues);
-            }
-        }
-        drop((own, mapped, heaps));
-        if let Err(error) = store.close() {
-            tracing::warn!("node {}: its store was not closed in good order: {error}", self.number);
-        }
-        Ok(())
-    }
-
-    /// Before anything is made that would be too much.
-    fn is_within(&self, store: &Store) -> Result<(), NodeError> {
-        let Some(quota) = self.quota else { return Ok(()) };
-        let heaps = self.heaps.iter().map(|(_, limit)| Heap::bytes_with(*limit));
-        let all = self.segments.iter().map(|(_, bytes)| *bytes).chain(heaps);
-        let segments = all.fold(ledger::SEGMENT_BYTES, u64::saturating_add);
-        let needed = segments.saturating_add(store.query().log_bytes);
-        if needed <= quota { Ok(()) } else { Err(NodeError::Quota { node: self.number, quota, needed }) }
-    }
-
-    /// Until it stops.
-    fn work(&self, core: &Core<'_>, queues: Queues) {
-        let Queues { calls, more, further, decisions } = queues;
-        let (calls, further, decisions) = (&calls, &further, &decisions);
-        fn take<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
-            queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv().ok()
-        }
-        std::thread::scope(|scope| {
-            for _ in 0..self.level {
-                scope.spawn(|| {
-                    while let Some(job) = take(calls).filter(|_| !core.outside.is_stopping()) {
-                        core.or_fail(|| job(core));
-                    }
-                });
-            }
-            scope.spawn(move || {
-                while more.recv().is_ok() && !core.outside.is_stopping() {
-                    let work = move || further.work(|job| core.or_fail(|| job(core)));
-                    if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, work) {
-                        // What waits is done by those that there are.
-                        tracing::warn!("no thread for a call: {error}");
-                    }
-                }
-            });
-            for _ in 0..DECIDING {
-                scope.spawn(|| {
-                    while let Some(decision) = take(decisions).filter(|_| !core.outside.is_stopping()) {
-                        core.or_fail(|| core.decide(decision));
-                    }
-                });
-            }
-            core.or_fail(|| core.keep_time());
-        });
-    }
+    Ok(keeper.meet(&Newcomer { node: own, behind: life, begun, known: *known }).await?)
 }

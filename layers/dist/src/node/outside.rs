@@ -5,17 +5,20 @@ use crate::commit::word::{Incarnation, Node, Outcome, Participants, Protocol, Re
 use crate::host::{Role, Step};
 use crate::id::{News, Tid};
 use crate::keep::keeper::Keeper;
+use crate::keep::known::{Doubt, Identity, Known, Looked};
 use crate::keep::names::{Entry, register};
-use crate::keep::{Claim, Kept};
+use crate::keep::{Claim, Kept, Met};
 use crate::letter::{Letter, Word};
+use crate::node::notices::Notices;
 use crate::node::time::{Ended, Time};
 use crate::proto::caliburn::Letters;
 use crate::proto::caliburn::node_client::NodeClient;
+use crate::reliance;
 use crate::scope::Report;
 use crate::wire;
 use caliburn_engine::Ticket;
 use caliburn_nest::Timestamp;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,6 +68,13 @@ impl std::fmt::Debug for Hooks {
     }
 }
 
+/// When the keeper was asked, and when its answer came.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    pub asked: Duration,
+    pub answered: Duration,
+}
+
 /// Something to be decided, by a thread that may wait for a disk but waits for no lock of a transaction.
 #[derive(Debug)]
 pub(crate) enum Decision {
@@ -75,7 +85,9 @@ pub(crate) enum Decision {
     /// A record is durable that nobody has waited for.
     Durable(Tid, Role, Record),
     /// The keeper has answered.
-    Kept(Claim, Kept),
+    Kept(Claim, Kept, Times),
+    /// The keeper was looked at.
+    Looked(Looked, Times),
     /// The keeper has slots of transactions that were begun here.
     Sweep(BTreeMap<Tid, Participants>),
     /// A program ends a transaction: whether it commits, what it has used, and below what number all have ended.
@@ -102,7 +114,10 @@ pub(crate) struct Outside {
     pub cluster: Cluster,
     pub hooks: Hooks,
     pub time: Time,
+    pub notices: Arc<Notices>,
     keeper: Option<Keeper>,
+    known: Mutex<Known>,
+    doubt: OnceLock<Doubt>,
     runtime: Handle,
     started: Instant,
     decisions: Sender<Decision>,
@@ -128,20 +143,25 @@ const OUTBOX: usize = 1 << 14;
 impl Outside {
     pub fn new(
         own: Node,
-        incarnation: Incarnation,
+        met: Met,
         cluster: Cluster,
         keeper: Option<Keeper>,
         hooks: Hooks,
-        wall: fn() -> u64,
+        time: Time,
     ) -> (Arc<Outside>, Receiver<Decision>) {
         let (decisions, to_decide) = channel();
+        let doubt = OnceLock::new();
+        met.doubt.into_iter().for_each(|why| _ = doubt.set(why));
         let outside = Outside {
             own,
-            incarnation,
+            incarnation: met.life,
             cluster,
             hooks,
-            time: Time { hybrid: Arc::default(), wall },
+            notices: time.notices.clone(),
+            time,
             keeper,
+            known: Mutex::new(met.known),
+            doubt,
             runtime: Handle::current(),
             started: Instant::now(),
             decisions,
@@ -194,12 +214,60 @@ impl Outside {
         self.stop();
     }
 
+    /// What is known of the keeper now.
+    pub fn known(&self) -> Known {
+        *self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn learn(&self, more: &Known) {
+        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).learn(more);
+    }
+
+    /// Why the keeper is not relied on, if it is not.
+    pub fn doubt(&self) -> Option<String> {
+        self.doubt.get().map(|why| {
+            format!(
+                "node {} decides nothing any more of transactions that commit without blocking: {why}. An operator must judge: `caliburn node undecided` lists what waits, `judge` ends each, `accept` has the node rely on this etcd",
+                self.own.0
+            )
+        })
+    }
+
+    /// The keeper has forgotten something. Programs that wait are told that nobody knows how it ends.
+    pub fn doubts(&self, why: Doubt) {
+        if self.doubt.set(why).is_ok() {
+            self.tell_doubt();
+            self.waiting().retain(|tid, _| tid.protocol != Protocol::Slots);
+        }
+    }
+
+    /// Tells operators how the node has met its keeper. `knew`: the identity that it knew before.
+    pub fn has_met(&self, knew: Option<Identity>) {
+        self.tell_doubt();
+        if let (None, Some(identity)) = (knew, self.known().identity) {
+            let identity = u128::from_be_bytes(identity);
+            self.notices.once(format!(
+                "node {} has learned the identity of its cluster: {identity:032x}",
+                self.own.0
+            ));
+        }
+    }
+
+    fn tell_doubt(&self) {
+        if let Some(doubt) = self.doubt().filter(|_| unless("doubt-not-told", true)) {
+            self.notices.set("doubt", doubt);
+        }
+    }
+
     /// Whether transactions that commit without blocking can be had here.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` when there is no keeper.
+    /// `FAILED_PRECONDITION` when there is no keeper, or it has forgotten something.
     pub fn can(&self, protocol: Protocol) -> Result<(), Status> {
         match (protocol, &self.keeper) {
+            (Protocol::Slots, Some(_)) if self.doubt.get().is_some() => {
+                Err(Status::failed_precondition(self.doubt().unwrap_or_default()))
+            }
             (Protocol::Slots, None) => Err(Status::failed_precondition(format!(
                 "node {} has nobody who keeps slots, so transactions that commit without blocking can't use it",
                 self.own.0
@@ -302,23 +370,57 @@ impl Outside {
         }
     }
 
-    pub fn claim(self: &Arc<Self>, claim: Claim) {
+    /// Puts a value into a slot, if that can be done until then: after that the keeper may be another one.
+    pub fn claim(self: &Arc<Self>, claim: Claim, until: Duration) {
         let outside = self.clone();
         self.runtime.spawn(async move {
-            let Some(keeper) = &outside.keeper else { return };
-            match keeper.put(&claim).await {
-                Ok(kept) => outside.decide(Decision::Kept(claim, kept)),
+            let Some(keeper) = outside.keeper.as_ref().filter(|_| outside.doubt.get().is_none()) else {
+                return;
+            };
+            let (asked, known) = (outside.now(), outside.known());
+            // What has not been sent by then is not sent; an attempt without time would be.
+            let Some(patience) = until.checked_sub(asked).filter(|patience| !patience.is_zero()) else {
+                return;
+            };
+            match tokio::time::timeout(patience, keeper.put(&claim, &known)).await {
+                Ok(Ok((kept, known))) => {
+                    outside.learn(&known);
+                    let times = Times { asked, answered: outside.now() };
+                    outside.decide(Decision::Kept(claim, kept, times));
+                }
                 // It is put again when it has been waited for long enough.
-                Err(error) => tracing::warn!("{error}"),
+                Ok(Err(error)) => tracing::warn!("{error}"),
+                Err(_) => {}
             }
         });
+    }
+
+    /// Now and then looks whether the keeper has what the node knows.
+    pub async fn look_after_keeper(self: Arc<Self>) {
+        let Some(keeper) = &self.keeper else { return };
+        let mut stopped = self.stopped.subscribe();
+        while tokio::time::timeout(reliance::LOOK, stopped.wait_for(|stopped| *stopped)).await.is_err() {
+            if self.doubt.get().is_some() {
+                return;
+            }
+            let (asked, known) = (self.now(), self.known());
+            let looking = keeper.look(self.own, self.incarnation, &known);
+            if let Ok(Ok(looked)) = tokio::time::timeout(reliance::QUIET, looking).await {
+                if let Looked::Well(known) = &looked {
+                    self.learn(known);
+                }
+                self.decide(Decision::Looked(looked, Times { asked, answered: self.now() }));
+            }
+        }
     }
 
     pub fn delete(self: &Arc<Self>, tid: Tid, participants: Participants) {
         let outside = self.clone();
         self.runtime.spawn(async move {
             // What is left is swept.
-            let Some(keeper) = &outside.keeper else { return };
+            let Some(keeper) = outside.keeper.as_ref().filter(|_| outside.doubt.get().is_none()) else {
+                return;
+            };
             if let Err(error) = keeper.delete(tid, &participants).await {
                 tracing::warn!("{error}");
             }
@@ -346,6 +448,9 @@ impl Outside {
         let Some(keeper) = &self.keeper else { return };
         let mut stopped = self.stopped.subscribe();
         while tokio::time::timeout(every, stopped.wait_for(|stopped| *stopped)).await.is_err() {
+            if self.doubt.get().is_some() {
+                return;
+            }
             match keeper.of(self.own).await {
                 Ok(all) => self.decide(Decision::Sweep(all)),
                 Err(error) => tracing::warn!("{error}"),

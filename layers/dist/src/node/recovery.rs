@@ -1,7 +1,7 @@
 //! What a node does with what it finds when it runs again, before anything is called: it locks what is prepared, and
 //! asks how that ends.
 
-use crate::commit::word::Participants;
+use crate::commit::word::{Participants, Protocol};
 use crate::family::Family;
 use crate::id::Tid;
 use crate::node::core::{Core, Name};
@@ -22,7 +22,7 @@ impl Core<'_> {
     /// Before anything is called: locks what is prepared, and asks how it ends.
     pub fn recover(&self, found: Found) {
         let now = self.outside.now();
-        let mut steps = Vec::new();
+        let (mut steps, mut with) = (Vec::new(), BTreeMap::new());
         let judged = self.ledger.judgements();
         let mut state = self.state();
         state.host.client_comes(0);
@@ -49,11 +49,15 @@ impl Core<'_> {
             family.close();
             state.owners.insert(family.top().owner.id().family, tid);
             state.families.insert(tid, family);
-            if judged.iter().all(|judgement| judgement.tid != tid) {
-                steps.extend(state.host.recover_prepared(tid, participants, now));
+            if tid.protocol == Protocol::Slots {
+                self.ledger.reserve(tid, participants.len());
+            }
+            match judged.iter().any(|judgement| judgement.tid == tid) {
+                true => _ = with.insert(tid, participants),
+                false => steps.extend(state.host.recover_prepared(tid, participants, now)),
             }
         }
-        steps.extend(self.recover_judged(&mut state, &judged));
+        steps.extend(self.recover_judged(&mut state, &judged, with));
         for (tid, participants) in found.commits {
             steps.extend(state.host.recover_commit(tid, participants, now));
         }
@@ -63,6 +67,20 @@ impl Core<'_> {
         let doing = state.begin_to_end(steps);
         drop(state);
         self.perform(doing);
+    }
+
+    /// Tells others what was committed here without blocking, if nobody has said since the last time that all know.
+    pub fn tell_again(&self) {
+        let mut state = self.state();
+        let remembered = state.host.remembered().clone();
+        let still = remembered.iter().filter(|(tid, _)| state.told_before.contains(tid));
+        let still: Vec<(Tid, Participants)> = still.map(|(tid, all)| (*tid, all.clone())).collect();
+        state.told_before = remembered.into_keys().collect();
+        drop(state);
+        for (tid, participants) in still {
+            let doing = self.host_steps(|host, now| host.recover_commit(tid, participants, now));
+            self.perform(doing);
+        }
     }
 
     /// What an undecided transaction has allocated or freed: it had these locks too.

@@ -16,8 +16,9 @@ use crate::keep::log::{NodeLog, each_part, head_of_store, store_of};
 use crate::node::dumps;
 use crate::node::error::NodeError;
 use caliburn_engine::{Info, OpenError, Options, RestoreOptions, Store};
+use caliburn_os::descriptors::{self, open_to_read};
 use caliburn_os::simulated::planted;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,7 +50,7 @@ impl Dumps {
     fn of(&self, store: &str) -> Result<Vec<PathBuf>, NodeError> {
         let (prefix, fail) = (format!("{}{store}", self.prefix), || NodeError::io("list", &self.dir));
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(fail())? {
+        for entry in descriptors::list(&self.dir).map_err(fail())? {
             let path = entry.map_err(fail())?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with(&prefix) && (name.ends_with(DUMP) || name.ends_with(MAKING)) {
@@ -167,19 +168,22 @@ impl Copies {
             }
         }
         let parts = beside(path, &format!(".{named}.parts"));
+        descriptors::occupy();
         _ = fs::remove_dir_all(&parts);
         fs::create_dir_all(&parts).map_err(NodeError::io("make", &parts))?;
         let fetched =
-            each_part(etcd, self.node, named, |name, bytes| fs::write(parts.join(name), bytes)).await?;
+            each_part(etcd, self.node, named, |name, bytes| descriptors::write(parts.join(name), bytes))
+                .await?;
         fetched.map_err(NodeError::io("write", &parts))?;
         let (options, to, archive) = (options.clone(), path.to_owned(), parts.clone());
         let restoring = tokio::task::spawn_blocking(move || {
-            let mut source = io::BufReader::new(File::open(&dump).map_err(NodeError::io("open", &dump))?);
+            let mut source = io::BufReader::new(open_to_read(&dump).map_err(NodeError::io("open", &dump))?);
             let mut how = RestoreOptions::new();
             how.archive(&archive);
             options.restore(&mut source, &how, &to).map_err(|error| NodeError::Backup(to, Box::new(error)))
         });
         let restored = restoring.await.map_err(|_| NodeError::Stopped("the store could not be made"))??;
+        descriptors::occupy();
         _ = fs::remove_dir_all(&parts);
         let end = head_of_store(etcd, self.node, named).await?;
         if !planted("end-of-log-not-compared") && restored.lsn < end {

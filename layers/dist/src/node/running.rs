@@ -6,6 +6,7 @@ use crate::credentials::Peer;
 use crate::id::{News, Path, Tid};
 use crate::node::call::{Call, Coming, execute};
 use crate::node::core::Core;
+use crate::node::door::Connections;
 use crate::node::dumps;
 use crate::node::error::NodeError;
 use crate::node::guard::may_be_of;
@@ -44,6 +45,7 @@ pub(crate) struct Inner {
     pub thread: Mutex<Option<JoinHandle<()>>>,
     pub copies: Option<Copies>,
     pub rights: Option<Rights>,
+    pub connections: Option<Connections>,
 }
 
 impl Inner {
@@ -85,6 +87,11 @@ impl Node {
     /// Its number.
     pub fn number(&self) -> u64 {
         self.0.outside.own.0
+    }
+
+    /// What an operator should know of it at this moment: what is wrong, and what to do.
+    pub fn notices(&self) -> Vec<String> {
+        self.0.outside.notices.all()
     }
 
     /// Its life: how often it was begun.

@@ -4,24 +4,33 @@ use crate::cluster::{ALIVE, HEADERS, root};
 use crate::commit::word::{Node as NodeId, Outcome};
 use crate::credentials::Peer;
 use crate::id::Tid;
+use crate::node::door::{Door, Inside, Prove, Speaks, Whose};
 use crate::node::guard::{Guard, is_from, may_be_of};
 use crate::node::outside::Decision;
 use crate::node::running::Node;
 use crate::proto::caliburn::node_server::{Node as NodeService, NodeServer};
 use crate::proto::caliburn::{
-    AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard, JudgeRequest, Judged,
-    Judgement, Letters, UndecidedReply, UndecidedRequest, UndecidedTransaction,
+    AcceptRequest, Accepted, AttachRequest, Attached, Delivered, EndReply, EndRequest, HearRequest, Heard,
+    JudgeRequest, Judged, Judgement, Letters, NamesReply, NamesRequest, Place, UndecidedReply,
+    UndecidedRequest, UndecidedTransaction,
 };
 use crate::wire;
 use caliburn_nest::Timestamp;
+use caliburn_os::descriptors;
 use caliburn_os::simulated::unless;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::{Routes, RoutesBuilder};
+use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
 /// A node that stops waits so long for those that are connected.
@@ -114,17 +123,36 @@ impl NodeService for Service {
         Ok(Response::new(Heard { clock: outside.time.shows().0 }))
     }
 
+    async fn names(&self, request: Request<NamesRequest>) -> Result<Response<NamesReply>, Status> {
+        let NamesRequest { cluster, needs } = request.into_inner();
+        self.0.same_cluster(&cluster)?;
+        wire::is_known(needs)?;
+        let known = &self.0.0.outside.cluster;
+        let place = |node: NodeId| {
+            Some(Place { node: node.0, address: known.address(node)?, servers: known.servers(node) })
+        };
+        Ok(Response::new(NamesReply { places: known.nodes().into_iter().filter_map(place).collect() }))
+    }
+
     async fn undecided(&self, _: Request<UndecidedRequest>) -> Result<Response<UndecidedReply>, Status> {
         let undecided = self.0.undecided().await?.into_iter().map(|undecided| UndecidedTransaction {
             transaction: undecided.tid.to_string(),
             participants: undecided.participants.into_iter().map(|node| node.0).collect(),
+            asks: undecided.asks,
         });
         let judgements = self.0.judgements().await?.into_iter().map(|judgement| Judgement {
             transaction: judgement.tid.to_string(),
             outcome: wire::outcome_to(judgement.outcome),
             otherwise: judgement.otherwise.map_or(0, wire::outcome_to),
         });
-        Ok(Response::new(UndecidedReply { undecided: undecided.collect(), judgements: judgements.collect() }))
+        let (undecided, judgements) = (undecided.collect(), judgements.collect());
+        let doubt = self.0.doubt().unwrap_or_default();
+        Ok(Response::new(UndecidedReply { undecided, judgements, doubt }))
+    }
+
+    async fn accept(&self, _: Request<AcceptRequest>) -> Result<Response<Accepted>, Status> {
+        self.0.accept().await?;
+        Ok(Response::new(Accepted {}))
     }
 
     async fn judge(&self, request: Request<JudgeRequest>) -> Result<Response<Judged>, Status> {
@@ -195,7 +223,10 @@ pub enum ServeError {
         "{0}: without certificates only loopback is served; give the cluster credentials (Cluster::secured)"
     )]
     Exposed(SocketAddr),
-    /// Connections could not be, or credentials not be used.
+    /// Credentials that can't be used.
+    #[error("the cluster's credentials: {0}")]
+    Credentials(String),
+    /// Connections could not be.
     #[error("{}", root(.0))]
     Transport(#[from] tonic::transport::Error),
     /// The node has failed: its store, or another process lives its life.
@@ -223,7 +254,8 @@ impl Node {
         address: SocketAddr,
         add: impl FnOnce(&mut RoutesBuilder),
     ) -> Result<(), ServeError> {
-        let listener = tokio::net::TcpListener::bind(address).await;
+        descriptors::occupy();
+        let listener = TcpListener::bind(address).await;
         self.serve_on(listener.map_err(|error| ServeError::Address(address, error))?, add).await
     }
 
@@ -233,26 +265,52 @@ impl Node {
     /// As [`Node::serve`].
     pub async fn serve_on(
         &self,
-        listener: tokio::net::TcpListener,
+        listener: TcpListener,
         add: impl FnOnce(&mut RoutesBuilder),
     ) -> Result<(), ServeError> {
         let cluster = &self.0.outside.cluster;
+        match (cluster.credentials(), listener.local_addr()) {
+            (Some(credentials), _) => {
+                let acceptor = credentials.server().map_err(ServeError::Credentials)?;
+                let cluster: Arc<str> = cluster.id().into();
+                self.serve_those_that_prove(
+                    listener,
+                    Shows { acceptor, cluster: cluster.clone() },
+                    Some(cluster),
+                    add,
+                )
+                .await
+            }
+            (None, Ok(address)) if !address.ip().is_loopback() => Err(ServeError::Exposed(address)),
+            (None, _) => {
+                tracing::info!("node {} serves loopback only, having no certificate", self.number());
+                self.serve_those_that_prove(listener, Speaks, None, add).await
+            }
+        }
+    }
+
+    async fn serve_those_that_prove<P: Prove>(
+        &self,
+        listener: TcpListener,
+        by: P,
+        cluster: Option<Arc<str>>,
+        add: impl FnOnce(&mut RoutesBuilder),
+    ) -> Result<(), ServeError>
+    where
+        P::Io: AsyncRead + AsyncWrite + Connected + Unpin,
+    {
         let mut server = tonic::transport::Server::builder().http2_max_header_list_size(HEADERS);
         // A program whose machine is gone does not say so.
         server = server.http2_keepalive_interval(Some(ALIVE)).http2_keepalive_timeout(Some(ALIVE));
-        let guarded = match (cluster.credentials(), listener.local_addr()) {
-            (Some(credentials), _) => {
-                server = server.tls_config(credentials.server())?;
-                Some(cluster.id().into())
-            }
-            (None, Ok(address)) if !address.ip().is_loopback() => return Err(ServeError::Exposed(address)),
-            (None, _) => {
-                tracing::info!("node {} serves loopback only, having no certificate", self.number());
-                None
-            }
+        let guard = Guard { cluster, rights: self.0.rights.clone() };
+        let (inside, incoming) = mpsc::channel::<Inside<P::Io>>(1);
+        let door = Door::new(self.0.connections.unwrap_or_default(), self.0.outside.notices.clone());
+        // It closes the listener when the server takes nothing more.
+        let accepting = async {
+            door.run(listener, by, inside).await;
+            std::future::pending::<()>().await;
         };
-        let guard = Guard { cluster: guarded, rights: self.0.rights.clone() };
-        let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+        let incoming = ReceiverStream::new(incoming).map(Ok::<_, std::io::Error>);
         let mut stopped = self.0.outside.stopped.subscribe();
         let until = async move {
             let _ = stopped.wait_for(|stopped| *stopped).await;
@@ -268,10 +326,29 @@ impl Node {
         tokio::select! {
             served = server.serve_with_incoming_shutdown(incoming, until) => served?,
             () = drained => {}
+            () = accepting => {}
         }
         match self.0.outside.failure() {
             Some(why) => Err(ServeError::Failed(why.to_owned())),
             None => Ok(()),
         }
+    }
+}
+
+/// With certificates: the handshake.
+#[derive(Clone)]
+struct Shows {
+    acceptor: TlsAcceptor,
+    cluster: Arc<str>,
+}
+
+impl Prove for Shows {
+    type Io = TlsStream<TcpStream>;
+
+    async fn prove(&self, stream: TcpStream) -> std::io::Result<(Self::Io, Whose)> {
+        let stream = self.acceptor.accept(stream).await?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(|all| all.first());
+        let peer = shown.and_then(|certificate| Peer::of(&self.cluster, certificate));
+        Ok((stream, peer.map_or(Whose::Stranger, Whose::Of)))
     }
 }

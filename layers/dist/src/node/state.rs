@@ -34,6 +34,8 @@ pub(crate) struct State<'t> {
     pub victims: HashSet<Tid>,
     /// To be committed when what runs here has ended.
     pub ending: HashMap<Tid, Ending>,
+    /// Remembered for others when slots were last looked for.
+    pub told_before: HashSet<Tid>,
     /// Decided, and not durably yet.
     pub unforced: HashMap<Tid, Ticket>,
 }
@@ -75,6 +77,7 @@ impl<'t> State<'t> {
             running: BTreeMap::new(),
             victims: HashSet::new(),
             ending: HashMap::new(),
+            told_before: HashSet::new(),
             unforced: HashMap::new(),
         }
     }
@@ -179,6 +182,13 @@ mod tests {
         let all: Participants = (0..50).map(|node| (Node(node), Stay(node << 40))).collect();
         let at = Timestamp(5);
         assert_eq!(from_global_id(&global_id(tid, at, &all)), Some((tid, at, all)));
+        for word in [0, 1, u64::MAX] {
+            let all = Participants::from([(Node(word), Stay(word)), (Node(!word), Stay(!word))]);
+            let id = global_id(tid, Timestamp(word), &all);
+            assert_eq!(from_global_id(&id), Some((tid, Timestamp(word), all)));
+            let id = global_id(tid, Timestamp(word), &Participants::new());
+            assert_eq!(from_global_id(&id), Some((tid, Timestamp(word), Participants::new())));
+        }
         let former: Vec<u8> = [&tid.to_bytes()[..], &[0; 32]].concat();
         assert!(from_global_id(&former).is_some_and(|(_, at, all)| at.0 == 0 && all.len() == 1));
         assert_eq!(from_global_id(b"another program's"), None);

@@ -3,7 +3,7 @@
 use crate::store::List;
 use caliburn_dist::commit::word::{Incarnation, Node, Participants};
 use caliburn_dist::id::{News, Path, Tid};
-use caliburn_dist::keep::{Claim, Kept};
+use caliburn_dist::keep::{Claim, Kept, Known, Looked};
 use caliburn_dist::letter::Letter;
 use caliburn_dist::scope::Report;
 use caliburn_nest::Timestamp;
@@ -65,8 +65,15 @@ pub enum Event {
         to: Node,
     },
     Sync(Node, Incarnation),
-    Claim(Claim),
-    Kept(Claim, Kept),
+    /// To the keeper; when it was asked, and until when it is tried.
+    Claim(Claim, Known, (Duration, Duration)),
+    /// What it answers to what was asked then.
+    Kept(Claim, Kept, Known, Duration),
+    /// The node looks whether its keeper is well.
+    Look(Node, Incarnation),
+    Looked(Node, Incarnation, Looked, Duration),
+    /// The keeper comes back with what it had in a backup of the last so many changes; or with nothing.
+    Restored(Option<usize>),
     Delete(Tid, Participants),
     Client(usize),
     Crash(Node),

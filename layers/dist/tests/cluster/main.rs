@@ -9,6 +9,8 @@ mod client;
 mod clock;
 mod ending;
 mod event;
+mod keeping;
+mod lives;
 #[path = "../../../lock/tests/support/mod.rs"]
 mod random;
 mod store;
@@ -30,7 +32,7 @@ const SEEDS: u64 = if cfg!(caliburn_sim) { 15_000 } else { 1_500 };
 const TRANSACTIONS: u32 = 8;
 const CLIENTS: u64 = 3;
 
-fn run(seed: u64) -> World {
+fn run(seed: u64, forgets: bool) -> World {
     let mut world = World::new(seed);
     for number in 0..NODES * CLIENTS {
         let home = Node(1 + number % NODES);
@@ -55,20 +57,46 @@ fn run(seed: u64) -> World {
         let node = Node(1 + world.random.below(NODES));
         world.after(time, Event::Pause(node, long));
     }
-    for _ in 0..world.random.below(2) {
-        let (time, long) = (ms(world.random.below(3_000)), ms(world.random.below(4_000)));
-        world.after(time, Event::KeeperDown(true));
-        world.after(time + long, Event::KeeperDown(false));
+    match world.random.below(4) {
+        0 => {
+            let (time, long) = (ms(world.random.below(3_000)), ms(world.random.below(4_000)));
+            world.after(time, Event::KeeperDown(true));
+            world.after(time + long, Event::KeeperDown(false));
+        }
+        // It forgets: all, or the last changes; and all nodes are killed meanwhile, or none.
+        1 if forgets => {
+            let (time, long) = (ms(100 + world.random.below(4_000)), ms(3_600 + world.random.below(4_000)));
+            let backup = (world.random.below(3) != 0).then(|| world.random.below(20) as usize);
+            world.after(time, Event::KeeperDown(true));
+            world.after(time + long, Event::Restored(backup));
+            if world.random.below(2) == 0 {
+                for node in 1..=NODES {
+                    let time = time + ms(world.random.below(300));
+                    world.after(time, Event::Crash(Node(node)));
+                }
+            }
+        }
+        _ => {}
     }
     let limit = Duration::from_secs(600);
+    let mut operator = Duration::from_secs(60);
     while world.now < limit && !world.clients.iter().all(Client::is_idle) {
         assert!(world.step(), "seed {seed}: nothing happens any more, and a client waits");
+        // Programs go on when an operator has judged.
+        if world.forgot > 0 && world.now > operator {
+            operator = world.now + Duration::from_secs(30);
+            world.operate();
+        }
     }
     world.calm = true;
     // All must have ended soon, with nobody crashing any more: locks, families, slots.
-    let end = world.now + Duration::from_secs(60);
-    while world.now < end && world.step() {}
-    world
+    loop {
+        let end = world.now + Duration::from_secs(60);
+        while world.now < end && world.step() {}
+        if world.forgot == 0 || !world.operate() {
+            return world;
+        }
+    }
 }
 
 fn verify(seed: u64, world: &World) {
@@ -78,7 +106,7 @@ fn verify(seed: u64, world: &World) {
         assert!(server.families.is_empty(), "seed {seed}: {node:?} has families {:?}", server.families);
         assert_eq!(server.memory.borrow().locked(), 0, "seed {seed}: {node:?} has locks");
     }
-    assert_eq!(world.keeper.len(), 0, "seed {seed}: slots are left");
+    assert_eq!(world.keeper.len(), 0, "seed {seed}: slots are left: {:?}", world.keeper);
     let lists: Vec<Vec<u64>> =
         world.servers.values().flat_map(|server| server.memory.borrow().lists.clone()).collect();
     assert_eq!(lists.len(), NODES as usize * LISTS);
@@ -165,13 +193,29 @@ fn timestamps(seed: u64, world: &World, lists: &[Vec<u64>]) {
 
 #[test]
 fn all_clusters_end_in_one_way() {
+    all(false);
+}
+
+/// The keeper of slots is restored from a backup, or begins with nothing. What the nodes can't decide then they
+/// say, and an operator judges as the programs were told; nothing is half-done, and nothing that was told is
+/// otherwise.
+#[test]
+fn a_keeper_that_forgets_halves_nothing() {
+    all(true);
+}
+
+fn all(forgets: bool) {
     let from = std::env::var("CALIBURN_SEED").ok().map(|seed| seed.parse().expect("a number"));
-    let count = std::env::var("CALIBURN_SEEDS").ok().map_or(SEEDS, |seeds| seeds.parse().expect("a number"));
+    let seeds = if forgets { SEEDS / 5 } else { SEEDS };
+    let count = std::env::var("CALIBURN_SEEDS").ok().map_or(seeds, |seeds| seeds.parse().expect("a number"));
     let seeds = from.map_or(0..count, |seed| seed..seed + 1);
+    let (mut forgot, mut judged) = (0, 0);
     let (mut committed, mut aborted, mut unknown, mut faults, mut letters) = (0, 0, 0, 0, 0);
     for seed in seeds {
-        let world = run(seed);
+        let world = run(seed, forgets);
         verify(seed, &world);
+        forgot += world.forgot;
+        judged += world.judged;
         for done in world.clients.iter().flat_map(|client| &client.done) {
             match done.outcome {
                 Some(Outcome::Committed) => committed += 1,
@@ -185,5 +229,9 @@ fn all_clusters_end_in_one_way() {
     println!(
         "{committed} committed, {aborted} aborted, {unknown} unknown; {faults} crashes, {letters} letters"
     );
+    if forgets {
+        println!("forgotten {forgot} times, {judged} transactions judged by an operator");
+        assert!(from.is_some() || forgot > 0);
+    }
     assert!(from.is_some() || committed > aborted / 3, "most is lost: it shows nothing");
 }

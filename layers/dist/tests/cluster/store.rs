@@ -1,10 +1,11 @@
 //! A store as a simulated node has it: lists in memory, changed in place under locks, and a log of which a crash
 //! keeps a part.
 
-use caliburn_dist::commit::word::Participants;
+use caliburn_dist::commit::word::{Incarnation, Participants, Record};
 use caliburn_dist::family::Level;
 use caliburn_dist::host::Role;
 use caliburn_dist::id::Tid;
+use caliburn_dist::keep::Known;
 use caliburn_nest::Timestamp;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -146,16 +147,32 @@ pub enum Entry {
     Prepared(Tid, Participants, BTreeMap<usize, List>),
     Decided(Tid, bool),
     Commit(Tid, Participants, BTreeMap<usize, List>),
+    /// Committed without blocking: others may ask.
+    Remembered(Tid, Participants),
+    /// An operator has decided.
+    Judged,
+    /// What the node knew of its keeper.
+    Known(Known),
+    /// An operator has accepted another one.
+    Accepted,
     End(Tid),
 }
+
+/// Who is to be told that a record is durable.
+pub type Waits = (Tid, Role, Record);
 
 /// A log: what is durable, and what is not yet, with who is to be told.
 #[derive(Debug, Default)]
 pub struct Disk {
     pub durable: Vec<Entry>,
-    pub written: Vec<(Entry, Option<(Tid, Role)>)>,
+    pub written: Vec<(Entry, Option<Waits>)>,
     /// The clock's: nothing behind it was given out.
     pub bound: Timestamp,
+    /// The last life, and what the node knows of its keeper at least.
+    pub life: Incarnation,
+    pub known: Known,
+    /// The last life that had another keeper.
+    pub accepted: Incarnation,
 }
 
 /// What recovery finds.
@@ -163,6 +180,7 @@ pub struct Found {
     pub lists: Vec<List>,
     pub prepared: BTreeMap<Tid, (Participants, BTreeMap<usize, List>)>,
     pub commits: BTreeMap<Tid, Participants>,
+    pub keeper: Known,
 }
 
 impl Disk {
@@ -175,7 +193,7 @@ impl Disk {
                 lists[list] = new;
             }
         };
-        let mut known = BTreeSet::new();
+        let (mut known, mut keeper) = (BTreeSet::new(), Known::default());
         for entry in self.durable.iter().cloned() {
             match entry {
                 Entry::Prepared(tid, participants, changes) => {
@@ -191,10 +209,15 @@ impl Disk {
                     bring(changes);
                     commits.insert(tid, participants);
                 }
+                Entry::Remembered(tid, participants) => _ = commits.insert(tid, participants),
+                Entry::Judged => {}
+                Entry::Known(more) => keeper.learn(&more),
+                Entry::Accepted => keeper = Known::default(),
                 Entry::End(tid) => _ = commits.remove(&tid),
             }
         }
+        keeper.learn(&self.known);
         commits.retain(|_, participants| !participants.is_empty());
-        Found { lists, prepared, commits }
+        Found { lists, prepared, commits, keeper }
     }
 }

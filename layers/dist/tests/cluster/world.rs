@@ -6,15 +6,15 @@ use crate::random::Random;
 use crate::store::{Disk, Entry, List, Memory, Work};
 use caliburn_dist::commit::word::*;
 use caliburn_dist::family::{Family, NotReady};
-use caliburn_dist::host::{Host, Patience, Role, Step};
+use caliburn_dist::host::{Host, Role, Step};
 use caliburn_dist::id::{News, Path, Tid};
-use caliburn_dist::keep::{Claim, Kept, memory::Memory as Keeper};
+use caliburn_dist::keep::{Claim, Known, memory::Memory as Keeper};
 use caliburn_dist::letter::Brief;
 use caliburn_dist::scope::{Report, Scope, Untold};
 use caliburn_nest::Hybrid;
 use caliburn_os::simulated::planted;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub const NODES: u64 = 3;
 pub const LISTS: usize = 3;
 
 /// A call that runs here and waits for another's answer.
-struct Outer {
+pub struct Outer {
     call: Call,
     stay: Stay,
     scope: Scope,
@@ -38,13 +38,15 @@ pub struct Server {
     pub disk: Disk,
     pub memory: Rc<RefCell<Memory>>,
     pub families: BTreeMap<Tid, Family<Work>>,
-    outer: BTreeMap<(Tid, Path), Outer>,
+    pub outer: BTreeMap<(Tid, Path), Outer>,
     /// Votes and own commits that wait for calls to end.
-    votes: BTreeSet<Tid>,
+    pub votes: BTreeSet<Tid>,
     /// Of what is committed here, what has been done here itself.
     pub works: BTreeSet<Tid>,
     /// Claims that wait for what was prepared to be durable.
-    claims: BTreeMap<Tid, Claim>,
+    pub claims: BTreeMap<Tid, Claim>,
+    /// What it knows of its keeper.
+    pub known: Known,
     pub clock: Hybrid,
     /// So far is its wall's clock ahead of the one that is furthest behind.
     pub skew: Duration,
@@ -57,7 +59,15 @@ pub struct World {
     serial: u64,
     pub servers: BTreeMap<Node, Server>,
     pub keeper: Keeper,
-    keeper_down: bool,
+    pub keeper_down: bool,
+    /// How often it was started, and what it was after each of its last changes.
+    pub starts: u64,
+    /// How often it has forgotten something, and what an operator had to judge.
+    pub forgot: u64,
+    pub judged: u64,
+    /// Nodes that run again when it does.
+    pub waiting: BTreeSet<Node>,
+    pub backups: VecDeque<Keeper>,
     pub clients: Vec<Client>,
     cut: BTreeSet<(Node, Node)>,
     /// Stopped, until then.
@@ -69,7 +79,7 @@ pub struct World {
     trace: bool,
 }
 
-fn ms(n: u64) -> Duration {
+pub fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
@@ -83,6 +93,11 @@ impl World {
             servers: BTreeMap::new(),
             keeper: Keeper::default(),
             keeper_down: false,
+            starts: 0,
+            forgot: 0,
+            judged: 0,
+            waiting: BTreeSet::new(),
+            backups: VecDeque::new(),
             clients: Vec::new(),
             cut: BTreeSet::new(),
             paused: BTreeMap::new(),
@@ -102,6 +117,7 @@ impl World {
                 votes: BTreeSet::new(),
                 works: BTreeSet::new(),
                 claims: BTreeMap::new(),
+                known: Known::default(),
                 clock: Hybrid::default(),
                 skew: ms(world.random.below(20_000)),
             };
@@ -117,14 +133,14 @@ impl World {
     }
 
     /// Mostly a millisecond or so; sometimes much longer.
-    fn travel(&mut self) -> Duration {
+    pub fn travel(&mut self) -> Duration {
         match self.random.below(if self.calm { 1 } else { 30 }) {
             1 => ms(self.random.below(6_000)),
             _ => Duration::from_micros(200 + self.random.below(1_500)),
         }
     }
 
-    fn arrives(&mut self, from: Node, to: Node) -> bool {
+    pub fn arrives(&mut self, from: Node, to: Node) -> bool {
         let lost = !self.calm && self.random.below(40) == 0;
         !lost && (from == to || !self.cut.contains(&(from.min(to), from.max(to))))
     }
@@ -180,7 +196,8 @@ impl World {
                 Caller::Call(node, ..) => Some(*node),
             },
             Event::Sync(node, _) | Event::Sweep(node, _) => Some(*node),
-            Event::Kept(claim, _) => Some(claim.by),
+            Event::Look(node, _) | Event::Looked(node, ..) => Some(*node),
+            Event::Kept(claim, ..) => Some(claim.by),
             Event::Client(client) => Some(self.clients[*client].home),
             _ => None,
         }
@@ -206,20 +223,16 @@ impl World {
             }
             Event::GiveUp { caller, call, to } => self.answered(caller, call, &News::new(), to, Err(None)),
             Event::Sync(node, life) => self.sync(node, life),
-            Event::Claim(claim) => {
-                let kept = self.keeper.put(&claim);
-                let time = self.travel();
-                if !self.keeper_down && self.arrives(claim.by, claim.by) {
-                    self.after(time, Event::Kept(claim, kept));
-                }
+            Event::Claim(claim, known, asked) => self.put(claim, known, asked),
+            Event::Kept(claim, kept, known, asked) => self.kept(claim, kept, known, asked),
+            Event::Look(node, life) => self.look(node, life),
+            Event::Looked(node, life, looked, asked) => self.looked(node, life, looked, asked),
+            Event::Restored(backup) => self.keeper_restored(backup),
+            Event::Delete(tid, participants) if !self.keeper_down => {
+                self.keeper.delete(tid, &participants);
+                self.back_up();
             }
-            Event::Kept(claim, Kept::Slot(slot)) => {
-                if self.servers[&claim.by].life == claim.life {
-                    self.with_host(claim.by, |host, _| host.slot(claim.tid, claim.role, claim.of, slot));
-                }
-            }
-            Event::Kept(..) => {}
-            Event::Delete(tid, participants) => self.keeper.delete(tid, &participants),
+            Event::Delete(..) => {}
             Event::Client(client) => Client::step(self, client),
             Event::Crash(node) => self.crash(node),
             Event::Restart(node) => self.restart(node),
@@ -230,7 +243,11 @@ impl World {
                 self.faults += 1;
                 self.paused.insert(node, self.now + time);
             }
-            Event::KeeperDown(down) => self.keeper_down = down,
+            Event::KeeperDown(down) => {
+                self.keeper_down = down;
+                let waiting = std::mem::take(&mut self.waiting);
+                waiting.into_iter().for_each(|node| self.after(Duration::ZERO, Event::Restart(node)));
+            }
         }
     }
 
@@ -241,7 +258,7 @@ impl World {
         self.perform(node, steps);
     }
 
-    fn perform(&mut self, node: Node, steps: Vec<Step>) {
+    pub fn perform(&mut self, node: Node, steps: Vec<Step>) {
         for step in steps {
             if self.trace {
                 println!("{:?}   {node:?}: {step:?}", self.now);
@@ -304,6 +321,11 @@ impl World {
     }
 
     fn write(&mut self, node: Node, tid: Tid, role: Role, record: Record, force: bool) {
+        match &record {
+            Record::Committed | Record::Judged(Outcome::Committed) if !force => self.decides(node, tid, true),
+            Record::Aborted | Record::Judged(_) if !force => self.decides(node, tid, false),
+            _ => {}
+        }
         let entry = match &record {
             Record::Prepared(all) => Entry::Prepared(tid, all.clone(), self.changes(node, &tid)),
             Record::Commit(told) => {
@@ -314,17 +336,20 @@ impl World {
             Record::Committed => Entry::Decided(tid, true),
             Record::Aborted => Entry::Decided(tid, false),
             Record::End => Entry::End(tid),
-            Record::Judged(_) | Record::Settled(_) => unreachable!("there is no administrator"),
+            Record::Judged(_) if force => Entry::Judged,
+            Record::Judged(outcome) => Entry::Decided(tid, *outcome == Outcome::Committed),
+            Record::Settled(_) => unreachable!("nobody compares what was judged"),
         };
         let server = self.servers.get_mut(&node).expect("it is one");
-        server.disk.written.push((entry, Some((tid, role))));
+        let whose = Some((tid, role, record.clone()));
+        server.disk.written.push((entry, whose));
         let life = server.life;
         let time = if force { 500 } else { 5_000 };
         let time = Duration::from_micros(self.random.below(time));
         self.after(time, Event::Sync(node, life));
     }
 
-    fn sync(&mut self, node: Node, life: Incarnation) {
+    pub fn sync(&mut self, node: Node, life: Incarnation) {
         let server = self.servers.get_mut(&node).expect("it is one");
         if server.life != life {
             return;
@@ -332,23 +357,24 @@ impl World {
         for (entry, whose) in std::mem::take(&mut server.disk.written) {
             let server = self.servers.get_mut(&node).expect("it is one");
             server.disk.durable.push(entry.clone());
-            let Some((tid, role)) = whose else {
+            let Some((tid, role, record)) = whose else {
                 // Prepared, to be told to whoever keeps the slots.
                 if let Entry::Prepared(tid, ..) = entry
                     && let Some(claim) = self.servers.get_mut(&node).and_then(|s| s.claims.remove(&tid))
                 {
-                    self.send(node, node, Event::Claim(claim));
+                    self.ask_keeper(claim);
                 }
                 continue;
             };
-            let record = match entry {
-                Entry::Prepared(_, all, _) => Record::Prepared(all),
-                Entry::Decided(_, true) => Record::Committed,
-                Entry::Decided(_, false) => Record::Aborted,
-                Entry::Commit(_, told, _) => Record::Commit(told),
-                Entry::End(_) => Record::End,
-            };
             self.with_host(node, |host, _| host.durable(tid, role, &record));
+        }
+    }
+
+    /// All that was written is durable.
+    pub fn sync_all(&mut self, node: Node) {
+        while !self.servers[&node].disk.written.is_empty() {
+            let life = self.servers[&node].life;
+            self.sync(node, life);
         }
     }
 
@@ -361,7 +387,7 @@ impl World {
             let is_it = |entry: &Entry| matches!(entry, Entry::Prepared(of, ..) if *of == tid);
             let is_written = server.disk.written.iter().any(|(entry, _)| is_it(entry));
             let is_durable = server.disk.durable.iter().any(is_it);
-            if !changes.is_empty() && !is_durable {
+            if !is_durable {
                 if !is_written {
                     let entry = Entry::Prepared(tid, claim.participants.clone(), changes);
                     server.disk.written.push((entry, None));
@@ -373,7 +399,15 @@ impl World {
                 return;
             }
         }
-        self.send(node, node, Event::Claim(claim));
+        self.ask_keeper(claim);
+    }
+
+    fn ask_keeper(&mut self, claim: Claim) {
+        let (node, known) = (claim.by, self.servers[&claim.by].known);
+        let host = self.servers[&node].host.as_ref().filter(|host| !host.doubts());
+        if let Some(until) = host.and_then(|host| host.deadline(claim.tid, claim.role, claim.slot)) {
+            self.send(node, node, Event::Claim(claim, known, (self.now, until)));
+        }
     }
 
     pub fn finish(&mut self, node: Node, tid: Tid, outcome: Outcome) {
@@ -516,66 +550,5 @@ impl World {
             }
             false => self.answer(&call, Err(Some(report))),
         }
-    }
-
-    /// Now and then it looks for slots that nobody else deletes.
-    fn sweep(&mut self, node: Node, life: Incarnation) {
-        if self.servers[&node].life != life {
-            return;
-        }
-        for (tid, participants) in self.keeper.of(node) {
-            self.with_host(node, |host, now| host.sweep(tid, participants, now));
-        }
-        self.after(ms(20_000), Event::Sweep(node, life));
-    }
-
-    fn crash(&mut self, node: Node) {
-        let server = self.servers.get_mut(&node).expect("it is one");
-        if server.host.take().is_none() {
-            return;
-        }
-        self.faults += 1;
-        let kept = self.random.below(server.disk.written.len() as u64 + 1) as usize;
-        let written: Vec<Entry> = server.disk.written.drain(..).map(|(entry, _)| entry).collect();
-        server.disk.durable.extend(written.into_iter().take(kept));
-        server.outer.clear();
-        server.votes.clear();
-        server.works.clear();
-        server.claims.clear();
-        server.families.clear();
-        server.life.0 += 1;
-        Client::home_crashed(self, node);
-        let time = ms(self.random.below(8_000));
-        self.after(time, Event::Restart(node));
-    }
-
-    fn restart(&mut self, node: Node) {
-        let now = self.now;
-        let server = self.servers.get_mut(&node).expect("it is one");
-        server.life = self.keeper.begin_life(node, server.life);
-        let life = server.life;
-        let patience =
-            Patience { answer: ms(300), probe: ms(500), silence: ms(2_000), ..Patience::default() };
-        let mut host = Host::new(node, life, patience);
-        let found = server.disk.recover(LISTS);
-        server.memory = Memory::new(found.lists);
-        server.clock = Hybrid::default();
-        server.clock.remember(server.disk.bound);
-        let mut steps = Vec::new();
-        for (tid, (participants, brings)) in found.prepared {
-            let mut work = Work::top(&server.memory);
-            work.hold(brings);
-            let mut family = Family::new(work);
-            family.close();
-            server.families.insert(tid, family);
-            steps.extend(host.recover_prepared(tid, participants, now));
-        }
-        for (tid, participants) in found.commits {
-            steps.extend(host.recover_commit(tid, participants, now));
-        }
-        server.host = Some(host);
-        self.perform(node, steps);
-        self.sweep(node, life);
-        Client::home_is_back(self, node);
     }
 }

@@ -10,15 +10,23 @@
 //! the one that is not the newest, together with the bytes, in another place. A crash leaves each word wholly or not
 //! at all: words of different versions are a write that is not there, and a word whose check does not match is
 //! damage. The sum covers the bytes, everything in the entry, and which block it is.
+//!
+//! Invariant: no write has version 0, so that no word of an entry equals a word that was never written. Older
+//! programs gave version 0, too, and took such an entry for a write that is not there. It is read like any other:
+//! its sum says whether it is one. See [`Entry::is_bare`].
 
 use crate::format::{MIX, NO_ENTRY, Words, checked};
-use caliburn_os::simulated::{instead, unless};
+use caliburn_os::simulated::{instead, planted, unless};
 
 /// The place of a block that was cleared: nowhere.
 pub(crate) const NOWHERE: u32 = u32::MAX;
-/// Versions, modulo this.
-const VERSIONS: u8 = 64;
-/// Of them in the third word.
+/// Bits of a version.
+const VERSION_BITS: u32 = 6;
+/// Versions, modulo this. Simulated ones come round within a run.
+const VERSIONS: u8 = if cfg!(caliburn_sim) { 8 } else { 1 << VERSION_BITS };
+/// The version of a block's first write.
+pub(crate) const FIRST: u8 = if cfg!(caliburn_sim) { VERSIONS - 2 } else { 1 };
+/// Bits of a write's number in the third word.
 const LOWER: u32 = 42;
 
 /// An entry.
@@ -56,10 +64,11 @@ impl Slot {
             return Slot::Empty;
         }
         let [place, sum, number] = words;
-        let version = |word: u64, at: u32| (word >> at) as u8 & (VERSIONS - 1);
+        let version = |word: u64, at: u32| (word >> at) as u8 & ((1 << VERSION_BITS) - 1);
         let versions = [version(place, 32), version(sum, 32), version(number, LOWER)];
-        let torn = words.contains(&NO_ENTRY[0]) || versions != [versions[0]; 3];
-        if unless("torn-entry-believed", torn) {
+        let torn = versions != [versions[0]; 3];
+        let bare = planted("version-zero") && words.contains(&NO_ENTRY[0]);
+        if unless("torn-entry-believed", torn) || bare {
             return Slot::Torn;
         }
         Slot::There(Entry {
@@ -109,11 +118,22 @@ impl Entry {
         let ahead = self.version.wrapping_sub(than.version) % VERSIONS;
         (1..VERSIONS / 2).contains(&ahead)
     }
+
+    /// Whether one of its words equals one that was never written. Only older programs wrote such entries, and took
+    /// them for nothing: what they name as their place may be another block's.
+    #[inline]
+    pub fn is_bare(&self) -> bool {
+        self.version == 0 && self.words().contains(&NO_ENTRY[0])
+    }
 }
 
-/// The version after one.
+/// The version after one: never 0.
+#[inline]
 pub(crate) fn next(version: u8) -> u8 {
-    (version + 1) % VERSIONS
+    match (version + 1) % VERSIONS {
+        0 => instead("version-zero", 1, 0),
+        next => next,
+    }
 }
 
 /// Which of a block's two entries is the newest, and that entry.
@@ -138,14 +158,21 @@ mod tests {
     }
 
     #[test]
-    fn words_and_back() {
-        for version in [0, 1, 63] {
-            let entries = [
-                entry(version),
-                Entry { several: false, lane: 0, number: 1, place: NOWHERE, ..entry(version) },
-            ];
-            for entry in entries {
-                assert_eq!(Slot::of(entry.words()), Slot::There(entry));
+    fn every_corner_of_an_entry_is_read_as_it_was_written() {
+        let places = [0, 1, 1 << 31, NOWHERE - 1, NOWHERE];
+        let numbers = [1, (1 << LOWER) - 1, 1 << LOWER, (1 << NUMBER_BITS) - 1];
+        for version in 0..1 << VERSION_BITS {
+            for (place, sum) in places.into_iter().flat_map(|place| [0, 1, u32::MAX].map(|sum| (place, sum)))
+            {
+                for (lane, number) in (0..64).flat_map(|lane| numbers.map(|number| (lane, number))) {
+                    for several in [false, true] {
+                        let entry = Entry { place, sum, version, several, lane, number };
+                        assert_eq!(Slot::of(entry.words()), Slot::There(entry));
+                        // Only of the version that is given no more.
+                        assert!(version == 0 || !entry.words().contains(&NO_ENTRY[0]), "{entry:?}");
+                        assert_eq!(entry.is_bare(), entry.words().contains(&NO_ENTRY[0]), "{entry:?}");
+                    }
+                }
             }
         }
         assert_eq!(Slot::of(NO_ENTRY), Slot::Empty);
@@ -170,7 +197,8 @@ mod tests {
 
     #[test]
     fn the_next_version_is_newer_also_after_the_last() {
-        for version in 0..64 {
+        for version in 0..VERSIONS {
+            assert_ne!(next(version), 0);
             let (old, new) = (entry(version), entry(next(version)));
             assert!(new.is_newer(&old) && !old.is_newer(&new) && !old.is_newer(&old));
             assert_eq!(newest([Slot::There(old), Slot::There(new)]), Some((1, new)));

@@ -107,3 +107,29 @@ fn sum_of(number: u64, blocks: &[Listed]) -> u32 {
         crc32c::crc32c_append(crc32c::crc32c(&number.to_le_bytes()), &(blocks.len() as u64).to_le_bytes());
     blocks.iter().fold(sum, |sum, listed| crc32c::crc32c_append(sum, &word_of(listed).to_le_bytes()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::NUMBER_BITS;
+    use crate::geometry::LANES_MAX;
+
+    #[test]
+    fn numbers_and_lists_come_back_and_zeros_are_none() {
+        assert_eq!(unsealed(0), None);
+        for number in [0, 1, (1 << 42) - 1, 1 << 42, (1 << NUMBER_BITS) - 1] {
+            assert_eq!(unsealed(sealed(number)), Some(number));
+            (0..64)
+                .for_each(|bit| assert_eq!(unsealed(sealed(number) ^ 1 << bit), None, "{number}, bit {bit}"));
+        }
+        // Blocks of the largest segment, in every version and one that is none.
+        for (block, version) in
+            [0, 1, (1 << 31) - 1].into_iter().flat_map(|block| (0..=u8::MAX).map(move |v| (block, v)))
+        {
+            let listed = Listed { block, version };
+            assert_eq!(of_word(word_of(&listed)), listed);
+        }
+        // An entry has six bits for its lane.
+        const { assert!(LANES_MAX <= 64) };
+    }
+}

@@ -1,12 +1,14 @@
 //! Blocks that are damaged, and are written anew. Where such a block was is not known any more, so that its place is
 //! nobody's until it is looked for.
 
-use super::entry::{Slot, next};
+use super::entry::{FIRST, Slot, newest, next};
 use super::lane::Lane;
 use super::{Blocks, Target};
+use crate::error::Result;
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::MutexGuard;
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// Held by the one who mends: how many places were lost since they were looked for.
 pub(super) type Mending<'b> = MutexGuard<'b, usize>;
@@ -16,11 +18,35 @@ pub(super) type Mending<'b> = MutexGuard<'b, usize>;
 #[cold]
 pub(super) fn target(block: u64, entries: [Slot; 2], damaged: [bool; 2]) -> Target {
     let which = usize::from(!damaged[1] && damaged[0]);
-    let version = entries[which].entry().map_or(1, |entry| next(entry.version));
+    let version = entries[which].entry().map_or(FIRST, |entry| next(entry.version));
     Target { block, which, version, before: None, together: None, damaged }
 }
 
+/// How a block is written whose newest entry is one that older programs took for nothing ([`Entry::is_bare`]): as if
+/// that one were damaged, since its place may have been given to another block.
+///
+/// [`Entry::is_bare`]: super::Entry::is_bare
+#[cold]
+pub(super) fn target_of_bare(block: u64, entries: [Slot; 2], newest: usize) -> Target {
+    let mut damaged = [false; 2];
+    damaged[newest] = true;
+    target(block, entries, damaged)
+}
+
 impl Blocks {
+    /// Blocks whose newest entry is one that older programs wrote, and cannot read (docs/pm.md). Here they are read
+    /// as they were written, or are damaged if an older program has used their place since. Writing such a block
+    /// gives it an entry that every program reads.
+    pub fn unread_by_older(&self, blocks: Range<u64>) -> Result<Vec<u64>> {
+        self.check(blocks.clone())?;
+        let is_bare = |block: &u64| {
+            let _lock = self.locks.read_one(*block);
+            newest(self.entries(*block))
+                .is_some_and(|(_, entry)| unless("bare-entry-not-told", entry.is_bare()))
+        };
+        Ok(blocks.filter(is_bare).collect())
+    }
+
     /// Before blocks are written of which one is damaged: one writer at a time mends, until [`Blocks::mended`].
     #[inline]
     pub(super) fn mending(&self, targets: &[Target]) -> Option<Mending<'_>> {

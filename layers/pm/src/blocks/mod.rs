@@ -32,7 +32,7 @@ use crate::memory::{Force, Memory};
 use caliburn_os::ordinal;
 use caliburn_os::simulated::{instead, planted, unless};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
-use entry::{Entry, NOWHERE, Slot, newest, next};
+use entry::{Entry, FIRST, NOWHERE, Slot, newest, next};
 use epoch::Epoch;
 use lane::{Lane, LaneWords};
 use ranges::RangeLocks;
@@ -437,8 +437,11 @@ impl Blocks {
             return mend::target(block, entries, damaged);
         }
         let Some((which, entry)) = newest(entries) else {
-            return Target { block, which: 0, version: 1, before: None, together: None, damaged };
+            return Target { block, which: 0, version: FIRST, before: None, together: None, damaged };
         };
+        if unless("bare-place-freed", entry.is_bare()) {
+            return mend::target_of_bare(block, entries, which);
+        }
         Target {
             block,
             which: instead("newest-entry-overwritten", 1 - which, which),

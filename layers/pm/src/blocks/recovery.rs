@@ -124,14 +124,19 @@ impl Found<'_> {
             numbers.push(words.begun().into_iter().chain(others).max().unwrap_or(0));
         }
         let all = || (0..self.geometry.blocks).map(|block| (block, self.entries(block)));
-        for entry in all().flat_map(|(_, entries)| entries).filter_map(Slot::entry) {
-            if let Some(number) = numbers.get_mut(entry.lane as usize) {
+        let mut buffer = vec![0; self.geometry.block_bytes];
+        for (block, entry) in all().flat_map(|(block, of)| of.map(|slot| (block, slot.entry()))) {
+            // What an older program left in part may look like an entry of another lane.
+            let entry = entry.filter(|entry| !entry.is_bare() || self.matches(block, entry, &mut buffer));
+            if let Some(entry) = entry
+                && let Some(number) = numbers.get_mut(entry.lane as usize)
+            {
                 *number = entry.number.max(*number);
             }
         }
         let may_lack = |entry: &Entry| {
             let Some(number) = numbers.get(entry.lane as usize) else { return false };
-            let open = self.data.force_kind() == Force::Sync || entry.number == *number;
+            let open = self.data.force_kind() == Force::Sync || entry.number >= *number;
             crashed && open && entry.number > ended[entry.lane as usize]
         };
         let (mut writes, mut torn) = (Writes::new(), Vec::new());
@@ -145,7 +150,6 @@ impl Found<'_> {
                 }
             }
         }
-        let mut buffer = vec![0; self.geometry.block_bytes];
         let (mut undone, mut there) = (Vec::new(), Vec::new());
         for ((lane, number), blocks) in &writes {
             if unless("recovery-left-out", !self.is_there(*lane, *number, blocks, &mut buffer)) {

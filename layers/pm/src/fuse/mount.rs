@@ -1,6 +1,7 @@
 //! Where it is mounted. A path may be another file system's by the time it is unmounted: it is known by its device.
 
 use super::TYPE;
+use caliburn_os::descriptors;
 use rustix::fs::statfs;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
@@ -121,7 +122,7 @@ fn topmost(dir: &Path) -> io::Result<Option<Listed>> {
 
 /// All that are mounted (proc(5), `/proc/PID/mountinfo`).
 fn listed() -> io::Result<Vec<Listed>> {
-    let text = fs::read("/proc/self/mountinfo")?;
+    let text = descriptors::read("/proc/self/mountinfo")?;
     let of_line = |line: &[u8]| {
         let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
         let (device, at) = (words.get(2)?, unescaped(words.get(4)?));

@@ -4,6 +4,7 @@ use super::negotiation;
 use super::requests::transmit;
 use super::socket::Socket;
 use crate::export::Export;
+use caliburn_os::descriptors;
 use caliburn_os::nbd_device::NbdDevice;
 use caliburn_os::page_size;
 use std::io;
@@ -39,6 +40,7 @@ impl Device {
         device.describe(block as u32, blocks, negotiation::flags(&export))?;
         let mut sockets = Vec::new();
         for _ in 0..connections.max(1) {
+            descriptors::occupy();
             let (ours, kernels) = UnixStream::pair()?;
             device.add(kernels.as_fd())?;
             sockets.push(Socket::Unix(ours));

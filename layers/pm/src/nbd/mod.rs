@@ -21,6 +21,7 @@ mod socket;
 mod wire;
 
 use crate::export::Export;
+use caliburn_os::simulated::{planted, unless};
 pub use device::{Device, Disconnect};
 pub use socket::Address;
 use socket::{Listener, Socket, Woken};
@@ -44,10 +45,22 @@ struct Shared {
     export: Export,
     stopped: AtomicBool,
     next: AtomicU64,
-    connections: Mutex<HashMap<u64, Socket>>,
+    /// By number: those that came first have the smaller ones.
+    connections: Mutex<HashMap<u64, Connection>>,
+    /// How long a client may take to agree on the export.
+    negotiation: Duration,
+    /// Connections that were closed so that others could come, and when that was told last.
+    pushed_out: Mutex<(u64, Option<Instant>)>,
     address: Address,
     /// Woken when it is stopped.
     woken: Woken,
+}
+
+#[derive(Debug)]
+struct Connection {
+    socket: Socket,
+    /// On the export: it is served.
+    agreed: bool,
 }
 
 /// Stops a server, from another thread.
@@ -63,11 +76,16 @@ impl Server {
     pub fn bind(address: &Address, export: Export) -> io::Result<Server> {
         let (listener, address) = Listener::bind(address)?;
         let (stopped, next, connections) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::default());
-        let woken = Woken::new()?;
-        Ok(Server {
-            shared: Arc::new(Shared { export, stopped, next, connections, address, woken }),
-            listener,
-        })
+        let (woken, negotiation, pushed_out) = (Woken::new()?, NEGOTIATION, Mutex::default());
+        let shared = Shared { export, stopped, next, connections, negotiation, pushed_out, address, woken };
+        Ok(Server { shared: Arc::new(shared), listener })
+    }
+
+    /// How long a client may take to agree on the export, before it is served: 10 s unless told.
+    pub fn negotiation(mut self, time: Duration) -> Server {
+        let shared = Arc::get_mut(&mut self.shared).expect("nobody stops it yet");
+        shared.negotiation = time;
+        self
     }
 
     /// Where it listens: with the port that was found, if none was asked for.
@@ -119,8 +137,14 @@ impl Server {
     }
 }
 
-/// Most connections at a time.
+/// Most connections at a time that are served.
 const CONNECTIONS: usize = 64;
+/// Most that have not agreed on the export: of more, the oldest is closed.
+const NEGOTIATING: usize = 16;
+/// So long may a client take to agree.
+const NEGOTIATION: Duration = Duration::from_secs(10);
+/// So often it is told at most that connections were closed.
+const TELL: Duration = Duration::from_secs(60);
 /// Until somebody else is accepted after there was too little of something.
 const PAUSE: Duration = Duration::from_millis(50);
 /// So long has a client that the server tells to go to take its answers.
@@ -132,22 +156,37 @@ fn is_passing(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| short.contains(&number))
 }
 
+/// Whether one more can be served.
+fn is_room(connections: &HashMap<u64, Connection>) -> io::Result<()> {
+    match connections.values().filter(|connection| connection.agreed).count() >= CONNECTIONS {
+        true => Err(io::Error::other(format!("there are {CONNECTIONS} already"))),
+        false => Ok(()),
+    }
+}
+
 impl Shared {
     /// Serves a connection in a thread of its own.
     fn admit<'s>(self: &'s Arc<Self>, scope: &'s Scope<'s, '_>, socket: Socket) -> io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         {
             let mut connections = self.connections.lock().expect("no panic under this lock");
-            if connections.len() == CONNECTIONS {
-                return Err(io::Error::other(format!("there are {CONNECTIONS} already")));
+            is_room(&connections)?;
+            let others = connections.iter().filter(|(_, other)| !other.agreed).map(|(number, _)| *number);
+            let others: Vec<u64> = others.collect();
+            if unless("silent-clients-stay", others.len() >= NEGOTIATING)
+                && let Some(oldest) = others.iter().min().and_then(|oldest| connections.remove(oldest))
+            {
+                oldest.socket.end_at_once();
+                self.has_pushed_out();
             }
-            connections.insert(number, socket.try_clone()?);
+            connections.insert(number, Connection { socket: socket.try_clone()?, agreed: false });
         }
         let gone = move |shared: &Shared| {
             shared.connections.lock().expect("no panic under this lock").remove(&number);
         };
         let serve = move || {
-            if let Err(error) = requests::serve(&self.export, socket) {
+            let time = if planted("negotiations-wait-for-ever") { None } else { Some(self.negotiation) };
+            if let Err(error) = requests::serve(&self.export, socket, time, || self.agree(number)) {
                 tracing::warn!(connection = number, %error, "a connection has ended");
             }
             gone(self);
@@ -157,6 +196,29 @@ impl Shared {
             return Ok(());
         }
         std::thread::Builder::new().spawn_scoped(scope, serve).map(drop).inspect_err(|_| gone(self))
+    }
+
+    /// A client is to be served from now on, if there is room.
+    fn agree(&self, number: u64) -> io::Result<()> {
+        let mut connections = self.connections.lock().expect("no panic under this lock");
+        is_room(&connections)?;
+        let own = connections.get_mut(&number);
+        own.ok_or_else(|| io::Error::other("it was closed so that others could come"))?.agreed = true;
+        Ok(())
+    }
+
+    /// Says so now and then.
+    fn has_pushed_out(&self) {
+        let mut pushed_out = self.pushed_out.lock().expect("no panic under this lock");
+        pushed_out.0 += 1;
+        if pushed_out.1.is_none_or(|told| told.elapsed() >= TELL) {
+            let closed = std::mem::take(&mut pushed_out.0);
+            pushed_out.1 = Some(Instant::now());
+            tracing::warn!(
+                closed,
+                "more than {NEGOTIATING} connections had not agreed on the export: the oldest were closed"
+            );
+        }
     }
 
     fn stop(&self) {
@@ -169,7 +231,7 @@ impl Shared {
     fn end_connections(&self) {
         let each = |end: fn(&Socket)| {
             let connections = self.connections.lock().expect("no panic under this lock");
-            connections.values().for_each(end);
+            connections.values().for_each(|connection| end(&connection.socket));
             connections.is_empty()
         };
         let begun = Instant::now();
@@ -183,7 +245,7 @@ impl Shared {
 /// Serves one client, on a socket that somebody else has accepted, until it goes. An error: it did not go as it
 /// should.
 pub fn serve(export: &Export, client: UnixStream) -> io::Result<()> {
-    requests::serve(export, Socket::Unix(client))
+    requests::serve(export, Socket::Unix(client), None, || Ok(()))
 }
 
 impl Stop {

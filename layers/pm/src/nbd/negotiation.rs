@@ -17,8 +17,12 @@ pub(super) fn flags(export: &Export) -> u16 {
     HAS_FLAGS | CAN_MULTI_CONN | if export.blocks.is_writable() { writes } else { READ_ONLY }
 }
 
-/// Agrees on the export. False if the client wanted nothing, or went.
-pub(super) fn negotiate(export: &Export, socket: &mut (impl Read + Write)) -> io::Result<bool> {
+/// Agrees on the export. False if the client wanted nothing, or went. `agreed`: before the client is told so.
+pub(super) fn negotiate(
+    export: &Export,
+    socket: &mut (impl Read + Write),
+    agreed: impl FnOnce() -> io::Result<()>,
+) -> io::Result<bool> {
     let greeting = Greeting { magic: MAGIC, options: OPTIONS, flags: (NEW_STYLE | NO_ZEROES).into() };
     socket.write_all(greeting.as_bytes())?;
     let mut wanted = U32::ZERO;
@@ -46,6 +50,7 @@ pub(super) fn negotiate(export: &Export, socket: &mut (impl Read + Write)) -> io
                 let mut answer = export.blocks.bytes().to_be_bytes().to_vec();
                 answer.extend(flags(export).to_be_bytes());
                 answer.extend(std::iter::repeat_n(0, if zeros { 124 } else { 0 }));
+                agreed()?;
                 socket.write_all(&answer)?;
                 return Ok(true);
             }
@@ -65,12 +70,12 @@ pub(super) fn negotiate(export: &Export, socket: &mut (impl Read + Write)) -> io
                 Some(name) if !is_named(export, name) => {
                     reply(socket, option, UNKNOWN, b"no export of that name")?
                 }
-                Some(_) => {
+                Some(_) if option == GO => {
+                    agreed()?;
                     inform(export, socket, option)?;
-                    if option == GO {
-                        return Ok(true);
-                    }
+                    return Ok(true);
                 }
+                Some(_) => inform(export, socket, option)?,
             },
             LIST => reply(socket, option, INVALID, b"nothing behind it")?,
             _ => reply(socket, option, UNSUPPORTED, &[])?,

@@ -1,16 +1,26 @@
 //! Reads, writes, flushes, trims: one connection.
 
 use super::negotiation::{negotiate, skip};
-use super::socket::Socket;
+use super::socket::{Hurried, Socket};
 use super::wire::{EIO, EPERM, Kind, Reply, Request, RequestHeader, check};
 use crate::error::{Error, Result};
 use crate::export::Export;
 use std::io::{self, BufReader, Read, Write};
+use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Serves a client until it goes. An error: it did not go as it should.
-pub(super) fn serve(export: &Export, mut socket: Socket) -> io::Result<()> {
-    if negotiate(export, &mut socket)? { transmit(export, socket) } else { Ok(()) }
+/// Serves a client until it goes. An error: it did not go as it should. `time`: how long they may take to agree
+/// on the export; `agreed`: before the client is told that they have.
+pub(super) fn serve(
+    export: &Export,
+    socket: Socket,
+    time: Option<Duration>,
+    agreed: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    let mut hurried = Hurried::new(socket, time);
+    let has_agreed = negotiate(export, &mut hurried, agreed)?;
+    let socket = hurried.into_inner()?;
+    if has_agreed { transmit(export, socket) } else { Ok(()) }
 }
 
 /// The same, when they have agreed on the export.

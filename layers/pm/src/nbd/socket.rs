@@ -1,5 +1,6 @@
 //! Connections, and who listens for them.
 
+use caliburn_os::descriptors::above;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fmt;
 use std::fs;
@@ -9,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,12 +48,12 @@ impl Listener {
         match address {
             Address::Unix(path) => {
                 let left = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
-                let answered = UnixStream::connect(path).map_err(|error| error.kind());
+                let answered = above(|| UnixStream::connect(path)).map_err(|error| error.kind());
                 if left && matches!(answered, Err(io::ErrorKind::ConnectionRefused)) {
                     // Of a server that was killed.
                     fs::remove_file(path)?;
                 }
-                let listener = UnixListener::bind(path)?;
+                let listener = above(|| UnixListener::bind(path))?;
                 fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
                 Ok((Listener::Unix(listener, path.clone()), address.clone()))
             }
@@ -62,7 +64,7 @@ impl Listener {
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
             }
             Address::Loopback(socket) => {
-                let listener = TcpListener::bind(socket)?;
+                let listener = above(|| TcpListener::bind(socket))?;
                 let address = Address::Loopback(listener.local_addr()?);
                 Ok((Listener::Tcp(listener), address))
             }
@@ -81,9 +83,9 @@ impl Listener {
             return Ok(None);
         }
         Ok(Some(match self {
-            Listener::Unix(listener, _) => Socket::Unix(listener.accept()?.0),
+            Listener::Unix(listener, _) => Socket::Unix(above(|| Ok(listener.accept()?.0))?),
             Listener::Tcp(listener) => {
-                let (stream, _) = listener.accept()?;
+                let stream = above(|| Ok(listener.accept()?.0))?;
                 stream.set_nodelay(true)?;
                 Socket::Tcp(stream)
             }
@@ -97,7 +99,7 @@ pub(super) struct Woken(OwnedFd);
 
 impl Woken {
     pub fn new() -> io::Result<Woken> {
-        Ok(Woken(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        Ok(Woken(above(|| Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))?))
     }
 
     pub fn wake(&self) {
@@ -120,6 +122,13 @@ impl Socket {
             Socket::Unix(stream) => Socket::Unix(stream.try_clone()?),
             Socket::Tcp(stream) => Socket::Tcp(stream.try_clone()?),
         })
+    }
+
+    fn set_timeout(&self, time: Option<Duration>) -> io::Result<()> {
+        match self {
+            Socket::Unix(stream) => stream.set_read_timeout(time).and(stream.set_write_timeout(time)),
+            Socket::Tcp(stream) => stream.set_read_timeout(time).and(stream.set_write_timeout(time)),
+        }
     }
 
     /// Nothing more is read from it.
@@ -163,6 +172,56 @@ impl Write for Socket {
             Socket::Unix(stream) => stream.write_vectored(parts),
             Socket::Tcp(stream) => stream.write_vectored(parts),
         }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A connection that has until a moment to get somewhere, however many bytes come one by one.
+pub(super) struct Hurried {
+    socket: Socket,
+    until: Option<Instant>,
+}
+
+impl Hurried {
+    pub fn new(socket: Socket, time: Option<Duration>) -> Hurried {
+        Hurried { socket, until: time.map(|time| Instant::now() + time) }
+    }
+
+    /// It has got there.
+    pub fn into_inner(self) -> io::Result<Socket> {
+        if self.until.is_some() {
+            self.socket.set_timeout(None)?;
+        }
+        Ok(self.socket)
+    }
+
+    fn hurry(&self) -> io::Result<()> {
+        let Some(until) = self.until else { return Ok(()) };
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the client has not agreed on an export in time",
+            ));
+        }
+        self.socket.set_timeout(Some(left))
+    }
+}
+
+impl Read for Hurried {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.hurry()?;
+        self.socket.read(buffer)
+    }
+}
+
+impl Write for Hurried {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.hurry()?;
+        self.socket.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -195,3 +195,80 @@ const _: () = {
     assert!(size_of::<ExportInformation>() == 12 && size_of::<SizeInformation>() == 14);
     assert!(size_of::<RequestHeader>() == 28 && size_of::<Reply>() == 16);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORDS: [u64; 5] = [0, 1, 1 << 63, u64::MAX - 1, u64::MAX];
+
+    /// As the protocol's text has them: magic, flags, kind, cookie, offset, length.
+    fn request(flags: u16, kind: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+        let magic = [0x25, 0x60, 0x95, 0x13];
+        let parts: [&[u8]; 6] = [
+            &magic,
+            &flags.to_be_bytes(),
+            &kind.to_be_bytes(),
+            &cookie.to_be_bytes(),
+            &offset.to_be_bytes(),
+            &len.to_be_bytes(),
+        ];
+        parts.concat()
+    }
+
+    fn said(bytes: &[u8], export_len: u64) -> io::Result<Result<Request, Refused>> {
+        check(&RequestHeader::read_from_bytes(bytes).unwrap(), export_len)
+    }
+
+    #[test]
+    fn requests_are_read_at_every_corner() {
+        let kinds = [Kind::Read, Kind::Write, Kind::Disconnect, Kind::Flush, Kind::Trim];
+        let kinds = kinds.into_iter().zip(0u16..).chain([(Kind::WriteZeroes, 6)]);
+        let lens = [0, 1, REQUEST_MAX, REQUEST_MAX + 1, u32::MAX];
+        let exports = [0, 1, u64::from(u32::MAX), 1 << 63, u64::MAX];
+        for ((kind, number), export) in kinds.flat_map(|kind| exports.map(|export| (kind, export))) {
+            let ends = WORDS.into_iter().chain([export.saturating_sub(1), export]);
+            for (offset, len) in ends.flat_map(|offset| lens.map(|len| (offset, len))) {
+                for (flags, cookie) in [0, FUA, NO_HOLE, 1 << 15, u16::MAX].into_iter().zip(WORDS) {
+                    let found = said(&request(flags, number, cookie, offset, len), export);
+                    let carries = kind == Kind::Write;
+                    if (carries || kind == Kind::Read) && len > REQUEST_MAX {
+                        assert!(found.is_err());
+                        continue;
+                    }
+                    let nowhere = matches!(kind, Kind::Flush | Kind::Disconnect);
+                    let inside = nowhere || u128::from(offset) + u128::from(len) <= u128::from(export);
+                    let may = flags & !FUA == 0 || kind == Kind::WriteZeroes && flags == NO_HOLE;
+                    let expected = match (inside, may) {
+                        (true, true) => Ok(Request { kind, cookie, offset, len, fua: flags == FUA }),
+                        (false, _) if kind != Kind::Read => Err(ENOSPC),
+                        _ => Err(EINVAL),
+                    };
+                    let skip = if carries { len } else { 0 };
+                    let expected = expected.map_err(|error| Refused { cookie, error, skip });
+                    assert_eq!(found.unwrap(), expected, "{kind:?} {offset} {len} {flags:#x} of {export}");
+                }
+            }
+        }
+        for kind in [5, 7, u16::MAX] {
+            let refused = Refused { cookie: u64::MAX, error: EINVAL, skip: 0 };
+            assert_eq!(said(&request(0, kind, u64::MAX, 0, 1), 1).unwrap(), Err(refused));
+        }
+        for bit in 0..32 {
+            let mut bytes = request(0, 0, 0, 0, 1);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(said(&bytes, 1).is_err(), "what follows is not known");
+        }
+    }
+
+    #[test]
+    fn answers_are_as_the_protocol_has_them() {
+        for (cookie, error) in
+            WORDS.into_iter().flat_map(|cookie| [0, EIO, u32::MAX].map(|error| (cookie, error)))
+        {
+            let expected =
+                [&[0x67, 0x44, 0x66, 0x98], &error.to_be_bytes()[..], &cookie.to_be_bytes()].concat();
+            assert_eq!(Reply::of(cookie, error).as_bytes(), expected);
+        }
+    }
+}
