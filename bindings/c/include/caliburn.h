@@ -102,6 +102,10 @@
 // The function that was told of the progress ended it.
 #define CALIBURN_INTERRUPTED 18
 
+// The store was opened by the parent process, from which this one was forked. Close it here, and open it when the
+// parent has closed it.
+#define CALIBURN_INHERITED 19
+
 // No place: what removes a root.
 #define CALIBURN_NOWHERE UINT64_MAX
 
@@ -202,6 +206,10 @@
 // Whether a transaction may outgrow the memory budget: what it changes lies in files then; 0 (default) or 1. With
 // CALIBURN_REDO. What is known to be missing is in docs/memory.md.
 #define CALIBURN_OVERFLOW 29
+
+// Says that what a killed program had stored in memory is there, where no witness can tell it: 0 or 1. Default 0.
+// Only if the system did not go down since, and no other state of the file system was mounted.
+#define CALIBURN_MEMORY_KEPT 30
 
 // Any page.
 #define CALIBURN_RANDOM 0
@@ -551,7 +559,8 @@ int caliburn_abort_prepared(struct caliburn_store *store, const void *global_id,
 // The state of a store. size: of the structure, as the program was compiled.
 int caliburn_query_store(const struct caliburn_store *store, struct caliburn_query *query, size_t size);
 
-// How many uncommitted transactions have ranges in a region; -1 if there is no such region.
+// How many uncommitted transactions have ranges in a region; -1 if there is no such region, or the
+// store is the parent process's.
 int64_t caliburn_region_uncommitted(const struct caliburn_region *handle);
 
 // The counters of a store. size: of the structure, as the program was compiled.
@@ -678,7 +687,8 @@ int caliburn_open(const char *path, const struct caliburn_options *options, stru
 // Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be
 // unmapped; no transaction can be begun any more. What was prepared and not decided is undecided when the store is
 // opened again. After CALIBURN_BUSY, with transactions, heaps or tickets still there, the store is as it was; after
-// any other code it is closed, and the next opening recovers it.
+// any other code it is closed, and the next opening recovers it. In a process that was forked from the one that has
+// opened the store, the handle is given back, and nothing else is done.
 int caliburn_close(struct caliburn_store *store);
 
 // Makes every commit so far durable.

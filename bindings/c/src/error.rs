@@ -2,8 +2,8 @@
 
 use caliburn::heap::HeapError;
 use caliburn::{
-    BeginError, BranchError, CloseError, CommitError, Defect, Failure, ImagesError, LogError, MapError,
-    MediaError, OpenError, RangeError, SavepointError, SegmentError, StageError, UndoError,
+    BeginError, BranchError, CloseError, CommitError, Defect, Failure, ImagesError, Inherited, LogError,
+    MapError, MediaError, OpenError, RangeError, SavepointError, SegmentError, StageError, UndoError,
 };
 use caliburn_c_common::{Misuse, message};
 use std::ffi::{CStr, c_char, c_int};
@@ -50,6 +50,10 @@ pub const CALIBURN_PANIC: c_int = 17;
 
 /// The function that was told of the progress ended it.
 pub const CALIBURN_INTERRUPTED: c_int = 18;
+
+/// The store was opened by the parent process, from which this one was forked. Close it here, and open it when the
+/// parent has closed it.
+pub const CALIBURN_INHERITED: c_int = 19;
 
 /// What a function came back with.
 #[derive(Debug)]
@@ -102,7 +106,7 @@ pub extern "C" fn caliburn_message() -> *const c_char {
 /// The name of a return code, such as "CALIBURN_BUSY"; of a number that is none, "not a code of Caliburn's".
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_code_name(code: c_int) -> *const c_char {
-    const NAMES: [&CStr; 19] = [
+    const NAMES: [&CStr; 20] = [
         c"CALIBURN_OK",
         c"CALIBURN_INVALID",
         c"CALIBURN_NOT_FOUND",
@@ -122,6 +126,7 @@ pub extern "C" fn caliburn_code_name(code: c_int) -> *const c_char {
         c"CALIBURN_NOT_ALLOCATED",
         c"CALIBURN_PANIC",
         c"CALIBURN_INTERRUPTED",
+        c"CALIBURN_INHERITED",
     ];
     let name = usize::try_from(code).ok().and_then(|code| NAMES.get(code));
     name.unwrap_or(&c"not a code of Caliburn's").as_ptr()
@@ -203,9 +208,16 @@ impl Code for OpenError {
     }
 }
 
+impl Code for Inherited {
+    fn code(&self) -> c_int {
+        CALIBURN_INHERITED
+    }
+}
+
 impl Code for SegmentError {
     fn code(&self) -> c_int {
         match self {
+            SegmentError::Inherited(error) => error.code(),
             SegmentError::Exists { .. } => CALIBURN_EXISTS,
             SegmentError::Unknown { .. } => CALIBURN_NOT_FOUND,
             SegmentError::InUse { .. } => CALIBURN_BUSY,
@@ -241,6 +253,7 @@ impl Code for MapError {
 impl Code for BeginError {
     fn code(&self) -> c_int {
         match self {
+            BeginError::Inherited(error) => error.code(),
             BeginError::Failed(_) => CALIBURN_FAILED,
             BeginError::ReadOnly => CALIBURN_READ_ONLY,
             BeginError::Open => CALIBURN_BUSY,
@@ -251,6 +264,7 @@ impl Code for BeginError {
 impl Code for RangeError {
     fn code(&self) -> c_int {
         match self {
+            RangeError::Inherited(error) => error.code(),
             RangeError::OutOfBounds { .. } | RangeError::NotMapped { .. } | RangeError::Replaced { .. } => {
                 CALIBURN_RANGE
             }
@@ -264,13 +278,14 @@ impl Code for RangeError {
 
 impl Code for SavepointError {
     fn code(&self) -> c_int {
-        CALIBURN_INVALID
+        if let SavepointError::Inherited(error) = self { error.code() } else { CALIBURN_INVALID }
     }
 }
 
 impl Code for BranchError {
     fn code(&self) -> c_int {
         match self {
+            BranchError::Inherited(error) => error.code(),
             BranchError::NoOldValues => CALIBURN_INVALID,
             BranchError::Undo(error) => error.code(),
         }
@@ -280,6 +295,7 @@ impl Code for BranchError {
 impl Code for CommitError {
     fn code(&self) -> c_int {
         match self {
+            CommitError::Inherited(error) => error.code(),
             CommitError::Failed(_) => CALIBURN_FAILED,
             CommitError::GlobalId { .. } => CALIBURN_INVALID,
             CommitError::LogTooSmall { .. } | CommitError::Log { .. } => CALIBURN_TOO_BIG,

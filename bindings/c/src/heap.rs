@@ -3,6 +3,7 @@
 use crate::error::{CALIBURN_BUSY, CALIBURN_NOT_FOUND, Done, Fault, call};
 use crate::store::{caliburn_store, open};
 use crate::transaction::{HeapInUse, OpenTransaction, begin_of_heap, caliburn_tx, open_transaction};
+use caliburn::Inherited;
 use caliburn::heap::{Heap, HeapTransaction, Place};
 use caliburn_c_common::handle::Table;
 use caliburn_c_common::text;
@@ -62,6 +63,9 @@ pub extern "C" fn caliburn_heap_open(
 pub extern "C" fn caliburn_heap_close(heap: *mut caliburn_heap) -> c_int {
     call(|| {
         let entry = entry(heap)?;
+        if entry.store.store.is_inherited() {
+            return Err(Inherited.into());
+        }
         let open = entry.transactions.load(Ordering::Acquire);
         let undecided = entry.heap.region().query().uncommitted.len();
         if open > 0 || undecided > 0 {

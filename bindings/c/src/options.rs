@@ -84,6 +84,9 @@ pub const CALIBURN_LARGE_TRANSACTIONS: c_int = 28;
 /// Whether a transaction may outgrow the memory budget: what it changes lies in files then; 0 (default) or 1. With
 /// CALIBURN_REDO. What is known to be missing is in docs/memory.md.
 pub const CALIBURN_OVERFLOW: c_int = 29;
+/// Says that what a killed program had stored in memory is there, where no witness can tell it: 0 or 1. Default 0.
+/// Only if the system did not go down since, and no other state of the file system was mounted.
+pub const CALIBURN_MEMORY_KEPT: c_int = 30;
 
 /// Any page.
 pub const CALIBURN_RANDOM: c_int = 0;
@@ -292,6 +295,7 @@ pub extern "C" fn caliburn_options_set(options: *mut caliburn_options, option: c
             CALIBURN_OVERFLOW => options.overflow(truth(value)?),
             CALIBURN_BACKGROUND => options.background(truth(value)?),
             CALIBURN_COPIED => options.copied(truth(value)?),
+            CALIBURN_MEMORY_KEPT => options.memory_kept(truth(value)?),
             CALIBURN_FILE_MODE => options.mode(match u32::try_from(value) {
                 Ok(mode) if mode & !0o666 == 0 => mode,
                 _ => return Err(Fault::invalid(&format!("{value:#o} is no mode of a file: 0 to 0666"))),

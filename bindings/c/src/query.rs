@@ -111,10 +111,12 @@ pub extern "C" fn caliburn_query_store(
     })
 }
 
-/// How many uncommitted transactions have ranges in a region; -1 if there is no such region.
+/// How many uncommitted transactions have ranges in a region; -1 if there is no such region, or the
+/// store is the parent process's.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_region_uncommitted(handle: *const caliburn_region) -> i64 {
-    region(handle).map_or(-1, |region| region.query().uncommitted.len() as i64)
+    let own = region(handle).ok().filter(|region| !region.is_inherited());
+    own.map_or(-1, |region| region.query().uncommitted.len() as i64)
 }
 
 /// The counters of a store. size: of the structure, as the program was compiled.

@@ -2,7 +2,7 @@
 
 use crate::error::{CALIBURN_BUSY, Done, Fault, call};
 use crate::segment::{caliburn_segment, segment};
-use caliburn::{MapError, Region, Segment};
+use caliburn::{Inherited, MapError, Region, Segment};
 use caliburn_c_common::handle::Table;
 use caliburn_c_common::text;
 use std::ffi::{c_int, c_void};
@@ -183,6 +183,9 @@ pub extern "C" fn caliburn_leave(handle: *mut caliburn_region) -> c_int {
 }
 
 fn end(handle: *mut caliburn_region, end: impl FnOnce(Region) -> Result<(), (MapError, Region)>) -> Done {
+    if region(handle)?.is_inherited() {
+        return Err(Inherited.into());
+    }
     // Looked at first, since a region that cannot go would come back under another handle.
     let open = region(handle)?.query().uncommitted.len();
     if open > 0 {

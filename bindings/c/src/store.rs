@@ -5,7 +5,7 @@ use crate::options::{
     self, CALIBURN_OS, CALIBURN_POWER, CALIBURN_PROCESS, CALIBURN_REDO, CALIBURN_SHADOW, CALIBURN_UNDO,
     caliburn_options, class,
 };
-use caliburn::{Class, Policy, Store};
+use caliburn::{Class, Inherited, Policy, Store};
 use caliburn_c_common::handle::Table;
 use caliburn_c_common::text;
 use std::ffi::{c_char, c_int, c_void};
@@ -36,7 +36,8 @@ pub static STORES: Table<Box<Open>> = Table::new(2);
 /// The store of a handle.
 #[inline]
 pub fn open(handle: *const caliburn_store) -> Done<&'static Open> {
-    STORES.get(handle).map(|open| &**open).ok_or_else(none)
+    let open = STORES.get(handle).ok_or_else(none)?;
+    if open.store.is_inherited() { Err(Inherited.into()) } else { Ok(open) }
 }
 
 #[cold]
@@ -62,10 +63,16 @@ pub extern "C" fn caliburn_open(
 /// Closes a store: makes every commit durable and gives the directory up. Regions stay mapped, and are to be
 /// unmapped; no transaction can be begun any more. What was prepared and not decided is undecided when the store is
 /// opened again. After CALIBURN_BUSY, with transactions, heaps or tickets still there, the store is as it was; after
-/// any other code it is closed, and the next opening recovers it.
+/// any other code it is closed, and the next opening recovers it. In a process that was forked from the one that has
+/// opened the store, the handle is given back, and nothing else is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn caliburn_close(store: *mut caliburn_store) -> c_int {
     call(|| {
+        if STORES.get(store).is_some_and(|open| open.store.is_inherited()) {
+            // Heaps and tickets may refer to it.
+            std::mem::forget(STORES.take(store).ok_or_else(none)?);
+            return Ok(());
+        }
         let now = open(store)?;
         let prepared = now.store.prepared().iter().filter(|prepared| !prepared.recovered).count();
         let transactions = now.store.query().uncommitted.saturating_sub(prepared);

@@ -3,7 +3,7 @@
 use crate::error::{Done, Fault, call};
 use crate::store::{Open, caliburn_store, class_of, open};
 use caliburn::heap::{Heap, HeapTransaction};
-use caliburn::{Branch, Extent, Mode, Savepoint, Ticket, Transaction};
+use caliburn::{Branch, Extent, Inherited, Mode, Savepoint, Ticket, Transaction};
 use caliburn_c_common::handle::Table;
 use caliburn_c_common::text;
 use std::ffi::{c_int, c_void};
@@ -167,18 +167,25 @@ impl Drop for Ended {
 #[inline]
 pub fn open_transaction<'a>(tx: *mut caliburn_tx) -> Done<OpenTransaction<'a>> {
     let place = memory(tx)?;
-    if place.is(PLAIN) {
+    let (open, inherited) = if place.is(PLAIN) {
         // SAFETY: the mark says that it is there.
-        Ok(OpenTransaction::Plain(unsafe { &mut (&mut place.body.plain).0 }))
+        let tx = unsafe { &mut (&mut place.body.plain).0 };
+        let inherited = tx.is_inherited();
+        (OpenTransaction::Plain(tx), inherited)
     } else if place.is(HEAP) {
         // SAFETY: as above.
-        Ok(OpenTransaction::Heap(unsafe { &mut (&mut place.body.heap).0 }))
+        let (tx, heap) = unsafe { &mut *place.body.heap };
+        (OpenTransaction::Heap(tx), heap.store.store.is_inherited())
     } else if place.is(BRANCH) {
         // SAFETY: as above.
-        Ok(OpenTransaction::Plain(unsafe { &mut (&mut place.body.branch).0 }))
+        let tx: &mut Transaction<'static> = unsafe { &mut (&mut place.body.branch).0 };
+        let inherited = tx.is_inherited();
+        (OpenTransaction::Plain(tx), inherited)
     } else {
-        Err(none())
-    }
+        return Err(none());
+    };
+    // It goes on in the parent.
+    if inherited { Err(Inherited.into()) } else { Ok(open) }
 }
 
 /// Begins a transaction of a heap in the caller's memory.

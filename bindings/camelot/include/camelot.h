@@ -51,8 +51,8 @@ const char *Camlib_Message(void);
 /* ---- applications ------------------------------------------------------------------------------------------ */
 
 /* Whether Camelot runs here: without, an application can only call servers, and each call is a transaction of its
- * own. The environment says where: CALIBURN_CLUSTER, CALIBURN_NODE (the number of the node that is to coordinate), and
- * CALIBURN_NODES or CALIBURN_ETCD, as servers are told. */
+ * own. The environment says where: CALIBURN_CLUSTER, CALIBURN_COORDINATOR (the number of the node that is to
+ * coordinate; CALIBURN_NODE is its deprecated name), and CALIBURN_NODES or CALIBURN_ETCD, as servers are told. */
 boolean_t Camlib_InitializeAppl(const char *name);
 
 /* ---- data servers ------------------------------------------------------------------------------------------ */
@@ -65,6 +65,10 @@ typedef boolean_t (*camelot_dispatch_t)(struct camelot_request *);
  * only.
  * `name` must be the one that the environment gives it (CALIBURN_SERVER), which `caliburn node add-server` sets. */
 void Camlib_InitializeServer(void (*init)(void), boolean_t unregistered, const char *name);
+/* Before Camlib_Serve: the server's clock forgets how far it had gone, if it has not obeyed this number before, as with
+ * CALIBURN_FORGET_CLOCK. For a server that others refuse since its machine's clock was ahead once. Timestamps may come
+ * again. */
+void Camlib_ForgetClock(uint64_t order);
 /* Serves, until it is told to stop. The procedures may be NULL: when a transaction has committed, was aborted, is to
  * be voted for (FALSE: no). They read recoverable objects, and neither change, lock nor call: others wait for them.
  * `level`: calls that are executed at one time. */

@@ -3,8 +3,7 @@
 use crate::status::{NOT_RUNNING, with_message};
 use caliburn_dist::client::Application;
 use caliburn_dist::cluster::Cluster;
-use caliburn_dist::data_server::{Environment, EnvironmentError};
-use caliburn_dist::keep::names::Names;
+use caliburn_dist::environment::{Environment, EnvironmentError, Follows};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +16,7 @@ pub struct Place {
     /// Who coordinates what is begun here: none if Camelot does not run.
     pub application: Option<Application>,
     /// Kept for as long as the process runs.
-    pub _names: Option<Names>,
+    pub _names: Option<Follows>,
 }
 
 static PLACE: OnceLock<Place> = OnceLock::new();
@@ -28,6 +27,7 @@ pub fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         ignore_pipes();
+        caliburn_os::descriptors::occupy();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.unwrap_or_else(|error| give_up(&format!("no threads for the network: {error}")))
     })
@@ -119,5 +119,5 @@ async fn find() -> Result<Place, EnvironmentError> {
             None
         }
     };
-    Ok(Place { cluster, application, _names: names })
+    Ok(Place { cluster, application, _names: Some(names) })
 }

@@ -45,6 +45,15 @@ unsafe extern "C" {
     fn camelot_free_message(message: *mut Message);
 }
 
+/// The order that `Camlib_ForgetClock` gave; 0 is none.
+static FORGET_CLOCK: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// See the header.
+#[unsafe(no_mangle)]
+extern "C" fn Camlib_ForgetClock(order: u64) {
+    FORGET_CLOCK.store(order, std::sync::atomic::Ordering::Relaxed);
+}
+
 /// What `Camlib_InitializeServer` was told.
 struct Initialized {
     init: Option<unsafe extern "C" fn()>,
@@ -129,6 +138,7 @@ async fn serve(
     level: c_int,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut node = server.builder().level(usize::try_from(level).unwrap_or(1));
+    node = node.forget_clock_once(FORGET_CLOCK.load(std::sync::atomic::Ordering::Relaxed));
     if objects::bytes() != 0 {
         node = node.segment(SEGMENT, objects::bytes().next_multiple_of(4096) as u64);
         node = node.on_mapped(|_, region| objects::tell(region.as_ptr()));

@@ -83,7 +83,7 @@ impl World {
     fn told(&self, program: &str) -> Command {
         let mut command = Command::new(self.dir.path().join(program));
         command.env("CALIBURN_CLUSTER", "paper").env("CALIBURN_NODES", self.dir.path().join("nodes"));
-        command.env("CALIBURN_NODE", "1");
+        command.env("CALIBURN_COORDINATOR", "1");
         command
     }
 

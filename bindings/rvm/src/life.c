@@ -25,8 +25,19 @@ static void start_lightweight_processes(void)
 static void start_lightweight_processes(void) {}
 #endif
 
+/* A child that is forked has no life of its parent's: what is open there stays open, and is not the child's. */
+static void in_child(void)
+{
+    if (phase != RUNNING)
+        return;
+    phase = ENDED;
+    /* A thread of the parent may have held it. */
+    pthread_mutex_init(&gate, NULL);
+}
+
 static rvm_return_t initialize(rvm_options_t *options)
 {
+    static bool noticed;
     if (phase == RUNNING)
         return RVM_SUCCESS;
     if (phase == ENDED)
@@ -42,6 +53,9 @@ static rvm_return_t initialize(rvm_options_t *options)
         if (code != RVM_SUCCESS)
             return code;
     }
+    if (!noticed && pthread_atfork(NULL, NULL, in_child) != 0)
+        return RVM_ENO_MEMORY;
+    noticed = true;
     phase = RUNNING;
     return RVM_SUCCESS;
 }
@@ -80,8 +94,13 @@ static rvm_return_t terminate(void)
 {
     if (phase == NEVER)
         return RVM_EINIT;
-    if (phase == ENDED)
+    if (phase == ENDED) {
+        /* In a child: the parent's log is let go of. */
+        if (the_log.store != NULL)
+            caliburn_close(the_log.store);
+        the_log.store = NULL;
         return RVM_SUCCESS;
+    }
     rvm_return_t code = transactions_stop();
     if (code != RVM_SUCCESS)
         return code;

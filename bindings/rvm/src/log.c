@@ -74,7 +74,8 @@ static rvm_length_t wanted_length(const char *log)
 {
     wide_path path;
     rvm_length_t length = 0;
-    FILE *file = fopen(beside(log, LENGTH, path), "r");
+    int length_file = open_file(beside(log, LENGTH, path), O_RDONLY, 0);
+    FILE *file = length_file < 0 ? NULL : fdopen(length_file, "r");
     if (file == NULL)
         return 0;
     if (fscanf(file, "%lu", &length) != 1)
@@ -89,7 +90,7 @@ static rvm_return_t log_fault(const char *path)
     wide_path name;
     struct stat one, other;
     char magic[8] = "";
-    int file = open(path, O_RDWR | O_CLOEXEC);
+    int file = open_file(path, O_RDWR, 0);
     if (file < 0)
         return RVM_EIO;
     ssize_t got = pread(file, magic, sizeof magic, 0);
@@ -198,7 +199,7 @@ static bool force_names(const char *path)
     char above[MAXPATHLEN];
     strcpy(above, path);
     strrchr(above, '/')[1] = 0;
-    int directory = open(above, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int directory = open_file(above, O_RDONLY | O_DIRECTORY, 0);
     bool forced = directory >= 0 && fsync(directory) == 0;
     if (directory >= 0)
         close(directory);
@@ -208,7 +209,7 @@ static bool force_names(const char *path)
 /* Clears the directory of a log that was removed. Not one whose log was only renamed, or that somebody has open. */
 static rvm_return_t clear_directory(const char *path)
 {
-    const char *const left[] = {"catalog", LOG, "stage", "lock", LENGTH};
+    const char *const left[] = {"catalog", "generations", LOG, "stage", "lock", LENGTH};
     wide_path dir, file;
     struct stat about;
     caliburn_store *store;
@@ -238,7 +239,7 @@ static bool keep_length(const char *path, rvm_length_t length, long mode, mode_t
     struct stat about;
     char text[32];
     int len = snprintf(text, sizeof text, "%lu\n", length);
-    int file = open(beside(path, LENGTH, name), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode & 0777);
+    int file = open_file(beside(path, LENGTH, name), O_WRONLY | O_CREAT | O_EXCL, (mode_t)mode & 0777);
     bool kept = file >= 0 && write(file, text, (size_t)len) == len && fsync(file) == 0 && fstat(file, &about) == 0;
     if (file >= 0)
         close(file);

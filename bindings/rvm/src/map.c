@@ -22,7 +22,7 @@ static rvm_return_t segment_of(const char *name, bool has_length, struct segment
         if (strcmp((*found)->path, path) == 0)
             return RVM_SUCCESS;
     /* It may be known by another name. */
-    int file = open(path, O_RDWR | O_CLOEXEC);
+    int file = open_file(path, O_RDWR, 0);
     if (file < 0 || fstat(file, &about) != 0) {
         int cause = errno;
         if (file >= 0)

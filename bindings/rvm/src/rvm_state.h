@@ -99,6 +99,7 @@ struct transaction {
 /* state.c */
 rvm_return_t code_of(int code);
 char *absolute_name(const char *name, char *path);
+int open_file(const char *path, int flags, mode_t mode);
 
 /* transaction.c */
 unsigned long transactions_in(const struct region *region, rvm_tid_t *tids, unsigned long room);

@@ -2,6 +2,7 @@
 #include "rvm_state.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,6 +24,8 @@ rvm_return_t code_of(int code)
         return RVM_SUCCESS;
     case CALIBURN_NO_SPACE:
         return errno == ENOSPC ? RVM_EIO : RVM_ENO_MEMORY;
+    case CALIBURN_INHERITED:
+        return RVM_EINIT;
     case CALIBURN_TOO_BIG:
         return RVM_ETOO_BIG;
     case CALIBURN_RANGE:
@@ -51,4 +54,22 @@ char *absolute_name(const char *name, char *path)
         return NULL;
     strcpy(path + len, name);
     return path;
+}
+
+/* Opens a file, under a number that is none of the standard streams', so that nothing the program prints gets there.
+   Numbers that are free are taken first, and stay taken, as libcaliburn does. */
+int open_file(const char *path, int flags, mode_t mode)
+{
+    int null = 0;
+    while (null >= 0 && null < 3 && (fcntl(0, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(2, F_GETFD) < 0))
+        null = open("/dev/null", O_RDWR);
+    if (null > 2)
+        close(null);
+    int file = open(path, flags | O_CLOEXEC, mode);
+    if (file < 0 || file > 2)
+        return file;
+    int moved = fcntl(file, F_DUPFD_CLOEXEC, 3), cause = errno;
+    close(file);
+    errno = cause;
+    return moved;
 }

@@ -532,6 +532,60 @@ static void thresholds(void)
     OK(rvm_terminate());
 }
 
+/* A child that is forked has no life of its parent's, who loses nothing. */
+static void put_long(long *word, long value)
+{
+    rvm_tid_t tid;
+    rvm_init_tid(&tid);
+    OK(rvm_begin_transaction(&tid, restore));
+    OK(rvm_set_range(&tid, word, sizeof *word));
+    *word = value;
+    OK(rvm_end_transaction(&tid, flush));
+}
+
+static void forked(void)
+{
+    begin_life("fork-log", 1 << 20);
+    rvm_region_t *region = map_file(in("forked"));
+    long *word = (long *)region->vmaddr;
+    rvm_tid_t open, other;
+    rvm_init_tid(&open);
+    rvm_init_tid(&other);
+    OK(rvm_begin_transaction(&open, restore));
+    OK(rvm_set_range(&open, word, sizeof *word));
+    *word = 1;
+    pid_t child = fork();
+    if (child == 0) {
+        IS(RVM_EINIT, rvm_begin_transaction(&other, restore));
+        IS(RVM_EINIT, rvm_set_range(&open, word + 8, sizeof *word));
+        IS(RVM_EINIT, rvm_end_transaction(&open, flush));
+        IS(RVM_EINIT, rvm_abort_transaction(&open));
+        IS(RVM_EINIT, rvm_flush());
+        IS(RVM_EINIT, rvm_truncate());
+        IS(RVM_EINIT, rvm_unmap(region));
+        IS(RVM_EINIT, rvm_map(region, NULL));
+        IS(RVM_EINIT, RVM_INIT(NULL));
+        OK(rvm_terminate());
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    OK(rvm_end_transaction(&open, flush));
+    for (long i = 0; i < 100; i++)
+        put_long(word + 1, i);
+    raise(SIGKILL);
+}
+
+static void after_forked(void)
+{
+    begin_life("fork-log", 1 << 20);
+    rvm_region_t *region = map_file(in("forked"));
+    CHECK(((long *)region->vmaddr)[0] == 1 && ((long *)region->vmaddr)[1] == 99);
+    OK(rvm_unmap(region));
+    rvm_free_region(region);
+    OK(rvm_terminate());
+}
+
 /* A process that is killed while it makes a log leaves none, or a whole one; the next can make it. */
 static void make_and_open(void)
 {
@@ -564,8 +618,10 @@ int main(int argc, char **argv)
     names_and_numbers();
     records();
     data_file("killed", 8192);
+    data_file("forked", 8192);
     void (*all[])(void) = {before_and_after, logs,   mapping,   transactions, statistics,
-                           killed,           recovered, killed, segment_gone, segments, thresholds};
+                           killed,           recovered, killed, segment_gone, segments, thresholds,
+                           forked,           after_forked};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         lives(all[i]);
     make_killed();
