@@ -24,7 +24,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         println!(
             "{}",
             json!({"store": arguments.store.display().to_string(), "clean": report.is_clean(), "in_use_by": report.in_use_by, "problems": problems, "notes": report.notes, "heaps": heaps,
-                "segments": report.segments, "data_bytes": report.data_bytes, "records": report.records,
+                "segments": report.segments, "data_bytes": report.data_bytes, "unverified_bytes": report.unverified_bytes, "records": report.records,
                 "transactions": report.transactions, "prepared": report.prepared})
         );
     } else {
@@ -40,7 +40,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         }
         let verdict = if report.is_clean() { "clean" } else { "damaged" };
         println!(
-            "{verdict}: {} segments, {heaps} heaps in them, {} of data, {} records with {} transactions in the log, {} undecided",
+            "{verdict}: {} segments, {heaps} heaps in them, {} of data verified, {} records with {} transactions in the log, {} undecided",
             report.segments,
             size::show(report.data_bytes),
             report.records,

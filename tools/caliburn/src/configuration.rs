@@ -37,6 +37,20 @@ pub struct Told {
     /// PEM file: the key of that.
     #[arg(long, value_name = "FILE", requires_all = ["authority", "certificate"])]
     key: Option<PathBuf>,
+    /// PEM file: the certificate of the authority that etcd's certificates are of. It should be another one than
+    /// that of users, who could write to etcd otherwise.
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_certificate", "etcd_key"])]
+    etcd_authority: Option<PathBuf>,
+    /// PEM file: what the node, and its data servers, show etcd.
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_authority", "etcd_key"])]
+    etcd_certificate: Option<PathBuf>,
+    /// PEM file: the key of that.
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_authority", "etcd_certificate"])]
+    etcd_key: Option<PathBuf>,
+    /// Whether transactions have timestamps: no, if no program of the cluster asks for them. The same at all nodes.
+    /// Without, a node whose clock was once ahead is not refused.
+    #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
+    timestamps: Option<bool>,
     /// The user who may do everything, and gives others rights.
     #[arg(long, value_name = "USER")]
     administrator: Option<String>,
@@ -51,7 +65,17 @@ pub struct Configuration {
     etcd: Vec<String>,
     nodes: Option<PathBuf>,
     certificates: Option<[PathBuf; 3]>,
+    etcd_certificates: Option<[PathBuf; 3]>,
+    timestamps: bool,
     administrator: Option<String>,
+}
+
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("yes or no".into()),
+    }
 }
 
 fn path(path: &Path) -> String {
@@ -100,14 +124,15 @@ impl Configuration {
             return Err(format!("{}: it was made by another version", file.display()).into());
         }
         let etcd = value["etcd"].as_array().ok_or_else(|| wrong("etcd"))?.iter();
-        let certificates = match &value["certificates"] {
-            Value::Null => None,
+        let files = |name: &str| match &value[name] {
+            Value::Null => Ok(None),
             Value::Array(files) => {
                 let files: Option<Vec<PathBuf>> =
                     files.iter().map(|file| file.as_str().map(PathBuf::from)).collect();
-                Some(files.and_then(|files| files.try_into().ok()).ok_or_else(|| wrong("certificates"))?)
+                let files: Option<[PathBuf; 3]> = files.and_then(|files| files.try_into().ok());
+                files.map(Some).ok_or_else(|| wrong(name))
             }
-            _ => return Err(wrong("certificates").into()),
+            _ => Err(wrong(name)),
         };
         Ok(Configuration {
             cluster: need("cluster")?,
@@ -117,7 +142,10 @@ impl Configuration {
                 .map(|member| member.as_str().map(str::to_owned).ok_or_else(|| wrong("etcd")))
                 .collect::<Result<_, _>>()?,
             nodes: string("nodes")?.map(PathBuf::from),
-            certificates,
+            certificates: files("certificates")?,
+            etcd_certificates: files("etcd_certificates")?,
+            // Not there in what was written before there was a choice.
+            timestamps: value["timestamps"] != false,
             administrator: string("administrator")?,
         })
     }
@@ -137,6 +165,8 @@ impl Configuration {
                 etcd: Vec::new(),
                 nodes: None,
                 certificates: None,
+                etcd_certificates: None,
+                timestamps: true,
                 administrator: None,
             },
         };
@@ -152,6 +182,12 @@ impl Configuration {
         {
             next.certificates = Some([a, c, k]);
         }
+        if let (Some(a), Some(c), Some(k)) =
+            (absolute(&told.etcd_authority)?, absolute(&told.etcd_certificate)?, absolute(&told.etcd_key)?)
+        {
+            next.etcd_certificates = Some([a, c, k]);
+        }
+        next.timestamps = told.timestamps.unwrap_or(next.timestamps);
         next.administrator = told.administrator.clone().or(next.administrator);
         if let Some(before) = before {
             // Who it is can't change: others know it, and its store remembers what it has decided as that.
@@ -188,11 +224,13 @@ impl Configuration {
         if Configuration::read(directory).is_ok_and(|there| there == *self) {
             return Ok(());
         }
-        let certificates =
-            self.certificates.as_ref().map(|files| files.iter().map(|file| path(file)).collect::<Vec<_>>());
+        let files = |files: &Option<[PathBuf; 3]>| {
+            files.as_ref().map(|files| files.iter().map(|file| path(file)).collect::<Vec<_>>())
+        };
+        let (certificates, etcd) = (files(&self.certificates), files(&self.etcd_certificates));
         let value = json!({"version": 1, "cluster": self.cluster, "number": self.number,
             "listen": self.listen.to_string(), "etcd": self.etcd, "nodes": self.nodes.as_deref().map(path),
-            "certificates": certificates, "administrator": self.administrator});
+            "certificates": certificates, "etcd_certificates": etcd, "timestamps": self.timestamps, "administrator": self.administrator});
         let (file, new) = (directory.join(FILE), directory.join("node.json.new"));
         let mut written = std::fs::File::create(&new)?;
         written.write_all(format!("{value:#}\n").as_bytes())?;
@@ -237,6 +275,8 @@ impl Configuration {
             etcd: self.etcd.clone(),
             nodes: self.nodes.clone(),
             certificates: self.certificates.clone(),
+            etcd_certificates: self.etcd_certificates.clone(),
+            without_timestamps: !self.timestamps,
             ..Environment::default()
         };
         Ok((environment, self.administrator.clone()))

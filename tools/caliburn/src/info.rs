@@ -3,13 +3,14 @@
 use crate::dump::at;
 use crate::text::plain;
 use crate::{Failure, OneStore, size};
-use caliburn::{Class, Info, Policy};
+use caliburn::{Class, Info, Policy, Prepared};
 use serde_json::json;
 use std::process::ExitCode;
 
 /// Prints what a store consists of.
 pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     let info = arguments.options().info(&arguments.store)?;
+    let in_doubt = in_doubt(arguments, &info);
     if arguments.json {
         let segments: Vec<_> = info
             .segments
@@ -20,7 +21,7 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             })
             .collect();
         let log = info.log.as_ref().map(|log| {
-            json!({"path": log.path.display().to_string(), "second": log.second.as_ref().map(|path| path.display().to_string()), "bytes": log.capacity, "head": log.head, "forced": log.forced, "appended": log.appended,
+            json!({"path": log.path.display().to_string(), "second": log.second.as_ref().map(|path| path.display().to_string()), "bytes": log.capacity, "head": log.head, "forced": log.forced, "appended": log.appended, "staged": log.staged,
                 "openings": log.incarnation, "archived": log.archived.map(|archived| json!({"lsn": archived.lsn,
                     "since_ns": archived.since, "moved_ns": archived.moved}))})
         });
@@ -28,7 +29,8 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             "{}",
             json!({"store": arguments.store.display().to_string(), "id": info.id, "format": info.format,
                 "policy": info.policy.name(), "survives": survives(info.reach), "clean": info.clean, "in_use_by": info.in_use_by,
-                "log": log, "segments": segments, "advice": advice(&info)})
+                "log": log, "segments": segments, "advice": advice(&info),
+                "in_doubt": in_doubt.as_ref().ok().map(|list| list.iter().map(in_doubt_json).collect::<Vec<_>>())})
         );
         return Ok(ExitCode::SUCCESS);
     }
@@ -41,6 +43,13 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
     println!("policy   {}; commits survive {}", info.policy.name(), survives(info.reach));
     for line in advice(&info) {
         println!("         {line}");
+    }
+    match &in_doubt {
+        Ok(list) => list.iter().for_each(|prepared| {
+            let id = String::from_utf8_lossy(&prepared.global_id);
+            println!("in doubt {:?}, prepared {}", id, at(prepared.time));
+        }),
+        Err(why) => println!("in doubt not known: {}", plain(why)),
     }
     if let Some(log) = &info.log {
         println!(
@@ -56,6 +65,9 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
             "         records needed from LSN {}, forced at least to {}, written at least to {}",
             log.head, log.forced, log.appended
         );
+        if log.staged > 0 {
+            println!("         {} commit(s) wait in the stage", log.staged);
+        }
         if let Some(archived) = log.archived {
             let behind = log.appended.saturating_sub(archived.lsn);
             println!(
@@ -77,6 +89,19 @@ pub fn run(arguments: &OneStore) -> Result<ExitCode, Failure> {
         println!("{}", if s.address == 0 { String::new() } else { format!("  loaded at {:#x}", s.address) });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The prepared transactions that nothing has decided; or why they are not known.
+fn in_doubt(arguments: &OneStore, info: &Info) -> Result<Vec<Prepared>, String> {
+    if info.in_use_by.is_some() {
+        return Err("the program that uses the store has them".to_owned());
+    }
+    let store = arguments.options().read_only(true).open(&arguments.store).map_err(|e| e.to_string())?;
+    Ok(store.prepared())
+}
+
+fn in_doubt_json(prepared: &Prepared) -> serde_json::Value {
+    json!({"global_id": String::from_utf8_lossy(&prepared.global_id), "time_ns": prepared.time})
 }
 
 /// What is to be known of a store's health, and what to do.

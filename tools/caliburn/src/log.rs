@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::json;
 use std::fmt::Write;
 use std::fs::{self, File};
-use std::io::{Seek, Write as _};
+use std::io::{self, Seek, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -133,9 +133,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             } else {
                 as_text(event, arguments.bytes)
             };
-            if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
-                // Whoever read our output has seen enough.
-                return Ok(ExitCode::SUCCESS);
+            if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+                return ended(Err(error));
             }
             next = event.lsn + event.log_bytes;
         }
@@ -197,13 +196,21 @@ fn past(arguments: &Arguments, place: Option<(String, Range<u64>)>) -> Result<Ex
         written = writeln!(out, "{segment} as of LSN {}, {}", past.lsn, crate::dump::at(past.time))
             .and_then(|()| write_lines(&mut out, past.offset, &past.bytes));
     }
-    // Whoever read our output has seen enough.
-    _ = written;
-    Ok(ExitCode::SUCCESS)
+    ended(written.and_then(|()| out.flush()))
+}
+
+/// Whether all that was asked for was printed. A reader that has gone has seen enough.
+fn ended(written: io::Result<()>) -> Result<ExitCode, Failure> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot write to standard output: {error}").into())
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
 /// Bytes in lines of 16, those that are equal to the line before left out.
-fn write_lines(out: &mut dyn std::io::Write, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+fn write_lines(out: &mut dyn io::Write, offset: u64, bytes: &[u8]) -> io::Result<()> {
     let (mut before, mut left_out): (&[u8], bool) = (&[], false);
     for (i, line) in bytes.chunks(16).enumerate() {
         if line == before {

@@ -1,6 +1,7 @@
 //! The `caliburn` command.
 
 mod archive;
+mod certificates;
 mod check;
 mod compact;
 mod configuration;
@@ -18,6 +19,7 @@ mod metrics;
 mod moving;
 mod node;
 mod nodes;
+mod orders;
 mod pm;
 mod progress;
 mod rdsinit;
@@ -38,6 +40,7 @@ mod words;
 use caliburn::Options;
 use clap::{Args, Parser, Subcommand};
 use std::ffi::OsString;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -62,6 +65,10 @@ pub struct OneStore {
     /// The store was copied, or restored, while it was in use: go on with what there is.
     #[arg(long)]
     copied: bool,
+    /// The system did not go down since the store was in use, and no other state of its file system was mounted:
+    /// take what is in memory, where no witness can tell whether it survived.
+    #[arg(long)]
+    memory_kept: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -70,7 +77,7 @@ pub struct OneStore {
 impl OneStore {
     fn options(&self) -> Options {
         let mut options = self.outside.options();
-        options.copied(self.copied);
+        options.copied(self.copied).memory_kept(self.memory_kept);
         progress::show(&mut options);
         options
     }
@@ -158,22 +165,36 @@ fn command() -> Command {
     }
 }
 
-/// Who reads no further, as `head` does, ends the command that prints: quietly, as by SIGPIPE.
-fn end_with_the_reader() {
+/// How std's panics begin when `println!` and `eprintln!` fail.
+const UNWRITTEN: &str = "failed printing to stdout: ";
+const UNTOLD: &str = "failed printing to stderr: ";
+
+/// Output that cannot be written ends the command. If the reader has gone, as `head` does, it ends quietly, as by
+/// SIGPIPE; on a full disk, say, it ends with an error.
+fn end_when_output_fails() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if panic
-            .payload_as_str()
-            .is_some_and(|text| text.starts_with("failed printing to stdout: Broken pipe"))
-        {
-            std::process::exit(128 + 13);
+        let said = panic.payload_as_str();
+        // There is nowhere to say so.
+        if said.is_some_and(|text| text.starts_with(UNTOLD)) {
+            std::process::exit(2);
         }
-        usual(panic);
+        match said.and_then(|text| text.strip_prefix(UNWRITTEN)) {
+            Some(error) if error.starts_with("Broken pipe") => std::process::exit(128 + 13),
+            Some(error) => std::process::exit(unwritten(error)),
+            None => usual(panic),
+        }
     }));
 }
 
+/// Says that the output is not whole; the exit code.
+fn unwritten(error: impl std::fmt::Display) -> i32 {
+    let _ = writeln!(std::io::stderr(), "caliburn: cannot write to standard output: {error}");
+    2
+}
+
 fn main() -> ExitCode {
-    end_with_the_reader();
+    end_when_output_fails();
     let done = match command() {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::DemoWorker(arguments) => demo::work(&arguments),
@@ -201,8 +222,13 @@ fn main() -> ExitCode {
         Command::Rdsinit(arguments) => rdsinit::run(&arguments),
         Command::Rvmutl(arguments) => rvmutl::run(&arguments),
     };
-    done.unwrap_or_else(|error| {
+    let code = done.unwrap_or_else(|error| {
         eprintln!("caliburn: {}", text::plain(error));
         ExitCode::from(2)
-    })
+    });
+    // What does not end with a line is still in a buffer.
+    match std::io::stdout().flush() {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => ExitCode::from(unwritten(error) as u8),
+        _ => code,
+    }
 }

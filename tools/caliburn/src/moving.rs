@@ -21,7 +21,7 @@ pub struct Arguments {
     /// File or block device for the segment.
     #[arg(long, value_name = "PATH", requires = "segment")]
     to: Option<PathBuf>,
-    /// File or block device for the log.
+    /// File or block device for the log; STORE/log brings it back to the store's directory.
     #[arg(long)]
     log: Option<PathBuf>,
     /// A second file or block device for the log, or one in place of a copy that was lost: either may be lost.

@@ -7,7 +7,9 @@
 //!   caliburn node start -n /var/lib/caliburn bank
 //! ```
 
+use crate::certificates::Certificates;
 use crate::configuration::Configuration;
+use crate::orders::{Ordered, Starting};
 use crate::server_log::{ServerLog, absolute};
 use crate::{Failure, size, text, undecided};
 use caliburn_dist::cluster::root;
@@ -16,7 +18,7 @@ use caliburn_dist::daemon::Daemon;
 use caliburn_dist::data_server::{DataServer, Environment};
 use caliburn_dist::proto::admin::admin_client::AdminClient;
 use caliburn_dist::proto::admin::{
-    Change, EventsRequest, Name, Order, Server, ShowRequest, Shown, State, Status, User, What,
+    Change, EventsRequest, Name, Server, ShowRequest, Shown, State, Status, User, What,
 };
 use caliburn_dist::proto::caliburn::node_client::NodeClient;
 use caliburn_dist::{bank, proto::admin::Event};
@@ -24,11 +26,8 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 use tonic::transport::Channel;
-
-/// So often a server is looked at that is waited for.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Arguments of `node`.
 #[derive(Args, Debug)]
@@ -41,6 +40,8 @@ pub struct Arguments {
 enum Command {
     /// Run a node until it is told to stop; the first time it is told what it is, and remembers.
     Run(Run),
+    /// Make certificates for nodes, users and members of etcd, and the two authorities that they are of.
+    Certificates(Certificates),
     /// Show the node, its data servers and its users.
     #[command(visible_alias = "status")]
     Show(Show),
@@ -51,11 +52,11 @@ enum Command {
     /// Remove a data server that is stopped. Its store stays.
     RemoveServer(Named),
     /// Start a data server, and wait until it serves; from then on it runs when the node does.
-    Start(Ordered),
+    Start(Starting),
     /// Stop a data server in good order, and wait for it.
     Stop(Ordered),
     /// Stop a data server and start it again.
-    Restart(Ordered),
+    Restart(Starting),
     /// Kill a data server. It recovers when it is started next: by itself, if it is marked so.
     Crash(Ordered),
     /// Give a user rights, in place of those that he had.
@@ -69,6 +70,9 @@ enum Command {
     Judge(undecided::Judge),
     /// Forget a judgement that was wrong, when what depended on it is mended.
     Forget(undecided::Forget),
+    /// Rely on the etcd that there is, after the one that the node knew was lost or restored from a backup. What is
+    /// undecided there is judged first.
+    Accept(undecided::Accept),
     /// Show what has happened on the node.
     Events(Events),
 }
@@ -77,6 +81,10 @@ enum Command {
 struct Run {
     /// Directory of the node, made if it is missing.
     directory: PathBuf,
+    /// The node's clock forgets how far it had gone: for one that others refuse since its machine's clock was
+    /// ahead once. Timestamps may come again. Of a data server: caliburn node restart --forget-clock.
+    #[arg(long)]
+    forget_clock: bool,
     /// What is given differs from what the node was told before, and is to replace it.
     #[arg(long)]
     config: bool,
@@ -193,20 +201,6 @@ struct Named {
 }
 
 #[derive(Args, Debug)]
-struct Ordered {
-    #[command(flatten)]
-    contact: Contact,
-    /// Name of the data server.
-    name: String,
-    /// Don't wait until it is done.
-    #[arg(long)]
-    no_wait: bool,
-    /// Seconds that it is waited for.
-    #[arg(long, default_value_t = 60)]
-    patience: u64,
-}
-
-#[derive(Args, Debug)]
 struct Authorise {
     #[command(flatten)]
     contact: Contact,
@@ -242,9 +236,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Command::Run(_) | Command::Events(Events { follow: true, .. }) => {
                 return arguments.command.run().await;
             }
-            Command::Start(it) | Command::Stop(it) | Command::Restart(it) | Command::Crash(it) => {
-                Duration::from_secs(it.patience) + PATIENCE
-            }
+            Command::Start(Starting { ordered: it, .. })
+            | Command::Restart(Starting { ordered: it, .. })
+            | Command::Stop(it)
+            | Command::Crash(it) => Duration::from_secs(it.patience) + PATIENCE,
             _ => PATIENCE,
         };
         let done = tokio::time::timeout(patience, arguments.command.run()).await;
@@ -267,7 +262,8 @@ impl Command {
         match self {
             Command::Run(run) => {
                 let configuration = Configuration::of(&run.directory, &run.told, run.config)?;
-                let (environment, administrator) = configuration.to_environment(&run.directory)?;
+                let (mut environment, administrator) = configuration.to_environment(&run.directory)?;
+                environment.forget_clock = if run.forget_clock { another_number()? } else { 0 };
                 let daemon = Daemon::start(environment, administrator).await?;
                 // It can be that.
                 configuration.write(&run.directory)?;
@@ -275,6 +271,7 @@ impl Command {
                 daemon.run(std::future::pending()).await?;
                 Ok(ExitCode::SUCCESS)
             }
+            Command::Certificates(certificates) => certificates.run(),
             Command::Show(show) => show.contact.show().await,
             Command::AddServer(add) => add.run().await,
             Command::ChangeServer(change) => change.run().await,
@@ -282,10 +279,10 @@ impl Command {
                 contact.admin()?.remove_server(Name { name: name.clone() }).await.map_err(said)?;
                 contact.done(&format!("server {name:?} is removed; its store stays"))
             }
-            Command::Start(ordered) => ordered.run(What::Start).await,
-            Command::Stop(ordered) => ordered.run(What::Stop).await,
-            Command::Restart(ordered) => ordered.run(What::Restart).await,
-            Command::Crash(ordered) => ordered.run(What::Crash).await,
+            Command::Start(start) => start.ordered.run(What::Start, start.forget_clock).await,
+            Command::Stop(ordered) => ordered.run(What::Stop, false).await,
+            Command::Restart(start) => start.ordered.run(What::Restart, start.forget_clock).await,
+            Command::Crash(ordered) => ordered.run(What::Crash, false).await,
             Command::Authorise(Authorise { contact, user, rights }) => {
                 let message = User { name: user.clone(), rights: rights.clone() };
                 contact.admin()?.set_user(message).await.map_err(said)?;
@@ -298,9 +295,16 @@ impl Command {
             Command::Undecided(which) => which.run().await,
             Command::Judge(judge) => judge.run().await,
             Command::Forget(forget) => forget.run().await,
+            Command::Accept(accept) => accept.run().await,
             Command::Events(events) => events.run().await,
         }
     }
+}
+
+/// An order that was never given.
+fn another_number() -> Result<u64, Failure> {
+    let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH)?;
+    Ok(since.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_right(16) | 1)
 }
 
 /// What a node has answered, for people.
@@ -345,7 +349,7 @@ impl Contact {
     }
 
     /// The daemon.
-    fn admin(&self) -> Result<AdminClient<Channel>, Failure> {
+    pub fn admin(&self) -> Result<AdminClient<Channel>, Failure> {
         let (environment, number, at) = self.place()?;
         let cluster = environment.cluster()?.node(number, &at)?;
         Ok(AdminClient::new(cluster.channel(NodeNumber(number))?))
@@ -373,7 +377,7 @@ impl Contact {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn shown(&self, admin: &mut AdminClient<Channel>) -> Result<Shown, Failure> {
+    pub async fn shown(&self, admin: &mut AdminClient<Channel>) -> Result<Shown, Failure> {
         Ok(admin.show(ShowRequest {}).await.map_err(said)?.into_inner())
     }
 
@@ -386,11 +390,11 @@ impl Contact {
             println!(
                 "{}",
                 json!({"cluster": shown.cluster, "number": shown.number, "incarnation": shown.incarnation,
-                    "servers": servers, "users": users})
+                    "servers": servers, "users": users, "notices": shown.notices})
             );
             return Ok(ExitCode::SUCCESS);
         }
-        let Shown { cluster, number, incarnation, servers, users } = shown;
+        let Shown { cluster, number, incarnation, servers, users, notices } = shown;
         println!("node {number} of cluster {}, in its life {incarnation}", text::plain(cluster));
         let name = |name: &str| text::plain(name).to_string();
         for status in servers {
@@ -417,11 +421,12 @@ impl Contact {
         users
             .iter()
             .for_each(|user| println!("user   {:<16} {}", name(&user.name), name(&user.rights.join(" "))));
+        notices.iter().for_each(|notice| println!("warning: {}", name(notice)));
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn state_name(state: State) -> &'static str {
+pub fn state_name(state: State) -> &'static str {
     match state {
         State::Stopped => "stopped",
         State::Starting => "starting",
@@ -432,7 +437,7 @@ fn state_name(state: State) -> &'static str {
     }
 }
 
-fn status_json(status: &Status) -> serde_json::Value {
+pub fn status_json(status: &Status) -> serde_json::Value {
     let server = status.server.clone().unwrap_or_default();
     json!({"name": server.name, "number": server.number, "command": server.command, "arguments": server.arguments,
         "listen": server.listen, "directory": server.directory, "restarts": server.restarts, "quota": server.quota,
@@ -487,66 +492,6 @@ impl ChangeServer {
         };
         self.contact.admin()?.change_server(change).await.map_err(said)?;
         self.contact.done(&format!("server {:?} is changed, when it is started next", self.name))
-    }
-}
-
-impl Ordered {
-    async fn run(&self, what: What) -> Result<ExitCode, Failure> {
-        let mut admin = self.contact.admin()?;
-        let before = self.status(&mut admin).await?;
-        let ran = matches!(before.state(), State::Starting | State::Running | State::Stopping);
-        if what == What::Crash && !ran {
-            return Err(format!("server {:?} does not run", self.name).into());
-        }
-        let order = Order { name: self.name.clone(), what: what as i32 };
-        admin.give(order).await.map_err(said)?;
-        if self.no_wait {
-            return self.contact.done(&format!("server {:?} is told", self.name));
-        }
-        let until = Instant::now() + Duration::from_secs(self.patience);
-        let given = self.status(&mut admin).await?.server.unwrap_or_default();
-        let orders = given.started + given.restarted;
-        loop {
-            let status = self.status(&mut admin).await?;
-            // A process that was not there before the order.
-            let another = match what {
-                What::Start | What::Restart => status.orders >= orders,
-                _ => status.starts > before.starts,
-            };
-            match (what, status.state()) {
-                (What::Stop, State::Stopped) => return self.tell(&status),
-                (What::Crash, State::Waiting | State::Failed | State::Stopped) => return self.tell(&status),
-                (What::Crash, _) if another => return self.tell(&status),
-                (What::Start | What::Restart, State::Running) if another => return self.tell(&status),
-                (What::Start | What::Restart, State::Waiting | State::Failed) if another => {
-                    let (name, how) = (&self.name, text::plain(&status.ended));
-                    let output = format!("its output is in the node's directory, logs/{name}.log");
-                    return Err(format!("server {name:?} has ended: {how}; {output}").into());
-                }
-                _ => {}
-            }
-            if Instant::now() > until {
-                let state = state_name(status.state());
-                return Err(format!("server {:?} is {state} after {} s", self.name, self.patience).into());
-            }
-            tokio::time::sleep(LOOK).await;
-        }
-    }
-
-    async fn status(&self, admin: &mut AdminClient<Channel>) -> Result<Status, Failure> {
-        let all = self.contact.shown(admin).await?.servers;
-        let own = all
-            .into_iter()
-            .find(|status| status.server.as_ref().is_some_and(|server| server.name == self.name));
-        own.ok_or_else(|| format!("no server is called {:?}", self.name).into())
-    }
-
-    fn tell(&self, status: &Status) -> Result<ExitCode, Failure> {
-        match self.contact.json {
-            true => println!("{}", status_json(status)),
-            false => println!("server {} is {}", text::plain(&self.name), state_name(status.state())),
-        }
-        Ok(ExitCode::SUCCESS)
     }
 }
 

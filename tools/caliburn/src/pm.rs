@@ -299,15 +299,16 @@ fn check(one: &One) -> Result<ExitCode, Failure> {
             Err(error) => return Err(error.into()),
         };
         let bar = bar(segment.len, "looking at blocks");
-        let mut damaged = Vec::new();
+        let (mut damaged, mut unread) = (Vec::new(), Vec::new());
         for from in (0..blocks.len()).step_by(STEP as usize) {
             let part = from..(from + STEP).min(blocks.len());
             bar.inc((part.end - part.start) * u64::from(block_bytes));
+            unread.append(&mut blocks.unread_by_older(part.clone())?);
             damaged.append(&mut blocks.scrub(part)?);
         }
         clean &= damaged.is_empty();
         let undone = blocks.counts().undone;
-        found.push(json!({"segment": segment.name, "looked": true, "blocks": blocks.len(), "damaged": damaged, "undone": undone}));
+        found.push(json!({"segment": segment.name, "looked": true, "blocks": blocks.len(), "damaged": damaged, "undone": undone, "unread_by_older": unread}));
     }
     let all = found.iter().all(|segment| segment["looked"] == true);
     if one.json {
@@ -332,6 +333,13 @@ fn check(one: &One) -> Result<ExitCode, Failure> {
                     segment["blocks"],
                     segment["damaged"]
                 ),
+            }
+            if let Some(unread) = segment["unread_by_older"].as_array().filter(|unread| !unread.is_empty()) {
+                println!(
+                    "{name}: older programs cannot read these blocks, and may lose them: {}. Write each of them \
+                     again: what it holds, or a copy from elsewhere where it is damaged",
+                    Value::from(unread.clone())
+                );
             }
         }
         println!(

@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let store = arguments.store.as_ref().ok_or("name the directory of the new store")?;
     let mut how = RestoreOptions::new();
-    how.until(arguments.to);
+    how.until(arguments.to).checked(!arguments.unchecked);
     arguments.archive.iter().for_each(|path| _ = how.archive(path));
     arguments.left.iter().for_each(|path| _ = how.left(path));
     arguments.external.iter().for_each(|path| _ = how.external(path));
@@ -87,9 +87,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     options.log_bytes(arguments.log_bytes);
     progress::show(&mut options);
     let restored = options.restore(&mut source, &how, store)?;
-    if !arguments.unchecked {
-        checked(store, arguments.external.as_deref())?;
-    }
     if arguments.json {
         println!(
             "{}",

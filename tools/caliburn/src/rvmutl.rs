@@ -222,7 +222,11 @@ impl Session {
         println!("  records:               {}", records.len());
         let transactions: u64 = records.iter().map(|record| record.transactions).sum();
         println!("  transactions:          {transactions}");
-        println!("  empty:                 {}", if records.is_empty() { "true" } else { "false" });
+        let staged = info.log.map_or(0, |log| log.staged);
+        if staged > 0 {
+            println!("  in the stage:          {staged} no-flush commit(s), which `recover` applies");
+        }
+        println!("  empty:                 {}", records.is_empty() && staged == 0);
         if let Some(holder) = info.in_use_by {
             println!("  in use by:             {}", plain(holder));
         }

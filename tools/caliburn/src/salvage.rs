@@ -12,7 +12,7 @@
 use crate::restore::checked;
 use crate::text::plain;
 use crate::{Failure, OneStore};
-use caliburn::{Class, Filter, Mode, Options, Problem, Store};
+use caliburn::{Class, Filter, Mode, Options, Policy, Problem, Store};
 use serde_json::json;
 use std::fs::File;
 use std::io;
@@ -76,17 +76,25 @@ pub fn run(arguments: &OneStore, target: &Path) -> Result<ExitCode, Failure> {
     // 2
     let source = match arguments.options().salvage(true).open(&arguments.store) {
         Ok(store) => {
-            let mut lost: Vec<String> = store
-                .damage()
-                .map(|why| format!("what was committed behind this: {why}"))
-                .into_iter()
-                .collect();
+            let logged = store.policy() == Policy::Redo;
+            let what = match logged {
+                true => "what was committed behind this",
+                false => "it cannot be told whether all of it is whole",
+            };
+            let mut lost: Vec<String> =
+                store.damage().map(|why| format!("{what}: {why}")).into_iter().collect();
             lost.extend(store.prepared().iter().map(|prepared| {
                 let id = String::from_utf8_lossy(&prepared.global_id).into_owned();
                 format!("prepared transaction {id:?}, undecided: its changes are not in the new store")
             }));
-            lost.extend(moved_segments(arguments)?);
-            let found = "the store as it is before the damage".to_owned();
+            lost.extend(moved_segments(arguments));
+            let found = match (store.damage(), logged) {
+                (Some(_), false) => {
+                    "the segments as they are, and in them, as far as it can be read, what open transactions had replaced"
+                }
+                _ => "the store as it is before the damage",
+            };
+            let found = found.to_owned();
             tell(Step { name: "read", found, lost });
             Source::Opened(store)
         }
@@ -138,8 +146,11 @@ fn is_unlisted(error: &caliburn::OpenError) -> bool {
 }
 
 /// Segments that a loader has mapped at an address of their own: the copy has none.
-fn moved_segments(arguments: &OneStore) -> Result<Vec<String>, Failure> {
-    let info = arguments.options().info(&arguments.store)?;
+fn moved_segments(arguments: &OneStore) -> Vec<String> {
+    let info = match arguments.options().info(&arguments.store) {
+        Ok(info) => info,
+        Err(error) => return vec![format!("the addresses of segments, if they had any: {error}")],
+    };
     let loaded = info.segments.iter().filter(|segment| segment.address != 0);
     let told = |segment: &caliburn::SegmentInfo| {
         format!(
@@ -147,7 +158,7 @@ fn moved_segments(arguments: &OneStore) -> Result<Vec<String>, Failure> {
             segment.name, segment.address
         )
     };
-    Ok(loaded.map(told).collect())
+    loaded.map(told).collect()
 }
 
 /// The files that are segments by their names, with their lengths.
@@ -208,8 +219,12 @@ fn log(arguments: &OneStore) -> Step {
 
 /// Step 4.
 fn copy(source: &Source, target: &Path) -> Result<Step, Failure> {
-    let new = Options::new().create_new(true).open(target)?;
-    let (mut bytes, mut lost, mut segments) = (0, Vec::new(), 0);
+    let (policy, unknown) = match source {
+        Source::Opened(store) => (store.policy(), None),
+        Source::Files(_) => (Policy::Redo, Some("the policy, if it was not redo: the new store has redo")),
+    };
+    let new = Options::new().create_new(true).policy(policy).open(target)?;
+    let (mut bytes, mut lost, mut segments) = (0, Vec::from_iter(unknown.map(str::to_owned)), 0);
     let mut one = |name: &str, len: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>| {
         segments += 1;
         copy_segment(&new, name, len, read, &mut bytes, &mut lost)

@@ -1,9 +1,9 @@
-//! `node undecided`, `judge`, `forget`: transactions whose coordinator is gone.
+//! `node undecided`, `judge`, `forget`, `accept`: transactions whose coordinator, or whose etcd, is gone.
 
 use crate::Failure;
 use crate::node::{Contact, said};
 use crate::text::plain;
-use caliburn_dist::proto::caliburn::{JudgeRequest, Outcome, UndecidedRequest};
+use caliburn_dist::proto::caliburn::{AcceptRequest, JudgeRequest, Outcome, UndecidedRequest};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::process::ExitCode;
@@ -35,6 +35,12 @@ pub struct Forget {
     transaction: String,
 }
 
+#[derive(Args, Debug)]
+pub struct Accept {
+    #[command(flatten)]
+    which: Which,
+}
+
 #[derive(ValueEnum, Clone, Copy, Debug)]
 enum End {
     Committed,
@@ -55,16 +61,29 @@ impl Which {
         let found = node.undecided(UndecidedRequest {}).await.map_err(said)?.into_inner();
         if self.contact.json {
             let undecided = found.undecided.iter();
-            let undecided =
-                undecided.map(|it| json!({"transaction": it.transaction, "participants": it.participants}));
+            let undecided = undecided.map(
+                |it| json!({"transaction": it.transaction, "participants": it.participants, "asks": it.asks}),
+            );
             let judgements = found.judgements.iter().map(|it| {
                 json!({"transaction": it.transaction, "outcome": name(it.outcome()), "otherwise": name(it.otherwise())})
             });
             let (undecided, judgements): (Vec<_>, Vec<_>) = (undecided.collect(), judgements.collect());
-            println!("{}", json!({"undecided": undecided, "judgements": judgements}));
+            let doubt = Some(&found.doubt).filter(|doubt| !doubt.is_empty());
+            println!("{}", json!({"undecided": undecided, "judgements": judgements, "doubt": doubt}));
             return Ok(ExitCode::SUCCESS);
         }
+        if !found.doubt.is_empty() {
+            println!("{}", plain(&found.doubt));
+        }
         for it in &found.undecided {
+            if it.asks {
+                println!(
+                    "{}  can't be decided by its slots; waits for nodes {:?} to say how it ended, or for a judgement",
+                    plain(&it.transaction),
+                    it.participants
+                );
+                continue;
+            }
             let coordinator = it.transaction.split('.').next().unwrap_or_default();
             println!(
                 "{}  waits for node {}; participants {:?}",
@@ -92,6 +111,14 @@ impl Which {
         let request = JudgeRequest { transaction: transaction.to_owned(), outcome: outcome as i32, needs: 0 };
         node.judge(request).await.map_err(said)?;
         self.contact.done(&format!("transaction {transaction} {done}"))
+    }
+}
+
+impl Accept {
+    pub async fn run(&self) -> Result<ExitCode, Failure> {
+        let mut node = self.which.contact.node_or(self.which.server.as_deref()).await?;
+        node.accept(AcceptRequest {}).await.map_err(said)?;
+        self.which.contact.done("the etcd is accepted; the server stops, and relies on it when it runs again")
     }
 }
 

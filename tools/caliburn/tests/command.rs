@@ -1,6 +1,6 @@
 //! The command as a user meets it: exit codes, output for people and as JSON.
 
-use caliburn::{Class, Mode, Store};
+use caliburn::{Class, Mode, Policy, Store};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -40,6 +40,35 @@ fn sample(path: &Path) -> Store {
     store
 }
 
+/// `check` says what it does not look at.
+#[test]
+fn check_says_of_what_it_does_not_verify_the_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let name = path.to_str().unwrap();
+    let store = Store::options().create(true).policy(Policy::Undo).open(&path).unwrap();
+    drop((store.create_segment("a", 1 << 16).unwrap(), store.create_segment("b", 1 << 17).unwrap()));
+    store.close().unwrap();
+    let said = "the content of 2 segments, \"a\" the first of them (196608 bytes) was not verified";
+    let check = text(&caliburn(&["check", name]));
+    assert!(
+        check.contains(said) && check.contains("2 segments, 0 heaps in them, 0 B of data verified"),
+        "{check}"
+    );
+    let check = json(&caliburn(&["check", name, "--json"])).remove(0);
+    assert_eq!((&check["clean"], &check["data_bytes"]), (&true.into(), &0.into()));
+    assert_eq!(check["unverified_bytes"], 3 << 16);
+    assert!(check["notes"][0].as_str().unwrap().contains(said), "{check}");
+    // Of a store that has checksums there is nothing to say.
+    let summed = dir.path().join("redo");
+    let store = Store::options().create(true).open(&summed).unwrap();
+    drop(store.create_segment("a", 1 << 16).unwrap());
+    store.close().unwrap();
+    let check = json(&caliburn(&["check", summed.to_str().unwrap(), "--json"])).remove(0);
+    assert_eq!((&check["data_bytes"], &check["unverified_bytes"]), (&(1 << 16).into(), &0.into()));
+    assert_eq!(check["notes"], serde_json::json!([]));
+}
+
 #[test]
 fn create_add_info_check_recover() {
     let dir = tempfile::tempdir().unwrap();
@@ -69,6 +98,66 @@ fn create_add_info_check_recover() {
     assert_eq!(caliburn(&["check"]).status.code(), Some(2));
     assert_eq!(caliburn(&["check", store, "--unknown"]).status.code(), Some(2));
     assert_eq!(caliburn(&["unknown"]).status.code(), Some(2));
+}
+
+#[test]
+fn info_names_transactions_in_doubt() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let name = path.to_str().unwrap();
+    let store = Store::options().create(true).open(&path).unwrap();
+    let region = store.create_segment("a", 1 << 16).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 0, &1u64).unwrap();
+    tx.prepare(b"order-66").unwrap();
+    let in_doubt = || json(&caliburn(&["info", name, "--json"])).remove(0)["in_doubt"].clone();
+    assert_eq!(in_doubt(), Value::Null, "the program that uses it has them");
+    drop(region);
+    store.close().unwrap();
+    assert_eq!(in_doubt()[0]["global_id"], "order-66");
+    assert!(text(&caliburn(&["info", name])).contains("in doubt \"order-66\""));
+    Store::open(&path).unwrap().abort_prepared(b"order-66").unwrap();
+    assert_eq!(in_doubt(), Value::Array(Vec::new()));
+}
+
+/// A device that is always full, and a reader that has gone.
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let name = path.to_str().unwrap();
+    let store = sample(&path);
+    let made = dir.path().join("made");
+    for arguments in [
+        &["info", name][..],
+        &["info", name, "--json"],
+        &["check", name],
+        &["log", name],
+        &["log", name, "--json"],
+        &["create", made.to_str().unwrap()],
+        &["metrics", name],
+        &["dump", name, "-"],
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let ended =
+            Command::new(env!("CARGO_BIN_EXE_caliburn")).args(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(
+            said.contains("No space left on device") && !said.contains("panicked"),
+            "{arguments:?}: {said}"
+        );
+        let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut silent = Command::new(env!("CARGO_BIN_EXE_caliburn"));
+        let ended = silent.args(arguments).stdout(full()).stderr(full()).status().unwrap();
+        assert_eq!(ended.code(), Some(2), "{arguments:?}, and nothing can be said");
+    }
+    drop(store);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let check =
+        Command::new(env!("CARGO_BIN_EXE_caliburn")).args(["check", name]).stdout(writer).output().unwrap();
+    assert!(check.stderr.is_empty(), "{}", String::from_utf8_lossy(&check.stderr));
 }
 
 #[test]

@@ -163,7 +163,10 @@ fn servers_run_whatever_happens() {
 
     // Nobody waits for a coordinator.
     assert_eq!(daemon.says(&["undecided", "--server", "bank"]), "nothing is undecided\n");
-    assert_eq!(daemon.says(&["undecided", "--json"]), "{\"undecided\":[],\"judgements\":[]}\n");
+    assert_eq!(
+        daemon.says(&["undecided", "--json"]),
+        "{\"undecided\":[],\"judgements\":[],\"doubt\":null}\n"
+    );
     let judged = daemon.node(&["judge", "--server", "bank", "1.1.1.1", "aborted"]);
     assert!(error(&judged).contains("no transaction \"1.1.1.1\" is undecided here"), "{}", error(&judged));
 
@@ -207,6 +210,11 @@ fn servers_do_what_they_are_told() {
     let crash = daemon.says(&["crash", "bank"]);
     assert!(crash.contains("server bank is"), "{crash}");
     daemon.says(&["start", "bank"]);
+    // An order to forget the clock is obeyed by the next start, and by no later one.
+    daemon.says(&["restart", "--forget-clock", "bank"]);
+    daemon.says(&["restart", "bank"]);
+    let log = std::fs::read_to_string(node.dir().join("logs/bank.log")).unwrap();
+    assert_eq!(log.matches("its clock forgets what it has given out").count(), 1, "{log}");
     daemon.says(&["stop", "bank"]);
     let events = daemon.says(&["events", "--last", "1000"]);
     for event in

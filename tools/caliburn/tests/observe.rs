@@ -129,3 +129,28 @@ fn whoever_does_not_want_to_be_watched_is_not() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("nobody has it open who tells"), "{output:?}");
     drop(store);
 }
+
+/// Each user can look, whatever file another one has left; and the lock has the rights of the store's other files.
+#[test]
+fn users_of_one_directory_keep_each_other_out_of_nothing() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let rights = |name: &str| std::fs::metadata(path.join(name)).unwrap().mode() & 0o777;
+    let store = Store::options().create(true).mode(0o664).open(&path).unwrap();
+    assert_eq!(rights("lock"), rights("catalog"));
+    if std::fs::metadata(&path).unwrap().uid() != 0 {
+        eprintln!("not run: another user's file needs root");
+        return;
+    }
+    assert!(caliburn(&["metrics", path.to_str().unwrap()]).status.success());
+    assert_eq!(rights("watched"), 0o644);
+    std::fs::set_permissions(path.join("watched"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    for (open, mode) in [(dir.path(), 0o755), (&path, 0o777)] {
+        std::fs::set_permissions(open, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let arguments = ["--reuid", "65534", "--clear-groups", env!("CARGO_BIN_EXE_caliburn"), "metrics"];
+    let other = Command::new("setpriv").args(arguments).arg(&path).output().unwrap();
+    assert!(other.status.success(), "{}", String::from_utf8_lossy(&other.stderr));
+    store.close().unwrap();
+}

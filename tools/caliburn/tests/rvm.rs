@@ -1,9 +1,11 @@
 //! RVM's tools, by their own names, as scripts use them.
 
+use caliburn::{Class, Mode, Options, Tuning};
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 /// Runs the command under the name of a tool, in a directory, with lines on its standard input.
 fn tool(dir: &Path, name: &str, arguments: &[&str], lines: &str) -> Output {
@@ -63,6 +65,34 @@ fn a_log_is_made_looked_at_and_made_anew() {
     std::fs::write(dir.path().join("text"), "not a log").unwrap();
     let foreign = tool(dir.path(), "rvmutl", &[], "i text 64K\n");
     assert!(said(&foreign).contains("not a log of this library") && dir.path().join("text").exists());
+}
+
+/// The child commits in class `Process` and ends without closing the store.
+#[test]
+fn child() {
+    let Some(store) = std::env::var_os("RVM_STORE") else { return };
+    // Only a full stage moves on to the log.
+    let tuning = Tuning { flush_interval: Duration::MAX, ..Tuning::default() };
+    let store = Options::new().tuning(tuning).open(store).unwrap();
+    let region = store.create_segment("data", 1 << 16).unwrap().map_all().unwrap();
+    let mut transaction = store.begin(Mode::Restore).unwrap();
+    transaction.write(&region, 0, &7u64.to_le_bytes()).unwrap();
+    transaction.commit(Class::Process).unwrap();
+    std::process::exit(0);
+}
+
+#[test]
+fn commits_that_wait_in_the_stage_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(tool(dir.path(), "rvmutl", &[], "i LOG 1M\n").status.success());
+    let mut killed = Command::new(std::env::current_exe().unwrap());
+    killed.args(["--exact", "child"]).env("RVM_STORE", dir.path().join("LOG.caliburn"));
+    assert!(killed.output().unwrap().status.success());
+    let status = said(&tool(dir.path(), "rvmutl", &["LOG"], "status\n"));
+    assert!(status.contains("in the stage:          1 no-flush commit"), "{status}");
+    assert!(status.contains("empty:                 false"), "{status}");
+    let after = said(&tool(dir.path(), "rvmutl", &["LOG"], "recover\nstatus\n"));
+    assert!(!after.contains("in the stage") && after.contains("empty:                 true"), "{after}");
 }
 
 #[test]

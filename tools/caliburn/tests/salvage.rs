@@ -1,6 +1,9 @@
 //! What is left of a damaged store is saved, and what is lost is said.
 
-use caliburn::{Class, Mode, Store, check};
+use caliburn::{Class, Mode, Policy, Store, check, info};
+use caliburn_log::uncommitted;
+use caliburn_os::files::Files;
+use caliburn_os::medium::Media;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -143,4 +146,83 @@ fn each_step_says_what_is_lost_and_nothing_is_changed() {
     assert!(!at("empty-saved").exists());
     let (output, _) = salvage(&at("page"), &at("page-saved"));
     assert!(String::from_utf8_lossy(&output.stderr).contains("it exists already"), "{output:?}");
+}
+
+#[test]
+fn an_undo_store_whose_segments_could_not_be_forced_is_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let undo = || {
+        let mut options = Store::options();
+        options.policy(Policy::Undo);
+        options
+    };
+    let store = undo().create(true).open(&path).unwrap();
+    let region = store.create_segment("one", 1 << 18).unwrap().map_all().unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 4096, &1u64).unwrap();
+    tx.commit(Class::Process).unwrap();
+    drop(region);
+    store.close().unwrap();
+    // As when the force at closing has failed.
+    let logs = Files.open(&path.join("undo"), true).unwrap();
+    let id = u128::from_str_radix(&info(&path).unwrap().id, 16).unwrap().to_be_bytes();
+    let status = uncommitted::read_status(&*logs, &id).unwrap();
+    uncommitted::mark_damaged(&*logs, id, &status).unwrap();
+    drop(logs);
+    let refused = undo().open(&path).unwrap_err().to_string();
+    assert!(refused.contains("recover STORE --salvage NEW"), "{refused}");
+
+    for (name, why) in [("saved", "could not be forced"), ("again", "does not begin with")] {
+        let saved = dir.path().join(name);
+        let (output, steps) = salvage(&path, &saved);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(steps[1]["lost"][0].as_str().unwrap().contains(why), "{steps:?}");
+        let store = undo().open(&saved).unwrap();
+        assert_eq!(store.policy(), Policy::Undo);
+        assert_eq!(store.segment("one").unwrap().map_all().unwrap().load::<u64>(4096), 1);
+        damage(&path.join("undo"), 0, &[0; 8192]);
+    }
+}
+
+/// Two accounts of 50; then 30 go from one to the other in a transaction that is open when the program is killed.
+fn half_done(policy: Policy, path: &Path) {
+    let mut options = Store::options();
+    let store = options.create(true).policy(policy).open(path.with_extension("first")).unwrap();
+    let region = store.create_segment("one", 1 << 18).unwrap().map_all().unwrap();
+    let class = store.reach();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    [0, 65536].into_iter().for_each(|at| tx.store(&region, at, &50u64).unwrap());
+    tx.commit(class).unwrap();
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 0, &20u64).unwrap();
+    fs::create_dir(path).unwrap();
+    for (name, bytes) in content(&path.with_extension("first")) {
+        fs::write(path.join(name), bytes).unwrap();
+    }
+    fs::write(path.join("lock"), "").unwrap();
+    tx.abort();
+}
+
+/// Whatever was lost, what an open transaction has stored is not what was committed.
+#[test]
+fn what_an_open_transaction_has_stored_is_not_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("undo");
+    half_done(Policy::Undo, &path);
+    let logs = Files.open(&path.join("undo"), true).unwrap();
+    let id = u128::from_str_radix(&info(&path).unwrap().id, 16).unwrap().to_be_bytes();
+    let status = uncommitted::read_status(&*logs, &id).unwrap();
+    uncommitted::mark_damaged(&*logs, id, &status).unwrap();
+    let shadow = dir.path().join("shadow");
+    half_done(Policy::Shadow, &shadow);
+    for (path, what) in [(path, "not written back"), (shadow, "")] {
+        let saved = path.with_extension("saved");
+        let (output, steps) = salvage(&path, &saved);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+        assert!(steps[1]["lost"].to_string().contains(what), "{steps:?}");
+        let store = Store::open(&saved).unwrap();
+        let region = store.segment("one").unwrap().map_all().unwrap();
+        assert_eq!([0, 65536].map(|at| region.load::<u64>(at)), [50, 50], "{}", path.display());
+    }
 }
