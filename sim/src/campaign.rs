@@ -4,8 +4,8 @@ use caliburn::Policy;
 use caliburn_sim::explore::{self, Effort, Explorer, Failure};
 use caliburn_sim::life::{Flavour, Start};
 use caliburn_sim::random::Random;
-use caliburn_sim::script::{self, Script};
-use caliburn_sim::{copies, creation, damage, heap, pm};
+use caliburn_sim::script::{self, Script, Step};
+use caliburn_sim::{copies, creation, damage, heap, pm, restoring, yesterday};
 use std::borrow::Cow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -149,7 +149,7 @@ impl<'t> Campaign<'t> {
         let logged = start.flavour.policy() == Policy::Redo && start.flavour != Flavour::Large;
         let directed = script::OF_FAULTS.iter().filter(|_| !logged);
         let directed = directed.map(|text| text.parse().expect("these scripts are right"));
-        let tried_again = script::TRIED_AGAIN.iter().cycle().take(20);
+        let tried_again = script::TRIED_AGAIN.iter().cycle().take(workloads.min(20) as usize);
         let tried_again = tried_again.map(|text| text.parse().expect("these scripts are right"));
         for (number, script) in small.chain(directed).chain(tried_again).chain(random).enumerate() {
             if self.is_stopped() {
@@ -170,7 +170,10 @@ impl<'t> Campaign<'t> {
         if self.part.0 > 0 {
             return;
         }
-        match creation::creation(self.start.flavour, &mut Random::new(1)) {
+        let flavour = self.start.flavour;
+        let cases = creation::creation(flavour, &mut Random::new(1))
+            .and_then(|made| Ok(made + restoring::restoring(flavour, &mut Random::new(2))?));
+        match cases {
             Ok(cases) => drop(self.totals.images.fetch_add(cases, Ordering::Relaxed)),
             Err(failure) => self.totals.fail("creation", &failure),
         }
@@ -212,6 +215,24 @@ impl<'t> Campaign<'t> {
             match pm::pm(seed, persistent, &mut Random::new(seed)) {
                 Ok(images) => drop(self.totals.images.fetch_add(images, Ordering::Relaxed)),
                 Err(failure) => self.totals.fail("pm", &failure),
+            }
+            self.totals.workloads.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// One file that is what it was earlier, in what crashes leave.
+    pub fn yesterday(&self, workloads: u64, seed: u64) {
+        for number in self.numbers(workloads) {
+            let seed = seed_of(seed, number);
+            let mut script = script::random(seed, 36);
+            // With openings in between.
+            [24, 12].into_iter().for_each(|at| script.0.insert(at, Step::Reopen));
+            match yesterday::yesterday(&self.start, &script, 50, &mut Random::new(seed)) {
+                Ok(older) => {
+                    self.totals.noticed.fetch_add(older.noticed, Ordering::Relaxed);
+                    self.totals.images.fetch_add(older.noticed + older.harmless, Ordering::Relaxed);
+                }
+                Err(failure) => self.totals.fail(&format!("yesterday, seed {seed}"), &failure),
             }
             self.totals.workloads.fetch_add(1, Ordering::Relaxed);
         }

@@ -95,7 +95,7 @@ enum Kind {
     },
     /// Workloads on machines whose operations fail, each once.
     Faults {
-        /// Random workloads.
+        /// Random workloads, and as many, up to 20, in which what failed is tried again.
         #[arg(long, default_value_t = 20)]
         workloads: u64,
         /// Of so many short workloads one is taken.
@@ -137,6 +137,15 @@ enum Kind {
     /// Flipped bits in what crashes leave.
     Flips {
         /// Random workloads, each with 50 flips.
+        #[arg(long, default_value_t = 200)]
+        workloads: u64,
+        /// Where the random numbers begin.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// One file that is what it was earlier, after a crash.
+    Yesterday {
+        /// Random workloads, each with 50 older files.
         #[arg(long, default_value_t = 200)]
         workloads: u64,
         /// Where the random numbers begin.
@@ -343,6 +352,7 @@ fn work(command: &Command, thread: u64, totals: &Totals) {
             campaign.heap(workloads, transactions, share, seed);
         }
         Kind::Flips { workloads, seed } => campaign.flips(workloads, seed),
+        Kind::Yesterday { workloads, seed } => campaign.yesterday(workloads, seed),
         Kind::Copies { workloads, seed } => campaign.copies(workloads, seed),
         Kind::Pm { workloads, seed } => campaign.pm(workloads, command.persistent, seed),
         Kind::Replay { .. } | Kind::Threads { .. } | Kind::Names { .. } => {}

@@ -4,7 +4,7 @@
 use crate::adoption;
 use crate::disk::{Disk, Loss};
 use crate::explore::Failure;
-use crate::life::{Flavour, LOST, LifeMachine, SEGMENT, STORE, UNFORCED, options};
+use crate::life::{Flavour, LifeMachine, SEGMENT, STORE, UNFORCED, is_lost, options};
 use crate::making::Making;
 use crate::media::{Entry, Fault, Machine};
 use crate::random::Random;
@@ -38,7 +38,7 @@ fn take_up(disk: Disk, boot: u8, acknowledged: usize, flavour: Flavour) -> Resul
         let there = options.create(false).open(STORE);
         // With the undo policy a store that was in use is lost with its memory.
         let why = there.as_ref().err().filter(|_| flavour == Flavour::Undo).map(ToString::to_string);
-        if why.is_some_and(|why| boot != 1 && why.contains(LOST) || why.contains(UNFORCED)) {
+        if why.is_some_and(|why| boot != 1 && is_lost(&why) || why.contains(UNFORCED)) {
             return Ok(());
         }
         if acknowledged > 0 {

@@ -9,6 +9,9 @@ use crate::random::Random;
 use crate::script::{End, Script, Step};
 use std::path::Path;
 
+/// How a life ends that begins with damage.
+const NOTICED: [&str; 3] = ["check found damage", "not opened", "recovery left damage"];
+
 /// What became of flipped bits.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Flips {
@@ -42,9 +45,8 @@ pub fn flips(start: &Start, script: &Script, count: u64, random: &mut Random) ->
         let Some(mut child) = end.at(&journal, cut, 0) else { continue };
         // While a log is there, pages that it names are not compared with their sums.
         let names: &[&str] = match (start.flavour, closed) {
-            // Nothing there is compared with anything.
             (Flavour::Shadow | Flavour::Caught | Flavour::Lazy | Flavour::Pool, _) => {
-                &["shadow", "shadow", "catalog"]
+                &["shadow", "shadow", "data.segment", "data.sums", "catalog"]
             }
             (_, true) => &["data.segment", "data.sums", "log"],
             (_, false) => &["log", "log", "catalog", "stage"],
@@ -69,7 +71,7 @@ pub fn flips(start: &Start, script: &Script, count: u64, random: &mut Random) ->
         }
         match begin(&child, &Script::default(), false, None) {
             Ok(_) => flips.harmless += 1,
-            Err(why) if why.starts_with("check found damage") || why.starts_with("not opened") => {
+            Err(why) if NOTICED.iter().any(|noticed| why.starts_with(noticed)) => {
                 flips.noticed += 1;
             }
             Err(why) => {

@@ -33,6 +33,8 @@ pub enum Act {
     Drop(FileId),
     /// Somebody was told that what was written to a file was lost on its way.
     Told(FileId),
+    /// A file's inode is marked, as long as it stays in memory.
+    Mark(FileId),
     /// Bytes are stored through a shared mapping of a file, in the page cache.
     Store(FileId, u64, Arc<[u8]>),
     /// Bytes are stored to persistent memory, through the processor's caches.
@@ -66,6 +68,8 @@ struct File {
     lost: bool,
     /// How often the file system was mounted again.
     mounted: u64,
+    /// Its inode has the mark of an opening: it stayed in memory since.
+    marked: bool,
 }
 
 impl File {
@@ -147,6 +151,7 @@ impl Disk {
             }
             Act::Drop(id) => self.file(*id).pending.retain(|change| matches!(change, Change::Store { .. })),
             Act::Told(id) => self.file(*id).lost = false,
+            Act::Mark(id) => self.file(*id).marked = true,
             Act::StoreDirect(id, offset, bytes) => {
                 let file = self.file(*id);
                 file.now.write(*offset, bytes);
@@ -257,18 +262,21 @@ impl Disk {
 
     /// The disk when some of what was written to files of that ending, and not forced, was lost on its way to the
     /// medium, and is not in the page cache any more; or all of it, where the medium was pulled and mounted again.
-    pub fn after_lost_writes(&self, ending: &str, seed: Option<u64>) -> Disk {
+    /// `stores`: what was stored to mapped memory too.
+    pub fn after_lost_writes(&self, ending: &str, seed: Option<u64>, stores: bool) -> Disk {
         let mut disk = self.clone();
         let mut random = Random::new(seed.unwrap_or(0));
         for id in self.ending(ending) {
             let file = disk.file(id);
             let written = file.pending.len();
             file.pending.retain(|change| match change {
-                Change::Write(..) => seed.is_some() && random.chance(1, 2),
-                Change::Extend(..) | Change::Store { .. } => true,
+                Change::Store { .. } if !stores => true,
+                Change::Write(..) | Change::Store { .. } => seed.is_some() && random.chance(1, 2),
+                Change::Extend(..) => true,
             });
             file.lost |= seed.is_some() && file.pending.len() < written;
             file.mounted += u64::from(seed.is_none());
+            file.marked &= seed.is_some();
             let mut now = file.durable.clone();
             for change in &file.pending {
                 match change {
@@ -286,6 +294,26 @@ impl Disk {
     /// Whether something written to a file was lost and nobody was told; and how often the file was mounted again.
     pub fn health(&self, id: FileId) -> (bool, u64) {
         (self.files[&id].lost, self.files[&id].mounted)
+    }
+
+    /// Whether something written to any file was lost and nobody was told.
+    pub fn has_lost(&self) -> bool {
+        self.files.values().any(|file| file.lost)
+    }
+
+    /// Whether a file's inode stayed in memory since it was marked.
+    pub fn is_marked(&self, id: FileId) -> bool {
+        self.files[&id].marked
+    }
+
+    /// Whether that can be said of a file with one of these endings.
+    pub fn marked(&self, endings: &[&str]) -> bool {
+        endings.iter().flat_map(|ending| self.ending(ending)).any(|id| self.files[&id].marked)
+    }
+
+    /// All inodes go from memory, whatever becomes of what it holds.
+    pub fn evict(&mut self) {
+        self.files.values_mut().for_each(|file| file.marked = false);
     }
 
     /// The file of that name.

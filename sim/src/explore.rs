@@ -2,11 +2,12 @@
 //! power is cut, in several ways; a new life begins from what is left, and is cut short itself.
 
 use crate::disk::{Act, Disk, Loss};
-use crate::life::{Flavour, Start, live, machine};
+use crate::life::{Doubt, Flavour, Start, live, machine};
 use crate::media::{Entry, Fault};
 use crate::model::{Bounds, History, Mark};
 use crate::random::Random;
 use crate::script::Script;
+use caliburn::Policy;
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,6 +29,11 @@ pub enum How {
     Lost(u64),
     /// The process is killed; the segments' medium was pulled and mounted again.
     Pulled,
+    /// The process is killed, and memory survives, whatever the machine shows then: the seed says what.
+    Strange(u64),
+    /// The power fails, or an older state of the medium is mounted, and the machine shows much of what it showed
+    /// before: the seed says what.
+    Lying(u64),
 }
 
 /// Names of segments end so.
@@ -50,6 +56,8 @@ impl fmt::Display for Cut {
             How::Lost(seed) => write!(f, "l{seed}"),
             How::Pulled => f.write_str("p"),
             How::Interrupted(bytes) => write!(f, "i{bytes}"),
+            How::Strange(seed) => write!(f, "w{seed}"),
+            How::Lying(seed) => write!(f, "y{seed}"),
             How::Power(Loss::All) => f.write_str("a"),
             How::Power(Loss::Nothing) => f.write_str("n"),
             How::Power(Loss::Some(seed)) => write!(f, "s{seed}"),
@@ -61,7 +69,9 @@ impl FromStr for Cut {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Cut, String> {
-        let bad = || format!("{text:?} is no cut; one is like 17k, 17i4096, 17a, 17n, 17s5, 17l5 or 17p");
+        let bad = || {
+            format!("{text:?} is no cut; one is like 17k, 17i4096, 17a, 17n, 17s5, 17l5, 17p, 17w5 or 17y5")
+        };
         let text = text.trim();
         let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
         let number = || text[at + 1..].parse().map_err(|_| bad());
@@ -73,6 +83,8 @@ impl FromStr for Cut {
             b'a' => How::Power(Loss::All),
             b'n' => How::Power(Loss::Nothing),
             b's' => How::Power(Loss::Some(number()?)),
+            b'w' => How::Strange(number()?),
+            b'y' => How::Lying(number()?),
             _ => return Err(bad()),
         };
         Ok(Cut { after: text[..at].parse().map_err(|_| bad())?, how })
@@ -184,14 +196,16 @@ impl Explorer {
             if !random.chance(if depth == 0 { effort.first } else { effort.later }, 64) {
                 continue;
             }
-            let losing = start.flavour.logs_all() && end.disk.unforced(SEGMENT);
+            let flavour = start.flavour;
+            let losing = (flavour.logs_all() || flavour == Flavour::Undo) && end.disk.unforced(SEGMENT);
             let lasting = !matches!(act, Act::Store(..)) || start.flavour.steals();
-            for how in hows(act, effort, depth, (losing, lasting), random) {
+            for how in hows(act, effort, depth, flavour, (losing, lasting), random) {
                 let cut = Cut { after: after + 1, how };
                 let child = end.start(cut, &before, act, depth);
                 let mut hasher = DefaultHasher::new();
                 let Start { bounds, .. } = &child;
                 (child.disk.digest(), child.durable, depth).hash(&mut hasher);
+                (child.sight, child.strange, child.doubt, child.boot).hash(&mut hasher);
                 child.history.digest(bounds.process, bounds.highest).hash(&mut hasher);
                 if !self.seen.lock().expect("no panic under this lock").insert(hasher.finish()) {
                     self.repeated += 1;
@@ -217,6 +231,8 @@ pub(crate) struct End {
     lived: History,
     /// What the life found when it opened the store; while it does, a second try must find the same.
     found: Option<usize>,
+    /// It has opened it.
+    opened: bool,
     time: u64,
 }
 
@@ -249,6 +265,7 @@ pub(crate) fn begin(
             start: walked,
             lived: lived.history,
             found: lived.found,
+            opened: false,
             time: lived.time,
         },
     ))
@@ -277,6 +294,7 @@ impl End {
             Entry::Mark(mark) => {
                 if let Mark::Opened(_) = mark {
                     self.found = None;
+                    self.opened = true;
                     self.start.history = self.lived.clone();
                 }
                 self.start.bounds.note(*mark);
@@ -291,25 +309,51 @@ impl End {
 
     /// The life that begins after a cut here. `before` is the disk before the last act.
     fn start(&self, cut: Cut, before: &Disk, act: &Act, depth: usize) -> Start {
-        let mut bounds = self.start.bounds;
+        let (mut bounds, flavour) = (self.start.bounds, self.start.flavour);
         let (disk, durable) = match (cut.how, act) {
-            (How::Power(loss), _) => {
-                bounds.process = bounds.power;
-                (self.disk.after_power_cut(loss), true)
+            (How::Power(loss), _) => (self.disk.after_power_cut(loss), true),
+            (How::Lying(seed), _) => (self.disk.after_power_cut(Loss::Some(seed)), true),
+            (How::Strange(seed), _) => {
+                let mut disk = self.disk.clone();
+                if seed & 1 == 0 {
+                    disk.evict();
+                }
+                (disk, false)
             }
             (How::Interrupted(done), Act::Write(id, offset, bytes)) => {
                 (before.interrupted(*id, *offset, bytes, done.min(bytes.len())), false)
             }
-            (How::Lost(seed), _) => (self.disk.after_lost_writes(SEGMENT, Some(seed)), false),
-            (How::Pulled, _) => (self.disk.after_lost_writes(SEGMENT, None), false),
+            (How::Lost(seed), _) => {
+                (self.disk.after_lost_writes(SEGMENT, Some(seed), flavour == Flavour::Undo), false)
+            }
+            (How::Pulled, _) => (self.disk.after_lost_writes(SEGMENT, None, false), false),
             _ => (self.disk.clone(), false),
         };
+        if durable {
+            bounds.process = bounds.power;
+        }
         bounds.exact = self.found.filter(|_| !durable);
         // A new boot begins, or the old one goes on.
-        let boot = if durable { [depth as u8 + 3; 16] } else { self.start.boot };
+        let lied = matches!(cut.how, How::Lying(_));
+        let boot = if durable && !lied { [depth as u8 + 3; 16] } else { self.start.boot };
         let time = if durable { (depth as u64 + 3) << 41 } else { self.time };
         let history = self.start.history.until(bounds.power, bounds.highest);
-        Start { disk, boot, time, bounds, history, durable, ..self.start }
+        let before = self.start.sight;
+        let sight = match cut.how {
+            How::Power(_) => before.rebooted(),
+            How::Lying(seed) => before.lying(seed),
+            How::Strange(seed) => before.strange(seed),
+            _ => before,
+        };
+        // What was noted is what the last opening saw that came so far, not what the machine showed just before.
+        let strange = !durable && (sight != before || !self.opened && self.start.strange);
+        let doubt = match strange && !disk.marked(flavour.keepers()) {
+            _ if durable => Doubt::None,
+            _ if !self.opened && self.start.doubt != Doubt::None => Doubt::Before,
+            true => Doubt::Here,
+            false => Doubt::None,
+        };
+        Start { disk, boot, time, bounds, history, durable, sight, strange, doubt, ..self.start }
     }
 }
 
@@ -319,12 +363,20 @@ fn hows(
     act: &Act,
     effort: Effort,
     depth: usize,
+    flavour: Flavour,
     (losing, lasting): (bool, bool),
     random: &mut Random,
 ) -> Vec<How> {
     let mut hows = vec![How::Killed];
     if losing {
-        hows.extend([How::Lost(random.bits()), How::Pulled]);
+        hows.push(How::Lost(random.bits()));
+        hows.extend((flavour != Flavour::Undo).then_some(How::Pulled));
+    }
+    let in_cache = flavour.policy() == Policy::Redo || flavour == Flavour::Undo;
+    // Lives that doubt their memory are long: a check, and an opening that says so.
+    if in_cache && random.chance(1, 16) {
+        hows.push(How::Strange(random.bits()));
+        hows.extend(lasting.then(|| How::Lying(random.bits())));
     }
     if let Act::Write(_, _, bytes) = act
         && bytes.len() > 4096

@@ -47,6 +47,11 @@ impl Flavour {
         !matches!(self, Flavour::Undo | Flavour::Persistent | Flavour::Adopted)
     }
 
+    /// Files whose inodes tell whether the memory of a store survived: one of them is enough.
+    pub fn keepers(self) -> &'static [&'static str] {
+        if self.policy() == Policy::Undo { &["/undo", ".segment"] } else { &["/stage"] }
+    }
+
     /// Whether memory that was stored to may be found after a power cut.
     pub fn steals(self) -> bool {
         self.policy() == Policy::Shadow
@@ -106,7 +111,7 @@ impl Flavour {
 
     /// The machine for it.
     pub fn hardware(self) -> Hardware {
-        Hardware { persistent: self == Flavour::Persistent, short: false }
+        Hardware { persistent: self == Flavour::Persistent, ..Hardware::default() }
     }
 
     /// The most that a commit survives.

@@ -3,7 +3,7 @@
 
 use crate::disk::{Act, Disk, Loss};
 use crate::explore::Failure;
-use crate::life::{Flavour, LOST, LifeMachine, STORE, options};
+use crate::life::{Flavour, LifeMachine, STORE, is_lost, options};
 use crate::media::{Entry, Machine};
 use crate::model::{Bounds, Mark};
 use crate::random::Random;
@@ -286,7 +286,7 @@ fn live(
 /// Opens what is left and compares; then uses it.
 fn look(machine: &Arc<LifeMachine>, flavour: Flavour, possible: &[State]) -> Step {
     let store = match options(machine, 50, flavour).create(false).open(STORE) {
-        Err(error) if flavour == Flavour::Undo && error.to_string().contains(LOST) => return Ok(()),
+        Err(error) if flavour == Flavour::Undo && is_lost(&error.to_string()) => return Ok(()),
         other => other.map_err(text)?,
     };
     let heap = Heap::open(&store, "heap").map_err(text)?;

@@ -10,6 +10,8 @@
 //! | `flavour` | kinds of stores |
 //! | `life` | a store opened, compared, put through a script |
 //! | `creation`, `damage` | crashes while a store is made; flipped bits |
+//! | `restoring` | crashes while a store is restored, and when that is tried again |
+//! | `yesterday` | one file is what it was earlier |
 //! | `copies` | two copies of a log, of which one is lost, lags or lies |
 //! | `heap` | crashes of programs with a heap |
 //! | `undecided` | prepared transactions of a life |
@@ -46,7 +48,10 @@ pub mod pm;
 pub mod random;
 #[cfg(caliburn_shuttle)]
 pub mod replicas;
+pub mod restoring;
 pub mod script;
+pub mod sight;
 #[cfg(caliburn_shuttle)]
 pub mod threads;
 mod undecided;
+pub mod yesterday;

@@ -7,6 +7,8 @@ use crate::media::{Entry, Fault, Hardware, Machine, MachineMedia, just_store};
 use crate::model::{Bounds, Changes, History, Mark, State};
 use crate::random::Random;
 use crate::script::{ADOPT, BACK, BRANCH, End, LEAVE, RELEASE, SAVE, Script, Step};
+use crate::sight::ASKED;
+pub use crate::sight::{Doubt, Sight, is_lost};
 use crate::undecided::{self, Undecided};
 use caliburn::{
     Branch, Class, Extent, Mode, Options, Policy, Region, Savepoint, Segment, SegmentError, Store, Tracking,
@@ -51,12 +53,17 @@ pub struct Start {
     pub truncate_percent: u8,
     /// What kind of store it is.
     pub flavour: Flavour,
+    /// What the machine shows.
+    pub sight: Sight,
+    /// Whether that may not be what the store has noted.
+    pub strange: bool,
+    /// Whether that is too little.
+    pub doubt: Doubt,
 }
 
-/// What an opening says of a store with the undo policy that was in use when its memory was lost.
-pub const LOST: &str = "in use when the system went down";
-
-/// What it says of one whose segments could not be forced when it was closed.
+/// What is said of a file whose generation is less than it must be.
+const OLDER: &str = "it is an older copy";
+/// What an opening says of a store with the undo policy whose segments could not be forced when it was closed.
 pub const UNFORCED: &str = "could not be forced when the store was closed";
 
 /// How a life went.
@@ -148,8 +155,10 @@ pub fn live(
         let mut life = match Life::begin(start, machine) {
             Ok((life, found)) => (life, found),
             Err(Ended::Failed(why)) if machine.failed() || start.may_be_lost(&why) => {
-                let (history, journal, time) =
+                let (history, mut journal, time) =
                     (start.history.clone(), machine.take_journal(), machine.time());
+                let given_up = |entry: &Entry<Mark>| matches!(entry, Entry::Mark(Mark::GivenUp));
+                journal.truncate(journal.iter().position(given_up).unwrap_or(journal.len()));
                 return Ok(Outcome { found: None, history, journal, time, failed: Some(why) });
             }
             Err(Ended::Failed(why)) => return Err(format!("not opened: {why}")),
@@ -175,21 +184,28 @@ impl Start {
     /// Whether a store may be refused for that reason: memory that was lost, of a store that was not closed.
     fn may_be_lost(&self, why: &str) -> bool {
         let open = self.flavour == Flavour::Undo && !self.bounds.closed;
-        open && (self.durable && why.contains(LOST) || why.contains(UNFORCED))
+        // What was lost may be the segment's stamp: a check finds that, and does not ask what was lost.
+        let stamp = why.contains(OLDER) && why.contains(".segment") && self.disk.has_lost();
+        open && (self.durable && is_lost(why) || why.contains(UNFORCED) || stamp)
     }
 }
 
 /// The machine of a life that begins thus.
 pub fn machine(start: &Start, fault: Option<Fault>) -> Arc<LifeMachine> {
-    let hardware = Hardware { short: start.short, ..start.flavour.hardware() };
+    let hardware = Hardware { short: start.short, sight: start.sight, ..start.flavour.hardware() };
     Machine::new(start.disk.clone(), start.boot, start.time, hardware, fault)
 }
 
 impl Life {
     fn begin(start: &Start, machine: &Arc<LifeMachine>) -> Result<(Life, usize), Ended> {
-        let options = options(machine, start.truncate_percent, start.flavour);
+        let mut options = options(machine, start.truncate_percent, start.flavour);
         let failed = |what: &str, error: &dyn std::fmt::Display| Ended::Failed(format!("{what}: {error}"));
-        let report = options.check(STORE).map_err(|e| failed("check", &e))?;
+        let mut report = options.check(STORE).map_err(|e| failed("check", &e))?;
+        // The way out: this machine's operator knows what became of memory.
+        let refused = report.problems.iter().any(|problem| is_lost(&problem.text));
+        if refused && start.doubt != Doubt::None && !start.durable {
+            report = options.memory_kept(true).check(STORE).map_err(|e| failed("check", &e))?;
+        }
         if !report.is_clean() {
             let text = format!("check found damage: {:?}", report.problems);
             return if machine.failed() || start.may_be_lost(&text) {
@@ -206,11 +222,38 @@ impl Life {
             return wrong(format!("the segment is {len} bytes long and not {:?}", start.bounds.len));
         }
         let region = segment.map_all().map_err(|e| failed("map", &e))?;
+        if start.flavour.policy() == Policy::Shadow {
+            let damaged = store.scrub().map_err(|e| failed("scrub", &e))?;
+            if !damaged.is_empty() {
+                return wrong(format!("recovery left damage: {damaged:?}"));
+            }
+        }
         let prepared = store.prepared();
         let ids = prepared.iter().map(|p| &p.global_id[..]);
         let Bounds { process, highest, power, exact, .. } = start.bounds;
+        // What was in memory alone may be gone, if this opening or an earlier one says so.
+        let said = store.open_report();
+        let goes_without = match start.doubt {
+            Doubt::None => false,
+            Doubt::Here => said.dropped_commits > 0,
+            Doubt::Before => true,
+        };
+        let process = if goes_without { power } else { process };
+        // Nor does the stage say then where the log ends. A record beyond its frontier is there or not, as after a
+        // power cut: its commit was not acknowledged, and nobody was shown the store without it, since the opening
+        // that found that was killed before it could return. Had it begun its incarnation, the record would not
+        // count any more, whatever the stage says.
+        let exact = exact.filter(|_| start.doubt == Doubt::None);
         let (process, highest) = exact.map_or((process, highest), |exact| (exact, exact));
+        let asked = said.notices.iter().any(|notice| notice.contains(ASKED));
         let Some(found) = start.history.find(process, highest, bytes(&region), &ids) else {
+            if asked && start.flavour == Flavour::Undo {
+                // A program that is told so does not close the store as if it were in good order.
+                machine.mark(Mark::GivenUp);
+                return Err(Ended::Failed(format!(
+                    "{UNFORCED}, perhaps: an opening was killed as it was told"
+                )));
+            }
             let newest = start.history.get(highest);
             let at = newest.memory.differs(bytes(&region));
             return wrong(format!(
@@ -585,6 +628,9 @@ pub fn default_start(flavour: Flavour) -> Start {
         truncate_percent: 50,
         flavour,
         time: 1 << 41,
+        sight: Sight { clock: 1, mounts: 1, ..Sight::default() },
+        strange: false,
+        doubt: Doubt::None,
         bounds: Bounds::exactly(0, SEGMENT),
         history: History::new(State::default()),
     }
@@ -662,33 +708,4 @@ fn act<'s>(
         drop(branch);
     }
     Ok(levels.swap_remove(0).changes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::disk::Act;
-
-    #[test]
-    fn a_commit_in_persistent_memory_takes_two_fences_and_one_for_each_range() {
-        let start = default_start(Flavour::Persistent);
-        let machine = machine(&start, None);
-        machine.run(|| {
-            let store = options(&machine, 50, Flavour::Persistent).open(STORE).unwrap();
-            let region = store.segment("data").unwrap().map_all().unwrap();
-            // The first transaction takes a chunk.
-            for ranges in [1, 1, 2, 7, 40] {
-                let mut tx = store.begin(Mode::Restore).unwrap();
-                machine.take_journal();
-                for range in 0..ranges {
-                    tx.write(&region, range * 200, &[7; 90]).unwrap();
-                }
-                tx.commit(Class::Power).unwrap();
-                let journal = machine.take_journal();
-                let fences = journal.iter().filter(|entry| matches!(entry, Entry::Act(Act::Fence))).count();
-                let first = ranges == 1 && journal.iter().any(|e| matches!(e, Entry::Act(Act::Extend(..))));
-                assert_eq!(fences, ranges + 2 + usize::from(first), "{ranges} ranges");
-            }
-        });
-    }
 }

@@ -27,12 +27,16 @@
 //! 9. A read sees some of its pieces as they were before what another thread writes meanwhile, and some after.
 //! 10. The system says that it could not write a file without a name, in which memory lies.
 //!
+//! Whatever becomes of it, what it shows of its boot, clock and mounts may be what it showed before, or not, or
+//! nothing ([`Sight`]); only inodes that are marked stayed in memory for certain, and such marks may go.
+//!
 //! On the **shelf** ([`Disk::flip`]): 11. A bit is flipped.
 
 use crate::disk::{Act, Disk, FileId};
+use crate::sight::Sight;
 use caliburn::Region;
 use caliburn::medium::{Media, Medium, Replaced};
-use caliburn_os::host::{Id, Lock, LockError};
+use caliburn_os::host::{Boot, Id, Lock, LockError};
 use caliburn_os::memory::Limits;
 use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::Watcher;
@@ -88,6 +92,8 @@ pub struct Hardware {
     pub short: bool,
     /// Files are mapped from persistent memory.
     pub persistent: bool,
+    /// What it shows of whether memory survived, besides the boot's identity and the marks of inodes.
+    pub sight: Sight,
 }
 
 #[derive(Debug)]
@@ -411,6 +417,22 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Medium for SimulatedFile<M> {
         Some([0, u64::from(self.id), mounted])
     }
 
+    fn mount(&self) -> Option<[u64; 2]> {
+        let (_, mounted) = self.machine.lock().disk.health(self.id);
+        self.machine.hardware.sight.mount(mounted)
+    }
+
+    fn pinned(&self) -> bool {
+        self.machine.lock().disk.is_marked(self.id)
+    }
+
+    fn watch(&self) {
+        let mut state = self.machine.lock();
+        if !state.disk.is_marked(self.id) {
+            state.act(Act::Mark(self.id));
+        }
+    }
+
     fn written_back(&self) -> io::Result<()> {
         let mut state = self.machine.lock();
         if !state.disk.health(self.id).0 {
@@ -570,8 +592,8 @@ unsafe impl<M: std::fmt::Debug + Send + 'static> Media for MachineMedia<M> {
         if self.0.hardware.short { 0 } else { u64::MAX }
     }
 
-    fn boot_id(&self) -> io::Result<Id> {
+    fn boot(&self) -> io::Result<Boot> {
         self.0.lock().plain_step()?;
-        Ok(self.0.boot)
+        Ok(self.0.hardware.sight.boot(self.0.boot))
     }
 }

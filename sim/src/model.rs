@@ -42,6 +42,8 @@ pub enum Mark {
     Committed(usize),
     /// ... after a power cut.
     Forced(usize),
+    /// The store was opened, and what it said made the program leave it alone: what its end does, nobody wanted.
+    GivenUp,
     /// The store was closed in good order, with that state.
     Closed(usize),
     /// The segment may be that long.
@@ -94,6 +96,7 @@ impl Bounds {
                 self.closed = false;
                 (self.process, self.highest, self.exact) = (number, number, None);
             }
+            Mark::GivenUp => {}
             Mark::Reopening => self.closed = false,
             Mark::Begun(number) => self.highest = self.highest.max(number),
             Mark::Committed(number) => self.process = self.process.max(number),

@@ -93,7 +93,7 @@ fn schedule(default_start: &Disk, seed: u64, cuts: &AtomicU64) {
         default_start.clone(),
         [2; 16],
         1 << 41,
-        Hardware { short: seed.is_multiple_of(3), persistent: false },
+        Hardware { short: seed.is_multiple_of(3), ..Hardware::default() },
         None,
     );
     let seen = machine.run(|| {

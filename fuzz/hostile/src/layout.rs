@@ -70,8 +70,8 @@ pub fn parts(files: &Files) -> Vec<Part> {
             "prepared" => add(0..bytes.len()),
             "catalog" => (0..4).for_each(|_| add(0..bytes.len())),
             "log" => {
-                add(status(bytes)..status(bytes) + 88);
-                add(4096 - status(bytes)..4096 - status(bytes) + 88);
+                add(status(bytes)..status(bytes) + 104);
+                add(4096 - status(bytes)..4096 - status(bytes) + 104);
                 for record in records(bytes).into_iter().rev().take(12) {
                     add(record.start..record.end.min(record.start + 160));
                     add(record.end - 8..record.end);
@@ -79,6 +79,7 @@ pub fn parts(files: &Files) -> Vec<Part> {
             }
             "stage" => {
                 add(0..64);
+                add(128..136);
                 add(256..312);
                 add(2048..2064);
                 for chunk in staged(bytes) {
@@ -87,22 +88,34 @@ pub fn parts(files: &Files) -> Vec<Part> {
                 }
             }
             "undo" => {
-                add(status(bytes)..status(bytes) + 72);
-                add(4096 - status(bytes)..4096 - status(bytes) + 72);
+                add(status(bytes)..status(bytes) + 96);
+                add(4096 - status(bytes)..4096 - status(bytes) + 96);
                 add(8192..8200);
                 for chunk in undo_chunks(bytes) {
                     add(chunk..chunk + 24);
                     add(chunk + 64..chunk + 400);
                 }
             }
+            "generations" => {
+                add(status(bytes)..status(bytes) + 128);
+                add(4096 - status(bytes)..4096 - status(bytes) + 128);
+                add(8192..8192 + 128);
+            }
             _ if file.ends_with(".heap.segment") => {
                 add(0..48);
+                add(4096..4144);
                 add(65536..65536 + 24);
                 add(65536 + 4096..65536 + 4096 + 512);
                 add(65536 + 32768..65536 + 32768 + 5 * 88 * 8);
             }
-            _ if file.ends_with(".segment") => add(0..48),
-            _ if file.ends_with(".sums") => add(0..128),
+            _ if file.ends_with(".segment") => {
+                add(0..48);
+                add(4096..4144);
+            }
+            _ if file.ends_with(".sums") => {
+                add(0..128);
+                add(512..560);
+            }
             _ => {}
         }
     }
@@ -115,10 +128,10 @@ pub fn sealed(files: &Files) -> Vec<Part> {
     for (file, bytes) in files {
         let blocks: &[(usize, usize)] = match file.as_str() {
             "catalog" | "prepared" => &[(0, bytes.len())],
-            "log" | "undo" => &[(0, 4096), (4096, 8192)],
+            "log" | "undo" | "generations" => &[(0, 4096), (4096, 8192)],
             "stage" => &[(0, 64)],
-            _ if file.ends_with(".segment") => &[(0, 4096)],
-            _ if file.ends_with(".sums") => &[(0, 40)],
+            _ if file.ends_with(".segment") => &[(0, 4096), (4096, 4144), (4608, 4656)],
+            _ if file.ends_with(".sums") => &[(0, 40), (512, 560), (1024, 1072)],
             _ => &[],
         };
         let blocks = blocks.iter().map(|(start, end)| *start..*end);

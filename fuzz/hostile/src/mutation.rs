@@ -72,6 +72,10 @@ const VALUES: &[u64] = &[
     u64::MAX,
 ];
 
+/// Lengths of files that are mostly holes. Opening a store makes room for its segments' holes: there is room for the
+/// shorter ones, and for the last no medium has any.
+const LENGTHS: &[u64] = &[1 << 17, 1 << 19, 1 << 21, 1 << 23, (1 << 24) + 1, 1 << 25, 1 << 40, 1 << 46];
+
 struct Change {
     kind: u8,
     a: usize,
@@ -101,6 +105,11 @@ pub fn apply(sample: &Sample, works: &Works, input: &[u8]) -> Changed {
 }
 
 impl Changed {
+    /// Bytes of the holes that opening may fill: of files for which no medium has room it fills none.
+    pub fn holes(&self) -> u64 {
+        self.lengths.values().filter(|len| **len < 1 << 40).sum()
+    }
+
     fn apply(&mut self, change: &Change, parts: &[Part], works: &Works, starts: &mut Vec<(usize, usize)>) {
         let Change { kind, a, b, value } = *change;
         let nth = |files: &Files, n: usize| files.keys().nth(n % files.len()).cloned().expect("some file");
@@ -117,7 +126,7 @@ impl Changed {
                 let file = self.files.get_mut(&name).expect("it is there");
                 file.truncate(file.len() * (value as usize & 0xFFF) / 0x1000);
             }
-            12 => _ = self.lengths.insert(nth(&self.files, a), 1 << (17 + b % 24)),
+            12 => _ = self.lengths.insert(nth(&self.files, a), LENGTHS[b % LENGTHS.len()]),
             13 if a % 4 == 0 && self.files.len() > 2 => {
                 self.files.remove(&nth(&self.files, b));
             }
@@ -234,6 +243,8 @@ impl Changed {
 /// A catalog as it stands in its file.
 struct Catalog {
     head: [u8; 56],
+    /// How often it was changed, in version 2.
+    count: Vec<u8>,
     log: String,
     entries: Vec<Entry>,
 }
@@ -250,8 +261,10 @@ impl Catalog {
         let text = |at: usize, len: usize| String::from_utf8(bytes.get(at..at + len)?.into()).ok();
         let u16_at = |at: usize| bytes.get(at..at + 2).map(|b| usize::from(u16::from_le_bytes([b[0], b[1]])));
         let head = bytes.get(..56)?.try_into().ok()?;
-        let mut at = 56 + u16_at(48)?;
-        let log = text(56, u16_at(48)?)?;
+        let counted = if u32_at(bytes, 8) == 2 { 8 } else { 0 };
+        let count = bytes.get(56..56 + counted)?.to_vec();
+        let mut at = 56 + counted + u16_at(48)?;
+        let log = text(56 + counted, u16_at(48)?)?;
         let mut entries = Vec::new();
         for _ in 0..u32_at(bytes, 40).min(64) {
             let fixed = bytes.get(at..at + 32)?.try_into().ok()?;
@@ -259,7 +272,7 @@ impl Catalog {
             entries.push(Entry { fixed, name: text(at + 32, name)?, path: text(at + 32 + name, path)? });
             at += 32 + name + path;
         }
-        Some(Catalog { head, log, entries })
+        Some(Catalog { head, count, log, entries })
     }
 
     fn next(&self) -> u32 {
@@ -267,7 +280,7 @@ impl Catalog {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = [&self.head[..], self.log.as_bytes()].concat();
+        let mut bytes = [&self.head[..], &self.count, self.log.as_bytes()].concat();
         bytes[48..50].copy_from_slice(&(self.log.len() as u16).to_le_bytes());
         for entry in &self.entries {
             let at = bytes.len();

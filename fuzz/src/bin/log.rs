@@ -15,7 +15,7 @@ use std::sync::Arc;
 fuzz_target!(|input: &[u8]| {
     let machine: Arc<Machine<()>> = Machine::new(Disk::default(), [1; 16], 1, Hardware::default(), None);
     let medium = MachineMedia(machine).create(Path::new("/m/log")).expect("a sound machine");
-    log::create(&*medium, [7; 16], 65536).expect("a sound machine");
+    log::create(&*medium, [7; 16], 65536, 1).expect("a sound machine");
     let (head, ring) = input.split_at(input.len().min(8));
     let mut word = [0; 8];
     word[..head.len()].copy_from_slice(head);
