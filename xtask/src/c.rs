@@ -45,6 +45,8 @@ pub fn test() -> Result<(), String> {
         ("typed.cpp", CXX),
         ("rms.c", C),
         ("vista.c", C),
+        ("fork.c", C),
+        ("streams.c", C),
     ] {
         let source = &format!("{c}/{source}");
         Program { source, compiler, shared: "-lcaliburn -lpthread", fixed: engine.clone() }.every_way()?;

@@ -14,13 +14,14 @@ mod runtimes;
 mod rvm;
 mod setup;
 mod sim;
+mod steps;
 mod tidy;
 mod vm;
 mod writes;
 
 use setup::Part;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use steps::{command, run, succeed, succeed_quietly};
 
 const HELP: &str = "\
 usage: cargo xtask TASK
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
             .and_then(|()| kills("2000"))
             .and_then(|()| vm::run("100", ""))
             .and_then(|()| fuzz::tries("1000000")),
-        ["tidy"] => tidy::run(),
+        ["tidy"] => tidy::run().and_then(|()| planted::check_list()),
         ["torture", "--images", images, "--seed", seed] => sim::torture(images, seed),
         ["torture", "--images", images] => sim::torture(images, "1"),
         ["simulate", ref rest @ ..] => sim::run(rest),
@@ -78,6 +79,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if matches!(arguments.first().map(String::as_str), Some("test" | "soak")) {
+        steps::print();
+    }
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -87,46 +91,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// A command line without quotes.
-fn command(line: &str) -> Command {
-    let mut words = line.split(' ');
-    let mut command = Command::new(words.next().unwrap_or_default());
-    command.args(words);
-    command
-}
-
-fn run(line: &str) -> Result<(), String> {
-    succeed(command(line), line)
-}
-
-/// Runs a command, says how long it took; its failure is ours.
-fn succeed(mut command: Command, what: &str) -> Result<(), String> {
-    println!("--- {what}{}", room::said());
-    let start = Instant::now();
-    let status = command.status().map_err(|e| format!("{what}: {e}"))?;
-    println!("--- {:.0} s", start.elapsed().as_secs_f64());
-    if status.success() { Ok(()) } else { Err(format!("{what}: {status}")) }
-}
-
-/// The same, of a command whose output is worth reading only when it fails.
-fn succeed_quietly(mut command: Command, what: &str) -> Result<(), String> {
-    let start = Instant::now();
-    let output = command.output().map_err(|e| format!("{what}: {e}"))?;
-    println!("--- {what}: {:.0} s", start.elapsed().as_secs_f64());
-    if output.status.success() {
-        return Ok(());
-    }
-    for part in [&output.stdout, &output.stderr] {
-        print!("{}", String::from_utf8_lossy(part));
-    }
-    Err(format!("{what}: {}", output.status))
-}
-
 /// What holds without a test being run.
 fn lint() -> Result<(), String> {
     run("cargo fmt --all --check")?;
     run("cargo fmt --manifest-path fuzz/Cargo.toml --check")?;
     tidy::run()?;
+    planted::check_list()?;
     run("cargo clippy --workspace --all-targets --quiet -- --deny warnings")
 }
 
