@@ -9,6 +9,7 @@ mod instructions;
 mod manual;
 mod others;
 mod planted;
+mod programs;
 mod room;
 mod runtimes;
 mod rvm;
@@ -118,7 +119,7 @@ fn miri() -> Result<(), String> {
 
 fn quick() -> Result<(), String> {
     lint()?;
-    run("cargo test --workspace --quiet")?;
+    programs::run(12)?;
     sim::quick()
 }
 
@@ -129,11 +130,8 @@ fn test() -> Result<(), String> {
     }
     lint()?;
     fuzz::lint()?;
-    let line = "cargo test --workspace --quiet";
-    let mut tests = command(line);
     // More processes are killed below.
-    tests.env("CALIBURN_KILLS", "12");
-    succeed(tests, line)?;
+    programs::run(12)?;
     if missing.allows(Part::C) {
         c::test()?;
     }

@@ -65,13 +65,14 @@ impl Claims {
             .map_err(|source| medium_error("lock", &self.path, source))
     }
 
-    /// That nobody else uses the region at all: only then it is made anew.
+    /// That nobody else uses the region at all: only then it is made anew. The lock of the base is given up last:
+    /// a holder of it would find segments claimed.
     pub fn alone(&self) -> Result<(ByteLock, ByteLock)> {
         let lock = self.base_to_change()?;
         let all = ByteLock::try_take_from(self.medium.descriptor(), SEGMENTS)
             .map_err(|source| medium_error("lock", &self.path, source))?;
         let busy = || Error::Busy { name: "of the region".into(), how: "by another process".into() };
-        Ok((lock, all.ok_or_else(busy)?))
+        Ok((all.ok_or_else(busy)?, lock))
     }
 
     /// Whether nobody else has claimed a segment.
