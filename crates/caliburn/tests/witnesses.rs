@@ -40,6 +40,8 @@ struct Machine {
     lost: Mutex<Option<&'static str>>,
     /// The process is killed as it is told.
     dies: AtomicBool,
+    /// When it has been told, the disk takes no more, and files that were not open cannot be opened.
+    fails: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -50,8 +52,8 @@ struct File(Arc<dyn Medium>, Arc<Machine>);
 
 impl Shows {
     fn new(shown: Shown) -> Shows {
-        let (shown, lost, dies) = (Mutex::new(shown), Mutex::new(None), AtomicBool::new(false));
-        Shows(Arc::new(Machine { shown, lost, dies }))
+        let (shown, lost) = (Mutex::new(shown), Mutex::new(None));
+        Shows(Arc::new(Machine { shown, lost, dies: AtomicBool::new(false), fails: AtomicBool::new(false) }))
     }
 
     fn shown(&self) -> Shown {
@@ -60,6 +62,12 @@ impl Shows {
 
     fn file(&self, medium: io::Result<Arc<dyn Medium>>) -> io::Result<Arc<dyn Medium>> {
         Ok(Arc::new(File(medium?, self.0.clone())))
+    }
+
+    /// An error if the machine fails, and has reported the loss.
+    fn works(&self) -> io::Result<()> {
+        let failed = self.0.fails.load(Ordering::SeqCst) && self.0.lost.lock().unwrap().is_none();
+        if failed { Err(io::Error::from_raw_os_error(libc::ENOSPC)) } else { Ok(()) }
     }
 
     fn options(&self, policy: Policy) -> Options {
@@ -79,6 +87,10 @@ unsafe impl Medium for File {
         self.0.write_at(bytes, offset)
     }
     fn sync(&self) -> io::Result<()> {
+        let redo = !self.path().to_string_lossy().ends_with("undo");
+        if redo {
+            Shows(self.1.clone()).works()?
+        }
         self.0.sync()
     }
     fn len(&self) -> io::Result<u64> {
@@ -118,6 +130,9 @@ unsafe impl Medium for File {
 // SAFETY: all of it is passed on to files of the running system.
 unsafe impl Media for Shows {
     fn open(&self, path: &Path, write: bool) -> io::Result<Arc<dyn Medium>> {
+        if path.extension().is_some_and(|extension| extension == "segment") {
+            self.works()?;
+        }
         self.file(Files.open(path, write))
     }
     fn create(&self, path: &Path) -> io::Result<Arc<dyn Medium>> {
@@ -338,6 +353,40 @@ fn a_system_that_does_not_answer_has_reported_no_loss() {
             }
         });
         forbidden.join().unwrap();
+    }
+}
+
+/// The system reports a loss once: an opening that fails after that has told nobody what it means.
+#[test]
+fn an_opening_that_fails_after_it_has_heard_of_a_loss_does_not_forget_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let pinned = Shown { pinned: true, ..FIRST };
+    for (policy, lost) in [(Policy::Redo, "stage"), (Policy::Undo, "undo")] {
+        let path = dir.path().join(policy.name());
+        killed(policy, &path, FIRST);
+        let shows = Shows::new(pinned);
+        *shows.0.lost.lock().unwrap() = Some(lost);
+        shows.0.fails.store(true, Ordering::SeqCst);
+        // Another failure forgets it no more than one.
+        for _ in 0..2 {
+            shows.options(policy).open(&path).unwrap_err();
+        }
+        assert_eq!(*shows.0.lost.lock().unwrap(), None, "it was reported");
+        shows.0.fails.store(false, Ordering::SeqCst);
+        match (policy, shows.options(policy).open(&path)) {
+            (Policy::Redo, Ok(store)) => {
+                assert_eq!((region(&store).load::<u64>(0), store.open_report().dropped_commits), (0, 1));
+                drop(store);
+                // It was told.
+                let store = shows.options(policy).open(&path).unwrap();
+                assert_eq!(
+                    (store.open_report().dropped_commits, &store.open_report().notices[..]),
+                    (0, &[][..])
+                );
+            }
+            (Policy::Undo, Err(OpenError::Undo(_))) => {}
+            (policy, other) => panic!("{policy:?}: {other:?}"),
+        }
     }
 }
 

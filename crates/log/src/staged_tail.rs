@@ -94,19 +94,30 @@ pub struct StagedTail {
     pub appended: Option<Lsn>,
     /// What the segments show, if it is known.
     pub checkpoint: Option<Checkpoint>,
-    /// An opening was killed as it asked whether something of the stage was lost, and may have been told. It may be
-    /// in the log by now.
-    pub asked: bool,
+    /// What earlier openings have heard of lost writes to the stage.
+    pub asked: Asked,
     /// What is not taken up, if there is something.
     pub dropped: Option<Dropped>,
     /// The store's generation in which it was made, if its memory survived; 0 if the store has none.
     pub generation: Option<u64>,
 }
 
+/// Whether an earlier opening has asked the system for lost writes to the stage, which reports them once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Asked {
+    /// Nothing that later openings need to know.
+    #[default]
+    Settled,
+    /// It was killed meanwhile, and may have heard of a loss. What the stage held may be in the log by now.
+    Perhaps,
+    /// It heard of a loss, and failed later: nobody was told.
+    Lost,
+}
+
 impl StagedTail {
     /// Reads what a stage holds beyond the log, if its memory survived. Else nothing, and what it seems to hold.
     pub fn read(medium: &dyn Medium, store: &Id, seen: &Seen) -> Result<StagedTail, StageError> {
-        let asked = was_asked(medium)?;
+        let asked = asked(medium)?;
         let Some((header, verdict)) = header(medium, store, seen)? else {
             return Ok(StagedTail { asked, ..StagedTail::default() });
         };
@@ -336,32 +347,41 @@ pub fn waiting(medium: &dyn Medium, store: &Id, seen: &Seen) -> Result<u64, Stag
     Ok(found.map_or(0, |(header, _)| count(medium, &header).0))
 }
 
-/// Asks the system whether something of a stage that is not mapped was lost on its way to the medium: an error if
-/// so. It says so once. Whoever is killed meanwhile leaves a note ([`StagedTail::asked`]). Such a note stays until
-/// the store was closed: each opening until then passes it on, since one that is killed may have told nobody.
-pub fn ask(medium: &dyn Medium, asked: bool) -> Result<io::Result<()>, MediaError> {
-    note_asking(medium, true)?;
-    let answer = medium.written_back();
-    if answer.is_ok() && !asked {
-        note_asking(medium, false)?;
+/// Asks the system whether something of a stage that is not mapped was lost on its way to the medium. It says so
+/// once: an opening that is killed meanwhile leaves a note, and so does one that has heard of a loss, until it has
+/// ended ([`StagedTail::asked`]). The note of one that was killed stays until the store was closed: each opening
+/// until then passes it on, since one that is killed may have told nobody.
+pub fn arrived(medium: &dyn Medium, asked: Asked) -> Result<bool, MediaError> {
+    if asked == Asked::Lost {
+        return Ok(false);
     }
-    Ok(answer)
+    note_asking(medium, Asked::Perhaps)?;
+    let arrived = medium.written_back().is_ok();
+    if !arrived {
+        note_asking(medium, if planted("loss-heard-in-vain") { asked } else { Asked::Lost })?;
+    } else if asked == Asked::Settled {
+        note_asking(medium, Asked::Settled)?;
+    }
+    Ok(arrived)
 }
 
-/// Notes that an opening asks, or has its answer.
-pub fn note_asking(medium: &dyn Medium, asking: bool) -> Result<(), MediaError> {
+/// Notes what an opening has heard.
+pub fn note_asking(medium: &dyn Medium, asked: Asked) -> Result<(), MediaError> {
     let fail = |e| MediaError::new("write the stage", medium, STAGE_ASKED as u64, e);
-    medium.write_at(&u64::from(asking).to_ne_bytes(), STAGE_ASKED as u64).map_err(fail)
+    medium.write_at(&(asked as u64).to_ne_bytes(), STAGE_ASKED as u64).map_err(fail)
 }
 
-fn was_asked(medium: &dyn Medium) -> Result<bool, MediaError> {
+fn asked(medium: &dyn Medium) -> Result<Asked, MediaError> {
     let mut word = [0; 8];
     match medium.read_at(&mut word, STAGE_ASKED as u64) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        other => other
-            .map(|()| word != [0; 8])
-            .map_err(|e| MediaError::new("read the stage", medium, STAGE_ASKED as u64, e)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Asked::Settled),
+        other => other.map_err(|e| MediaError::new("read the stage", medium, STAGE_ASKED as u64, e))?,
     }
+    Ok(match u64::from_ne_bytes(word) {
+        0 => Asked::Settled,
+        word if word == Asked::Lost as u64 => Asked::Lost,
+        _ => Asked::Perhaps,
+    })
 }
 
 /// Notes what the witnesses say in a stage that is being made.

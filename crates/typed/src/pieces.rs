@@ -114,7 +114,7 @@ impl<'p, 'r> Pieces<'p, 'r> {
         let value = at.map(|at| self.datum(at, of, depth)).transpose()?;
         let generation = if value == Some(None) { generation.wrapping_add(1) } else { generation };
         let key = Datum::Text(slot_key((index, generation)));
-        Ok((key, value.flatten().unwrap_or(Datum::Nothing)))
+        Ok((key, value.flatten().unwrap_or(Datum::Vacant)))
     }
 
     /// A value, if it is not left out with a variant that it is of, or that it leads to: what it stands in is

@@ -50,7 +50,7 @@ const VERSION: u32 = 1;
 impl Serialize for Datum {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
-            Datum::Nothing => to.serialize_unit(),
+            Datum::Nothing | Datum::Vacant => to.serialize_unit(),
             Datum::Bool(value) => to.serialize_bool(*value),
             Datum::Number(digits) => number(digits, to),
             Datum::Text(text) => to.serialize_str(text),

@@ -291,3 +291,29 @@ fn an_import_loses_nothing_either() {
     let refused = Objects::<PVec<PWeak<u64>>>::import(&store, "weak", Format::JsonLines, &weak[..], ON);
     assert!(refused.map(drop).unwrap_err().to_string().contains("where a weak pointer is"));
 }
+
+/// Free places of a slot map are no entries, and a number is not rounded to the nearest float.
+#[test]
+fn nothing_is_made_up_where_kinds_change() {
+    type Slots = PSlotMap<Option<u64>>;
+    type Words = PHashMap<PString, Option<u64>>;
+    let (_dir, store) = store(Policy::Redo);
+    let slots = Objects::<Slots>::open(&store, "slots").unwrap();
+    let filled = slots.update(|mut map| {
+        let first = map.insert(None::<u64>);
+        map.insert(Some(5u64));
+        map.remove(first);
+    });
+    filled.unwrap();
+    drop(slots);
+    let words = Objects::<Words>::migrate_fields(&store, "slots", ON).unwrap();
+    let words = words.read();
+    let found: Vec<(&str, &Option<u64>)> = words.iter().map(|(key, value)| (&**key, value)).collect();
+    assert_eq!(found, [("1v1", &Some(5))]);
+    for (number, fits) in [(1u64 << 53, true), ((1 << 53) + 1, false)] {
+        let name = number.to_string();
+        Objects::<PVec<u64>>::open(&store, &name).unwrap().update(|mut all| all.push(number)).unwrap();
+        let floats = Objects::<PVec<f64>>::migrate_fields(&store, &name, ON);
+        assert_eq!(floats.is_ok(), fits, "{:?}", floats.map(drop));
+    }
+}

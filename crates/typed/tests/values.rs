@@ -204,10 +204,22 @@ fn numbers_that_a_float_cannot_hold_are_refused() {
     let measures: Objects<Measures> = Objects::open(&store, "measures").unwrap();
     measures.update(|mut root| root.fields().small.push(1.5)).unwrap();
     let text = String::from_utf8(exported(&measures, FORMATS[0])).unwrap();
-    for (i, (number, fits)) in
-        [("1e300", false), ("-1e39", false), ("1e-300", false), ("0.0", true), ("-2e38", true)]
-            .into_iter()
-            .enumerate()
+    for (i, (number, fits)) in [
+        ("1e300", false),
+        ("-1e39", false),
+        ("1e-300", false),
+        ("0.0", true),
+        ("-2e38", true),
+        // Halves of the unit in the last place, and one above.
+        ("16777216", true),
+        ("16777217", false),
+        ("0.1", true),
+        ("0.10", true),
+        ("1e-1", true),
+        ("0.123456789", false),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let text = text.replace("1.5", number);
         let made = Objects::<Measures>::import(&store, &format!("made{i}"), FORMATS[0], text.as_bytes(), ON);

@@ -402,7 +402,8 @@ pub const STAGE_FRONTIERS: [usize; 2] = [264, 280];
 pub const STAGE_CHECKPOINT: usize = 296;
 /// See [`STAGE_CHECKPOINT`].
 pub const STAGE_CACHES: usize = 304;
-/// Offset of a native word, as [`UNDO_ASKED`].
+/// Offset of a native word, as [`UNDO_ASKED`]; 2 if the system has reported a loss, and the opening that heard it
+/// has not ended yet.
 pub const STAGE_ASKED: usize = 312;
 /// Offset of a second copy of the boot's identity, in another sector: whatever a power cut leaves of a header, it
 /// takes both copies to say that the stage is of another boot.

@@ -4,7 +4,7 @@ use super::PHashMap;
 use super::table::{Door, Table};
 use crate::entry::AsKey;
 use crate::link::Link;
-use crate::value::datum::{Datum, LoadedKey, Loader, Loading, Piece, absorb_entry, collect};
+use crate::value::datum::{Datum, LoadedKey, Loader, Loading, Piece, absorb_entry, collect, is_entry};
 use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Answer, Init, Recoverable, Yes};
@@ -79,7 +79,7 @@ where
     }
 
     unsafe fn load(from: Datum, to: *mut Self, loader: &Loader<'_, '_>) {
-        let entries = loader.entries(from).into_iter();
+        let entries = loader.entries(from).into_iter().filter(|(_, value)| is_entry(value));
         // SAFETY: the caller's word.
         unsafe {
             collect(to, PHashMap::new(), loader, |mut made| {
@@ -95,6 +95,9 @@ where
         // SAFETY: the caller's word.
         unsafe {
             absorb_entry(this, (path, piece), loader, |mut map, key, value| {
+                if !is_entry(&value) {
+                    return;
+                }
                 let old = map.insert(LoadedKey::new(key, loader), Loading(value, loader));
                 loader.once(old.is_none());
             });

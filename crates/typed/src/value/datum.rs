@@ -7,7 +7,7 @@ use crate::value::guard::{Mut, Owned};
 use crate::value::recoverable::{Init, Recoverable};
 use crate::value::tx::Tx;
 use caliburn_heap::Place;
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{even_if, unless};
 use std::any::TypeId;
 use std::borrow::Borrow;
 use std::cell::RefCell;
@@ -20,6 +20,8 @@ use std::marker::PhantomData;
 pub enum Datum {
     /// `None`, a weak pointer to nothing, `()`.
     Nothing,
+    /// A free place of a slot map, whose key says how often it was used. A map without places has none.
+    Vacant,
     /// `true` or `false`.
     Bool(bool),
     /// A number, by its digits.
@@ -53,6 +55,7 @@ impl Datum {
     fn kind(&self) -> &'static str {
         match self {
             Datum::Nothing => "nothing",
+            Datum::Vacant => "a free place",
             Datum::Bool(_) => "a truth value",
             Datum::Number(_) => "a number",
             Datum::Text(_) => "a text",
@@ -66,7 +69,7 @@ impl Datum {
     /// Whether nothing is lost with it.
     fn is_nothing(&self) -> bool {
         match self {
-            Datum::Nothing => true,
+            Datum::Nothing | Datum::Vacant => true,
             Datum::Fields(fields) => fields.iter().all(|(_, value)| value.is_nothing()),
             _ => false,
         }
@@ -75,7 +78,7 @@ impl Datum {
     /// Bytes that it takes, about.
     pub(crate) fn weight(&self) -> usize {
         32 + match self {
-            Datum::Nothing | Datum::Bool(_) => 0,
+            Datum::Nothing | Datum::Vacant | Datum::Bool(_) => 0,
             Datum::Number(text) | Datum::Text(text) => text.len(),
             Datum::List(items) => items.iter().map(Datum::weight).sum(),
             Datum::Map(entries) => entries.iter().map(|(key, value)| key.weight() + value.weight()).sum(),
@@ -374,6 +377,11 @@ pub(crate) unsafe fn absorb_item<'id, C: Recoverable>(
         // SAFETY: likewise.
         (path, piece) => unsafe { replace(this, path, piece, loader) },
     }
+}
+
+/// Whether a map takes what comes with a key: a free place of a slot map is no entry.
+pub(crate) fn is_entry(value: &Datum) -> bool {
+    even_if("free-places-migrate", *value != Datum::Vacant)
 }
 
 /// The same of an entry.

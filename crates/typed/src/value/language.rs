@@ -5,7 +5,7 @@ use crate::value::guard::Mut;
 use crate::value::layout::Types;
 use crate::value::recoverable::{Answer, Fields, Init, No, Recoverable, free_all};
 use crate::value::tx::Tx;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::num::{
@@ -24,11 +24,10 @@ macro_rules! plain {
         let digits = $loader.digits($from);
         let wrong = || $loader.refuse(format!("{digits} is no {}", stringify!($type)));
         let value: $type = digits.parse().unwrap_or_else(|_| wrong());
-        // What is too large for a float becomes infinite, and what is too small nothing.
+        // Another number is not taken in its place: neither the nearest one nor infinity.
         let some = digits.contains(|c: char| c.is_ascii_digit());
-        let mantissa = digits.split(['e', 'E']).next().unwrap_or_default();
-        let nothing = !mantissa.contains(|c: char| ('1'..='9').contains(&c));
-        if some && (!value.is_finite() || (value == 0.0) != nothing) { wrong() } else { value }
+        let same = decimal(&digits) == decimal(&value.to_string());
+        if some && unless("floats-rounded", !same) { wrong() } else { value }
     }};
     (@load truth $type:ident, $from:ident, $loader:ident) => { $loader.truth(&$from) };
     (@load letter $type:ident, $from:ident, $loader:ident) => {{
@@ -75,6 +74,19 @@ plain!(number false: u8 u16 u32 u64 u128 i8 i16 i32 i64 i128);
 plain!(float false: f32 f64);
 plain!(truth false: bool);
 plain!(letter false: char);
+
+/// What a number's digits say, however they are written: whether it is negative, its digits without zeros around
+/// them, and the power of ten that the last one counts.
+fn decimal(text: &str) -> (bool, String, i64) {
+    let (number, power) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let digits = format!("{}{part}", whole.trim_start_matches(['-', '+']));
+    let digits = digits.trim_start_matches('0');
+    let shown = digits.trim_end_matches('0');
+    let power = power.parse().unwrap_or(i64::MAX).saturating_sub(part.len() as i64);
+    let power = power.saturating_add((digits.len() - shown.len()) as i64);
+    (text.starts_with('-'), shown.to_owned(), if shown.is_empty() { 0 } else { power })
+}
 
 // SAFETY: nothing is in it.
 unsafe impl Recoverable for () {

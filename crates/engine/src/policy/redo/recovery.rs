@@ -56,7 +56,7 @@ use caliburn_log::log::{self, Log, LogError};
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::{self, FRAME, Kind, Ranges};
 use caliburn_log::scan::{self, Scanned};
-use caliburn_log::staged_tail::{self, StageError, StagedTail};
+use caliburn_log::staged_tail::{self, Asked, StageError, StagedTail};
 use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::medium::{Media, Medium};
@@ -116,7 +116,7 @@ struct Recovery<'o> {
     stage: Arc<dyn Medium>,
     seen: Seen,
     /// An earlier opening may have been told of lost writes alone.
-    asked: bool,
+    asked: Asked,
     report: OpenReport,
     prepared: PreparedTable,
     /// Another machine has the log.
@@ -157,7 +157,7 @@ impl<'o> Recovery<'o> {
             named,
             stage,
             seen,
-            asked: false,
+            asked: Asked::Settled,
             report: OpenReport::default(),
             prepared,
             replication: None,
@@ -231,11 +231,12 @@ impl<'o> Recovery<'o> {
     /// Says what an earlier opening may have been told alone, unless the store was closed since: its owner had been
     /// told then.
     fn pass_on(&mut self, staged_tail: &StagedTail) -> Result<(), MediaError> {
-        self.asked = staged_tail.asked && !self.was_closed(staged_tail);
-        if self.asked {
+        let was_closed = self.was_closed(staged_tail);
+        self.asked = if was_closed { Asked::Settled } else { staged_tail.asked };
+        if self.asked == Asked::Perhaps {
             self.report.note_asked(self.stage.path());
-        } else if staged_tail.asked && self.opening.write() {
-            staged_tail::note_asking(&*self.stage, false)?;
+        } else if was_closed && staged_tail.asked != Asked::Settled && self.opening.write() {
+            staged_tail::note_asking(&*self.stage, Asked::Settled)?;
         }
         Ok(())
     }
@@ -246,8 +247,8 @@ impl<'o> Recovery<'o> {
         if self.was_closed(staged_tail) {
             return Ok(true);
         }
-        let answer = staged_tail::ask(&*self.stage, self.asked)?;
-        self.seen.lost = unless("stage-not-asked", answer.is_err());
+        let arrived = staged_tail::arrived(&*self.stage, self.asked)?;
+        self.seen.lost = unless("stage-not-asked", !arrived);
         Ok(!self.seen.lost)
     }
 
@@ -537,8 +538,8 @@ impl<'o> Recovery<'o> {
         }
         let stage = Stage::open(&*self.stage, storage.id, &self.seen.now, bytes, last, tail, checkpoint)?;
         // Of what this opening was told the next one need not be told: it is in the log, or gone from the stage.
-        if self.seen.lost && !self.asked {
-            staged_tail::note_asking(&*self.stage, false)?;
+        if self.seen.lost && self.asked != Asked::Perhaps {
+            staged_tail::note_asking(&*self.stage, Asked::Settled)?;
         }
         // It means something within this boot only.
         if let Some(generations) = &storage.generations {

@@ -94,15 +94,16 @@ impl Body {
     }
 }
 
-/// Makes the file of a stage long enough for so many bytes; how long its chunks and all of it are. On a full disk
-/// one that is there and smaller serves as well.
+/// Makes the file of a stage long enough for so many bytes; how long its chunks and all of it are. Where the
+/// disk is full, or a quota, one that is there and smaller serves as well.
 fn allocate(medium: &dyn Medium, bytes: u64, page: usize) -> io::Result<(usize, usize)> {
     let head = BLOCK.max(page);
     let total = |chunk_bytes: usize| head + CHUNKS * chunk_bytes;
     let wanted = (bytes as usize / CHUNKS).next_multiple_of(page.max(4096));
     let Err(error) = medium.set_len(total(wanted) as u64) else { return Ok((wanted, total(wanted))) };
     let there = (medium.len()? as usize).saturating_sub(head) / CHUNKS / page.max(4096) * page.max(4096);
-    if error.kind() != io::ErrorKind::StorageFull || there == 0 || there >= wanted {
+    let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind());
+    if !full || there == 0 || there >= wanted {
         return Err(error);
     }
     medium.set_len(total(there) as u64)?;

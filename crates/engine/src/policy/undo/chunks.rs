@@ -107,7 +107,7 @@ impl UndoChunks {
         // The page that counts may not be durable, if a force of it failed (see `Log::open`).
         status_pages::put(&*chunks.medium, found.status.as_bytes(), UNDO_MAGIC, store)?;
         chunks.sync()?;
-        chunks.put(status)?;
+        chunks.mark(|marked| *marked = status)?;
         Ok(chunks)
     }
 
@@ -122,9 +122,15 @@ impl UndoChunks {
         (self.memory.survives > Survives::Process).then_some(self.memory.flush)
     }
 
-    fn put(&self, status: UndoStatus) -> Result<(), MediaError> {
+    /// Writes what the status becomes. One at a time: two of one generation would be written over each other.
+    fn mark(&self, change: impl FnOnce(&mut UndoStatus)) -> Result<(), MediaError> {
+        self.forcing.sound()?;
+        let mut current = self.status.lock().expect("no panic under this lock");
+        let mut status = *current;
+        status.generation += 1;
+        change(&mut status);
         status_pages::put(&*self.medium, status.as_bytes(), UNDO_MAGIC, self.store)?;
-        *self.status.lock().expect("no panic under this lock") = status;
+        *current = status;
         if planted("undo-use-not-forced") {
             return Ok(());
         }
@@ -153,20 +159,8 @@ impl UndoChunks {
         if !mounts.insert(segment.mount()) || self.persistent().is_some() || planted("new-mount-not-noted") {
             return Ok(());
         }
-        self.forcing.sound()?;
         let others = self.now.others.map(|others| Others { mounts: witness::digest(&mounts), ..others });
-        let mut status = *self.status.lock().expect("no panic under this lock");
-        status.generation += 1;
-        status.witnesses = WitnessRecord::new(&Witnesses { others, ..self.now });
-        self.put(status)
-    }
-
-    fn mark(&self, change: impl FnOnce(&mut UndoStatus)) -> Result<(), MediaError> {
-        self.forcing.sound()?;
-        let mut status = *self.status.lock().expect("no panic under this lock");
-        status.generation += 1;
-        change(&mut status);
-        self.put(status)
+        self.mark(|status| status.witnesses = WitnessRecord::new(&Witnesses { others, ..self.now }))
     }
 
     fn map_chunks(&self, from: usize, to: usize) -> Result<(), MediaError> {

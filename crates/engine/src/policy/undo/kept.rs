@@ -69,14 +69,28 @@ impl Files {
             report.note_asked(logs.path());
         }
         uncommitted::note_asking(logs, true)?;
-        // All are asked: what is not told now would be told to a later force.
-        let lost = self.each(|file| file.written_back().is_err())?.into_iter().filter(|lost| *lost).count();
-        match lost {
-            // Each opening passes the note on until the store was closed: one that is killed may have told nobody.
-            0 if asked => {}
-            0 => uncommitted::note_asking(logs, false)?,
-            _ => uncommitted::mark_damaged(logs, store, &status)?,
+        let (lost, unreachable) = self.lost();
+        if lost {
+            uncommitted::mark_damaged(logs, store, &status)?;
         }
-        Ok(())
+        match unreachable {
+            Some(error) => Err(error.into()),
+            // Each opening passes the note on until the store was closed: one that is killed may have told nobody.
+            _ if lost || asked => Ok(()),
+            _ => Ok(uncommitted::note_asking(logs, false)?),
+        }
+    }
+
+    /// Whether the system reports a loss of any file, and why one could not be asked. All are asked that can be:
+    /// what is not told now would be told to a later force.
+    fn lost(&self) -> (bool, Option<MediaError>) {
+        let (mut lost, mut unreachable) = (self.logs.written_back().is_err(), None);
+        for segment in &self.segments {
+            match segment.file.reach("open segment") {
+                Ok(file) => lost |= file.written_back().is_err(),
+                Err(error) => unreachable = Some(error),
+            }
+        }
+        (lost, unreachable)
     }
 }
