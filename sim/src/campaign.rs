@@ -62,6 +62,24 @@ pub struct Campaign<'t> {
     totals: &'t Totals,
 }
 
+/// Which of the short workloads are taken.
+#[derive(clap::Args, Debug, Clone, Copy)]
+pub struct Share {
+    /// Of so many short workloads one is taken.
+    #[arg(long, default_value_t = 1)]
+    share: usize,
+    /// Which one: another number takes others.
+    #[arg(long, default_value_t = 0)]
+    offset: usize,
+}
+
+impl Share {
+    fn of<T>(self, workloads: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
+        let every = self.share.max(1);
+        workloads.skip(self.offset % every).step_by(every)
+    }
+}
+
 /// The seed of a workload.
 fn seed_of(seed: u64, number: u64) -> u64 {
     seed.wrapping_mul(1_000_003).wrapping_add(number)
@@ -93,8 +111,8 @@ impl<'t> Campaign<'t> {
         self.totals.add(&explorer);
     }
 
-    /// Every small workload, and those that lead to places of interest.
-    pub fn exhaustive(&self, transactions: u32, later: u64) {
+    /// Small workloads, all or a share of them, and those that lead to places of interest.
+    pub fn exhaustive(&self, transactions: u32, later: u64, share: Share) {
         let start = &self.start;
         let found = explore::FOUND.iter().filter(|_| self.part.0 == 0 && start.flavour == Flavour::Redo);
         for path in found.flat_map(|path| explore::nearby(path)) {
@@ -107,11 +125,11 @@ impl<'t> Campaign<'t> {
         }
         let effort = Effort { losses: 1, first: 64, later, lives: 2 };
         for count in 0..=transactions {
-            for (number, script) in script::workloads(count).enumerate() {
+            for (i, (number, script)) in share.of(script::workloads(count).enumerate()).enumerate() {
                 if self.is_stopped() {
                     return;
                 }
-                if self.is_mine(number as u64) {
+                if self.is_mine(i as u64) {
                     self.explore("exhaustive", start, &script, effort, number as u64);
                 }
             }
@@ -141,9 +159,9 @@ impl<'t> Campaign<'t> {
     }
 
     /// Workloads on machines whose operations fail, each once.
-    pub fn faults(&self, workloads: u64, share: usize, seed: u64) {
+    pub fn faults(&self, workloads: u64, share: Share, seed: u64) {
         let start = &self.start;
-        let small = script::workloads(2).step_by(share.max(1));
+        let small = share.of(script::workloads(2));
         let random = (0..workloads).map(|number| script::random(seed_of(seed, number), 30));
         // More than a log of this size takes.
         let logged = start.flavour.policy() == Policy::Redo && start.flavour != Flavour::Large;

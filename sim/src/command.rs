@@ -1,6 +1,6 @@
 //! The simulator's command line: campaigns, schedules, and the replay of what one of them found.
 
-use crate::campaign::{Campaign, Totals};
+use crate::campaign::{Campaign, Share, Totals};
 use caliburn_sim::explore;
 use caliburn_sim::life::{Flavour, Start, default_start};
 use clap::{Parser, Subcommand};
@@ -83,6 +83,8 @@ enum Kind {
         /// Of 64 moments of lives after the first, how many are cut too.
         #[arg(long, default_value_t = 4)]
         later: u64,
+        #[command(flatten)]
+        share: Share,
     },
     /// Long random workloads until so many crash images were recovered.
     Torture {
@@ -98,9 +100,8 @@ enum Kind {
         /// Random workloads, and as many, up to 20, in which what failed is tried again.
         #[arg(long, default_value_t = 20)]
         workloads: u64,
-        /// Of so many short workloads one is taken.
-        #[arg(long, default_value_t = 1)]
-        share: usize,
+        #[command(flatten)]
+        share: Share,
         /// Where the random numbers begin.
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -344,7 +345,7 @@ fn threads(_schedules: u64, _seed: u64, _kinds: [bool; 6], _flavour: Flavour) ->
 fn work(command: &Command, thread: u64, totals: &Totals) {
     let campaign = Campaign::new(command.start(), (thread, command.threads), totals);
     match command.kind {
-        Kind::Exhaustive { transactions, later } => campaign.exhaustive(transactions, later),
+        Kind::Exhaustive { transactions, later, share } => campaign.exhaustive(transactions, later, share),
         Kind::Torture { images, seed } => campaign.torture(images, seed),
         Kind::Faults { workloads, share, seed } => campaign.faults(workloads, share, seed),
         Kind::Creation => campaign.creation(),

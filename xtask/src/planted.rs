@@ -146,6 +146,13 @@ impl Which<'_> {
     }
 }
 
+/// A number that differs from commit to commit: which share of some tests is run.
+pub fn turn() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    commit().hash(&mut hasher);
+    hasher.finish() % 1_000_000
+}
+
 /// The commit that is checked out, if that can be told.
 fn commit() -> Option<String> {
     let told = crate::command("git rev-parse HEAD").output().ok().filter(|told| told.status.success())?;

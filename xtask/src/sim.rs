@@ -82,7 +82,9 @@ pub fn test() -> Result<(), String> {
         "pm --workloads 16",
         "pm --workloads 16 --persistent",
     ] {
-        simulate(SIM, line)?;
+        let share =
+            if line.contains("--share") { format!(" --offset {}", planted::turn()) } else { String::new() };
+        simulate(SIM, &format!("{line}{share}"))?;
     }
     simulate(SHUTTLE, "threads --schedules 4000")?;
     simulate(SHUTTLE, "threads --schedules 2000 --heap")?;

@@ -90,6 +90,12 @@ fn shadow_stores_without_checksums_go_on_without() {
                 assert_eq!(report.problems, [], "{name}");
                 assert_eq!(report.unverified_bytes > 0, unverified, "{name}: {report:?}");
                 assert_eq!(report.notes.iter().any(|note| note.contains("no checksums")), unverified);
+                if name == "shadow-killed" && unverified {
+                    // It is a copy of what was in use, and nothing can tell whether it is whole.
+                    let refused = options.open(&path).unwrap_err().to_string();
+                    assert!(refused.contains("no checksums"), "{refused}");
+                    break;
+                }
                 let store = options.open(&path).unwrap();
                 let region = store.segment("data").unwrap().map_all().unwrap();
                 assert_eq!(region.load::<u64>(8), if turn == 0 { 24 } else { 5 });

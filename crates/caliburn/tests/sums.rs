@@ -106,6 +106,41 @@ fn a_flipped_bit_is_found_after_a_close_and_after_a_kill() {
     }
 }
 
+/// Files of two moments: the pages and the sums of one, the log of another one, whichever was earlier. A copy of one
+/// moment is opened, also when a transaction is open.
+#[test]
+fn a_copy_of_two_moments_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, region) = made(&dir.path().join("s"));
+    put(&store, &region, 0..900, 1);
+    let moment = |number: u64| {
+        put(&store, &region, [3, 4], number);
+        let mut tx = store.begin(Mode::Restore).unwrap();
+        tx.write(&region, 400 * PAGE, &number.to_le_bytes()).unwrap();
+        let copy = dir.path().join(format!("copy{number}"));
+        copy_store(&dir.path().join("s"), &copy);
+        tx.commit(Class::Power).unwrap();
+        copy
+    };
+    let [first, second] = [moment(1), moment(2)];
+    for (from, to) in [(&first, &second), (&second, &first)] {
+        for file in ["data.segment", "shadow"] {
+            let mixed = dir.path().join("mixed");
+            copy_store(to, &mixed);
+            std::fs::copy(from.join(file), mixed.join(file)).unwrap();
+            let refused = options().copied(true).open(&mixed).unwrap_err().to_string();
+            assert!(refused.contains("checksum") || refused.contains("not what was committed"), "{refused}");
+            std::fs::remove_dir_all(&mixed).unwrap();
+        }
+    }
+    for (copy, number) in [(first, 1), (second, 2)] {
+        let store = options().copied(true).open(&copy).unwrap();
+        let region = store.segment("data").unwrap().map_all().unwrap();
+        assert_eq!(region.load::<u64>(3 * PAGE + 64), number);
+        assert_eq!(region.load::<u64>(400 * PAGE), number - 1);
+    }
+}
+
 /// Both ways of keeping before-images, and pages that the program just stores to.
 #[test]
 fn what_is_caught_has_sums() {

@@ -237,6 +237,16 @@ pub fn each_sum(
 /// Sums of pages.
 pub type Sums = BTreeMap<Page, u32>;
 
+/// All sums that a status brings.
+pub fn sums(medium: &dyn Medium, status: &ImagesStatus) -> Result<Sums, MediaError> {
+    let mut all = Sums::new();
+    each_sum(medium, status, |page, sum| {
+        all.insert(page, sum);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
 /// Whether `sums` sums fit a status page and the room beside it.
 pub fn has_room(sums: u64) -> bool {
     sums <= SUMS_WAITING as u64

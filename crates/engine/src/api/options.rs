@@ -122,8 +122,9 @@ impl Options {
     }
 
     /// Opens for writing also a store that was copied, or restored from a copy, while it was in use: see
-    /// [`OpenError::Copied`]. With the redo policy all of it is verified before; with the undo policy nothing can
-    /// tell whether it is torn.
+    /// [`OpenError::Copied`]. With the redo and the shadow policy all of it is verified before: what is torn, or has
+    /// no checksums, is refused. Checksums of shadow's segments don't tell one mixture: pages of two moments between
+    /// which sums went to their files, all of them together. With the undo policy such a copy is refused.
     pub fn copied(&mut self, yes: bool) -> &mut Options {
         self.settings.copied = yes;
         self

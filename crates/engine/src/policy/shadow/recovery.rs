@@ -22,7 +22,7 @@ use crate::storage::error::OpenError;
 use crate::storage::generations;
 use crate::storage::lacking::Lacking;
 use crate::storage::progress::{Phase, Watch};
-use crate::storage::report::{OpenReport, Report};
+use crate::storage::report::{OpenReport, Problem, Report};
 use crate::storage::segment::SegmentState;
 use crate::write_set::{Layout, Sets};
 use caliburn_log::SegmentId;
@@ -32,11 +32,12 @@ use caliburn_log::images::{self, Found, ImageLog, ImagesError, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_log::record::Range;
 use caliburn_os::medium::Medium;
-use caliburn_os::simulated::planted;
+use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::AtomicU64;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Makes the files of a new store, whose segments may be there: the log, and the catalog last.
@@ -198,9 +199,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     opening.found.log_locks.extend(claim.map(|lock| (path, lock)));
     let (store, segments) = (opening.found.catalog.store, opening.found.segments.clone());
     let status = image_status::read_status(&*log, &store)?;
-    if status.clean.get() != CLEAN {
-        opening.copied_from(&*log, status.place)?;
-    }
+    let copied = status.clean.get() != CLEAN && opening.copied_from(&*log, status.place)?;
     opening.check_keeper(image_status::said(&status), |defect| bad(&*log, defect))?;
     let damage = opening.found.damage.take();
     let media = segments.iter().map(|segment| (segment.file.path().to_owned(), segment.file.is_volatile()));
@@ -221,7 +220,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
         let lacking = Box::new(LoggedImages { log, status, segments: found, damaged: failed.is_some() });
         return Ok(read_only::open(opening, reach, Some(lacking), Vec::new(), damage.or(failed)));
     }
-    each_sound(of, &segments, watch, |_, _, _| Ok(()))?;
+    match unless("torn-images-copy-taken", copied) {
+        true => verify_copy(of, &segments, watch)?,
+        false => each_sound(of, &segments, watch, |_, _, _| Ok(()))?,
+    }
     // 2 images back
     let mut touched = BTreeSet::new();
     if planted("recovered-images-emptied-first") {
@@ -258,6 +260,42 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
         mapped: AtomicU64::new(0),
     });
     Ok(Opened { storage, sets, policy, damage: None, report: OpenReport::default() })
+}
+
+/// Refuses a copy whose files are not of one moment, as far as sums tell: its pages, and the images in the log, are
+/// those that were summed last.
+fn verify_copy(
+    (log, status): (&dyn Medium, &ImagesStatus),
+    segments: &[Arc<SegmentState>],
+    watch: &Watch,
+) -> Result<(), OpenError> {
+    let stray =
+        |what, path: &Path, offset, text| OpenError::Stray { what, path: path.to_owned(), offset, text };
+    if let Some(segment) = segments.iter().find(|segment| !segment.has_sums()) {
+        let text = "it has no checksums, which would tell whether this copy of a store that was in use is whole: \
+                    `caliburn recover --salvage` takes what is there";
+        return Err(stray("segment", segment.file.path(), 0, text.into()));
+    }
+    let waiting = image_status::sums(log, status)?;
+    let (mut imaged, mut unlike) = (Pages::default(), None);
+    each_sound((log, status), segments, watch, |segment, page, image| {
+        imaged.insert(page.segment, page.number..page.number + 1);
+        let summed = (image, images::checksum(image));
+        if !sums::Known::default().is_sound(segment, &[page], &waiting, summed).map_err(PutError::Media)? {
+            unlike = Some(page);
+        }
+        Ok(())
+    })?;
+    if let Some(Page { segment, number }) = unlike {
+        let text = format!("its image of page {number} of segment {} is not what was committed", segment.0);
+        return Err(stray("before-images", log.path(), IMAGES_DATA, text));
+    }
+    let mut report = Report::default();
+    sums::check(segments, (log, status), imaged, &|_| Ok(()), &mut report)?;
+    match report.problems.into_iter().next() {
+        Some(Problem { path, offset, text }) => Err(stray("segment", &path, offset, text)),
+        None => Ok(()),
+    }
 }
 
 /// As what is wrong with before-images.
