@@ -74,9 +74,12 @@ pub struct Share {
 }
 
 impl Share {
+    fn every(self) -> usize {
+        self.share.max(1)
+    }
+
     fn of<T>(self, workloads: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
-        let every = self.share.max(1);
-        workloads.skip(self.offset % every).step_by(every)
+        workloads.skip(self.offset % self.every()).step_by(self.every())
     }
 }
 
@@ -111,7 +114,8 @@ impl<'t> Campaign<'t> {
         self.totals.add(&explorer);
     }
 
-    /// Small workloads, all or a share of them, and those that lead to places of interest.
+    /// Small workloads and those that lead to places of interest, all of them, or a share of the former and of the
+    /// moments of the latter.
     pub fn exhaustive(&self, transactions: u32, later: u64, share: Share) {
         let start = &self.start;
         let found = explore::FOUND.iter().filter(|_| self.part.0 == 0 && start.flavour == Flavour::Redo);
@@ -134,10 +138,11 @@ impl<'t> Campaign<'t> {
                 }
             }
         }
-        let effort = Effort { losses: 8, first: 20, later: 14, lives: 3 };
+        let part = |of: u64| of.div_ceil(share.every() as u64);
+        let effort = Effort { losses: 8, first: part(20), later: part(14), lives: 3 };
         for number in self.numbers(script::DIRECTED.len() as u64) {
             let script = script::DIRECTED[number as usize].parse().expect("these scripts are right");
-            self.explore("directed", start, &script, effort, number);
+            self.explore("directed", start, &script, effort, number + share.offset as u64);
         }
     }
 

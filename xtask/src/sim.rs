@@ -26,48 +26,48 @@ fn simulate(kind: (&str, &str), line: &str) -> Result<(), String> {
     succeed(command, &format!("simulation: {line}"))
 }
 
-/// What CI runs of all this.
+/// What CI runs of all this. Of what takes long it takes a share, another one for each commit.
 pub fn test() -> Result<(), String> {
     let mut clippy = cargo(SIM, "clippy --quiet -p caliburn-sim --all-targets");
     clippy.args(["--", "--deny", "warnings"]);
     succeed(clippy, "clippy of the simulator")?;
     succeed(cargo(SIM, "test --quiet -p caliburn-sim"), "tests of the simulator")?;
     for line in [
-        "exhaustive --transactions 2 --later 0",
+        "exhaustive --transactions 2 --later 0 --share 2",
         "torture --images 30000",
-        "faults --share 24 --workloads 6",
+        "faults --share 96 --workloads 3",
         "creation",
-        "names",
+        "names --walks 40",
         "flips",
         "exhaustive --transactions 2 --undo",
         "torture --images 30000 --undo",
         "faults --share 4 --undo",
         "creation --undo",
-        "exhaustive --transactions 2 --persistent",
+        "exhaustive --transactions 2 --share 2 --persistent",
         "torture --images 20000 --persistent",
-        "faults --share 6 --persistent",
+        "faults --share 12 --persistent",
         "creation --persistent",
-        "exhaustive --transactions 2 --later 0 --adopted",
+        "exhaustive --transactions 2 --later 0 --share 3 --adopted",
         "torture --images 10000 --adopted",
         "creation --adopted",
         "exhaustive --transactions 2 --shadow",
         "torture --images 30000 --shadow",
-        "faults --share 32 --workloads 6 --shadow",
+        "faults --share 64 --workloads 3 --shadow",
         "creation --shadow",
         "exhaustive --transactions 2 --caught",
         "torture --images 5000 --caught",
-        "faults --share 48 --workloads 5 --caught",
+        "faults --share 96 --workloads 3 --caught",
         "exhaustive --transactions 2 --lazy",
         "torture --images 10000 --lazy",
-        "faults --share 48 --workloads 5 --lazy",
-        "exhaustive --transactions 1 --pool",
+        "faults --share 96 --workloads 3 --lazy",
+        "exhaustive --transactions 1 --share 2 --pool",
         "torture --images 3000 --pool",
         "faults --share 1000 --workloads 1 --pool",
         "torture --images 5000 --large",
-        "faults --share 200 --workloads 2 --large",
+        "faults --share 400 --workloads 1 --large",
         "torture --images 10000 --found",
         "creation --found",
-        "faults --share 48 --workloads 5 --found",
+        "faults --share 96 --workloads 3 --found",
         "flips --workloads 400 --shadow",
         "copies",
         "yesterday --workloads 50",
@@ -80,7 +80,7 @@ pub fn test() -> Result<(), String> {
         "heap --undo",
         "heap --persistent",
         "pm --workloads 16",
-        "pm --workloads 16 --persistent",
+        "pm --workloads 8 --persistent",
     ] {
         let share =
             if line.contains("--share") { format!(" --offset {}", planted::turn()) } else { String::new() };
@@ -120,6 +120,7 @@ pub fn soak() -> Result<(), String> {
         "exhaustive --transactions 3 --undo",
         "exhaustive --transactions 3 --persistent",
         "exhaustive --transactions 3 --shadow",
+        "exhaustive --transactions 2 --later 0 --adopted",
         "exhaustive --transactions 2 --pool",
         "faults --undo",
         "faults --persistent",
