@@ -27,7 +27,7 @@ use crate::value::guard::Mut;
 use crate::value::layout::{self, Types};
 use crate::value::recoverable::{Init, Recoverable};
 use caliburn_engine::Store;
-use caliburn_heap::{Heap, Place};
+use caliburn_heap::{Heap, HeapError, Place};
 use caliburn_os::simulated::{planted, unless};
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -224,8 +224,11 @@ where
     /// What values alone decide, as whether a number fits, is found when they are made.
     ///
     /// # Errors
-    /// [`Error::NotTyped`] when the heap is not what its record says; as [`Heap::open`].
+    /// When the store has no such heap; [`Error::NotTyped`] when the heap is not what its record says; as
+    /// [`Heap::open`].
     pub fn plan_fields(store: &Store, name: &str) -> Result<Plan, Error> {
+        // An opening would make one.
+        store.segment(name).map_err(HeapError::from)?;
         let heap = Heap::open(store, name)?;
         Ok(Self::planned(&heap)?.map(|(_, _, planning)| planning.plan).unwrap_or_default())
     }

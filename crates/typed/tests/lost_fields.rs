@@ -201,6 +201,8 @@ fn what_nothing_takes_is_listed_and_nothing_changes() {
         assert!(wanted.iter().all(|line| lines.contains(line)) && lines.len() == wanted.len(), "{lost}");
         still_old(&store, objects);
         // Told beforehand as well, with what becomes of the rest.
+        assert!(Objects::<forgetful::Shop>::plan_fields(&store, "shpo").is_err());
+        assert!(store.segment("shpo").is_err(), "it was made to be planned");
         let plan = Objects::<forgetful::Shop>::plan_fields(&store, "shop").unwrap();
         assert_eq!(plan.lost().count(), wanted.len());
         let text = plan.to_string();

@@ -51,6 +51,8 @@ pub enum NameError {
 pub(crate) const ALIVE: Duration = Duration::from_secs(5);
 /// Bytes of the headers of calls and answers, in which the news are.
 pub(crate) const HEADERS: u32 = 1 << 20;
+/// Calls of one connection at a time; more wait. Without a limit one connection could take a node's memory.
+pub(crate) const CALLS: u32 = 4096;
 
 /// The last of an error's causes, which says most.
 pub fn root(error: &dyn std::error::Error) -> String {

@@ -4,7 +4,7 @@ use crate::commit::word::Node as NodeId;
 use crate::credentials::Peer;
 use crate::id::Tid;
 use crate::rights::Rights;
-use caliburn_os::simulated::unless;
+use caliburn_os::simulated::{even_if, unless};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -24,6 +24,8 @@ const PROGRAMS: [&str; 4] = [
 /// It asks itself who may do what.
 const ADMIN: &str = "/caliburn.admin.v1.Admin/";
 const NODES_ONLY: &str = "/caliburn.v1.Node/Deliver";
+/// What decides over transactions of others: an operator's, who has the right to it, or a node's certificate.
+const JUDGEMENTS: [&str; 2] = ["/caliburn.v1.Node/Judge", "/caliburn.v1.Node/Accept"];
 
 /// Lets through whom the cluster knows, to what they have rights to.
 #[derive(Debug, Clone)]
@@ -59,13 +61,20 @@ impl Guard {
             Peer::User(_) if PROGRAMS.contains(&path) || path.starts_with(ADMIN) => {}
             Peer::User(user) => {
                 let operation = path.trim_start_matches('/');
-                let may = self.rights.as_ref().is_none_or(|rights| rights.permits(user, operation));
-                if unless("rights-unchecked", !may) {
+                if unless("rights-unchecked", !self.permits(user, path)) {
                     return Err(Status::permission_denied(format!("{peer} has no right to {operation}")));
                 }
             }
         }
         Ok(Some(peer))
+    }
+
+    /// Whether a user may call what the node itself does not judge.
+    fn permits(&self, user: &str, path: &str) -> bool {
+        match &self.rights {
+            Some(rights) => rights.permits(user, path.trim_start_matches('/')),
+            None => even_if("anybody-judges", !JUDGEMENTS.contains(&path)),
+        }
     }
 }
 
@@ -131,6 +140,25 @@ where
                 Box::pin(self.inner.call(request))
             }
             Err(status) => Box::pin(async move { Ok(status.into_http()) }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_judges_has_the_right_to_it() {
+        let of = |rights| Guard { cluster: Some("bank".into()), rights };
+        let (without, with) = (of(None), of(Some(Rights::new())));
+        assert!(without.permits("alice", "/a.v1.Bank/Add"));
+        JUDGEMENTS.iter().for_each(|path| assert!(!without.permits("alice", path)));
+        let rights = with.rights.clone().expect("it has them");
+        for path in JUDGEMENTS {
+            assert!(!with.permits("alice", path));
+            rights.allow("alice", path.trim_start_matches('/'));
+            assert!(with.permits("alice", path) && !with.permits("bob", path));
         }
     }
 }

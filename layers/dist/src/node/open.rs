@@ -210,7 +210,8 @@ impl Builder {
         self
     }
 
-    /// What users may call of its data servers. Without, whoever has a certificate of the cluster's may call all.
+    /// What users may call of its data servers. Without, any user with a certificate of the cluster may call all of
+    /// them; an operator's judgements then need a certificate of a node.
     pub fn rights(mut self, rights: Rights) -> Builder {
         self.rights = Some(rights);
         self

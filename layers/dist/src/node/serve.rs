@@ -1,6 +1,6 @@
 //! The interface that a node has for programs and other nodes, served together with those of its data servers.
 
-use crate::cluster::{ALIVE, HEADERS, root};
+use crate::cluster::{ALIVE, CALLS, HEADERS, root};
 use crate::commit::word::{Node as NodeId, Outcome};
 use crate::credentials::Peer;
 use crate::id::Tid;
@@ -268,6 +268,7 @@ impl Node {
         listener: TcpListener,
         add: impl FnOnce(&mut RoutesBuilder),
     ) -> Result<(), ServeError> {
+        descriptors::occupy();
         let cluster = &self.0.outside.cluster;
         match (cluster.credentials(), listener.local_addr()) {
             (Some(credentials), _) => {
@@ -300,6 +301,7 @@ impl Node {
         P::Io: AsyncRead + AsyncWrite + Connected + Unpin,
     {
         let mut server = tonic::transport::Server::builder().http2_max_header_list_size(HEADERS);
+        server = server.max_concurrent_streams(Some(CALLS));
         // A program whose machine is gone does not say so.
         server = server.http2_keepalive_interval(Some(ALIVE)).http2_keepalive_timeout(Some(ALIVE));
         let guard = Guard { cluster, rights: self.0.rights.clone() };
