@@ -1,4 +1,4 @@
-//! Development tasks: `cargo xtask test` runs everything that CI runs.
+//! Development tasks: `cargo xtask test --install` is what CI runs.
 
 mod bench;
 mod c;
@@ -27,9 +27,11 @@ use steps::{command, run, succeed, succeed_quietly};
 const HELP: &str = "\
 usage: cargo xtask TASK
 
-  test    everything: formatting, lints, tests, documentation tests, demonstrations, small benchmarks; installs what it
-          needs where it may, else says what was not run
-  test --quick   what a contributor runs: a part of it, no root, no packages
+  test --quick     the short round, some minutes: formatting, style, the short tests of the crates that programs with one
+                   store build on; no root, no packages
+  test             everything: formatting, lints, tests, documentation tests, demonstrations, small benchmarks; says what
+                   it cannot run for want of packages
+  test --install   the same; installs those packages first (as root, on Debian)
   soak    the crash tests at sizes that take hours
   tidy    only the style rules that no other tool checks
   torture --images N --seed S   long random workloads on simulated machines, crashed everywhere
@@ -50,7 +52,8 @@ usage: cargo xtask TASK
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["test"] => test(),
+        ["test"] => test(false),
+        ["test", "--install"] => test(true),
         ["test", "--quick"] => quick(),
         ["soak"] => sim::soak()
             .and_then(|()| kills("2000"))
@@ -92,21 +95,26 @@ fn main() -> ExitCode {
     }
 }
 
-/// What holds without a test being run.
-fn lint() -> Result<(), String> {
+/// What holds without anything being built.
+fn style() -> Result<(), String> {
     run("cargo fmt --all --check")?;
     run("cargo fmt --manifest-path fuzz/Cargo.toml --check")?;
     tidy::run()?;
-    planted::check_list()?;
+    planted::check_list()
+}
+
+/// What holds without a test being run.
+fn lint() -> Result<(), String> {
+    style()?;
     run("cargo clippy --workspace --all-targets --quiet -- --deny warnings")
 }
 
 /// What of typed objects needs no mapped memory, under the interpreter that knows undefined behaviour when it sees
 /// it. It comes with nightly toolchains only.
-fn miri() -> Result<(), String> {
+fn miri(install: bool) -> Result<(), String> {
     const NIGHTLY: &str = "rustup component add miri rust-src --toolchain nightly";
     let there = |line: &str| command(line).output().is_ok_and(|output| output.status.success());
-    if !there("cargo +nightly miri --version") && !there(NIGHTLY) {
+    if !(there("cargo +nightly miri --version") || install && there(NIGHTLY)) {
         println!("--- not run for want of Miri: unit tests of crates/typed\n    {NIGHTLY}");
         return Ok(());
     }
@@ -118,25 +126,30 @@ fn miri() -> Result<(), String> {
 }
 
 fn quick() -> Result<(), String> {
-    lint()?;
-    programs::run(12)?;
-    sim::quick()
+    style()?;
+    programs::run(programs::Which::Quick, 12)?;
+    println!(
+        "--- left out: clippy, the layers, bindings and commands, documentation, simulations (`cargo xtask simulate`), and \
+         the tests {}",
+        programs::LONG.join(", ")
+    );
+    Ok(())
 }
 
-fn test() -> Result<(), String> {
-    let missing = setup::Missing::mend();
+fn test(install: bool) -> Result<(), String> {
+    let missing = if install { setup::Missing::mend() } else { setup::Missing::look() };
     if let Some(said) = missing.said() {
         println!("--- {said}");
     }
     lint()?;
     fuzz::lint()?;
     // More processes are killed below.
-    programs::run(12)?;
+    programs::run(programs::Which::All, 12)?;
     if missing.allows(Part::C) {
         c::test()?;
     }
     run("cargo doc --workspace --no-deps --quiet")?;
-    miri()?;
+    miri(install)?;
     room::make(&["target/debug", "target/c", "target/doc", "target/miri"]);
     kills("260")?;
     sim::test()?;

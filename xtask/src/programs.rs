@@ -11,6 +11,8 @@ use std::time::Instant;
 /// One program with tests.
 struct Program {
     name: String,
+    /// The target's name alone.
+    target: String,
     path: PathBuf,
     /// Of the package: tests look for files beside it.
     folder: PathBuf,
@@ -26,10 +28,45 @@ struct Ended {
     failed: usize,
 }
 
-/// Runs all tests of the workspace, and the examples in its documentation. `kills` is how many processes each test
-/// of kills kills.
-pub fn run(kills: u32) -> Result<(), String> {
-    let programs = timed("build the tests", build)?;
+/// Which of the tests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// Those of the workspace, and the examples in its documentation.
+    All,
+    /// Those of the crates in [`QUICK`] that take seconds.
+    Quick,
+}
+
+/// The crates that programs with one store build on.
+const QUICK: &str =
+    "-p caliburn-os -p caliburn-log -p caliburn-engine -p caliburn-heap -p caliburn-typed -p caliburn";
+/// Test programs of these crates that take longer than some seconds.
+pub const LONG: &[&str] = &[
+    "ahead",
+    "archive",
+    "backup",
+    "backup_cuts",
+    "calls",
+    "decided_lazily",
+    "faults",
+    "few_descriptors",
+    "kill",
+    "model",
+    "outgrow",
+    "pool",
+    "power_cut",
+    "refused",
+    "relocate",
+    "replica",
+    "small_memory",
+];
+
+/// Runs tests. `kills` is how many processes each test of kills kills.
+pub fn run(which: Which, kills: u32) -> Result<(), String> {
+    let mut programs = timed("build the tests", || build(which))?;
+    if which == Which::Quick {
+        programs.retain(|program| !LONG.contains(&&*program.target));
+    }
     let mut ended = timed("tests", || run_side_by_side(&programs, kills))?;
     ended.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     println!("--- {} test programs; the longest:", ended.len());
@@ -42,14 +79,18 @@ pub fn run(kills: u32) -> Result<(), String> {
     if !wrong.is_empty() {
         return Err(format!("failed: {}", wrong.join(", ")));
     }
+    if which == Which::Quick {
+        return Ok(());
+    }
     let documentation = "cargo test --workspace --doc --quiet";
     succeed(command(documentation), documentation)
 }
 
-fn build() -> Result<Vec<Program>, String> {
+fn build(which: Which) -> Result<Vec<Program>, String> {
     println!("--- build the tests");
-    let mut cargo =
-        command("cargo test --workspace --no-run --quiet --message-format=json-render-diagnostics");
+    let of = if which == Which::All { "--workspace" } else { QUICK };
+    let line = format!("cargo test {of} --no-run --quiet --message-format=json-render-diagnostics");
+    let mut cargo = command(&line);
     let built = cargo.stderr(Stdio::inherit()).output().map_err(|e| format!("cargo: {e}"))?;
     if !built.status.success() {
         return Err(format!("build the tests: {}", built.status));
@@ -65,10 +106,10 @@ fn build() -> Result<Vec<Program>, String> {
         let manifest = PathBuf::from(text(&told["manifest_path"]).ok_or("cargo names no manifest")?);
         let folder = manifest.parent().ok_or("a manifest has no folder")?.to_owned();
         let package = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let target = &told["target"];
-        let kind = text(&target["kind"][0]).unwrap_or_default();
-        let name = format!("{package}, {kind} {}", text(&target["name"]).unwrap_or_default());
-        programs.push(Program { name, path: path.into(), folder });
+        let kind = text(&told["target"]["kind"][0]).unwrap_or_default();
+        let target = text(&told["target"]["name"]).unwrap_or_default();
+        let name = format!("{package}, {kind} {target}");
+        programs.push(Program { name, target, path: path.into(), folder });
     }
     if programs.is_empty() { Err("cargo built no tests".into()) } else { Ok(programs) }
 }
@@ -121,7 +162,7 @@ mod tests {
     use super::*;
 
     fn program(path: &str, name: &str) -> Program {
-        Program { name: name.into(), path: path.into(), folder: "/".into() }
+        Program { name: name.into(), target: name.into(), path: path.into(), folder: "/".into() }
     }
 
     #[test]

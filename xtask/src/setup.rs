@@ -83,7 +83,8 @@ impl Missing {
         Missing::look()
     }
 
-    fn look() -> Missing {
+    /// Looks.
+    pub fn look() -> Missing {
         Missing(
             WANTED
                 .iter()

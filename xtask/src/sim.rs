@@ -99,18 +99,6 @@ pub fn test() -> Result<(), String> {
     planted::plant(planted::Which::Part)
 }
 
-/// Some of it.
-pub fn quick() -> Result<(), String> {
-    for line in [
-        "exhaustive --transactions 2 --later 1",
-        "exhaustive --transactions 2 --undo",
-        "torture --images 3000",
-    ] {
-        simulate(SIM, line)?;
-    }
-    simulate(SHUTTLE, "threads --schedules 500")
-}
-
 /// All of it, at sizes that take hours.
 pub fn soak() -> Result<(), String> {
     test()?;

@@ -7,7 +7,7 @@
 //!   4 copy            every segment to a new store, which is checked
 //! ```
 //!
-//! The damaged store is only read. Each step says what is lost.
+//! The damaged store is only read. Each step says what is lost. The new store has another name until it is complete.
 
 use crate::restore::checked;
 use crate::text::plain;
@@ -54,6 +54,7 @@ pub fn run(arguments: &OneStore, target: &Path) -> Result<ExitCode, Failure> {
     if target.exists() {
         return Err(format!("{}: it exists already; name a new directory", target.display()).into());
     }
+    let unfinished = unfinished(target)?;
     // 1
     let mut lossless = true;
     let mut tell = |step: Step| {
@@ -118,9 +119,10 @@ pub fn run(arguments: &OneStore, target: &Path) -> Result<ExitCode, Failure> {
     // 3
     tell(log(arguments));
     // 4
-    tell(copy(&source, target)?);
+    tell(copy(&source, &unfinished)?);
     drop(source);
-    checked(target, None)?;
+    checked(&unfinished, None)?;
+    finish(&unfinished, target).map_err(|e| format!("rename {}: {e}", unfinished.display()))?;
     if !json {
         println!(
             "{}: a sound store of what was read; `caliburn export` writes its typed objects down",
@@ -128,6 +130,27 @@ pub fn run(arguments: &OneStore, target: &Path) -> Result<ExitCode, Failure> {
         );
     }
     Ok(if lossless { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What a new store is called until it is complete.
+fn unfinished(target: &Path) -> Result<PathBuf, Failure> {
+    let mut name =
+        target.file_name().ok_or_else(|| format!("{}: it has no name", target.display()))?.to_owned();
+    name.push(".unfinished");
+    let path = target.with_file_name(name);
+    match path.exists() {
+        true => {
+            Err(format!("{}: a salvage that did not end left it; remove it first", path.display()).into())
+        }
+        false => Ok(path),
+    }
+}
+
+/// Gives it its name, durably.
+fn finish(unfinished: &Path, target: &Path) -> io::Result<()> {
+    std::fs::rename(unfinished, target)?;
+    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(parent)?.sync_all()
 }
 
 fn in_use(arguments: &OneStore) -> Failure {
@@ -178,6 +201,14 @@ fn segment_files(store: &Path) -> Result<Vec<(String, PathBuf, u64)>, Failure> {
     Ok(found)
 }
 
+/// The policy, by a file that stores of one policy alone have.
+fn policy_of(files: &[(String, PathBuf, u64)]) -> Option<Policy> {
+    let dir = files.first()?.1.parent()?;
+    let has = |(name, _): &(&str, Policy)| dir.join(name).exists();
+    let all = [("log", Policy::Redo), ("undo", Policy::Undo), ("shadow", Policy::Shadow)];
+    all.into_iter().find(has).map(|(_, policy)| policy)
+}
+
 /// Step 3.
 fn log(arguments: &OneStore) -> Step {
     let read = || {
@@ -221,7 +252,10 @@ fn log(arguments: &OneStore) -> Step {
 fn copy(source: &Source, target: &Path) -> Result<Step, Failure> {
     let (policy, unknown) = match source {
         Source::Opened(store) => (store.policy(), None),
-        Source::Files(_) => (Policy::Redo, Some("the policy, if it was not redo: the new store has redo")),
+        Source::Files(files) => match policy_of(files) {
+            Some(policy) => (policy, None),
+            None => (Policy::Redo, Some("the policy, if it was not redo: the new store has redo")),
+        },
     };
     let new = Options::new().create_new(true).policy(policy).open(target)?;
     let (mut bytes, mut lost, mut segments) = (0, Vec::from_iter(unknown.map(str::to_owned)), 0);

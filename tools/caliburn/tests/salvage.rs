@@ -146,6 +146,12 @@ fn each_step_says_what_is_lost_and_nothing_is_changed() {
     assert!(!at("empty-saved").exists());
     let (output, _) = salvage(&at("page"), &at("page-saved"));
     assert!(String::from_utf8_lossy(&output.stderr).contains("it exists already"), "{output:?}");
+    // It has its name when it is complete. What is left of a try that did not end stays.
+    assert!(!at("page-saved.unfinished").exists());
+    fs::create_dir(at("later.unfinished")).unwrap();
+    let (output, _) = salvage(&at("page"), &at("later"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("that did not end left it"), "{output:?}");
+    assert!(!at("later").exists() && at("later.unfinished").exists());
 }
 
 #[test]
@@ -183,6 +189,11 @@ fn an_undo_store_whose_segments_could_not_be_forced_is_saved() {
         assert_eq!(store.segment("one").unwrap().map_all().unwrap().load::<u64>(4096), 1);
         damage(&path.join("undo"), 0, &[0; 8192]);
     }
+    // The files tell the policy, where nothing else does.
+    fs::write(path.join("catalog"), b"nothing").unwrap();
+    let saved = dir.path().join("files");
+    assert_eq!(salvage(&path, &saved).0.status.code(), Some(1));
+    assert_eq!(Store::open(&saved).unwrap().policy(), Policy::Undo);
 }
 
 /// Two accounts of 50; then 30 go from one to the other in a transaction that is open when the program is killed.

@@ -407,11 +407,7 @@ impl SegmentState {
 
     /// Notes the sum of a unit, for [`SegmentState::write_sums`]: at once, if many wait.
     pub fn note_sum(&self, unit: u64, sum: u32) -> Result<(), MediaError> {
-        const MANY: usize = 4 << 20;
-        self.with_sums(|sums| {
-            sums.note_sum(unit, sum, Lsn(0))?;
-            if sums.waiting() > MANY { sums.write(0) } else { Ok(()) }
-        })
+        self.with_sums(|sums| sums.note_sum(unit, sum, Lsn(0)))
     }
 
     /// Writes the sums that were noted, and forces them; the segment may be of a newer generation than they say.

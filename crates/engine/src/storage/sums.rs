@@ -18,6 +18,9 @@ use std::collections::BTreeMap;
 use std::io;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+/// Bytes of entries that wait to be written, at most.
+const WAITING: usize = 4 << 20;
+
 /// The sums of one segment. Changes gather in memory until [`Sums::write`].
 #[derive(Debug)]
 pub(crate) struct Sums {
@@ -161,7 +164,8 @@ impl Sums {
         Ok(())
     }
 
-    /// The same of a unit that has this sum.
+    /// The same of a unit that has this sum. Its data may be written later: a unit whose sum is ahead of its data is
+    /// one that the log mentions.
     pub fn note_sum(&mut self, unit: u64, sum: u32, before: Lsn) -> Result<(), MediaError> {
         let at = self.place(unit);
         let (block, at) = (at / BLOCK as u64, (at % BLOCK as u64) as usize);
@@ -180,12 +184,7 @@ impl Sums {
         } else {
             bytes[at..][..4].copy_from_slice(&sum.to_le_bytes());
         }
-        Ok(())
-    }
-
-    /// Bytes of entries that wait to be written.
-    pub fn waiting(&self) -> usize {
-        self.changed.len() * BLOCK
+        if self.changed.len() * BLOCK > WAITING { self.write(0) } else { Ok(()) }
     }
 
     /// The first unit from there on whose entry does not lie in a hole of the file.
