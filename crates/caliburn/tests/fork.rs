@@ -48,7 +48,13 @@ fn in_a_child(work: impl FnOnce()) {
 
 fn options(policy: Policy) -> Options {
     let mut options = Store::options();
-    options.create(true).policy(policy).log_bytes(1 << 20).stage_bytes(1 << 20).copied(true);
+    options
+        .create(true)
+        .policy(policy)
+        .log_bytes(1 << 20)
+        .stage_bytes(1 << 20)
+        .copied(true)
+        .memory_kept(true);
     options
 }
 

@@ -361,9 +361,16 @@ fn a_copy_of_a_store_in_use_is_not_written_to_unless_that_is_meant() {
         assert!(error.contains("in use when it was copied"), "{error}");
         assert!(!caliburn::check(&copy).unwrap().is_clean());
         // To look at it does no harm.
-        assert_eq!(number(&options(policy).read_only(true).open(&copy).unwrap()), 1);
+        assert_eq!(number(&options(policy).read_only(true).memory_kept(true).open(&copy).unwrap()), 1);
         let mut meant = options(policy);
         meant.copied(true);
+        if policy == Policy::Undo {
+            // Nothing tells whether it is whole.
+            let error = meant.open(&copy).unwrap_err().to_string();
+            assert!(error.contains("its files are copies") && error.contains("memory-kept"), "{error}");
+            assert!(!meant.check(&copy).unwrap().is_clean());
+            meant.memory_kept(true);
+        }
         let report = meant.check(&copy).unwrap();
         assert!(
             report.is_clean() && report.notes.iter().any(|note| note.contains("in use when it was copied")),

@@ -208,7 +208,7 @@ fn a_read_only_store_decides_nothing() {
     for policy in POLICIES {
         let dir = tempfile::tempdir().unwrap();
         let path = left_undecided(dir.path(), policy, 0, &1u64.to_ne_bytes());
-        let reader = Store::options().read_only(true).open(&path).unwrap();
+        let reader = Store::options().read_only(true).memory_kept(true).open(&path).unwrap();
         let _memory = region(&reader);
         assert_eq!(reader.prepared().len(), 1);
         for refused in

@@ -371,7 +371,7 @@ fn what_was_rolled_back_is_not_restored_over_a_later_commit() {
     for survives in [Class::Process, Class::Power] {
         let dir = tempfile::tempdir().unwrap();
         let mut options = Store::options();
-        options.copied(true);
+        options.copied(true).memory_kept(true);
         options.create(true).policy(Policy::Undo);
         if survives > Class::Process {
             options.memory_survives(survives);

@@ -204,7 +204,7 @@ fn a_store_in_use_when_the_system_went_down_is_refused_and_one_that_was_closed_i
     put(&store, &region, 0, 5);
     copy_store(&path, &copy);
     let mut rebooted = options();
-    rebooted.media(Arc::new(Rebooted));
+    rebooted.media(Arc::new(Rebooted)).memory_kept(false);
     let error = rebooted.open(&copy).unwrap_err().to_string();
     assert!(error.contains("in use when the system went down") && error.contains("undo"), "{error}");
     let report = rebooted.check(&copy).unwrap();

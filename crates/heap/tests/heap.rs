@@ -12,7 +12,7 @@ const POLICIES: [Policy; 2] = [Policy::Redo, Policy::Undo];
 fn options(policy: Policy) -> Options {
     let mut options = Store::options();
     // Some tests copy a store that is in use, in place of killing a process.
-    options.copied(true);
+    options.copied(true).memory_kept(true);
     options.create(true).policy(policy).background(false).guard(Guard::Off);
     options.log_bytes(4 << 20).stage_bytes(8 << 20).reserve_bytes(1 << 30);
     options

@@ -246,7 +246,7 @@ pub struct ImageLog {
 impl ImageLog {
     /// Takes the file into use in a generation of the store, when what it held is back in the segments, durably: it
     /// is empty. `move_sums` brings the sums that the status has, which is durable by then, to the sums files, and
-    /// forces them.
+    /// forces them. `copied`: the file may have batches of later generations, from after its status was copied.
     ///
     /// # Errors
     /// When the medium fails; those of `move_sums`.
@@ -255,6 +255,7 @@ impl ImageLog {
         store: Id,
         found: ImagesStatus,
         (place, generation): ([u64; 2], u64),
+        copied: bool,
         move_sums: impl Fn(&dyn Medium, &ImagesStatus) -> Result<(), MediaError>,
     ) -> Result<ImageLog, MediaError> {
         let held = medium.len().map_err(|e| MediaError::new("measure before-images", &*medium, 0, e))?;
@@ -283,6 +284,10 @@ impl ImageLog {
         }
         if !early && !planted("found-sums-not-moved") {
             move_sums(&*log.medium, &found)?;
+        }
+        if unless("generations-come-again", copied) {
+            // More than there can have been; the page that is written next is the same.
+            log.status.generation = (log.status.generation.get() + (1 << 40)).into();
         }
         log.empty(&Sums::new())?;
         Ok(log)
@@ -481,7 +486,8 @@ mod tests {
         let medium = Files.create(&dir.join("images")).unwrap();
         create(&*medium, STORE, 0).unwrap();
         let status = read_status(&*medium, &STORE).unwrap();
-        let mut log = ImageLog::open(medium.clone(), STORE, status, ([0; 2], 0), |_, _| Ok(())).unwrap();
+        let mut log =
+            ImageLog::open(medium.clone(), STORE, status, ([0; 2], 0), false, |_, _| Ok(())).unwrap();
         for numbers in [0..3, 10..12] {
             let pages: Vec<Page> = numbers.map(|number| Page { segment: SegmentId(1), number }).collect();
             log.make_room(pages.len() as u64).unwrap();

@@ -372,7 +372,7 @@ fn before_images() {
     let medium = medium(&dir);
     images::create(&*medium, STORE, 1).unwrap();
     let status = image_status::read_status(&*medium, &STORE).unwrap();
-    let mut log = ImageLog::open(medium.clone(), STORE, status, ([0; 2], 1), |_, _| Ok(())).unwrap();
+    let mut log = ImageLog::open(medium.clone(), STORE, status, ([0; 2], 1), false, |_, _| Ok(())).unwrap();
     // Of a segment of 2^63 bytes the last page.
     let pages: Vec<Page> = SEGMENTS
         .into_iter()

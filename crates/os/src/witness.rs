@@ -14,8 +14,10 @@
 //! | mount: device, and unique number of the mount | if they are the same | another number in another namespace of mounts; the same one after a boot that is just like the last |
 //! | reported write-back errors | - | no: what is reported is lost |
 //!
-//! The first row that fits counts. Where somebody vouches for memory ([`Seen::vouched`]), it survived unless the
-//! first row fits. `-`: whatever it says. `?`: it says nothing, or said nothing then.
+//! The first row that fits counts. If the operator or the program vouches for memory ([`Seen::vouched`]), it
+//! survived unless the first row fits. Of a copy ([`Seen::copy`]) nothing tells whether its files are of one moment:
+//! without that word, what would be *survived* is *unknown*. `-`: whatever it says. `?`: it says nothing, or said
+//! nothing then.
 //!
 //! | | errors | inode | boot id | clock | mount | verdict |
 //! |---|---|---|---|---|---|---|
@@ -84,6 +86,8 @@ pub struct Seen {
     pub lost: bool,
     /// An operator, or the program, says that memory survived.
     pub vouched: bool,
+    /// The files are not those that were in use.
+    pub copy: bool,
 }
 
 /// What a file says, which need not stay open.
@@ -112,15 +116,12 @@ impl Seen {
         let mounts = files.iter().map(|file| file.mount).collect();
         let others = Others { clock: boot.clock, mounts: digest(&mounts) };
         let now = Witnesses { boot: boot.id, others: Some(others) };
-        Ok(Seen { now, pinned: all && !files.is_empty(), lost: false, vouched: false })
+        Ok(Seen { now, pinned: all && !files.is_empty(), ..Seen::default() })
     }
 
-    /// The same of files that are a copy, or are not: where the original was mounted says nothing of a copy.
-    pub fn of_copy(mut self, yes: bool) -> Seen {
-        if let Some(others) = self.now.others.as_mut().filter(|_| yes) {
-            others.mounts = None;
-        }
-        self
+    /// The same of files that are a copy, or are not.
+    pub fn of_copy(self, yes: bool) -> Seen {
+        Seen { copy: yes, ..self }
     }
 
     /// The same, where somebody vouches for memory or does not.
@@ -177,6 +178,7 @@ impl Word {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasons {
     lost: bool,
+    copy: bool,
     boot: Word,
     clock: Word,
     mounts: Word,
@@ -186,6 +188,9 @@ impl fmt::Display for Reasons {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.lost {
             return f.write_str("the system reports that writes to its files were lost");
+        }
+        if self.copy {
+            return f.write_str("its files are copies, and nothing tells whether they are of one moment");
         }
         f.write_str(match self.boot {
             Word::Same => "the boot id is the same",
@@ -207,19 +212,30 @@ impl fmt::Display for Reasons {
 
 /// Judges by the table at the head of this file.
 pub fn judge(then: &Witnesses, seen: &Seen) -> Verdict {
-    use Word::{Nothing, Other, Same};
     let now = seen.now.others.unwrap_or_default();
     let noted = then.others.unwrap_or_default();
     let boot = Word::of(then.boot, seen.now.boot, |then, now| then == now);
     let clock = Word::of(noted.clock, now.clock, |then, now| now.goes_on_from(then));
     let mounts = Word::of(noted.mounts, now.mounts, |then, now| then == now);
-    let reasons = Reasons { lost: seen.lost, boot, clock, mounts };
+    let reasons = Reasons { lost: seen.lost, copy: false, boot, clock, mounts };
     if seen.lost {
         return Verdict::Lost(reasons);
     }
     if seen.vouched {
         return Verdict::Survived;
     }
+    match judge_original(then, seen, reasons) {
+        Verdict::Survived if unless("copies-judged-by-the-boot", seen.copy) => {
+            Verdict::Unknown(Reasons { copy: true, ..reasons })
+        }
+        other => other,
+    }
+}
+
+/// The same of files that are those that were in use.
+fn judge_original(then: &Witnesses, seen: &Seen, reasons: Reasons) -> Verdict {
+    use Word::{Nothing, Other, Same};
+    let Reasons { boot, clock, mounts, .. } = reasons;
     if unless("mark-not-looked-at", seen.pinned) {
         return Verdict::Survived;
     }
@@ -283,7 +299,10 @@ mod tests {
             assert_eq!(found, expected, "{boot:?} {clock:?} {mounts:?}");
             // Whatever the others say.
             assert_eq!(judge(&then, &Seen { pinned: true, ..seen }), Verdict::Survived);
-            assert_eq!(judge(&then, &Seen { vouched: true, ..seen }), Verdict::Survived);
+            assert_eq!(judge(&then, &Seen { vouched: true, copy: true, ..seen }), Verdict::Survived);
+            assert!(matches!(judge(&then, &Seen { copy: true, pinned: true, ..seen }), Verdict::Unknown(_)));
+            let copied = judge(&then, &Seen { copy: true, ..seen });
+            assert_eq!(matches!(copied, Verdict::Lost(_)), expected == "lost");
             let lost = judge(&then, &Seen { pinned: true, vouched: true, lost: true, ..seen });
             assert!(matches!(&lost, Verdict::Lost(why) if why.to_string().contains("lost")), "{lost:?}");
             // An earlier version noted the boot alone, and is judged by it.

@@ -11,7 +11,13 @@ use std::process::Command;
 pub fn options() -> Options {
     let mut options = Store::options();
     // Some tests copy a store that is in use, in place of killing a process.
-    options.create(true).log_bytes(1 << 20).stage_bytes(1 << 20).reserve_bytes(1 << 30).copied(true);
+    options
+        .create(true)
+        .log_bytes(1 << 20)
+        .stage_bytes(1 << 20)
+        .reserve_bytes(1 << 30)
+        .copied(true)
+        .memory_kept(true);
     options
 }
 

@@ -122,19 +122,23 @@ impl Options {
     }
 
     /// Opens for writing also a store that was copied, or restored from a copy, while it was in use: see
-    /// [`OpenError::Copied`]. With the redo and the shadow policy all of it is verified before: what is torn, or has
-    /// no checksums, is refused. Checksums of shadow's segments don't tell one mixture: pages of two moments between
-    /// which sums went to their files, all of them together. With the undo policy such a copy is refused.
+    /// [`OpenError::Copied`]. To be given for a copy of one moment: a snapshot, or files that were copied while the
+    /// program was stopped or after it was killed. With the redo and the shadow policy all of it is verified before;
+    /// a copy that was made while transactions went on is refused then, but not always. Checksums can't tell a
+    /// segment with its sums that are of before a truncation from a log of after it, nor a page that is newer than
+    /// the log, where the log names it. With the undo policy, and for commits of class `Process` that redo's stage
+    /// holds, nothing tells: [`Options::memory_kept`] is needed as well.
     pub fn copied(&mut self, yes: bool) -> &mut Options {
         self.settings.copied = yes;
         self
     }
 
     /// Says that what a killed program had stored in memory is there, where no witness can tell it
-    /// (docs/durability.md): with the undo policy a store that was in use then is opened and not refused, and with
-    /// the redo policy commits of class `Process` that its stage holds are kept. To be given only if the system did
-    /// not go down since, and no other state of the file system, such as a snapshot, was mounted: otherwise what is
-    /// opened is torn, and nothing can tell.
+    /// (docs/durability.md); of a [copy](Options::copied), that all of its files are of one moment. With the undo
+    /// policy a store that was in use then is opened and not refused, and with the redo policy commits of class
+    /// `Process` that its stage holds are kept. To be given only if the system did not go down since, and no other
+    /// state of the file system, such as a snapshot, was mounted: otherwise what is opened is torn, and nothing can
+    /// tell.
     pub fn memory_kept(&mut self, yes: bool) -> &mut Options {
         self.settings.memory_kept = yes;
         self

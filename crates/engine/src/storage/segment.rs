@@ -292,6 +292,24 @@ impl SegmentState {
         self.stamped.as_ref().map_or(Ok(false), |stamped| stamped.begin_use(&self.file))
     }
 
+    /// When recovery has written to it, and before what it wrote that from is given up: a copy of before is older
+    /// from now on. `lasting`: all of it is forced.
+    pub fn end_recovery(&self, lasting: bool) -> Result<(), MediaError> {
+        if let Some(stamped) = &self.stamped {
+            let medium = self.file.reach("open segment")?;
+            let fail = |e| MediaError::new("write segment", &*medium, SEGMENT_STAMP, e);
+            stamped.begin_next(&*medium).map_err(fail)?;
+        }
+        if lasting { self.sync() } else { self.confirm(false) }
+    }
+
+    /// At an opening: if its slot says less than its file, after a crash or with an older file of slots, the slot
+    /// gets what the file says, which is forced first.
+    pub fn confirm_found(&self) -> Result<(), MediaError> {
+        let ahead = self.stamped.as_ref().is_some_and(Stamped::is_ahead);
+        if unless("found-unconfirmed", ahead) { self.sync() } else { Ok(()) }
+    }
+
     /// When the store is closed: if something was written to it since it was opened, its file says, durably, that of
     /// the close. So it differs from copies that were made meanwhile.
     pub fn end_use(&self, closing: u64) -> Result<(), MediaError> {

@@ -126,6 +126,19 @@ impl Stamped {
         Ok(())
     }
 
+    /// Has the file say that it is of the generation that begins next: recovery has written to it.
+    pub fn begin_next(&self, medium: &dyn Medium) -> io::Result<()> {
+        if planted("recovered-unstamped") {
+            return Ok(());
+        }
+        self.put(medium, self.generations.present() + 1)
+    }
+
+    /// Whether its slot says less than the file.
+    pub fn is_ahead(&self) -> bool {
+        self.there() > self.confirmed.load(Ordering::Acquire)
+    }
+
     /// Has the slot say that the file is of that generation. `lasting`: the file was forced.
     pub fn confirm(&self, generation: u64, lasting: bool) -> Result<(), MediaError> {
         if lasting {

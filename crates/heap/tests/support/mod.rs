@@ -7,7 +7,13 @@ use std::path::{Path, PathBuf};
 pub fn options() -> Options {
     let mut options = Store::options();
     // A copy of a store that is in use stands for a process that was killed.
-    options.copied(true).create(true).background(false).log_bytes(4 << 20).stage_bytes(1 << 20);
+    options
+        .copied(true)
+        .memory_kept(true)
+        .create(true)
+        .background(false)
+        .log_bytes(4 << 20)
+        .stage_bytes(1 << 20);
     options.reserve_bytes(1 << 30);
     options
 }

@@ -362,6 +362,7 @@ impl<'o> Recovery<'o> {
         generations::catch_up(generations, self.status.clean == 1, || {
             log::force_status(&*self.log, &self.status)
         })?;
+        self.segments().iter().try_for_each(|segment| segment.confirm_found())?;
         let log = generations::step(generations, |generation| {
             Log::open(self.log.clone(), self.store(), self.status, scanned, (place, generation))
         })?;

@@ -385,7 +385,7 @@ mod tests {
 
     const STORE: Id = [7; 16];
     const NOW: Witnesses = Witnesses { boot: Some([1; 16]), others: None };
-    const SEEN: Seen = Seen { now: NOW, pinned: false, lost: false, vouched: false };
+    const SEEN: Seen = Seen { now: NOW, pinned: false, lost: false, vouched: false, copy: false };
 
     fn medium(dir: &tempfile::TempDir) -> Arc<dyn Medium> {
         Files.create(&dir.path().join("stage")).unwrap()

@@ -199,8 +199,8 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     opening.found.log_locks.extend(claim.map(|lock| (path, lock)));
     let (store, segments) = (opening.found.catalog.store, opening.found.segments.clone());
     let status = image_status::read_status(&*log, &store)?;
-    let copied = status.clean.get() != CLEAN && opening.copied_from(&*log, status.place)?;
     opening.check_keeper(image_status::said(&status), |defect| bad(&*log, defect))?;
+    let copied = status.clean.get() != CLEAN && opening.copied_from(&*log, status.place)?;
     let damage = opening.found.damage.take();
     let media = segments.iter().map(|segment| (segment.file.path().to_owned(), segment.file.is_volatile()));
     let media = media.chain([(log.path().to_owned(), log.volatile())]);
@@ -228,24 +228,30 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let mut touched = BTreeSet::new();
     if planted("recovered-images-emptied-first") {
         let at = (log.place().unwrap_or_default(), status.store_generation.get());
-        drop(ImageLog::open(log.clone(), store, status, at, |_, _| Ok(()))?);
+        drop(ImageLog::open(log.clone(), store, status, at, false, |_, _| Ok(()))?);
     }
     each_sound(of, &segments, &Watch::default(), |segment, page, image| {
         touched.insert(page.segment);
         put_image(segment, page, image)
     })?;
+    // So are those whose sums are about to be written.
+    image_status::each_sum(&*log, &status, |page, _| {
+        touched.insert(page.segment);
+        Ok(())
+    })?;
     for segment in segments.iter().filter(|segment| touched.contains(&segment.id)) {
         if !planted("recovered-images-not-forced") {
-            segment.sync()?;
+            segment.end_recovery(true)?;
         }
     }
     // 3 and 4 the log is empty
     let place = log.place().unwrap_or_default();
     let generations = opening.found.generations.as_ref();
     generations::catch_up(generations, status.clean == CLEAN, || image_status::force_status(&*log, &status))?;
+    segments.iter().try_for_each(|segment| segment.confirm_found())?;
     let log = generations::step(generations, |generation| {
         let move_sums = |medium: &dyn Medium, status: &_| sums::move_sums(&segments, medium, status);
-        ImageLog::open(log, store, status, (place, generation), move_sums)
+        ImageLog::open(log, store, status, (place, generation), copied, move_sums)
     })?;
     let mut storage = Storage::new(opening.found, settings, reach);
     storage.reads_around = true;
@@ -260,6 +266,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
         mapped: AtomicU64::new(0),
     });
     Ok(Opened { storage, sets, policy, damage: None, report: OpenReport::default() })
+}
+
+fn unlike_image(Page { segment, number }: Page) -> String {
+    format!("its image of page {number} of segment {} does not match the checksum of that page", segment.0)
 }
 
 /// Refuses a copy whose files are not of one moment, as far as sums tell: its pages, and the images in the log, are
@@ -280,15 +290,13 @@ fn verify_copy(
     let (mut imaged, mut unlike) = (Pages::default(), None);
     each_sound((log, status), segments, watch, |segment, page, image| {
         imaged.insert(page.segment, page.number..page.number + 1);
-        let summed = (image, images::checksum(image));
-        if !sums::Known::default().is_sound(segment, &[page], &waiting, summed).map_err(PutError::Media)? {
+        if !sums::is_image_sound(segment, page, &waiting, image)? {
             unlike = Some(page);
         }
         Ok(())
     })?;
-    if let Some(Page { segment, number }) = unlike {
-        let text = format!("its image of page {number} of segment {} is not what was committed", segment.0);
-        return Err(stray("before-images", log.path(), IMAGES_DATA, text));
+    if let Some(page) = unlike {
+        return Err(stray("before-images", log.path(), IMAGES_DATA, unlike_image(page)));
     }
     let mut report = Report::default();
     sums::check(segments, (log, status), imaged, &|_| Ok(()), &mut report)?;
@@ -338,10 +346,14 @@ pub(super) fn check(
     if status.clean.get() != CLEAN {
         store.report_copy(&*log, status.place, report);
     }
-    let (mut count, mut imaged) = (0, Pages::default());
-    let sound = each_sound((&*log, &status), segments, store.watch, |_, page, _| {
+    let (mut count, mut imaged, mut unlike) = (0, Pages::default(), Vec::new());
+    let waiting = image_status::sums(&*log, &status)?;
+    let sound = each_sound((&*log, &status), segments, store.watch, |segment, page, image| {
         count += 1;
         imaged.insert(page.segment, page.number..page.number + 1);
+        if !sums::is_image_sound(segment, page, &waiting, image)? {
+            unlike.push(page);
+        }
         Ok(())
     });
     match sound {
@@ -359,6 +371,7 @@ pub(super) fn check(
         let text = "page(s) of a transaction that was not committed await being put back";
         report.notes.push(format!("{count} {text}"));
     }
+    unlike.into_iter().for_each(|page| report.problem(log.path(), IMAGES_DATA, unlike_image(page)));
     let total = segments.iter().map(|segment| segment.len()).sum();
     let tell = |done| store.watch.tell(Phase::VerifySegments, done, total);
     Ok(sums::check(segments, (&*log, &status), imaged, &tell, report)?)

@@ -12,6 +12,7 @@
 //! damaged, until the store is restored.
 
 use super::pages::{Pages, Run};
+use super::recovery::PutError;
 use super::{Images, Shadow};
 use crate::policy::backup::BackupError;
 use crate::storage::Storage;
@@ -25,7 +26,7 @@ use caliburn_log::images::{self, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::observed::Tell;
-use caliburn_os::simulated::{planted, unless};
+use caliburn_os::simulated::{even_if, planted, unless};
 use std::sync::Arc;
 
 /// A page has one sum.
@@ -72,6 +73,18 @@ impl Known {
         };
         Ok(sum.is_of(image, crc))
     }
+}
+
+/// Whether an image in the log may be what was committed last.
+pub(super) fn is_image_sound(
+    segment: &SegmentState,
+    page: Page,
+    waiting: &Sums,
+    image: &[u8],
+) -> Result<bool, PutError> {
+    let summed = (image, images::checksum(image));
+    let sound = Known::default().is_sound(segment, &[page], waiting, summed).map_err(PutError::Media)?;
+    Ok(even_if("images-not-compared", sound))
 }
 
 /// The sums of runs of pages, as the segments show them.

@@ -42,7 +42,7 @@ use caliburn_os::persist::{Memory, Survives};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::witness::{Look, Seen};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -87,11 +87,11 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let mut copied = false;
     match uncommitted::read_status(&*medium, &opening.found.catalog.store) {
         Ok(status) => {
+            opening.check_keeper(uncommitted::said(&status), |defect| bad(&*medium, defect))?;
             if status.clean != CLEAN {
                 opening.copied_from(&*medium, status.place)?;
                 copied = opening.is_copy(&*medium, status.place);
             }
-            opening.check_keeper(uncommitted::said(&status), |defect| bad(&*medium, defect))?;
         }
         // Said below.
         Err(UndoError::Bad { .. }) if opening.settings.salvage => {}
@@ -170,6 +170,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     generations::catch_up(generations.as_ref(), clean, || {
         uncommitted::force_status(&*medium, &found.status)
     })?;
+    segments.iter().try_for_each(|segment| segment.confirm_found())?;
     let store = catalog.store;
     let chunks = generations::step(generations.as_ref(), |generation| {
         UndoChunks::open(medium, store, now, memory, &found, (place, generation))
@@ -225,11 +226,13 @@ fn restore(
     }
     // 1 old values back
     let by_id: BTreeMap<_, _> = segments.iter().map(|segment| (segment.id, segment)).collect();
+    let mut touched = BTreeSet::new();
     for log in &found.uncommitted {
         found.newest_first(medium, log, |range| {
             let segment = by_id.get(&range.segment);
             let segment =
                 segment.ok_or_else(|| stray_range(medium, log.offset(), range.segment, range.offset))?;
+            touched.insert(range.segment);
             Ok::<(), OpenError>(prepared::put(segment, &range)?)
         })?;
     }
@@ -238,8 +241,12 @@ fn restore(
     let lasting = found.sealed() || memory.survives > Survives::Process;
     if unless("undo-restored-unforced", lasting) {
         for segment in segments {
-            segment.sync()?;
+            if touched.contains(&segment.id) { segment.end_recovery(true)? } else { segment.sync()? }
         }
+        opening.found.generations.as_ref().map_or(Ok(()), |generations| generations.settle())?;
+    } else {
+        let mut touched = segments.iter().filter(|segment| touched.contains(&segment.id));
+        touched.try_for_each(|segment| segment.end_recovery(false))?;
     }
     // 2
     if prepared::add_runs(prepared, found, medium)? && !planted("undecided-not-kept") {
