@@ -1,5 +1,6 @@
 //! Benchmarks: everything at its size, with the page; and everything small, so that none rots.
 
+use crate::steps::timed;
 use crate::{command, run, succeed};
 use std::fs;
 use std::process::{Command, Stdio};
@@ -133,7 +134,8 @@ fn measure(program: &str, line: &str) -> Result<String, String> {
         .args(["--json", "--dir", DIR])
         .stderr(Stdio::inherit());
     println!("--- {name} {line}");
-    let output = command.output().map_err(|e| format!("{program}: {e}"))?;
+    let output = timed(&format!("{name} {line}"), || command.output());
+    let output = output.map_err(|e| format!("{program}: {e}"))?;
     if !output.status.success() {
         return Err(format!("{name} {line}: {}", output.status));
     }

@@ -158,7 +158,7 @@ fn test(install: bool) -> Result<(), String> {
     other_architecture()?;
     room::make(&["target/fuzz", "target/fuzz-stores", "target/other"]);
     if missing.allows(Part::Machines) {
-        vm::run("9", "")?;
+        steps::timed("virtual machines", || vm::run("9", ""))?;
     }
     room::make(&["target/guest", "target/vm"]);
     run("cargo build --release --workspace --quiet")?;
