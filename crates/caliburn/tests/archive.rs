@@ -210,7 +210,7 @@ fn recovery_that_has_no_room_for_want_of_the_archive_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let (path, archive) = (dir.path().join("s"), dir.path().join("archive"));
     let mut small = options();
-    small.log_bytes(64 << 10).background(false).copied(true);
+    small.log_bytes(64 << 10).background(false).copied(true).memory_kept(true);
     let store = small.open(&path).unwrap();
     let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
     let to = ArchiveOptions::directory(&archive);

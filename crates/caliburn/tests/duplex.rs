@@ -186,7 +186,7 @@ fn a_copied_store_leaves_the_originals_second_copy_alone() {
     let before = std::fs::read(&second).unwrap();
     let refused = options(&second).open(&copy).unwrap_err();
     assert!(matches!(refused, OpenError::Copied { .. }), "{refused}");
-    let store = options(&second).copied(true).open(&copy).unwrap();
+    let store = options(&second).copied(true).memory_kept(true).open(&copy).unwrap();
     commit(&store, 100).unwrap();
     assert_eq!(store.query().log_copies, 1);
     drop(store);
@@ -333,7 +333,7 @@ fn what_cannot_be_read_in_one_copy_is_read_in_the_other() {
             assert_eq!(value(&store), 11, "copy {bad}, sector {sector}, written: {written}");
             commit(&store, 12).unwrap();
             store.close().unwrap();
-            assert_eq!(value(&options(&second).copied(true).open(&path).unwrap()), 12);
+            assert_eq!(value(&options(&second).copied(true).memory_kept(true).open(&path).unwrap()), 12);
         }
     }
 }
@@ -489,7 +489,7 @@ fn an_older_file_alone_is_not_taken_for_the_log() {
     std::fs::rename(&before, &second).unwrap();
     let refused = options(&second).open(&path).unwrap_err();
     assert!(matches!(refused, OpenError::Copied { .. }), "{refused}");
-    let refused = options(&second).copied(true).open(&path).unwrap_err().to_string();
+    let refused = options(&second).copied(true).memory_kept(true).open(&path).unwrap_err().to_string();
     assert!(refused.contains("second") && refused.contains("an older copy"), "{refused}");
 }
 

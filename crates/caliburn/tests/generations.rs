@@ -158,7 +158,7 @@ fn moments(path: &Path, (name, policy): (&str, Policy), last_killed: bool) -> (V
     // What is there is told by a copy, so that nothing of the store is changed.
     let copy = path.with_extension("copy");
     copy_store(path, &copy);
-    let store = options(policy).copied(true).open(&copy).unwrap();
+    let store = options(policy).copied(true).memory_kept(true).open(&copy).unwrap();
     let there = content(&store);
     store.close().unwrap();
     fs::remove_dir_all(&copy).unwrap();

@@ -230,14 +230,14 @@ fn a_sparse_copy_is_refused_on_a_full_disk() {
         while file.write_all(&[1; 4096]).is_ok() {}
         file.set_len(file.metadata().unwrap().len() - (64 << 10)).unwrap();
         drop(file);
-        let refused = options().copied(true).open(&copy).unwrap_err();
+        let refused = options().copied(true).memory_kept(true).open(&copy).unwrap_err();
         assert!(message(&refused).contains("allocate"), "{policy:?}: {}", message(&refused));
         assert!(message(&refused).contains("holes need"), "{policy:?}: {}", message(&refused));
         assert!(free(&disk.path) > 32 << 10, "{policy:?}: what is refused has taken the room that there was");
 
         // Not removed alone: a process that another test has just forked may have it open.
         std::fs::File::create(&filler).unwrap();
-        let store = options().copied(true).open(&copy).unwrap();
+        let store = options().copied(true).memory_kept(true).open(&copy).unwrap();
         let region = memory(&store);
         assert_eq!(region.load::<u64>(8), 7, "{policy:?}");
         let mut tx = store.begin(Mode::Restore).unwrap();

@@ -60,7 +60,7 @@ fn the_log_grows_for_a_transaction_that_outgrows_it() {
         store.close().unwrap();
         for path in [&copy, &path] {
             clean(path);
-            let store = Store::options().copied(true).open(path).unwrap();
+            let store = Store::options().copied(true).memory_kept(true).open(path).unwrap();
             let (big, small) = (store.segment("big").unwrap().map_all().unwrap(), region(&store));
             assert_eq!([0, 8, 16].map(|at| small.load::<u64>(at)), [turn; 3]);
             assert!((3..bytes.len() + 3).step_by(511).all(|at| big.load::<u8>(at) == turn as u8), "{turn}");

@@ -259,8 +259,8 @@ fn a_read_only_opening_sees_what_was_committed_and_changes_nothing() {
         all.iter().map(|p| std::fs::read(p).unwrap()).collect::<Vec<_>>()
     };
     let before = files();
-    let one = Store::options().read_only(true).open(&path).unwrap();
-    let two = Store::options().read_only(true).open(&path).unwrap();
+    let one = Store::options().read_only(true).memory_kept(true).open(&path).unwrap();
+    let two = Store::options().read_only(true).memory_kept(true).open(&path).unwrap();
     for store in [&one, &two] {
         let memory = store.segment("data").unwrap().map_all().unwrap();
         assert_eq!((memory.load::<u64>(0), memory.load::<u64>(8)), (5, 6));

@@ -269,6 +269,7 @@ fn a_relocation_that_is_cut_leaves_one_log_or_the_other() {
             let store = support::options()
                 .media(Arc::new(caliburn::medium::Files))
                 .copied(true)
+                .memory_kept(true)
                 .log_bytes(log_of(&path).1)
                 .open(&path);
             let store = store.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -285,7 +286,7 @@ fn a_relocation_that_is_cut_leaves_one_log_or_the_other() {
 }
 
 fn problems(path: &Path) -> Vec<String> {
-    let report = options().copied(true).check(path).unwrap();
+    let report = options().copied(true).memory_kept(true).check(path).unwrap();
     report.problems.iter().map(|problem| problem.text.clone()).collect()
 }
 
@@ -399,7 +400,7 @@ fn a_segment_that_is_cut_as_it_moves_is_there() {
         recorder.picture().restore(&path);
         std::fs::write(path.join("lock"), "").unwrap();
         std::fs::write(&there, outside).unwrap();
-        let store = made.copied(true).open(&path).unwrap();
+        let store = made.copied(true).memory_kept(true).open(&path).unwrap();
         let place = made.info(&path).unwrap().segments[0].path.clone();
         found[usize::from(place == there)] += u64::from(before && !all);
         let region = store.segment("data").unwrap().map_all().unwrap();

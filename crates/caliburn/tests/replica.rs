@@ -139,7 +139,7 @@ fn a_full_log_is_there_after_a_crash() {
     store.close().unwrap();
     replica.kept().away = false;
     let mut copied = options();
-    copied.copied(true);
+    copied.copied(true).memory_kept(true);
     // A log that is full takes nothing; a longer one does.
     copied.log_bytes(4 * LOG);
     copied.open(&crashed[1]).unwrap().close().unwrap();
@@ -161,7 +161,7 @@ fn recovery_that_has_no_room_sends() {
     let (path, copy) = (dir.path().join("s"), dir.path().join("copy"));
     let replica = Arc::new(Elsewhere::default());
     let mut small = options();
-    small.log_bytes(64 << 10).background(false).copied(true).replica(replica.clone());
+    small.log_bytes(64 << 10).background(false).copied(true).memory_kept(true).replica(replica.clone());
     let store = small.open(&path).unwrap();
     let region = store.create_segment("data", LEN).unwrap().map_all().unwrap();
     let mut dump = Vec::new();
@@ -185,7 +185,8 @@ fn recovery_that_has_no_room_sends() {
     }
     let away = small.open(&copy).map(drop).map_err(|error| error.to_string());
     let mut without = options();
-    let without = without.copied(true).open(&copy).map(drop).map_err(|error| error.to_string());
+    let without =
+        without.copied(true).memory_kept(true).open(&copy).map(drop).map_err(|error| error.to_string());
     replica.kept().away = false;
     let again = small.open(&copy).unwrap();
     let value: u8 = again.segment("data").unwrap().map_all().unwrap().load(1000);

@@ -140,6 +140,6 @@ fn segments_that_are_later_than_the_log_are_noticed() {
     // The stage of this boot would tell, too.
     std::fs::remove_file(copy.join("stage")).unwrap();
     assert!(of_two_moments());
-    let refused = options().copied(true).open(&copy).unwrap_err().to_string();
+    let refused = options().copied(true).memory_kept(true).open(&copy).unwrap_err().to_string();
     assert!(refused.contains("different moments"), "{refused}");
 }

@@ -273,7 +273,7 @@ fn a_snapshot_shows_what_recovery_has_laid_over_the_segments() {
             fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
         }
         drop((objects, made));
-        let store = Store::options().copied(true).read_only(read_only).open(&copy).unwrap();
+        let store = Store::options().copied(true).memory_kept(true).read_only(read_only).open(&copy).unwrap();
         let objects: Objects<Large> = support::objects(&store);
         let snapshot = objects.snapshot().unwrap();
         assert!(read_only || snapshot.kept_bytes() > 0);

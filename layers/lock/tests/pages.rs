@@ -360,7 +360,7 @@ fn what_is_undone_and_what_was_killed_leaves_nothing() {
         })
         .unwrap();
     drop(pages);
-    let store = options().copied(true).open(&copy).unwrap();
+    let store = options().copied(true).memory_kept(true).open(&copy).unwrap();
     let restored = store.segment("data").unwrap().map_all().unwrap();
     assert_eq!((restored.load::<u64>(0), restored.load::<u64>(8), restored.load::<u64>(16)), (1, 1, 0));
     assert_eq!(region.load::<u64>(16), 9);
