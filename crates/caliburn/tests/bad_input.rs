@@ -39,7 +39,7 @@ fn refused(file: &str, killed: bool, offset: u64, bytes: &[u8], texts: &[&str]) 
         assert!(error.contains(text), "{file}: {error:?} lacks {text:?}");
     }
     assert_eq!(std::fs::read(path.join(file)).unwrap(), before, "{file} was changed by a refused opening");
-    let report = caliburn::check(&path).unwrap();
+    let report = options().check(&path).unwrap();
     assert!(!report.is_clean(), "check did not notice damage to {file}");
     assert!(report.problems.iter().any(|p| p.path.ends_with(file)), "{:?}", report.problems);
     std::fs::write(path.join(file), sound).unwrap();
@@ -492,8 +492,8 @@ fn a_stage_older_than_its_log_is_refused() {
     let refused = |path: &Path| {
         let error = support::options().open(path).unwrap_err().to_string();
         assert!(error.contains("older than the log") && error.contains("remove the stage"), "{error}");
-        assert!(!caliburn::check(path).unwrap().is_clean());
-        let salvaged = Store::options().salvage(true).open(path).unwrap();
+        assert!(!support::options().check(path).unwrap().is_clean());
+        let salvaged = Store::options().salvage(true).memory_kept(true).open(path).unwrap();
         assert!(salvaged.damage().unwrap().to_string().contains("older than the log"));
         let memory = salvaged.segment("data").unwrap().map_all().unwrap();
         memory.load::<u64>(0)
@@ -528,7 +528,7 @@ fn a_damaged_stage_is_left_out_for_salvage() {
         let before = std::fs::read(path.join("stage")).unwrap();
         patch(&path.join("stage"), offset, bytes);
         let error = options().open(&path).unwrap_err().to_string();
-        let salvaged = Store::options().salvage(true).open(&path).unwrap();
+        let salvaged = Store::options().salvage(true).memory_kept(true).open(&path).unwrap();
         assert_eq!(salvaged.damage().unwrap().to_string(), error);
         assert_eq!(salvaged.segment("data").unwrap().map_all().unwrap().load::<u64>(0), 1);
         drop(salvaged);
