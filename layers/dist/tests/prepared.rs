@@ -172,7 +172,7 @@ async fn a_commit_is_acknowledged_when_something_else_was_forced() {
     let serving = serve(&participant, listener);
     let mut bank = BankClient::new(cluster.channel(NodeId(2)).unwrap());
     bank.add(AddRequest { account: 2, amount: 1, receipt: 0 }).await.unwrap();
-    // The force of a vote may have another one behind it, which takes the decision along: then nothing is to be seen.
+    // The force of a vote may have another one behind it, which takes the decision along: then nothing is seen.
     let (mut serial, mut waited) = (0, 0);
     while waited < 5 {
         serial += 1;
