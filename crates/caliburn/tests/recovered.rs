@@ -117,6 +117,31 @@ fn what_was_undone_does_not_come_back_with_a_copy_of_before() {
     }
 }
 
+/// Of a copy the stage is not taken up, and how much that leaves out is told. An older stage does not tell.
+#[test]
+fn an_older_stage_in_a_copy_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("s"), dir.path().join("copy"));
+    let mut quiet = options(Policy::Redo);
+    quiet.background(false);
+    drop(quiet.open(&path).unwrap());
+    let early = files(&path);
+    let store = quiet.open(&path).unwrap();
+    let region = region(&store, "a");
+    let mut tx = store.begin(Mode::Restore).unwrap();
+    tx.store(&region, 0, &1u64).unwrap();
+    tx.commit(Class::Process).unwrap();
+    support::copy_store(&path, &copy);
+    let told = quiet.copied(true).open(&copy).unwrap();
+    assert_eq!(told.open_report().dropped_commits, 1);
+    drop(told);
+    fs::remove_dir_all(&copy).unwrap();
+    support::copy_store(&path, &copy);
+    put_back(&copy, "stage", &early);
+    let refused = quiet.open(&copy).unwrap_err().to_string();
+    assert!(refused.contains("copy/stage") && refused.contains("older copy"), "{refused}");
+}
+
 /// It was taken up, since it lagged little; from then on it says what files do.
 #[test]
 fn an_older_file_of_generations_notices_all_again_after_an_opening() {

@@ -98,7 +98,8 @@ pub struct StagedTail {
     pub asked: Asked,
     /// What is not taken up, if there is something.
     pub dropped: Option<Dropped>,
-    /// The store's generation in which it was made, if its memory survived; 0 if the store has none.
+    /// The store's generation in which it was made, if its memory survived, or would have but for being a copy; 0 if
+    /// the store has none.
     pub generation: Option<u64>,
 }
 
@@ -126,7 +127,11 @@ impl StagedTail {
             let (commits, bytes) = count(medium, &header);
             let dropped = Dropped { commits, bytes, certain, why };
             let dropped = (commits > 0).then_some(dropped);
-            return Ok(StagedTail { asked, dropped, ..StagedTail::default() });
+            // A stage that is not taken up because it is a copy must be of its store's generation all the same: an
+            // older one would not tell what is missing.
+            let generation = (seen.copy && !certain).then_some(generation);
+            let path = medium.path().to_owned();
+            return Ok(StagedTail { path, asked, dropped, generation, ..StagedTail::default() });
         }
         let read = |offset, len| read(medium, offset, len);
         let bad = |offset, defect| bad(medium, offset, defect);
