@@ -184,7 +184,7 @@ pub fn open_transaction<'a>(tx: *mut caliburn_tx) -> Done<OpenTransaction<'a>> {
     } else {
         return Err(none());
     };
-    // It goes on in the parent.
+    // The parent's transaction stays open.
     if inherited { Err(Inherited.into()) } else { Ok(open) }
 }
 

@@ -32,7 +32,7 @@ fn print_again_and_again(ended: &AtomicBool) {
     while !ended.load(Ordering::Relaxed) {
         for number in STREAMS {
             assert!(is_harmless(number), "a file had the number {number}");
-            // SAFETY: so many bytes are there; nobody is harmed who has not given the number to a file.
+            // SAFETY: the slice has that many bytes; a number without a file makes the call fail.
             unsafe { libc::write(number, c"a warning of the program's".as_ptr().cast(), 26) };
         }
     }

@@ -201,7 +201,7 @@ fn what_an_attempt_did_not_make_stays() {
         let ((dump, adopted), to) = (dumped(dir.path(), policy), dir.path().join("to"));
         let external = to.with_extension("external");
         fs::create_dir(&external).unwrap();
-        // A file of somebody's where an adopted one would be made: refused, now and later.
+        // A user's file stands where an adopted one would be made: refused, now and later.
         if let Some(adopted) = adopted.map(|name| external.join(name)) {
             fs::write(&adopted, "mine").unwrap();
             for _ in 0..3 {

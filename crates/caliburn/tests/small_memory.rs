@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 /// The test reads a word at each of these places of a page.
 const CHECKED: [usize; 4] = [0, 512, PAGE / 2, PAGE - 8];
 const PAGES: usize = DATA as usize / PAGE;
-/// Where it is to be seen what was committed.
+/// Offset of the word that shows which transaction was committed last.
 const LAST: usize = DATA as usize - 8;
 
 fn options(world: &str) -> Options {

@@ -316,7 +316,7 @@ fn what_the_system_reports_as_lost_is_not_relied_on() {
         // Who only looks does not take the report away.
         *shows.0.lost.lock().unwrap() = Some(lost);
         assert!(shows.options(Policy::Undo).check(&path).unwrap().is_clean());
-        // Told once, it stays so, whoever vouches.
+        // A reported loss counts for good, even if the program vouches for memory.
         for vouched in [lost == "undo", true, false] {
             let opened = shows.options(Policy::Undo).memory_kept(vouched).open(&path);
             let error = opened.unwrap_err().to_string();
@@ -414,7 +414,7 @@ fn an_opening_that_is_killed_as_it_asks_leaves_a_note() {
         let left = path.with_extension("left");
         support::copy_store(&path, &left);
         told(&Shows::new(pinned).options(policy).open(&left).unwrap());
-        // An orderly end says that somebody was told.
+        // After an orderly close the note is gone.
         drop(store);
         let store = Shows::new(pinned).options(policy).open(&path).unwrap();
         assert_eq!(store.open_report().notices, [""; 0]);

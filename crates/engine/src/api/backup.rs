@@ -56,7 +56,7 @@ fn check(settings: &Settings, how: &RestoreOptions, dir: &Path) -> Result<(), Ba
     let media = directory::hold(dir, &settings)?;
     match directory::lock(&*media, dir, false) {
         Ok(_lock) => Ok(attempt::end(&*media, dir)?),
-        // Whoever opens it for writing has done it.
+        // An opening for writing has done it.
         Err(OpenError::InUse { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }

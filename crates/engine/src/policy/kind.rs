@@ -112,7 +112,7 @@ pub(crate) struct New<'a> {
 
 /// The files of a store that is not open.
 pub(crate) struct Closed<'a> {
-    /// How it is to be opened.
+    /// The caller's options.
     pub settings: &'a Settings,
     /// Somebody has it open for writing.
     pub in_use: bool,

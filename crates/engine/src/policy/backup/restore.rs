@@ -277,7 +277,8 @@ impl<'a> Making<'a> {
         Ok(Ok(()))
     }
 
-    /// Says that a file outside of the directory is about to be made. One that is there is somebody's.
+    /// Says that a file outside of the directory is about to be made. A file that is there
+    /// already belongs to the user.
     fn note_outside(&mut self, path: &Path) -> Result<(), OpenError> {
         self.media.list_outside(path);
         if unless("outside-taken-for-ours", self.media.exists(path)) {

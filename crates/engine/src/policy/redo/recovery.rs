@@ -241,8 +241,8 @@ impl<'o> Recovery<'o> {
         Ok(())
     }
 
-    /// Whether nothing of a stage that is to be taken up was lost on its way to the medium, and so perhaps gone from
-    /// memory. Of a store that was closed nothing is taken up.
+    /// Whether the system lost no write to the stage that recovery reads. What it lost may be gone from memory. A
+    /// store that was closed has nothing in its stage.
     fn stage_arrived(&mut self, staged_tail: &StagedTail) -> Result<bool, MediaError> {
         if self.was_closed(staged_tail) {
             return Ok(true);

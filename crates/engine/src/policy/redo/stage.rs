@@ -94,7 +94,7 @@ impl Body {
     }
 }
 
-/// Makes the file of a stage long enough for so many bytes; how long its chunks and all of it are. Where the
+/// Makes the file of a stage long enough for `bytes`; returns the lengths of a chunk and of the file. Where the
 /// disk is full, or a quota, one that is there and smaller serves as well.
 fn allocate(medium: &dyn Medium, bytes: u64, page: usize) -> io::Result<(usize, usize)> {
     let head = BLOCK.max(page);
