@@ -47,7 +47,10 @@ fn live(start: &Start, fault: Option<Fault>, forces: Forces, later: bool) -> Out
     machine.run(|| {
         let store = options(&machine, 90, Flavour::Redo).open(STORE).unwrap();
         let region = store.segment("data").unwrap().map_all().unwrap();
-        let mut committed = vec![put(&store, &region, (0, 1)), put(&store, &region, (8192, 2))];
+        let first = put(&store, &region, (20480, 5));
+        // The segment's stamp is durable. One that is lost too would tell by itself.
+        store.truncate().unwrap();
+        let mut committed = vec![first, put(&store, &region, (0, 1)), put(&store, &region, (8192, 2))];
         store.tend_truncation().unwrap();
         let before = machine.operations();
         machine.take_journal();
