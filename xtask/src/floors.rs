@@ -143,6 +143,7 @@ const TREES: [Tree; 14] = [
             "persist",
             "summed",
             "faults",
+            "rescue",
             "guard",
             "medium",
             "observed",

@@ -264,6 +264,12 @@ unsafe impl Medium for FileMedium {
         })
     }
 
+    fn keeps_room(&self) -> bool {
+        /// `f_type` of ext4 and its forerunners, tmpfs and ramfs. XFS keeps it until extents are shared.
+        const IN_PLACE: [i64; 3] = [0xEF53, 0x0102_1994, 0x8584_58F6];
+        self.device || rustix::fs::fstatfs(&self.file).is_ok_and(|about| IN_PLACE.contains(&about.f_type))
+    }
+
     fn volatile(&self) -> bool {
         /// `f_type` of tmpfs and ramfs.
         const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58F6];

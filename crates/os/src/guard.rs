@@ -5,6 +5,7 @@
 //! carry a key, and each thread says in a register whether it may store to pages with that key.
 
 use crate::faults;
+use crate::rescue;
 use rustix::mm::{MprotectFlags, mprotect};
 use std::cell::Cell;
 use std::io;
@@ -195,11 +196,21 @@ impl Drop for Named {
 /// A store that a protection forbids, and an access to what a file has no more.
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-static BEFORE: OnceLock<[libc::sigaction; 2]> = OnceLock::new();
+static BEFORE: [OnceLock<libc::sigaction>; 2] = [const { OnceLock::new() }; 2];
 
 /// Takes the signals over, for good; what is not ours goes to the handlers that had them.
 fn install() {
-    BEFORE.get_or_init(|| SIGNALS.map(take));
+    BEFORE.iter().zip(SIGNALS).for_each(|(before, signal)| _ = before.get_or_init(|| take(signal)));
+}
+
+/// Takes over the first of them alone.
+fn hear_of_protection() {
+    BEFORE[0].get_or_init(|| take(SIGNALS[0]));
+}
+
+/// Takes over the second of them alone: for memory that has to be [rescued](rescue).
+pub fn hear_of_lost_memory() {
+    BEFORE[1].get_or_init(|| take(SIGNALS[1]));
 }
 
 fn take(signal: libc::c_int) -> libc::sigaction {
@@ -221,11 +232,11 @@ static LATER: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::ptr
 /// Comes before the handlers that others have put in place of ours since. They get what is not ours, as before, and
 /// may hand it on to ours. Whether there were some.
 pub fn come_first() -> bool {
-    if BEFORE.get().is_none() {
-        return false;
-    }
     let mut replaced = false;
     for (number, signal) in SIGNALS.into_iter().enumerate() {
+        if BEFORE[number].get().is_none() {
+            continue;
+        }
         // SAFETY: as in `take`; nothing is set.
         let now = unsafe {
             let mut now: libc::sigaction = std::mem::zeroed();
@@ -265,11 +276,17 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
         // SAFETY: as above, and with this code there is a key.
         _ => (code == ACCESS || code == KEY_CODE && ours() == Some(unsafe { key_of(info) }), false),
     };
+    if stored && rescue::waited(address) {
+        return;
+    }
     if signal == libc::SIGSEGV
         && code == ACCESS
         && let Some(stored) = is_store(context)
         && faults::opened(address, stored) == Some(true)
     {
+        return;
+    }
+    if gone && rescue::detached(address, hear_of_protection) {
         return;
     }
     if stored || gone {
@@ -282,8 +299,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
             }
         }
     }
-    let before = BEFORE.get().zip(SIGNALS.iter().position(|ours| *ours == signal));
-    let Some((before, number)) = before else { return restore_default(signal) };
+    let number = usize::from(signal == libc::SIGBUS);
+    let Some(before) = BEFORE[number].get() else { return restore_default(signal) };
     let later = LATER[number].load(Ordering::SeqCst);
     // SAFETY: it was put there whole, and is never freed.
     let later = unsafe { later.as_ref() };
@@ -291,7 +308,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     let (before_this, above) = HANDED_ON.get();
     let nested = about == before_this && here < above;
     HANDED_ON.set(if nested { (0, 0) } else { (about, here) });
-    hand_on(later.filter(|_| !nested).unwrap_or(&before[number]), signal, info, context);
+    hand_on(later.filter(|_| !nested).unwrap_or(before), signal, info, context);
     HANDED_ON.set((0, 0));
 }
 

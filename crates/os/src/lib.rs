@@ -14,6 +14,7 @@
 //! | [`written`] | pages that were stored to, as the kernel notes |
 //! | [`faults`] | stores to protected memory, caught |
 //! | [`guard`] | write protection, and the message when it is met |
+//! | [`rescue`] | memory of files that run out of room: detached, and the store fails |
 //! | [`observed`] | a medium whose reads are told to somebody |
 //! | [`duplex`] | two media that hold the same |
 //! | [`overflow`] | pages that lie in a file without a name, where the system can write them |
@@ -62,6 +63,7 @@ pub mod overflow;
 pub mod overlay;
 pub mod persist;
 pub mod private;
+pub mod rescue;
 pub mod simulated;
 pub mod span;
 pub mod summed;

@@ -165,6 +165,11 @@ impl Mark {
         Ok(Mark(word))
     }
 
+    /// Its word: never unmapped, and another mark's when this one is dropped.
+    pub(crate) fn word(&self) -> &'static AtomicU32 {
+        self.0
+    }
+
     /// Whether this process has made it.
     pub fn is_ours(&self) -> bool {
         self.0.load(Ordering::Relaxed) & OURS != 0

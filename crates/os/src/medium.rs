@@ -107,6 +107,11 @@ pub unsafe trait Medium: Send + Sync + fmt::Debug {
     fn volatile(&self) -> bool {
         false
     }
+    /// Whether room that it has is enough for whatever is stored there later: not where the file system writes
+    /// elsewhere, or may come to do so ([`rescue`](crate::rescue)).
+    fn keeps_room(&self) -> bool {
+        true
+    }
     /// Which page cache holds what was written to it: another one after the file system was mounted again, which
     /// may have lost what was not forced. None where that, or [`Medium::written_back`], can't be told.
     fn cache(&self) -> Option<[u64; 3]> {

@@ -17,7 +17,7 @@ use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Where the segment loader looks for addresses: far from where programs, libraries and stacks are put, and
 /// such that huge pages fit.
@@ -103,6 +103,7 @@ impl Shared {
             start,
             base: reservation.base().as_ptr().expose_provenance(),
             len: AtomicUsize::new(0),
+            stretch: OnceLock::new(),
             reservation,
             image,
             passing: AtomicBool::new(false),

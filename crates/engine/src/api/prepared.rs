@@ -97,6 +97,7 @@ impl Store {
             }
         }
         undecided.ended(global_id);
+        shared.storage.kept()?;
         Ok(Ticket { store: shared.handle(), stamp, class: self.reach().max(Class::Power) })
     }
 }

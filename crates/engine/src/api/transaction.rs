@@ -280,6 +280,7 @@ impl<'t> Transaction<'t> {
         }
         let stamp = store.policy.commit(&self.set)?;
         store.end(self.into_set());
+        store.storage.kept()?;
         Ok(stamp)
     }
 

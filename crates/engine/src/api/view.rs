@@ -22,6 +22,7 @@ use crate::storage::region::RegionState;
 use caliburn_os::faults::{Catch, Caught, Desk};
 use caliburn_os::guard::{self, Named};
 use caliburn_os::map::{self, Reservation};
+use caliburn_os::rescue::{Part, Stretch};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::{Mutex, MutexGuard};
 use caliburn_os::{mappings, page_size, span};
@@ -70,6 +71,8 @@ impl fmt::Debug for View<'_> {
 struct Inner {
     shared: Arc<Shared>,
     region: Arc<RegionState>,
+    /// What is shared of the memory, unless it is persistent. Gone before it.
+    stretch: Option<Stretch>,
     memory: Reservation,
     /// Bytes that it shows.
     len: usize,
@@ -149,7 +152,16 @@ impl Region {
             refused: None,
             broken: false,
         };
-        let inner = Inner { shared, region, memory, len, desk: Desk::new(), state: Mutex::new(state) };
+        let shown = region.segment.file.medium().map_err(refused)?;
+        let plain = !region.synced.load(std::sync::atomic::Ordering::Relaxed);
+        let (base, file) =
+            (memory.base().as_ptr().addr(), (shown.descriptor(), region.segment.data + region.start));
+        // SAFETY: the memory is this view's, and the segment's file is open as long as the region is mapped.
+        let new = |owner| unsafe { Stretch::new(base, file, Part::Data, owner) };
+        let stretch = shared.storage.owner().filter(|_| plain).map(new);
+        drop(shown);
+        let (desk, state) = (Desk::new(), Mutex::new(state));
+        let inner = Inner { shared, region, stretch, memory, len, desk, state };
         inner.show(0..len).map_err(refused)?;
         let too_many = || io::Error::other("the process has too many regions and views that are caught");
         let known = Caught::new(inner.base(), len, Catch::All, inner.desk);
@@ -388,7 +400,12 @@ impl Inner {
             (region.segment.file.medium()?, region.segment.data + region.start + part.start as u64);
         // SAFETY: nobody refers to the part; segments never shrink, and the store's lock keeps other programs of
         // ours away from the file.
-        unsafe { self.memory.map_shared(part.start, part.len(), medium.descriptor(), at, sync) }?;
+        let share =
+            || unsafe { self.memory.map_shared(part.start, part.len(), medium.descriptor(), at, sync) };
+        match &self.stretch {
+            Some(stretch) => stretch.share(part.end.next_multiple_of(page_size()), share)?,
+            None => share()?,
+        }
         self.protect(part.start / page_size()..part.end.div_ceil(page_size()), None)
     }
 

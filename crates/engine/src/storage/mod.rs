@@ -34,11 +34,12 @@ pub(crate) mod tuning;
 use ahead::Ahead;
 use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
-use caliburn_os::guard::Permit;
+use caliburn_os::guard::{self, Permit};
 use caliburn_os::host::{Id, Lock};
 use caliburn_os::lineage::Mark;
 use caliburn_os::medium::{Media, Medium, Replaced, SMALL_FILE};
 use caliburn_os::memory::Limits;
+use caliburn_os::rescue;
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard, RwLock};
@@ -74,6 +75,8 @@ pub(crate) mod gate {
     pub const ALONE: u32 = 32;
     /// Memory lies in files that must be asked whether they hold it.
     pub const OVERFLOWN: u32 = 64;
+    /// Shared memory was [detached](caliburn_os::rescue) from its files.
+    pub const DETACHED: u32 = 128;
     /// Nothing of these, in the process that has opened the store; a child that was forked finds 0.
     pub const OPEN: u32 = caliburn_os::lineage::OURS;
 }
@@ -106,6 +109,8 @@ pub(crate) struct Storage {
     /// Bytes that were laid over regions which are only read.
     pub laid_over: AtomicU64,
     pub gate: Mark,
+    /// Shared memory may have to be [detached](rescue): the file system of the store keeps no room.
+    pub rescues: bool,
     pub limits: Limits,
     pub meter: Meter,
     /// Held while a region is mapped, so that no mapping misses what is to be laid over it meanwhile; and while one
@@ -183,6 +188,7 @@ impl Storage {
             touched,
             laid_over: AtomicU64::new(0),
             gate,
+            rescues: false,
             meter: Meter::default(),
             mapping: Mutex::default(),
             regions: RwLock::default(),
@@ -238,7 +244,31 @@ impl Storage {
                 cause: Arc::new(MediaError::of_name("use in a forked process", self.dir.clone(), source)),
             });
         }
-        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+        if let Some(failure) = self.failure.get() {
+            return Err(failure.clone());
+        }
+        if self.gate.load(Ordering::Relaxed) & gate::DETACHED != 0 {
+            let source = io::Error::new(io::ErrorKind::StorageFull, rescue::NO_ROOM);
+            return Err(self.fail(MediaError::of_name(
+                "store to mapped memory of",
+                self.dir.clone(),
+                source,
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether what was stored before this call went to the files.
+    pub fn kept(&self) -> Result<(), Failure> {
+        if unless("detached-acknowledged", self.rescues && rescue::any()) { self.failure() } else { Ok(()) }
+    }
+
+    /// What says that shared memory was [detached](rescue), and the bit; nothing where that can't be.
+    pub fn owner(&self) -> Option<(&Mark, u32)> {
+        if self.rescues {
+            guard::hear_of_lost_memory();
+        }
+        self.rescues.then_some((&self.gate, gate::DETACHED))
     }
 
     /// Whether the store has failed or is closed: nobody tends it any more.

@@ -18,12 +18,13 @@ use caliburn_log::SegmentId;
 use caliburn_log::media_error::MediaError;
 use caliburn_os::guard;
 use caliburn_os::map::{self, Reservation};
+use caliburn_os::rescue::{Part, Stretch};
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use caliburn_os::{page_size, private, simulated, span};
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes that are copied at once between a region and its segment.
 const COPIED: usize = 256 << 10;
@@ -38,6 +39,8 @@ pub(crate) struct RegionState {
     pub start: u64,
     pub base: usize,
     pub len: AtomicUsize,
+    /// What is shared of it. Gone before the memory is.
+    pub stretch: OnceLock<Option<Stretch>>,
     pub reservation: Reservation,
     /// As long as the reservation.
     pub image: Option<Reservation>,
@@ -143,9 +146,15 @@ impl RegionState {
     }
 
     /// Maps part of the region so that it is the segment, which was never mapped before. `sync`: as persistent
-    /// memory.
-    pub fn map_shared(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
-        self.map_segment(storage, part, sync)?;
+    /// memory. `detached`: what goes with a page that its file has no room for.
+    pub fn map_shared(
+        &self,
+        storage: &Storage,
+        part: Range<usize>,
+        sync: bool,
+        detached: Part,
+    ) -> io::Result<()> {
+        self.map_segment(storage, part, sync, detached)?;
         self.shared.store(true, Ordering::Relaxed);
         self.synced.store(sync, Ordering::Relaxed);
         Ok(())
@@ -153,7 +162,7 @@ impl RegionState {
 
     /// Part of a region that is mapped privately becomes the segment, and is open. What the copies hold is lost.
     pub fn share(&self, storage: &Storage, part: Range<usize>) -> io::Result<()> {
-        self.map_segment(storage, part, false)
+        self.map_segment(storage, part, false, Part::Page)
     }
 
     /// Takes away what is mapped in a part: whoever touches it from now on is served by a buffer pool.
@@ -231,11 +240,28 @@ impl RegionState {
         Ok(())
     }
 
-    fn map_segment(&self, storage: &Storage, part: Range<usize>, sync: bool) -> io::Result<()> {
+    fn map_segment(
+        &self,
+        storage: &Storage,
+        part: Range<usize>,
+        sync: bool,
+        detached: Part,
+    ) -> io::Result<()> {
         let (medium, at) = (self.segment.file.medium()?, self.segment.data + self.start + part.start as u64);
         let (start, len) = (self.at(part.start), part.len());
         // SAFETY: as in `map_copy`; what was mapped there goes in the same step.
-        unsafe { self.reservation.map_shared(part.start, len, medium.descriptor(), at, sync) }?;
+        let share = || unsafe { self.reservation.map_shared(part.start, len, medium.descriptor(), at, sync) };
+        match sync {
+            true => share()?,
+            false => {
+                let of = (medium.descriptor(), self.segment.data + self.start);
+                // SAFETY: the region is its own, and its segment's file is open as long as it is mapped.
+                let new = |owner| unsafe { Stretch::new(self.base, of, detached, owner) };
+                let stretch = self.stretch.get_or_init(|| storage.owner().map(new));
+                let end = part.end.next_multiple_of(page_size());
+                stretch.as_ref().map_or_else(&share, |stretch| stretch.share(end, share))?;
+            }
+        }
         if medium.volatile() {
             // Huge pages only on a file system in memory: on a device each fault would read two megabytes.
             // SAFETY: the part was just mapped and is whole pages.

@@ -22,6 +22,7 @@ use caliburn_log::media_error::MediaError;
 use caliburn_os::faults::{Catch, Caught, Desk};
 use caliburn_os::guard::{self, Named};
 use caliburn_os::overflow::OverflowFile;
+use caliburn_os::rescue::Part;
 use caliburn_os::simulated::planted;
 use caliburn_os::sync::atomic::{AtomicUsize, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
@@ -409,7 +410,8 @@ impl Watched {
                 }
                 Held::Shown => self.region.show_segment(part).map_err(io::Error::other)?,
                 Held::InPlace | Held::Aside => {
-                    self.region.map_shared(storage, part, self.region.synced.load(Ordering::Relaxed))?;
+                    let synced = self.region.synced.load(Ordering::Relaxed);
+                    self.region.map_shared(storage, part, synced, Part::Data)?;
                 }
             }
         }

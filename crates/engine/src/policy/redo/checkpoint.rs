@@ -7,7 +7,7 @@
 
 use super::Redo;
 use super::truncation::Unforced;
-use crate::storage::error::Failure;
+use crate::storage::error::{Failure, SegmentError};
 use crate::storage::segment;
 use caliburn_log::format::Lsn;
 use caliburn_log::staged_tail::Checkpoint;
@@ -50,11 +50,15 @@ impl Redo {
     }
 
     /// Forces a segment outside of truncation.
-    pub(super) fn force_aside<E>(&self, force: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn force_aside(
+        &self,
+        force: impl FnOnce() -> Result<(), SegmentError>,
+    ) -> Result<(), SegmentError> {
         let _truncation = self.lock_truncation();
         if !planted("checkpoint-while-growing") {
             self.stage.set_checkpoint(None);
         }
+        self.kept()?;
         force()?;
         self.set_checkpoint();
         Ok(())

@@ -13,7 +13,8 @@ use crate::write_set::{Chunk, HEAD, Position, Saved, WriteSet, Written};
 use caliburn_log::SegmentId;
 use caliburn_log::format::range_bytes;
 use caliburn_log::media_error::MediaError;
-use caliburn_os::simulated::planted;
+use caliburn_os::rescue;
+use caliburn_os::simulated::{even_if, planted};
 use caliburn_os::span;
 use caliburn_os::sync::atomic::Ordering;
 use std::io;
@@ -219,7 +220,8 @@ impl Redo {
         let len = set.filled();
         if len == 0
             || len > self.stage.body_max()
-            || self.storage.gate.load(Ordering::Relaxed) & (gate::FAILED | gate::OVERFLOWN) != 0
+            || self.storage.gate.load(Ordering::Relaxed) & (gate::FAILED | gate::DETACHED | gate::OVERFLOWN)
+                != 0
         {
             return false;
         }
@@ -228,7 +230,7 @@ impl Redo {
         self.staged(opened);
         set.counters().body_bytes.add(len as u64);
         set.clear();
-        true
+        even_if("detached-acknowledged", !self.storage.rescues || !rescue::any())
     }
 
     /// Writes a record's body, as long as no range meets another.
@@ -268,7 +270,7 @@ impl Redo {
             return Ok(None);
         }
         set.counters().body_bytes.add(len as u64);
-        if self.storage.gate.load(Ordering::Relaxed) & gate::FAILED != 0 {
+        if self.storage.gate.load(Ordering::Relaxed) & (gate::FAILED | gate::DETACHED) != 0 {
             self.storage.failure()?;
         }
         loop {

@@ -125,7 +125,7 @@ impl Redo {
         horizon: u64,
         merge: bool,
     ) -> Result<u64, Failure> {
-        self.storage.failure()?;
+        self.kept()?;
         let mut rest = found;
         while !rest.is_empty() {
             // A merged record must fit the free part of the log whole.
@@ -198,6 +198,8 @@ impl Redo {
         }
         let end = log.append(records).map_err(|e| self.fail(e))?;
         self.stage.advance(handed_over, end);
+        // The frontier may have moved in memory alone: the log must not go on further.
+        self.kept()?;
         log.publish(end);
         self.flush.records.fetch_add(count, Ordering::Relaxed);
         self.flush.log_bytes.fetch_add(records.len() as u64, Ordering::Relaxed);
@@ -453,6 +455,7 @@ impl Redo {
             if !planted("large-commit-beyond-the-frontier") {
                 self.stage.advance(None, end);
             }
+            self.kept()?;
             self.log.publish(end);
             self.flush.records.fetch_add(1, Ordering::Relaxed);
             self.flush.log_bytes.fetch_add((len + FRAME) as u64, Ordering::Relaxed);

@@ -209,6 +209,11 @@ impl Redo {
         failure
     }
 
+    /// Refuses in a store that has failed, and after the stage was [detached](caliburn_os::rescue).
+    fn kept(&self) -> Result<(), Failure> {
+        self.storage.failure().inspect_err(|_| self.wake_all())
+    }
+
     fn wake_all(&self) {
         self.wake_flush_waiters();
         self.truncation.wake_all();

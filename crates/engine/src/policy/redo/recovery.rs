@@ -529,7 +529,9 @@ impl<'o> Recovery<'o> {
     ) -> Result<Opened, OpenError> {
         let Opening { settings, found, tracked } = self.opening;
         let checkpoint = staged_tail.checkpoint.filter(|checkpoint| checkpoint.before >= log.head());
-        let storage = Arc::new(Storage::new(found, settings, reach));
+        let mut storage = Storage::new(found, settings, reach);
+        storage.rescues = !self.stage.keeps_room();
+        let storage = Arc::new(storage);
         let bytes = settings.stage_bytes.min(storage.memory_budget() / 8).max(staged_tail::STAGE_BYTES_MIN);
         let (last, tail) = (staged_tail.last, log.tail());
         marks::forget_beyond(&*storage.media, &storage.dir, &storage.id, tail)?;
@@ -537,7 +539,8 @@ impl<'o> Recovery<'o> {
         if !planted("stage-not-stamped") {
             staged_tail::set_generation(&*self.stage, generation)?;
         }
-        let stage = Stage::open(&*self.stage, storage.id, &self.seen.now, bytes, last, tail, checkpoint)?;
+        let mut stage = Stage::open(&*self.stage, storage.id, &self.seen.now, bytes, last, tail, checkpoint)?;
+        stage.rescue(&self.stage, &storage);
         // Of what this opening was told the next one need not be told: it is in the log, or gone from the stage.
         if self.seen.lost && self.asked != Asked::Perhaps {
             staged_tail::note_asking(&*self.stage, Asked::Settled)?;

@@ -24,6 +24,7 @@
 //! Invariant: a stage whose memory did not certainly survive is not taken up; what was forced is in the log.
 
 use super::lanes::{LaneState, Lanes};
+use crate::storage::Storage;
 use caliburn_log::format::{
     self, BLOCK, CHUNK_HEAD, Lsn, RangeHeader, STAGE_BOOT, STAGE_CACHES, STAGE_CHECKPOINT, STAGE_CURRENT,
     STAGE_FRONTIERS, STAGE_MAGIC, STAGE_MAKING, SegmentId, StageHeader, StagedHeader,
@@ -34,17 +35,21 @@ use caliburn_os::event::Event;
 use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
+use caliburn_os::rescue::{Part, Stretch};
 use caliburn_os::simulated::{self, even_if, planted};
 use caliburn_os::span;
 use caliburn_os::sync::Mutex;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use caliburn_os::witness::Witnesses;
 use std::io;
+use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The stage of an open store.
 #[derive(Debug)]
 pub struct Stage {
+    /// What is said of the map, and its file. Gone before it.
+    rescued: Option<(Stretch, Arc<dyn Medium>)>,
     map: Reservation,
     chunk_bytes: usize,
     lanes: Lanes,
@@ -160,6 +165,7 @@ impl Stage {
         unsafe { map.map_shared(0, total, medium.descriptor(), 0, false) }.map_err(fail("map the stage"))?;
         simulated::mapped(medium.descriptor(), map.base().as_ptr(), total, 0);
         let stage = Stage {
+            rescued: None,
             map,
             chunk_bytes,
             lanes: Lanes::after(floor),
@@ -169,6 +175,17 @@ impl Stage {
         };
         stage.advance(Some(stage.lanes.begin()), appended);
         Ok(stage)
+    }
+
+    /// What becomes of it when its file has no room (see [`rescue`](caliburn_os::rescue)); `medium` is that file.
+    pub fn rescue(&mut self, medium: &Arc<dyn Medium>, storage: &Storage) {
+        let base = self.map.base().as_ptr().addr();
+        if let Some(owner) = storage.owner() {
+            // SAFETY: the map is this one's, and the medium is kept.
+            let stretch = unsafe { Stretch::new(base, (medium.descriptor(), 0), Part::Log, owner) };
+            stretch.share(self.map.len(), || Ok(())).expect("nothing of this store was stored to yet");
+            self.rescued = Some((stretch, medium.clone()));
+        }
     }
 
     /// Longest body that the stage takes; a longer commit goes to the log directly.

@@ -47,6 +47,7 @@ use caliburn_log::images::{ImageLog, Page};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::memory;
+use caliburn_os::rescue::Part;
 use caliburn_os::simulated::{planted, unless};
 use caliburn_os::sync::atomic::{AtomicU64, Ordering};
 use caliburn_os::sync::{Mutex, MutexGuard};
@@ -157,7 +158,7 @@ impl Recovery for Shadow {
         match self.before {
             // The pool shows it, page by page.
             _ if self.storage.pool.is_some() => region.withdraw(part)?,
-            BeforeImages::Eager => region.map_shared(&self.storage, part, false)?,
+            BeforeImages::Eager => region.map_shared(&self.storage, part, false, Part::Page)?,
             _ => {
                 region.passing.store(true, Ordering::Relaxed);
                 // Where the system counts what may be stored to, a part counts from its first store on, and is not

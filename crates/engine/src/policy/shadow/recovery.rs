@@ -249,12 +249,13 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     let generations = opening.found.generations.as_ref();
     generations::catch_up(generations, status.clean == CLEAN, || image_status::force_status(&*log, &status))?;
     segments.iter().try_for_each(|segment| segment.confirm_found())?;
+    let rescues = !log.keeps_room();
     let log = generations::step(generations, |generation| {
         let move_sums = |medium: &dyn Medium, status: &_| sums::move_sums(&segments, medium, status);
         ImageLog::open(log, store, status, (place, generation), copied, move_sums)
     })?;
     let mut storage = Storage::new(opening.found, settings, reach);
-    storage.reads_around = true;
+    (storage.reads_around, storage.rescues) = (true, rescues);
     let storage = Arc::new(storage);
     let sets = Arc::new(Sets::new(Layout { trailer: 0 }, opening.tracked));
     let images = Mutex::new(Images::new(log));

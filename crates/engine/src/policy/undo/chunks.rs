@@ -8,6 +8,7 @@
 //! A run that outgrows its first chunk takes further ones, which name it and its transaction: the commit's one
 //! store disowns them too. They go back to the pool afterwards.
 
+use crate::storage::Storage;
 use crate::write_set::{Chunk, set_word};
 use caliburn_log::format::{
     UNDO_COUNT, UNDO_DATA, UNDO_HEAD, UNDO_MAGIC, UNDO_OWNER, UndoStatus, WitnessRecord, boot_field,
@@ -19,6 +20,7 @@ use caliburn_os::host::Id;
 use caliburn_os::map::Reservation;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::{Flush, Memory, Survives};
+use caliburn_os::rescue::{Part, Stretch};
 use caliburn_os::simulated::{self, planted, unless};
 use caliburn_os::sync::Mutex;
 use caliburn_os::witness::{self, Mounts, Others, Witnesses};
@@ -39,6 +41,8 @@ pub(crate) struct UndoChunks {
     /// What was noted of the witnesses of memory, and the mounts that it is about.
     now: Witnesses,
     mounts: Mutex<Mounts>,
+    /// The chunks that are mapped, unless in persistent memory. Gone before them.
+    stretch: Option<Stretch>,
     map: Reservation,
     pool: Mutex<Pool>,
     status: Mutex<UndoStatus>,
@@ -94,6 +98,7 @@ impl UndoChunks {
             store,
             now: *now,
             mounts: Mutex::new(mounts),
+            stretch: None,
             map,
             pool: Mutex::default(),
             status: Mutex::new(found.status),
@@ -109,6 +114,14 @@ impl UndoChunks {
         chunks.sync()?;
         chunks.mark(|marked| *marked = status)?;
         Ok(chunks)
+    }
+
+    /// Before any are made: what becomes of them when their file has no room (see [`rescue`](caliburn_os::rescue)).
+    pub fn rescue(&mut self, storage: &Storage) {
+        let base = self.map.base().as_ptr().addr() + UNDO_DATA as usize;
+        let of = (self.medium.descriptor(), UNDO_DATA);
+        // SAFETY: the reservation and the medium are this one's.
+        self.stretch = storage.owner().map(|owner| unsafe { Stretch::new(base, of, Part::Log, owner) });
     }
 
     /// What the logs are in.
@@ -171,8 +184,13 @@ impl UndoChunks {
         let fail = |e| MediaError::new("map undo logs", &*self.medium, at as u64, e);
         // SAFETY: this part of the reservation was never mapped; the file is as long, and belongs to this
         // store, whose lock this process holds.
-        unsafe { self.map.map_shared(at, len, self.medium.descriptor(), at as u64, self.memory.sync) }
-            .map_err(fail)?;
+        let share =
+            || unsafe { self.map.map_shared(at, len, self.medium.descriptor(), at as u64, self.memory.sync) };
+        let shared = match &self.stretch {
+            Some(stretch) => stretch.share(to * CHUNK_BYTES, share),
+            None => share(),
+        };
+        shared.map_err(fail)?;
         simulated::mapped(self.medium.descriptor(), self.chunk(from as u32), len, at as u64);
         Ok(())
     }

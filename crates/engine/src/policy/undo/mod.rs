@@ -44,6 +44,7 @@ use crate::write_set::{Position, Sets, Terms, WriteSet};
 use caliburn_log::media_error::MediaError;
 use caliburn_os::medium::Medium;
 use caliburn_os::persist::Survives;
+use caliburn_os::rescue::{self, Part};
 use caliburn_os::simulated::{even_if, planted, unless};
 use caliburn_os::sync::Mutex;
 use chunks::UndoChunks;
@@ -123,7 +124,7 @@ pub(crate) struct Undo {
 impl Recovery for Undo {
     fn map(&self, region: &RegionState, part: Range<usize>) -> io::Result<()> {
         self.stamp(&region.segment)?;
-        region.map_shared(&self.storage, part, self.chunks.memory().sync)
+        region.map_shared(&self.storage, part, self.chunks.memory().sync, Part::Data)
     }
 
     fn put_to_rest(&self, unused: &[Arc<SegmentState>]) -> Result<(), Failure> {
@@ -150,7 +151,7 @@ impl Recovery for Undo {
     fn terms(&self) -> Terms {
         let plain = self.chunks.persistent().is_none() && !self.sets.tracked;
         Terms {
-            clears: if plain { self.storage.reach as u8 + 1 } else { 0 },
+            clears: if plain && !self.storage.rescues { self.storage.reach as u8 + 1 } else { 0 },
             keeps_old: [true; 2],
             forces: false,
             private: false,
@@ -201,8 +202,17 @@ impl Recovery for Undo {
         self.chunks.empty(set, &self.storage.table);
     }
 
+    /// Where memory may be detached: then it is refused.
+    fn commit_short(&self, set: &WriteSet<'_>) -> bool {
+        self.storage.rescues && !self.sets.tracked && {
+            set.clear();
+            even_if("detached-acknowledged", !rescue::any())
+        }
+    }
+
     /// The commit is made when the set is cleared.
     fn commit(&self, _: &WriteSet<'_>) -> Result<Option<u64>, CommitError> {
+        self.storage.kept()?;
         Ok(None)
     }
 

@@ -221,7 +221,8 @@ impl Undecided for Undo {
         }
         let entry = table.get_mut(global_id).expect("inserted above");
         (entry.slot, entry.deciding) = (Some(suspend()), false);
-        Ok(())
+        drop(table);
+        Ok(self.storage.kept()?)
     }
 
     fn claim(&self, global_id: &[u8]) -> Result<Claimed, CommitError> {

@@ -172,11 +172,15 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Opened, OpenError> {
     })?;
     segments.iter().try_for_each(|segment| segment.confirm_found())?;
     let store = catalog.store;
-    let chunks = generations::step(generations.as_ref(), |generation| {
+    let rescues = !medium.keeps_room() && memory.survives == Survives::Process;
+    let mut chunks = generations::step(generations.as_ref(), |generation| {
         UndoChunks::open(medium, store, now, memory, &found, (place, generation))
     })?;
     let prepared = Mutex::new(prepared::table(prepared));
-    let storage = Arc::new(Storage::new(opening.found, settings, reach));
+    let mut storage = Storage::new(opening.found, settings, reach);
+    storage.rescues = rescues;
+    let storage = Arc::new(storage);
+    chunks.rescue(&storage);
     let trailer = chunks.persistent().map_or(0, |_| SEAL);
     let sets = Arc::new(Sets::new(Layout { trailer }, opening.tracked));
     let assumed = settings.memory_survives.is_some();
