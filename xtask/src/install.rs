@@ -30,7 +30,7 @@ const HEADERS: &str = "bindings/c/include";
 pub fn run_in(prefix: &str) -> Result<(), String> {
     let prefix = std::path::absolute(prefix).map_err(|e| format!("{prefix}: {e}"))?;
     run(
-        "cargo build --release --quiet --target-dir target -p caliburn-c -p caliburn-camelot -p caliburn-pm-c -p caliburn-command",
+        "cargo build --release --quiet --target-dir target -p caliburn-c -p caliburn-camelot -p caliburn-pm-c -p caliburn-command -p caliburn-rvm-tools",
     )?;
     let (lib, bin, man) = (prefix.join("lib"), prefix.join("bin"), prefix.join("share/man"));
     let folders = [&prefix.join("include"), &lib.join("pkgconfig"), &lib.join("cmake/caliburn"), &bin];
@@ -54,7 +54,7 @@ pub fn run_in(prefix: &str) -> Result<(), String> {
     // RVM's tools, by their names.
     copy(Path::new("target/release/caliburn"), &bin.join("caliburn"))?;
     for tool in ["rvmutl", "rdsinit"] {
-        link(&bin.join("caliburn"), &bin.join(tool))?;
+        copy(&Path::new("target/release").join(tool), &bin.join(tool))?;
     }
     copy(Path::new("bindings/camelot/include/camelot.h"), &prefix.join("include/camelot.h"))?;
     copy(Path::new("target/release/camelot-stubs"), &bin.join("camelot-stubs"))?;

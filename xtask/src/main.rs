@@ -166,10 +166,10 @@ fn test(install: bool) -> Result<(), String> {
         run(&format!("cargo run --release --quiet -- demo --kills 8 --class {class}"))?;
     }
     if missing.allows(Part::Nodes) {
-        run("cargo run --release --quiet -- demo --nodes 3 --kills 25")?;
+        run("cargo run --release --quiet -p caliburn-node -- demo --kills 25")?;
     }
     run("cargo build --release --quiet -p caliburn --example catalogue")?;
-    run("tools/drill.sh")?;
+    run("tests/drill.sh")?;
     bench::smoke(missing.allows(Part::Rivals))?;
     if missing.allows(Part::Instructions) {
         instructions::watch()?;

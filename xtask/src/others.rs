@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const CALIBURN: &str = "target/release/caliburn";
+const COMMAND: &str = "target/release/caliburn-pm";
 const FOLDER: &str = "target/others";
 /// Longest that anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,8 +49,8 @@ impl Disk {
         let region = Path::new("/dev/shm").join(format!("caliburn-others-{}", std::process::id()));
         let disk = Disk { region, folder, server: None, device: String::new() };
         let region = disk.region.display().to_string();
-        output(CALIBURN, &["pm", "create", &region, "--bytes", "800M"])?;
-        output(CALIBURN, &["pm", "add", &region, "disk", "640M", "--blocks", "4096"])?;
+        output(COMMAND, &["create", &region, "--bytes", "800M"])?;
+        output(COMMAND, &["add", &region, "disk", "640M", "--blocks", "4096"])?;
         Ok(disk)
     }
 
@@ -63,14 +63,10 @@ impl Disk {
     }
 
     fn serve(&mut self) -> Result<(), String> {
-        let mut server = Command::new(CALIBURN);
-        server
-            .args(["pm", "serve"])
-            .arg(&self.region)
-            .args(["disk", "--mount"])
-            .arg(self.folder.join("served"));
+        let mut server = Command::new(COMMAND);
+        server.arg("serve").arg(&self.region).args(["disk", "--mount"]).arg(self.folder.join("served"));
         server.stdout(Stdio::null()).stderr(Stdio::null());
-        self.server = Some(server.spawn().map_err(|e| format!("{CALIBURN}: {e}"))?);
+        self.server = Some(server.spawn().map_err(|e| format!("{COMMAND}: {e}"))?);
         let file = self.file();
         until("the disk is served", || file.is_file())?;
         let device = output("losetup", &["--direct-io=on", "-f", "--show", &file.display().to_string()])?;
@@ -132,7 +128,7 @@ const FILE_SYSTEMS: [(&str, &str, &str); 2] =
 /// Runs them, with PostgreSQL killed so many times.
 pub fn run_all(kills: &str) -> Result<(), String> {
     let kills: usize = kills.parse().map_err(|e| format!("{kills:?}: {e}"))?;
-    run("cargo build --release --quiet -p caliburn-command")?;
+    run("cargo build --release --quiet -p caliburn-pm-command")?;
     let fsx = output("sh", &["-c", "command -v fsx || true"])?;
     if fsx.trim().is_empty() {
         return Err("install fsx (cargo install fsx), fio, postgresql, xfsprogs and e2fsprogs".into());

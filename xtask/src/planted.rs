@@ -18,7 +18,7 @@ const ETCD: [&str; 5] = [
     "-p caliburn-dist --test keepers etcd",
     "-p caliburn-dist --test lost",
     "-p caliburn-dist --lib log",
-    "-p caliburn-command --test etcd",
+    "-p caliburn-node --test etcd",
     "-p caliburn-dist --test restored",
 ];
 /// The package whose tests catch most bugs, and build soon. Bugs that tests of another one catch are chosen

@@ -159,7 +159,7 @@ pub fn soak() -> Result<(), String> {
     clusters.args(["--config", "profile.sim.package.caliburn-dist.opt-level=3"]);
     clusters.env("CALIBURN_SEEDS", "1000000");
     succeed(clusters, "a million clusters")?;
-    crate::run("cargo run --release --quiet -- demo --nodes 3 --kills 500")
+    crate::run("cargo run --release --quiet -p caliburn-node -- demo --kills 500")
 }
 
 /// Long random workloads until so many crash images were recovered.

@@ -97,7 +97,7 @@ pub enum Follows {
 pub enum EnvironmentError {
     /// It is not there.
     #[error(
-        "{0} is not set: see the documentation of caliburn_dist::data_server, or start the server by caliburn node"
+        "{0} is not set: see the documentation of caliburn_dist::data_server, or start the server by caliburn-node"
     )]
     Missing(&'static str),
     /// It is not what it should be.

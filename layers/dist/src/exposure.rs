@@ -107,8 +107,8 @@ impl Exposure {
         if secret && own.is_none() || self.ask(member, own).await != Answer::Taken {
             return Err(());
         }
-        let cure = "Give etcd an authority of its own, of which nodes have certificates and users don't: caliburn node \
-                    certificates makes them, and caliburn node run takes them (--etcd-authority, --etcd-certificate, \
+        let cure = "Give etcd an authority of its own, of which nodes have certificates and users don't: caliburn-node \
+                    certificates makes them, and caliburn-node run takes them (--etcd-authority, --etcd-certificate, \
                     --etcd-key)";
         let nobody = if secret { self.shown.as_ref().map(Credentials::nobody) } else { None };
         if self.ask(member, nobody).await == Answer::Taken {

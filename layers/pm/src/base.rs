@@ -365,7 +365,7 @@ impl Copies {
             [Err(first), Err(second)] if first == second && first.starts_with("no base") => {
                 Err(Error::NotARegion {
                     path: path.to_owned(),
-                    why: format!("{first}; `caliburn pm create` makes one"),
+                    why: format!("{first}; `caliburn-pm create` makes one"),
                 })
             }
             [Err(first), Err(_)] if first.starts_with("of version") => {

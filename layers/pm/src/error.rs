@@ -51,7 +51,7 @@ pub enum Error {
         why: String,
     },
     /// There is no such segment.
-    #[error("there is no segment {0:?}; `caliburn pm list` shows those there are")]
+    #[error("there is no segment {0:?}; `caliburn-pm list` shows those there are")]
     NoSegment(String),
     /// There is one of that name.
     #[error("there is a segment {0:?} already")]

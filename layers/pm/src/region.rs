@@ -495,7 +495,7 @@ fn remove(base: &mut Base, id: u64) {
 }
 
 pub(crate) fn protected(name: &str) -> Error {
-    let why = "is protected: `caliburn pm protect --off` lets it be written to again".to_owned();
+    let why = "is protected: `caliburn-pm protect --off` lets it be written to again".to_owned();
     Error::Permission { name: name.to_owned(), why }
 }
 
@@ -535,7 +535,7 @@ fn check_empty(medium: &dyn Medium, force: bool) -> Result<()> {
         if part.iter().any(|byte| *byte != 0) {
             let is_region = from < 2 * COPY as u64 && part.windows(8).any(|bytes| *bytes == MAGIC);
             let what = if is_region { "there is a region already" } else { "it holds something else" };
-            let why = format!("{what}; `caliburn pm create --force` makes a new one in its place");
+            let why = format!("{what}; `caliburn-pm create --force` makes a new one in its place");
             return Err(Error::NotARegion { path: medium.path().to_owned(), why });
         }
         at = from + part.len() as u64;

@@ -1,7 +1,8 @@
 //! `archive`: the log of a store, in files elsewhere.
 
-use crate::{Failure, Outside, dump::at, size};
+use crate::{Outside, dump::at};
 use caliburn::{ArchiveOptions, ArchivePart, BackupError};
+use caliburn_tools::{Failure, size};
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;

@@ -1,9 +1,10 @@
 //! `check`.
 
-use crate::text::plain;
-use crate::{Failure, OneStore, size};
+use crate::OneStore;
 use caliburn::heap::{Heap, HeapError};
 use caliburn::{Problem, Report};
+use caliburn_tools::text::plain;
+use caliburn_tools::{Failure, size};
 use serde_json::json;
 use std::process::ExitCode;
 

@@ -1,7 +1,8 @@
 //! `compact`: room that is not used, given back to the file system.
 
-use crate::{Failure, OneStore, size};
+use crate::OneStore;
 use caliburn::heap::Heap;
+use caliburn_tools::{Failure, size};
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;

@@ -1,7 +1,8 @@
 //! `create` and `add-segment`.
 
-use crate::{Failure, Outside, size};
+use crate::Outside;
 use caliburn::{OpenError, Store as Opened};
+use caliburn_tools::{Failure, size};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::PathBuf;

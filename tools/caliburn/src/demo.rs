@@ -10,10 +10,10 @@
 //!
 //! The files are counted over and over, a round being one pass over all of them, until the kills are done.
 
-use crate::nodes;
 use crate::words::{self, Table};
-use crate::{Failure, size};
 use caliburn::{Class, Store};
+use caliburn_tools::random::Random;
+use caliburn_tools::{Failure, size};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -33,10 +33,10 @@ pub struct Arguments {
     /// Directory for the store; made anew. Default: a temporary one, removed at the end.
     #[arg(long)]
     store: Option<PathBuf>,
-    /// Instead, move money among so many nodes, and kill or stop them and members of etcd at random.
-    #[arg(long, conflicts_with_all = ["input", "class"], value_parser = clap::value_parser!(u64).range(1..=16))]
+    /// The demonstration across nodes, which is `caliburn-node demo` now.
+    #[arg(long, hide = true)]
     nodes: Option<u64>,
-    /// How many times the worker is killed, or something is killed or stopped.
+    /// How many times the worker is killed.
     #[arg(long, default_value_t = 10)]
     kills: u32,
     /// Seed of the random moments. Default: drawn from the time.
@@ -144,21 +144,6 @@ impl Running {
     }
 }
 
-/// A stream of numbers.
-pub struct Random(pub u64);
-
-impl Random {
-    /// A number below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        // SplitMix64.
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ z >> 31) % n
-    }
-}
-
 /// What came of the whole run.
 #[derive(Default)]
 struct Outcome {
@@ -175,9 +160,8 @@ struct Outcome {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let seed =
         arguments.seed.unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(1, |d| d.as_nanos() as u64));
-    if let Some(nodes) = arguments.nodes {
-        let (faults, store, json) = (arguments.kills, arguments.store.as_deref(), arguments.json);
-        return nodes::run(&nodes::Wanted { nodes, faults, seed, store, json });
+    if arguments.nodes.is_some() {
+        return crate::elsewhere("demo --nodes", "caliburn-node demo", "caliburn-node");
     }
     let (dir, temporary) = match &arguments.store {
         Some(path) => (path.clone(), false),

@@ -2,8 +2,9 @@
 
 use crate::dumps::{self, SUFFIX, Scratch};
 use crate::restore::checked;
-use crate::{Failure, Outside, progress, size, text};
+use crate::{Outside, progress};
 use caliburn::{BackupError, DumpOptions, Dumped, RestoreOptions, Until};
+use caliburn_tools::{Failure, size, text};
 use clap::Args;
 use serde_json::json;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! Directories of dumps: whole ones, and those that are laid over others.
 
-use crate::Failure;
 use caliburn::{Dumped, Until};
+use caliburn_tools::Failure;
 use std::fs::{self, File};
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! `export`: typed objects as text or CBOR, without the program that made them.
 
-use crate::{Failure, OneStore};
+use crate::OneStore;
 use caliburn::heap::Heap;
 use caliburn::typed::{Format, export};
+use caliburn_tools::Failure;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fs::File;

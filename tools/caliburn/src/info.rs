@@ -1,9 +1,10 @@
 //! `info`.
 
+use crate::OneStore;
 use crate::dump::at;
-use crate::text::plain;
-use crate::{Failure, OneStore, size};
 use caliburn::{Class, Info, Policy, Prepared};
+use caliburn_tools::text::plain;
+use caliburn_tools::{Failure, size};
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -109,7 +110,7 @@ fn advice(info: &Info) -> Vec<String> {
     let mut lines = Vec::new();
     let undo = info.policy == Policy::Undo;
     match (&info.in_use_by, info.clean) {
-        (Some(_), _) => lines.push("`caliburn top` shows what it does, `caliburn dump` backs it up".to_owned()),
+        (Some(_), _) => lines.push("`caliburn-top` shows what it does, `caliburn dump` backs it up".to_owned()),
         (None, true) => lines.push("nothing is to be done; `caliburn check` verifies all of it".to_owned()),
         (None, false) if undo && info.reach == Class::Process => lines.push(
             "if the system went down since, it is lost: restore the last dump; else open it, or `caliburn recover`"

@@ -1,8 +1,9 @@
 //! `leaks`: typed objects that no root reaches.
 
-use crate::{Failure, OneStore};
+use crate::OneStore;
 use caliburn::heap::Heap;
 use caliburn::typed::{reclaim, unreached};
+use caliburn_tools::Failure;
 use clap::Args;
 use serde_json::json;
 use std::process::ExitCode;

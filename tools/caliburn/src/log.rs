@@ -1,15 +1,16 @@
 //! `log`: RVM's post-mortem tool (RVM, section 6).
 
+use crate::Outside;
 use crate::dumps::{self, Scratch};
-use crate::{Failure, Outside};
 use caliburn::heap::Heap;
 use caliburn::typed::place;
 use caliburn::{
     Changed, DumpOptions, Event, Filter, History, OpenError, Options, RestoreOptions, Store, Until,
 };
+use caliburn_tools::Failure;
+use caliburn_tools::record::{as_text, hex};
 use clap::Args;
 use serde_json::json;
-use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{self, Seek, Write as _};
 use std::ops::Range;
@@ -242,13 +243,6 @@ fn change_as(changed: &Changed, json: bool) -> String {
     format!("{lsn:>12}  {at}{by}  {}..{end}\n         from  {old}\n           to  {new}", changed.offset)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut out, byte| {
-        let _ = write!(out, "{byte:02x}");
-        out
-    })
-}
-
 fn as_json(event: &Event, bytes: bool) -> String {
     let changes: Vec<_> = event
         .changes
@@ -266,36 +260,4 @@ fn as_json(event: &Event, bytes: bool) -> String {
     json!({"lsn": event.lsn, "kind": event.kind, "time_ns": event.time, "opening": event.incarnation, "transactions": event.transactions,
         "global_id": global_id, "log_bytes": event.log_bytes, "changes": changes})
     .to_string()
-}
-
-/// A record in words.
-pub fn as_text(event: &Event, bytes: bool) -> String {
-    let mut out = format!(
-        "{:>12}  {}.{:06}  {:<7}",
-        event.lsn,
-        event.time / 1_000_000_000,
-        event.time / 1000 % 1_000_000,
-        event.kind
-    );
-    if event.transactions > 1 {
-        let _ = write!(out, "  {} transactions", event.transactions);
-    }
-    if !event.global_id.is_empty() {
-        let _ = write!(out, "  {:?}", String::from_utf8_lossy(&event.global_id));
-    }
-    let total: usize = event.changes.iter().map(|c| c.bytes.len()).sum();
-    let _ = write!(out, "  {} ranges, {total} bytes, {} in the log", event.changes.len(), event.log_bytes);
-    for change in &event.changes {
-        let _ = write!(
-            out,
-            "\n              {} {}..{}",
-            change.segment,
-            change.offset,
-            change.offset + change.bytes.len() as u64
-        );
-        if bytes {
-            let _ = write!(out, "  {}", hex(&change.bytes));
-        }
-    }
-    out
 }

@@ -1,7 +1,8 @@
 //! `mend`: damaged pages made again, from dumps, archive and log.
 
-use crate::{Failure, Outside, dumps, text};
+use crate::{Outside, dumps};
 use caliburn::{Mended, RestoreOptions, Until};
+use caliburn_tools::{Failure, text};
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;

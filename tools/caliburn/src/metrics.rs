@@ -1,13 +1,13 @@
 //! `metrics`: what a store in use tells of itself, for monitoring.
 
-use crate::Failure;
-use caliburn::{Told, watch};
+use caliburn_tools::Failure;
+use caliburn_tools::told::told;
 use clap::Args;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Arguments of `metrics`.
 #[derive(Args, Debug)]
@@ -75,20 +75,4 @@ fn all(stores: &[PathBuf]) -> Result<String, Failure> {
         }
     }
     Ok(metrics.iter().map(|(description, values)| format!("# HELP {description}{values}")).collect())
-}
-
-/// What a store tells, which may take a second if nobody has asked it before.
-pub fn told(store: &Path) -> Result<Told, Failure> {
-    const PATIENCE: Duration = Duration::from_secs(3);
-    let begun = Instant::now();
-    loop {
-        let told = watch(store)?;
-        if let Some(told) = told {
-            return Ok(told);
-        }
-        if begun.elapsed() > PATIENCE {
-            return Err(format!("store {}: nobody has it open who tells anything", store.display()).into());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }

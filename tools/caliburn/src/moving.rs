@@ -1,6 +1,7 @@
 //! `move`: the log of another size, log and segments in other places.
 
-use crate::{Failure, Outside, size};
+use crate::Outside;
+use caliburn_tools::{Failure, size};
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;

@@ -1,6 +1,7 @@
 //! `recover`: what a crash left brought to its place; or what is left of a damaged store saved.
 
-use crate::{Failure, OneStore, salvage};
+use crate::{OneStore, salvage};
+use caliburn_tools::Failure;
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;

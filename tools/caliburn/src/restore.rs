@@ -1,8 +1,9 @@
 //! `restore`: a store from a dump, the archive of its log, and what is left of it.
 
 use crate::dump::at;
-use crate::{Failure, archive, dump, dumps, progress, size, text};
+use crate::{archive, dump, dumps, progress};
 use caliburn::{Options, RestoreOptions, Until, archive_parts};
+use caliburn_tools::{Failure, size, text};
 use clap::Args;
 use serde_json::json;
 use std::io::{Read, stdin};

@@ -9,10 +9,11 @@
 //!
 //! The damaged store is only read. Each step says what is lost. The new store has another name until it is complete.
 
+use crate::OneStore;
 use crate::restore::checked;
-use crate::text::plain;
-use crate::{Failure, OneStore};
 use caliburn::{Class, Filter, Mode, Options, Policy, Problem, Store};
+use caliburn_tools::Failure;
+use caliburn_tools::text::plain;
 use serde_json::json;
 use std::fs::File;
 use std::io;

@@ -1,10 +1,11 @@
 //! `show`: typed objects, by the layouts that their store records.
 
-use crate::text::plain;
-use crate::{Failure, OneStore};
+use crate::OneStore;
 use caliburn::Error;
 use caliburn::heap::Heap;
 use caliburn::typed::{Extent, Shown, show};
+use caliburn_tools::Failure;
+use caliburn_tools::text::plain;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;

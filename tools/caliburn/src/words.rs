@@ -8,8 +8,8 @@
 //! One transaction per file adds all its words and moves `files` on, so the table always shows a whole
 //! number of files.
 
-use crate::Failure;
 use caliburn::{Class, Mode, Region, Segment, Store, Transaction};
+use caliburn_tools::Failure;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 

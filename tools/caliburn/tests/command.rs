@@ -444,3 +444,22 @@ fn room_that_is_not_used_is_given_back() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("a full disk would kill the program"));
 }
+
+/// What this command once did, and others do now.
+#[test]
+fn old_spellings_name_the_command_to_install() {
+    let lines: [(&[&str], &str); 5] = [
+        (&["node", "show", "--json"], "caliburn-node"),
+        (&["pm", "list", "region"], "caliburn-pm"),
+        (&["top", "store"], "caliburn-top"),
+        (&["rvmutl", "--help"], "caliburn-rvm-tools"),
+        (&["demo", "--nodes", "3"], "caliburn-node demo"),
+    ];
+    for (line, named) in lines {
+        let told = caliburn(line);
+        let error = String::from_utf8_lossy(&told.stderr);
+        assert_eq!(told.status.code(), Some(2), "{line:?}");
+        assert!(error.contains(named) && error.contains("cargo install"), "{line:?}: {error}");
+    }
+    assert!(text(&caliburn(&["--help"])).contains("caliburn-node"));
+}

@@ -121,7 +121,7 @@ impl Node {
         let waits = self.undecided().await?.into_iter().filter(|undecided| undecided.asks).count();
         if unless("accepted-undecided", waits > 0) {
             return Err(Status::failed_precondition(format!(
-                "{waits} transactions are undecided here, and the etcd that was lost knew how they end: judge each first (caliburn node undecided, judge)"
+                "{waits} transactions are undecided here, and the etcd that was lost knew how they end: judge each first (caliburn-node undecided, judge)"
             )));
         }
         let telling = self.on_thread(true, |core| core.state().host.telling()).await?;

@@ -227,7 +227,7 @@ impl Outside {
     pub fn doubt(&self) -> Option<String> {
         self.doubt.get().map(|why| {
             format!(
-                "node {} decides nothing any more of transactions that commit without blocking: {why}. An operator must judge: `caliburn node undecided` lists what waits, `judge` ends each, `accept` has the node rely on this etcd",
+                "node {} decides nothing any more of transactions that commit without blocking: {why}. An operator must judge: `caliburn-node undecided` lists what waits, `judge` ends each, `accept` has the node rely on this etcd",
                 self.own.0
             )
         })

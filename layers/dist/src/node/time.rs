@@ -70,7 +70,7 @@ impl Time {
             self.notices.set(ABOUT, format!(
                 "node {}: its clock is {seconds} s ahead of the machine's, which was set back: other nodes and programs refuse \
                  it until theirs have caught up. If nobody relies on the order of its timestamps, have it forget them: \
-                 caliburn node run --forget-clock, or caliburn node restart --forget-clock of a data server; \
+                 caliburn-node run --forget-clock, or caliburn-node restart --forget-clock of a data server; \
                  CALIBURN_FORGET_CLOCK; Builder::forget_clock",
                 own.0
             ));

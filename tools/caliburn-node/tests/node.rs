@@ -1,4 +1,4 @@
-//! `caliburn node` as an administrator meets it: processes, certificates, kills.
+//! `caliburn-node` as an administrator meets it: processes, certificates, kills.
 
 #[path = "../../../layers/dist/tests/support/authority.rs"]
 mod authority;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-const CALIBURN: &str = env!("CARGO_BIN_EXE_caliburn");
+const CALIBURN: &str = env!("CARGO_BIN_EXE_caliburn-node");
 
 /// A daemon, in a directory.
 struct Daemon {
@@ -38,7 +38,7 @@ impl Drop for Daemon {
 
 fn run(dir: &Path, told: &[&str]) -> Child {
     let mut command = Command::new(CALIBURN);
-    command.args(["node", "run"]).arg(dir).args(told).stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(["run"]).arg(dir).args(told).stdin(Stdio::null()).stdout(Stdio::null());
     command.spawn().unwrap()
 }
 
@@ -65,7 +65,7 @@ impl Daemon {
     fn node_as(&self, shows: &[String], arguments: &[&str]) -> Output {
         let (command, rest) = arguments.split_first().unwrap();
         let mut line = Command::new(CALIBURN);
-        line.args(["node", command, "--node"]).arg(&self.dir).args(shows).args(rest).output().unwrap()
+        line.args([command, "--node"]).arg(&self.dir).args(shows).args(rest).output().unwrap()
     }
 
     fn says(&self, arguments: &[&str]) -> String {
@@ -299,7 +299,7 @@ fn a_node_ends_in_good_order_and_stays_what_it_is() {
 
     // What it was told stays, unless it is told to change.
     let otherwise = |more: &[&str]| {
-        let run = Command::new(CALIBURN).args(["node", "run"]).arg(&dir).args(more).output().unwrap();
+        let run = Command::new(CALIBURN).args(["run"]).arg(&dir).args(more).output().unwrap();
         error(&run)
     };
     assert!(otherwise(&["--listen", "127.0.0.1:1"]).contains("--config replaces that"));
@@ -312,22 +312,14 @@ fn a_node_ends_in_good_order_and_stays_what_it_is() {
 #[test]
 fn a_node_is_told_what_it_is() {
     let dir = tempfile::tempdir().unwrap();
-    let untold =
-        Command::new(CALIBURN).args(["node", "run"]).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
+    let untold = Command::new(CALIBURN).args(["run"]).arg(dir.path()).stdin(Stdio::null()).output().unwrap();
     assert!(error(&untold).contains("told --cluster"), "{}", error(&untold));
     // What can't be is not remembered.
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (busy, free) = (held.local_addr().unwrap().to_string(), "127.0.0.1:0".to_owned());
     for (listen, why) in [(busy, "in use"), (free, "a port is needed")] {
         let mut run = Command::new(CALIBURN);
-        run.args(["node", "run"]).arg(dir.path()).args([
-            "--cluster",
-            "wrong",
-            "--number",
-            "2",
-            "--listen",
-            &listen,
-        ]);
+        run.args(["run"]).arg(dir.path()).args(["--cluster", "wrong", "--number", "2", "--listen", &listen]);
         let refused = error(&run.output().unwrap());
         assert!(refused.contains(why), "{refused}");
         assert!(!dir.path().join("node.json").exists());
@@ -372,7 +364,7 @@ fn orders_that_are_obeyed_already_are_done() {
     let (_node, daemon) = Node::new();
     let starts = || {
         let mut line = Command::new(CALIBURN);
-        line.args(["node", "start", "bank", "--patience", "20", "--node"]).arg(&daemon.dir);
+        line.args(["start", "bank", "--patience", "20", "--node"]).arg(&daemon.dir);
         line.stdout(Stdio::null()).spawn().unwrap()
     };
     let all: Vec<Child> = (0..3).map(|_| starts()).collect();

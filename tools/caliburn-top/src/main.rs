@@ -1,8 +1,8 @@
-//! `top`: a store in use, as it is from second to second.
+//! The `caliburn-top` command: a store in use, as it is from second to second.
 
-use crate::metrics::told;
-use crate::{Failure, size};
-use clap::Args;
+use caliburn_tools::told::told;
+use caliburn_tools::{Failure, output, size};
+use clap::Parser;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
 use ratatui::layout::{Constraint, Layout};
@@ -14,9 +14,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Arguments of `top`.
-#[derive(Args, Debug)]
-pub struct Arguments {
+/// Show a store that a program is using, as it is from second to second.
+#[derive(Parser, Debug)]
+#[command(name = "caliburn-top", version)]
+struct Arguments {
     /// Directory of a store that a program is using.
     store: PathBuf,
     /// Seconds between two looks.
@@ -110,8 +111,12 @@ fn seconds(time: Option<f64>) -> String {
     }
 }
 
+fn main() -> ExitCode {
+    output::run("caliburn-top", || run(&Arguments::parse()))
+}
+
 /// Shows a store until `q` is pressed, or prints lines.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let every = Duration::try_from_secs_f64(arguments.every.max(0.2)).map_err(|e| e.to_string())?;
     let mut before = Look::at(arguments)?;
     if let Some(lines) = arguments.lines {
@@ -178,7 +183,7 @@ fn draw(frame: &mut Frame<'_>, arguments: &Arguments, look: &Look, before: &Look
     let [head, commits, log, memory, waits, rest] = Layout::vertical(rows).areas(frame.area());
     let failed = look.get("caliburn_failed") > 0.0;
     let state = if failed { "FAILED".red().bold() } else { "in use".green() };
-    let title = format!("caliburn top  {}  process {}  ", arguments.store.display(), look.process);
+    let title = format!("caliburn-top  {}  process {}  ", arguments.store.display(), look.process);
     frame.render_widget(Line::from(vec![title.into(), state, "   q ends".dim()]), head);
 
     let lasting = look.rate(before, COMMITS[1]);

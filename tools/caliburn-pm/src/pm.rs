@@ -1,9 +1,9 @@
 //! `pm`: memory that outlives the system.
 
-use crate::Failure;
 use crate::serve::{Serve, serve};
-use crate::size;
 use caliburn_pm::{Error, Region, RegionOptions, SegmentInfo, SegmentKind, SegmentOptions, Survives};
+use caliburn_tools::Failure;
+use caliburn_tools::size;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -13,15 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Arguments of `pm`.
-#[derive(Args, Debug)]
-pub struct Arguments {
-    #[command(subcommand)]
-    act: Act,
-}
-
+/// What can be done.
 #[derive(Subcommand, Debug)]
-enum Act {
+pub enum Act {
     /// Make a region on a device, or in a file.
     Create {
         /// The device or file; a file is made if it is missing.
@@ -134,7 +128,7 @@ enum Act {
 }
 
 #[derive(Args, Debug)]
-struct One {
+pub struct One {
     /// The region.
     region: PathBuf,
     /// Print JSON.
@@ -161,8 +155,8 @@ fn address(text: &str) -> Result<u64, String> {
 }
 
 /// Does one thing with a region.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    match &arguments.act {
+pub fn run(act: &Act) -> Result<ExitCode, Failure> {
+    match act {
         Act::Create { region, bytes, unit, force, json } => {
             let unit = unit.map(u32::try_from).transpose().map_err(|_| "a unit has at most 1G")?;
             Region::create(region, &RegionOptions { len: *bytes, unit, force: *force })?;

@@ -1,9 +1,9 @@
 //! Orders to a data server, and waiting until they are obeyed.
 
 use crate::node::{Contact, said, state_name, status_json};
-use crate::{Failure, text};
 use caliburn_dist::proto::admin::admin_client::AdminClient;
 use caliburn_dist::proto::admin::{Order, State, Status, What};
+use caliburn_tools::{Failure, text};
 use clap::Args;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

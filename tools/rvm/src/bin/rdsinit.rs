@@ -1,8 +1,8 @@
 //! `rdsinit`: makes a file a segment with a heap of RVM's.
 
-use crate::Failure;
-use crate::rvmutl::number;
 use caliburn_rvm::Heap;
+use caliburn_rvm_tools::number;
+use caliburn_tools::{Failure, output};
 use clap::Parser;
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 /// Make a file a segment with a heap of RVM's. Numbers as in C: 4096, 0x1000.
 #[derive(Parser, Debug)]
 #[command(name = "rdsinit", version)]
-pub struct Arguments {
+struct Arguments {
     /// Asks nothing; all operands must be there.
     #[arg(short = 'f')]
     quiet: bool,
@@ -35,7 +35,7 @@ const ASKED: [(&str, &str); 6] = [
 ];
 
 /// Makes the file and the heap in it.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut numbers = arguments.numbers.clone();
     if arguments.quiet && numbers.len() != ASKED.len() {
         return Err(format!(
@@ -63,4 +63,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(1))
         }
     }
+}
+
+fn main() -> ExitCode {
+    output::run("rdsinit", || run(&Arguments::parse()))
 }

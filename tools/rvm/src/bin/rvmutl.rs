@@ -1,11 +1,12 @@
 //! `rvmutl`: looks after logs of RVM's. Commands come from standard input, one a line, as those of the tool of
 //! that name.
 
-use crate::Failure;
-use crate::log::as_text;
-use crate::text::plain;
 use caliburn::{Event, Filter, Guard, History, Options};
 use caliburn_rvm::store_of;
+use caliburn_rvm_tools::number;
+use caliburn_tools::record::as_text;
+use caliburn_tools::text::plain;
+use caliburn_tools::{Failure, output};
 use clap::Parser;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ SIZE: a number as in C, then K, M, S (sectors of 512), P (pages) or B, the defau
 /// Look after a log of RVM's: commands are read from standard input.
 #[derive(Parser, Debug)]
 #[command(name = "rvmutl", version)]
-pub struct Arguments {
+struct Arguments {
     /// The log to be opened first.
     log: Option<PathBuf>,
     /// Makes a log of so many bytes; used for each by itself.
@@ -43,17 +44,6 @@ struct Session {
     log: Option<PathBuf>,
     /// Position of the record shown last.
     shown: Option<u64>,
-}
-
-/// A number as C has it.
-pub fn number(text: &str) -> Result<u64, String> {
-    let lower = text.to_ascii_lowercase();
-    let parsed = match lower.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None if lower.len() > 1 && lower.starts_with('0') => u64::from_str_radix(&lower[1..], 8),
-        None => lower.parse(),
-    };
-    parsed.map_err(|e| format!("{text:?} is no number: {e}"))
 }
 
 /// A number and its unit.
@@ -76,7 +66,7 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 /// Reads commands until there are no more.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if let (Some(log), Some(length)) = (&arguments.log, arguments.make) {
         return match caliburn_rvm::make_log(log, length) {
             Ok(()) => Ok(ExitCode::SUCCESS),
@@ -285,4 +275,8 @@ impl Session {
 
 fn count(words: &[&str]) -> Result<usize, String> {
     words.first().map_or(Ok(1), |text| Ok(number(text)? as usize))
+}
+
+fn main() -> ExitCode {
+    output::run("rvmutl", || run(&Arguments::parse()))
 }

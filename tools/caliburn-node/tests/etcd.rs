@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tonic::Status;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-const CALIBURN: &str = env!("CARGO_BIN_EXE_caliburn");
+const CALIBURN: &str = env!("CARGO_BIN_EXE_caliburn-node");
 
 struct Running(Child);
 
@@ -22,7 +22,7 @@ impl Drop for Running {
 }
 
 fn caliburn(arguments: &[&str]) -> Output {
-    Command::new(CALIBURN).arg("node").args(arguments).stdin(Stdio::null()).output().unwrap()
+    Command::new(CALIBURN).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
 /// A member of etcd that trusts the authorities of a file, or everybody.
@@ -72,7 +72,7 @@ fn node_says(dir: &Path, made: &Path, etcd: &str, wrong: bool) -> Vec<String> {
     let certificates = ["authority.pem", "node-1.pem", "node-1.key"].map(file);
     let for_etcd = ["etcd-authority.pem", "etcd-node-1.pem", "etcd-node-1.key"].map(file);
     let mut run = Command::new(CALIBURN);
-    run.args(["node", "run"]).arg(&node).args(["--cluster", "bank", "--number", "1", "--listen", &own]);
+    run.args(["run"]).arg(&node).args(["--cluster", "bank", "--number", "1", "--listen", &own]);
     run.args(["--etcd", etcd, "--administrator", "root"]);
     for (option, file) in ["--authority", "--certificate", "--key"].iter().zip(&certificates) {
         run.args([option, &&**file]);

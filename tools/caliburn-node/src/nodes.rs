@@ -1,4 +1,4 @@
-//! `demo --nodes`: money moves among nodes, in transactions that are nested, side by side, blocking or not, while
+//! `demo`: money moves among nodes, in transactions that are nested, side by side, blocking or not, while
 //! nodes and members of etcd are killed and stopped at random. At the end no cent may be missing, every
 //! acknowledged transfer must be there, of every other one all or nothing, and some order of those that are there
 //! must explain what they have seen. The network is cut, too.
@@ -11,7 +11,6 @@
 //!
 //! Every other node keeps its log in etcd too, and loses its directory with its machine.
 
-use crate::Failure;
 use caliburn_dist::bank::{self, ACCOUNTS};
 use caliburn_dist::client::{Application, Error, Options, Tx};
 use caliburn_dist::cluster::Cluster;
@@ -22,6 +21,7 @@ use caliburn_dist::keep::members::{Members, free_addresses, pause};
 use caliburn_dist::node::Node;
 use caliburn_dist::proto::bank::bank_client::BankClient;
 use caliburn_dist::proto::bank::{AddRequest, ShowRequest};
+use caliburn_tools::Failure;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -32,11 +32,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use crate::demo::Random;
 use crate::links::Links;
 use crate::reckoning::{Done, Ledger, Totals, USED, compare, list};
+use caliburn_tools::random::Random;
 
 /// Programs that are attached to each node.
 const PROGRAMS: u64 = 2;
@@ -410,23 +410,47 @@ async fn totals(cluster: &Cluster, nodes: u64) -> Result<Totals, Failure> {
     }
 }
 
-/// What the demonstration is to be.
-pub struct Wanted<'a> {
-    pub nodes: u64,
-    pub faults: u32,
-    pub seed: u64,
-    pub store: Option<&'a Path>,
-    pub json: bool,
+/// Arguments of `demo`.
+#[derive(Args, Debug)]
+pub struct Demo {
+    /// Nodes.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=16))]
+    nodes: u64,
+    /// How many times something is killed or stopped.
+    #[arg(long, default_value_t = 10)]
+    kills: u32,
+    /// Seed of the random moments. Default: drawn from the time.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Directory for the nodes and etcd; made anew. Default: a temporary one, removed at the end.
+    #[arg(long)]
+    store: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Demo {
+    /// Where all of it is, made anew.
+    fn directory(&self) -> Result<PathBuf, Failure> {
+        let dir = match &self.store {
+            Some(dir) if dir.exists() => return Err(format!("{} is there already", dir.display()).into()),
+            Some(dir) => dir.to_owned(),
+            None => std::env::temp_dir().join(format!("caliburn-nodes-{}", std::process::id())),
+        };
+        std::fs::create_dir_all(&dir)?;
+        Ok(dir)
+    }
+}
+
+fn wall_ns() -> u64 {
+    UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64)
 }
 
 /// The supervisor.
-pub fn run(wanted: &Wanted<'_>) -> Result<ExitCode, Failure> {
-    let dir = match wanted.store {
-        Some(dir) if dir.exists() => return Err(format!("{} is there already", dir.display()).into()),
-        Some(dir) => dir.to_owned(),
-        None => std::env::temp_dir().join(format!("caliburn-nodes-{}", std::process::id())),
-    };
-    std::fs::create_dir_all(&dir)?;
+pub fn run(wanted: &Demo) -> Result<ExitCode, Failure> {
+    let seed = wanted.seed.unwrap_or_else(wall_ns);
+    let dir = wanted.directory()?;
     let runtime = runtime()?;
     let mut world = runtime.block_on(async { World::start(wanted.nodes as usize, &dir) })?;
     let cluster = runtime.block_on(async { world.cluster() })?;
@@ -439,25 +463,25 @@ pub fn run(wanted: &Wanted<'_>) -> Result<ExitCode, Failure> {
     let programs: Vec<_> = (0..wanted.nodes * PROGRAMS)
         .map(|number| {
             let home = 1 + number % wanted.nodes;
-            let seed = wanted.seed ^ number << 32;
+            let seed = seed ^ number << 32;
             let program = program(shared.clone(), cluster.clone(), home, wanted.nodes, seed);
             runtime.spawn(program)
         })
         .collect();
     let bar = match wanted.json || !std::io::stderr().is_terminal() {
         true => ProgressBar::hidden(),
-        false => ProgressBar::new(wanted.faults.into()),
+        false => ProgressBar::new(wanted.kills.into()),
     };
     bar.set_style(ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len} faults  {msg}")?);
-    let (start, mut random) = (Instant::now(), Random(wanted.seed));
+    let (start, mut random) = (Instant::now(), Random(seed));
     let mut kinds: BTreeMap<&str, u32> = BTreeMap::new();
-    for fault in 0..=wanted.faults {
+    for fault in 0..=wanted.kills {
         // Between them something gets done.
         std::thread::sleep(Duration::from_millis(300 + random.below(900)));
         let done = shared.ledger().acknowledged.len();
         let rate = done as f64 / start.elapsed().as_secs_f64();
         bar.set_message(format!("{done} transfers, {rate:.0}/s"));
-        if fault < wanted.faults {
+        if fault < wanted.kills {
             *kinds.entry(disturb(&mut world, &mut random)?).or_default() += 1;
             bar.inc(1);
         }
@@ -478,7 +502,7 @@ pub fn run(wanted: &Wanted<'_>) -> Result<ExitCode, Failure> {
         println!(
             "{}",
             json!({
-                "seed": wanted.seed, "nodes": wanted.nodes, "faults": kinds, "seconds": elapsed.as_secs_f64(),
+                "seed": seed, "nodes": wanted.nodes, "faults": kinds, "seconds": elapsed.as_secs_f64(),
                 "acknowledged": acknowledged, "refused": ledger.refused.len(), "unknown": ledger.unknown.len(),
                 "why": ledger.why, "problems": problems,
             })
@@ -498,9 +522,9 @@ pub fn run(wanted: &Wanted<'_>) -> Result<ExitCode, Failure> {
         match problems.is_empty() {
             true => println!(
                 "no cent is missing, every acknowledged transfer is there, and some order of them explains what they have seen (seed {})",
-                wanted.seed
+                seed
             ),
-            false => problems.iter().for_each(|problem| println!("WRONG: {problem} (seed {})", wanted.seed)),
+            false => problems.iter().for_each(|problem| println!("WRONG: {problem} (seed {seed})")),
         }
     }
     drop(world);

@@ -1,9 +1,9 @@
 //! `pm serve`: a segment of blocks as a disk for other systems.
 
-use crate::Failure;
 use crate::pm::Segment;
 use caliburn_pm::nbd::{Address, Device, Server};
 use caliburn_pm::{BlockCounts, Blocks, Export, Mounted, Region};
+use caliburn_tools::Failure;
 use clap::Args;
 use serde_json::json;
 use std::fmt::Display;

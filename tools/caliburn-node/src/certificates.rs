@@ -8,8 +8,8 @@
 //! Two authorities, since etcd knows authorities and no users of ours: whoever has a certificate of its authority
 //! may write whatever he likes there, such as where nodes are and how transactions end.
 
-use crate::Failure;
 use caliburn_dist::credentials::{node_name, user_name};
+use caliburn_tools::Failure;
 use clap::Args;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,

@@ -1,7 +1,7 @@
 //! What a node was told when it was run the first time: a file in its directory, `node.json`.
 
-use crate::Failure;
 use caliburn_dist::data_server::Environment;
+use caliburn_tools::Failure;
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal, Write};
@@ -107,7 +107,7 @@ impl Configuration {
         let file = directory.join(FILE);
         let text = std::fs::read_to_string(&file).map_err(|error| {
             format!(
-                "{}: {error}; is this the directory of a node? It is made by caliburn node run",
+                "{}: {error}; is this the directory of a node? It is made by caliburn-node run",
                 file.display()
             )
         })?;

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use support::{Client, FLUSH};
 
 fn caliburn(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_caliburn")).arg("pm").args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_caliburn-pm")).args(arguments).output().unwrap()
 }
 
 #[track_caller]
@@ -147,8 +147,8 @@ impl Server {
 
     /// At a place of some kind, of which it says when it is there.
     fn start_at(region: &Path, kind: &str, place: &Path, says: &str) -> Server {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_caliburn"))
-            .args(["pm", "serve", region.to_str().unwrap(), "disk", "--at-once", "--json", kind])
+        let mut process = Command::new(env!("CARGO_BIN_EXE_caliburn-pm"))
+            .args(["serve", region.to_str().unwrap(), "disk", "--at-once", "--json", kind])
             .arg(place)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -193,8 +193,8 @@ fn who_reads_no_further_ends_it_quietly() {
     done(&["create", &region, "--bytes", "4M"]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_caliburn"));
-    let ended = command.args(["pm", "list", &region]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_caliburn-pm"));
+    let ended = command.args(["list", &region]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
     assert_eq!((ended.status.code(), &*String::from_utf8_lossy(&ended.stderr)), (Some(141), ""));
 }
 
@@ -296,8 +296,8 @@ fn a_killed_file_has_what_it_acknowledged_and_no_part_of_a_write() {
     std::fs::create_dir(&place).unwrap();
     done(&["create", region, "--bytes", "16M"]);
     done(&["add", region, "disk", "1M", "--blocks", "4096"]);
-    let mut probe = Command::new(env!("CARGO_BIN_EXE_caliburn"))
-        .args(["pm", "serve", region, "disk", "--mount", at])
+    let mut probe = Command::new(env!("CARGO_BIN_EXE_caliburn-pm"))
+        .args(["serve", region, "disk", "--mount", at])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

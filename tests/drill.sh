@@ -4,7 +4,7 @@
 # hashes of a directory tree; it is killed on the way. What the restored store holds is compared with what was there
 # at that moment.
 #
-#   cargo build --release --workspace && cargo build --release -p caliburn --example catalogue && tools/drill.sh
+#   cargo build --release --workspace && cargo build --release -p caliburn --example catalogue && tests/drill.sh
 set -euo pipefail
 built=$(realpath "${1:-target/release}")
 caliburn=$built/caliburn

@@ -1,8 +1,8 @@
-//! The network of `demo --nodes`: a way from each node to each other one, and to each member of etcd, which can be
+//! The network of `demo`: a way from each node to each other one, and to each member of etcd, which can be
 //! cut.
 
-use crate::Failure;
 use caliburn_dist::link::Link;
+use caliburn_tools::Failure;
 use std::net::SocketAddr;
 
 /// All ways.

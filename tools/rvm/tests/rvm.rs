@@ -2,18 +2,15 @@
 
 use caliburn::{Class, Mode, Options, Tuning};
 use std::io::Write;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-/// Runs the command under the name of a tool, in a directory, with lines on its standard input.
+/// Runs a tool in a directory, with lines on its standard input.
 fn tool(dir: &Path, name: &str, arguments: &[&str], lines: &str) -> Output {
-    let link = dir.join(name);
-    if !link.exists() {
-        symlink(env!("CARGO_BIN_EXE_caliburn"), &link).unwrap();
-    }
-    let mut command = Command::new(link);
+    let tools = [("rvmutl", env!("CARGO_BIN_EXE_rvmutl")), ("rdsinit", env!("CARGO_BIN_EXE_rdsinit"))];
+    let program = tools.iter().find(|(tool, _)| *tool == name).expect("it is one of RVM's tools").1;
+    let mut command = Command::new(program);
     command
         .args(arguments)
         .current_dir(dir)

@@ -1,8 +1,8 @@
 //! Where the log of a node's data server is, and when it is dumped: arguments of `node add-server` and `node
 //! change-server`.
 
-use crate::{Failure, size};
 use caliburn_dist::proto::admin::Log;
+use caliburn_tools::{Failure, size};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;

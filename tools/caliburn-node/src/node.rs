@@ -1,17 +1,17 @@
 //! `node`: runs a machine's node, and administers one (Camelot, section 3.2).
 //!
 //! ```text
-//!   caliburn node run /var/lib/caliburn --cluster bank --number 1 --listen 127.0.0.1:4100      the first time
-//!   caliburn node run /var/lib/caliburn                                                        from then on
-//!   caliburn node add-server -n /var/lib/caliburn bank --number 11 --listen 127.0.0.1:4111 -- /usr/bin/bank
-//!   caliburn node start -n /var/lib/caliburn bank
+//!   caliburn-node run /var/lib/caliburn --cluster bank --number 1 --listen 127.0.0.1:4100      the first time
+//!   caliburn-node run /var/lib/caliburn                                                        from then on
+//!   caliburn-node add-server -n /var/lib/caliburn bank --number 11 --listen 127.0.0.1:4111 -- /usr/bin/bank
+//!   caliburn-node start -n /var/lib/caliburn bank
 //! ```
 
 use crate::certificates::Certificates;
 use crate::configuration::Configuration;
 use crate::orders::{Ordered, Starting};
 use crate::server_log::{ServerLog, absolute};
-use crate::{Failure, size, text, undecided};
+use crate::undecided;
 use caliburn_dist::cluster::root;
 use caliburn_dist::commit::word::Node as NodeNumber;
 use caliburn_dist::daemon::Daemon;
@@ -22,6 +22,7 @@ use caliburn_dist::proto::admin::{
 };
 use caliburn_dist::proto::caliburn::node_client::NodeClient;
 use caliburn_dist::{bank, proto::admin::Event};
+use caliburn_tools::{Failure, size, text};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use std::path::PathBuf;
@@ -29,15 +30,9 @@ use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 use tonic::transport::Channel;
 
-/// Arguments of `node`.
-#[derive(Args, Debug)]
-pub struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
+/// What a node can be told.
 #[derive(Subcommand, Debug)]
-enum Command {
+pub enum Command {
     /// Run a node until it is told to stop; the first time it is told what it is, and remembers.
     Run(Run),
     /// Make certificates for nodes, users and members of etcd, and the two authorities that they are of.
@@ -78,11 +73,11 @@ enum Command {
 }
 
 #[derive(Args, Debug)]
-struct Run {
+pub struct Run {
     /// Directory of the node, made if it is missing.
     directory: PathBuf,
     /// The node's clock forgets how far it had gone: for one that others refuse since its machine's clock was
-    /// ahead once. Timestamps may come again. Of a data server: caliburn node restart --forget-clock.
+    /// ahead once. Timestamps may come again. Of a data server: caliburn-node restart --forget-clock.
     #[arg(long)]
     forget_clock: bool,
     /// What is given differs from what the node was told before, and is to replace it.
@@ -128,13 +123,13 @@ pub struct Contact {
 }
 
 #[derive(Args, Debug)]
-struct Show {
+pub struct Show {
     #[command(flatten)]
     contact: Contact,
 }
 
 #[derive(Args, Debug)]
-struct AddServer {
+pub struct AddServer {
     #[command(flatten)]
     contact: Contact,
     /// Its name: a-z, 0-9, '-'.
@@ -171,7 +166,7 @@ struct AddServer {
 }
 
 #[derive(Args, Debug)]
-struct ChangeServer {
+pub struct ChangeServer {
     #[command(flatten)]
     contact: Contact,
     /// Its name.
@@ -193,7 +188,7 @@ struct ChangeServer {
 }
 
 #[derive(Args, Debug)]
-struct Named {
+pub struct Named {
     #[command(flatten)]
     contact: Contact,
     /// Its name.
@@ -201,7 +196,7 @@ struct Named {
 }
 
 #[derive(Args, Debug)]
-struct Authorise {
+pub struct Authorise {
     #[command(flatten)]
     contact: Contact,
     /// The user, as in his certificate.
@@ -213,7 +208,7 @@ struct Authorise {
 }
 
 #[derive(Args, Debug)]
-struct Events {
+pub struct Events {
     #[command(flatten)]
     contact: Contact,
     /// How many of those that have been.
@@ -228,13 +223,13 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Runs `node`.
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+/// Runs it.
+pub fn run(command: &Command) -> Result<ExitCode, Failure> {
     warn();
     runtime()?.block_on(async {
-        let patience = match &arguments.command {
+        let patience = match command {
             Command::Run(_) | Command::Events(Events { follow: true, .. }) => {
-                return arguments.command.run().await;
+                return command.run().await;
             }
             Command::Start(Starting { ordered: it, .. })
             | Command::Restart(Starting { ordered: it, .. })
@@ -242,7 +237,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             | Command::Crash(it) => Duration::from_secs(it.patience) + PATIENCE,
             _ => PATIENCE,
         };
-        let done = tokio::time::timeout(patience, arguments.command.run()).await;
+        let done = tokio::time::timeout(patience, command.run()).await;
         done.unwrap_or_else(|_| Err(format!("the node does not answer within {patience:?}").into()))
     })
 }
@@ -314,7 +309,7 @@ pub fn said(status: tonic::Status) -> Failure {
         tonic::Code::Unavailable => format!("the node does not answer: {cause}").into(),
         // Of a connection that has ended meanwhile.
         tonic::Code::Unknown | tonic::Code::Cancelled | tonic::Code::Internal => {
-            format!("what the node has done is not known; look with: caliburn node show ({cause})").into()
+            format!("what the node has done is not known; look with: caliburn-node show ({cause})").into()
         }
         _ => status.message().to_owned().into(),
     }
@@ -470,7 +465,7 @@ impl AddServer {
             ..Server::default()
         };
         self.contact.admin()?.add_server(server).await.map_err(said)?;
-        self.contact.done(&format!("server {:?} is added; start it with: caliburn node start", self.name))
+        self.contact.done(&format!("server {:?} is added; start it with: caliburn-node start", self.name))
     }
 }
 

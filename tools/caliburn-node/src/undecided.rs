@@ -1,9 +1,9 @@
 //! `node undecided`, `judge`, `forget`, `accept`: transactions whose coordinator, or whose etcd, is gone.
 
-use crate::Failure;
 use crate::node::{Contact, said};
-use crate::text::plain;
 use caliburn_dist::proto::caliburn::{AcceptRequest, JudgeRequest, Outcome, UndecidedRequest};
+use caliburn_tools::Failure;
+use caliburn_tools::text::plain;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::process::ExitCode;
