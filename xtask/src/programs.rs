@@ -37,9 +37,9 @@ pub enum Which {
     Quick,
 }
 
-/// The crates that programs with one store build on.
-const QUICK: &str =
-    "-p caliburn-os -p caliburn-log -p caliburn-engine -p caliburn-heap -p caliburn-typed -p caliburn";
+/// The crates that programs with one store build on, and the command.
+const QUICK: &str = "-p caliburn-os -p caliburn-log -p caliburn-engine -p caliburn-heap -p caliburn-typed -p caliburn \
+                     -p caliburn-tools -p caliburn-command";
 /// Test programs of these crates that take longer than some seconds.
 pub const LONG: &[&str] = &[
     "ahead",

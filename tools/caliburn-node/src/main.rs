@@ -23,6 +23,7 @@ struct Arguments {
 }
 
 #[derive(Subcommand, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one of it")]
 enum Command {
     #[command(flatten)]
     Node(node::Command),

@@ -233,16 +233,14 @@ fn a_servers_log_is_where_and_what_it_is_to_be() {
     let change = |arguments: &[&str]| {
         daemon.says(&[&["change-server", "bank"], arguments].concat());
         daemon.says(&["restart", "bank"]);
-        let line = ["info", "--json", "--outside", disks.path().to_str().unwrap()];
-        let info = Command::new(CALIBURN).args(line).arg(node.dir().join("servers/bank")).output().unwrap();
-        let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
-        (info["log"]["path"].clone(), info["log"]["second"].clone(), info["log"]["bytes"].clone())
+        let mut options = caliburn::Options::new();
+        let log = options.outside(disks.path()).info(node.dir().join("servers/bank")).unwrap().log.unwrap();
+        (log.path, log.second, log.capacity)
     };
-    let named = |name: &str| serde_json::json!(at(name));
     let (first, second, third) = (at("first"), at("second"), at("third"));
     let [first, second, third] = [&first, &second, &third].map(|path| path.to_str().unwrap());
     let all = ["--log", first, "--log-bytes", "1M", "--duplex-log", second, "--recovery-target", "100ms"];
-    assert_eq!(change(&all), (named("first"), named("second"), serde_json::json!(1 << 20)));
+    assert_eq!(change(&all), (at("first"), Some(at("second")), 1 << 20));
     assert_eq!(daemon.server("bank")["log"]["recovery_ms"], 100);
     // One of them is lost; the next start makes it again.
     daemon.says(&["crash", "bank"]);
@@ -250,11 +248,8 @@ fn a_servers_log_is_where_and_what_it_is_to_be() {
     daemon.says(&["start", "bank"]);
     assert!(at("first").exists());
     // It moves on with one copy.
-    assert_eq!(change(&["--simplex-log"]).1, serde_json::Value::Null);
-    assert_eq!(
-        change(&["--log", third]),
-        (named("third"), serde_json::Value::Null, serde_json::json!(1 << 20))
-    );
+    assert_eq!(change(&["--simplex-log"]).1, None);
+    assert_eq!(change(&["--log", third]), (at("third"), None, 1 << 20));
     // A dump is made two seconds from now.
     let times = [2, 4, 6]
         .map(|later| humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(later)));
@@ -269,8 +264,9 @@ fn a_servers_log_is_where_and_what_it_is_to_be() {
         assert!(Instant::now() < until, "no dump is made");
         std::thread::sleep(Duration::from_millis(50));
     };
-    let restored = Command::new(CALIBURN).arg("restore").arg(dump).arg(at("restored")).output().unwrap();
-    assert!(restored.status.success(), "{}", error(&restored));
+    let mut dump = std::fs::File::open(dump).unwrap();
+    let options = caliburn::Options::new();
+    options.restore(&mut dump, &caliburn::RestoreOptions::new(), at("restored")).unwrap();
     let refused = error(&daemon.node(&["change-server", "bank", "--dump-at", "3 o'clock"]));
     assert!(refused.contains("times of day"), "{refused}");
     let refused = error(&daemon.node(&["change-server", "bank", "--log-bytes", "2M"]));
@@ -291,9 +287,7 @@ fn a_node_ends_in_good_order_and_stays_what_it_is() {
     assert!(daemon.child.wait().unwrap().success());
     assert!(!runs(server));
     for store in ["store", "servers/bank"] {
-        let info = Command::new(CALIBURN).arg("info").arg(dir.join(store)).output().unwrap();
-        let info = String::from_utf8(info.stdout).unwrap();
-        assert!(info.contains("closed in good order"), "{store}: {info}");
+        assert!(caliburn::info(dir.join(store)).unwrap().clean, "{store}");
     }
     assert!(error(&daemon.node(&["show"])).contains("does not answer"), "nobody is there");
 

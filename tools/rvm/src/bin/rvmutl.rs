@@ -174,7 +174,7 @@ impl Session {
             std::fs::remove_file(log)?;
         }
         let mut make = Command::new(std::env::current_exe()?);
-        make.arg("rvmutl").arg(log).arg("--make").arg(length.to_string());
+        make.arg(log).arg("--make").arg(length.to_string());
         if !make.status()?.success() {
             return Err(format!("{} was not made", log.display()).into());
         }
