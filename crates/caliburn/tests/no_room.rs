@@ -136,7 +136,11 @@ fn live(
                 tx.write(a, large, &vec![value as u8; LARGE]).map_err(|e| e.to_string())?;
             }
             tx.store(b, mine, &value).map_err(|e| e.to_string())?;
-            if commit { tx.commit(class).map_err(|e| e.to_string()) } else { Ok(tx.abort()) }
+            if commit {
+                return tx.commit(class).map_err(|e| e.to_string());
+            }
+            tx.abort();
+            Ok(())
         };
         let done = match next.is_multiple_of(5) {
             true => attempt(u64::MAX, false),
