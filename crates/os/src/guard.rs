@@ -7,8 +7,9 @@
 use crate::faults;
 use crate::rescue;
 use rustix::mm::{MprotectFlags, mprotect};
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::io;
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -27,6 +28,7 @@ pub enum Kind {
 /// The range must be mapped, and nobody may rely on storing to it if `write` is false.
 pub unsafe fn protect(start: *mut u8, len: usize, write: bool) -> io::Result<()> {
     let flags = if write { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
+    let _steady = write.then(rescue::steady);
     // SAFETY: passed on from the caller.
     unsafe { mprotect(start.cast(), len, flags)? };
     Ok(())
@@ -203,9 +205,46 @@ fn install() {
     BEFORE.iter().zip(SIGNALS).for_each(|(before, signal)| _ = before.get_or_init(|| take(signal)));
 }
 
-/// Takes over the first of them alone.
-fn hear_of_protection() {
-    BEFORE[0].get_or_init(|| take(SIGNALS[0]));
+/// Handlers that were in place of ours when threads had to wait in ours.
+struct Replaced(UnsafeCell<[MaybeUninit<libc::sigaction>; 8]>);
+
+// SAFETY: a place is written before anybody is told of it, by whoever has its number.
+unsafe impl Sync for Replaced {}
+
+static REPLACED: Replaced = Replaced(UnsafeCell::new([const { MaybeUninit::uninit() }; 8]));
+static REPLACED_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// In a handler: takes over the first of them alone, also from a handler that came after ours. Whether that is done.
+fn hear_of_protection() -> bool {
+    if BEFORE[0].get().is_none() {
+        BEFORE[0].get_or_init(|| take(SIGNALS[0]));
+        return true;
+    }
+    let now = now(SIGNALS[0]);
+    if now.sa_sigaction == on_fault as *const () as usize {
+        return true;
+    }
+    let number = REPLACED_COUNT.fetch_add(1, Ordering::SeqCst);
+    if number >= 8 {
+        return false;
+    }
+    // SAFETY: the place is this call's alone, and is never written again.
+    let place = unsafe { REPLACED.0.get().cast::<libc::sigaction>().add(number) };
+    // SAFETY: as above.
+    unsafe { place.write(now) };
+    LATER[0].store(place, Ordering::SeqCst);
+    take(SIGNALS[0]);
+    true
+}
+
+/// What handles a signal now.
+fn now(signal: libc::c_int) -> libc::sigaction {
+    // SAFETY: as in `take`; nothing is set.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now);
+        now
+    }
 }
 
 /// Takes over the second of them alone: for memory that has to be [rescued](rescue).
@@ -237,12 +276,7 @@ pub fn come_first() -> bool {
         if BEFORE[number].get().is_none() {
             continue;
         }
-        // SAFETY: as in `take`; nothing is set.
-        let now = unsafe {
-            let mut now: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut now);
-            now
-        };
+        let now = now(signal);
         if now.sa_sigaction != on_fault as *const () as usize {
             // Never freed: a handler may be reading what was there.
             let put = |action| LATER[number].store(Box::into_raw(Box::new(action)), Ordering::SeqCst);

@@ -28,7 +28,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence,
+    fence,
 };
 
 /// What is detached with a page of a stretch.
@@ -43,9 +44,14 @@ pub enum Part {
     Log = 3,
 }
 
-/// Whether anything of this process was ever detached.
+/// Whether anything of this process was ever detached, before what this thread has stored.
 #[inline(always)]
 pub fn any() -> bool {
+    // Where a load may come before an earlier store.
+    if cfg!(not(target_arch = "x86_64")) {
+        fence(Ordering::SeqCst);
+    }
+    compiler_fence(Ordering::SeqCst);
     ANY.load(Ordering::Relaxed)
 }
 
@@ -58,6 +64,8 @@ static FULL: AtomicBool = AtomicBool::new(false);
 struct Known {
     base: AtomicUsize,
     len: AtomicUsize,
+    /// How long it ever was.
+    whole: AtomicUsize,
     /// Of its first byte in the file.
     offset: AtomicU64,
     file: AtomicI32,
@@ -74,6 +82,7 @@ static LIST: [Known; KNOWN] = [const {
     Known {
         base: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
+        whole: AtomicUsize::new(0),
         offset: AtomicU64::new(0),
         file: AtomicI32::new(-1),
         part: AtomicU8::new(0),
@@ -84,8 +93,36 @@ static LIST: [Known; KNOWN] = [const {
     }
 }; KNOWN];
 
-/// Pages that were detached by themselves.
-static PAGES: [AtomicUsize; KNOWN] = [const { AtomicUsize::new(0) }; KNOWN];
+/// Pages that can be detached by themselves in a process.
+const PAGES_MAX: usize = 1 << 16;
+/// Those that were: each at the first free place from the one that its address gives.
+static PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(NEVER) }; PAGES_MAX];
+/// What a place holds that holds no page, and that a search ends at, or goes on behind.
+const NEVER: usize = 0;
+const FREED: usize = 1;
+
+/// Where a page is, or may be put.
+fn place_of(page: usize) -> (bool, Option<&'static AtomicUsize>) {
+    let mut free = None;
+    for at in 0..PAGES_MAX {
+        let place = &PAGES[(page / page_size() + at) % PAGES_MAX];
+        match place.load(Ordering::Relaxed) {
+            there if there == page => return (true, Some(place)),
+            NEVER => return (false, free.or(Some(place))),
+            FREED => free = free.or(Some(place)),
+            _ => {}
+        }
+    }
+    (false, free)
+}
+
+/// Nothing is being detached while it lives.
+pub(crate) fn steady() -> impl Drop {
+    Held::take()
+}
+
+/// How often something was detached.
+static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// The lock on the lists. A handler takes it: nothing that may fault is done under it.
 struct Held;
@@ -171,7 +208,17 @@ impl Stretch {
         }
         share()?;
         known.len.fetch_max(end, Ordering::Relaxed);
+        known.whole.fetch_max(end, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+impl Stretch {
+    /// Nothing of it is detached from now on.
+    pub fn end(&self) {
+        let Some(known) = self.0.map(|number| &LIST[number]) else { return };
+        let _held = Held::take();
+        known.len.store(0, Ordering::Relaxed);
     }
 }
 
@@ -179,10 +226,13 @@ impl Drop for Stretch {
     fn drop(&mut self) {
         let Some(known) = self.0.map(|number| &LIST[number]) else { return };
         let _held = Held::take();
-        let inside = |page: usize| page != 0 && known.has(page);
-        PAGES.iter().filter(|page| inside(page.load(Ordering::Relaxed))).for_each(|page| {
-            page.store(0, Ordering::Relaxed);
-        });
+        known.len.store(known.whole.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        if known.part.load(Ordering::Relaxed) == Part::Page as u8 {
+            let inside = |page: usize| page > FREED && known.has(page);
+            PAGES.iter().filter(|page| inside(page.load(Ordering::Relaxed))).for_each(|page| {
+                page.store(FREED, Ordering::Relaxed);
+            });
+        }
         known.base.store(0, Ordering::Relaxed);
     }
 }
@@ -264,12 +314,12 @@ impl Known {
 
 thread_local! {
     /// The page that this thread was last let go on with: private by then.
-    static LET: Cell<usize> = const { Cell::new(0) };
+    static LET: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
 
 /// In a handler: memory at an address could not be had from its file. Whether the access can be made now.
 /// `hear_of_protection` has [`waited`] called.
-pub(crate) fn detached(address: usize, hear_of_protection: fn()) -> bool {
+pub(crate) fn detached(address: usize, hear_of_protection: fn() -> bool) -> bool {
     // SAFETY: the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
     let done = detach(address, hear_of_protection);
@@ -278,7 +328,7 @@ pub(crate) fn detached(address: usize, hear_of_protection: fn()) -> bool {
     done
 }
 
-fn detach(address: usize, hear_of_protection: fn()) -> bool {
+fn detach(address: usize, hear_of_protection: fn() -> bool) -> bool {
     let _held = Held::take();
     let own = lineage::generation();
     let ours = |known: &&Known| known.generation.load(Ordering::Relaxed) == own;
@@ -291,14 +341,16 @@ fn detach(address: usize, hear_of_protection: fn()) -> bool {
     // SAFETY: the word of a mark, which is never unmapped.
     unsafe { &*word }.fetch_or(known.bit.load(Ordering::Relaxed), Ordering::SeqCst);
     let page = address / page_size() * page_size();
-    let again = LET.replace(page) == page;
-    let is = |wanted: usize| PAGES.iter().find(|page| page.load(Ordering::Relaxed) == wanted);
-    if known.detached.load(Ordering::Relaxed) || is(page).is_some() {
+    let let_now = (page, COUNT.load(Ordering::Relaxed));
+    let again = LET.replace(let_now) == let_now;
+    let by_page = known.part.load(Ordering::Relaxed) == Part::Page as u8;
+    let (was, place) = if by_page { place_of(page) } else { (false, None) };
+    if known.detached.load(Ordering::Relaxed) || was {
         // Another thread was first; or this is such a hole that not even a private page can be had of it.
         return !again || known.replace(page);
     }
-    if known.part.load(Ordering::Relaxed) == Part::Page as u8 {
-        let Some(free) = is(0) else { return false };
+    if by_page {
+        let Some(free) = place else { return false };
         free.store(page, Ordering::Relaxed);
         return known.detach(page, page_size());
     }
@@ -310,8 +362,9 @@ fn detach(address: usize, hear_of_protection: fn()) -> bool {
         });
         of_owner.filter(ours).all(step)
     };
-    hear_of_protection();
-    (planted("data-not-protected") || all(Part::Data, Known::protect))
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    hear_of_protection()
+        && (planted("data-not-protected") || all(Part::Data, Known::protect))
         && all(Part::Log, Known::detach_all)
         && {
             if planted("data-not-protected") {
@@ -333,7 +386,8 @@ pub(crate) fn waited(address: usize) -> bool {
     let page = address / page_size() * page_size();
     let known = LIST.iter().filter(ours).find(|known| known.has(address));
     // Once: a page may be protected for other reasons.
-    known.is_some_and(|known| known.detached.load(Ordering::Relaxed)) && LET.replace(page) != page
+    let let_now = (page, COUNT.load(Ordering::Relaxed));
+    known.is_some_and(|known| known.detached.load(Ordering::Relaxed)) && LET.replace(let_now) != let_now
 }
 
 #[cfg(test)]
@@ -395,7 +449,7 @@ mod tests {
         let others = [Part::Data, Part::Page].map(|part| shared(&other, part));
         assert!(ours.iter().chain(&others).all(|one| one.stores(1, 2) == (true, true)));
 
-        assert!(detached(ours[0].at(1).addr() + 5, || ()));
+        assert!(detached(ours[0].at(1).addr() + 5, || true));
         assert!(any() && mark.word().load(Ordering::SeqCst) & BIT != 0);
         assert_eq!(other.word().load(Ordering::SeqCst) & BIT, 0);
         for one in &ours {
@@ -410,14 +464,14 @@ mod tests {
     fn a_page_is_detached_by_itself_and_once() {
         let mark = Mark::new().unwrap();
         let one = shared(&mark, Part::Page);
-        assert!(detached(one.at(2).addr(), || ()));
+        assert!(detached(one.at(2).addr(), || true));
         assert_eq!([1, 2, 3].map(|page| one.stores(page, 7).1), [true, false, true]);
         // Another thread met it before.
         let late = one.at(2).addr();
-        std::thread::scope(|scope| assert!(scope.spawn(|| detached(late, || ())).join().unwrap()));
+        std::thread::scope(|scope| assert!(scope.spawn(|| detached(late, || true)).join().unwrap()));
         assert_eq!(one.load(2), 7);
         // This one meets it again: not even a private page can be had of such a hole.
-        assert!(detached(late, || ()) && one.stores(2, 8) == (true, false));
+        assert!(detached(late, || true) && one.stores(2, 8) == (true, false));
     }
 
     #[test]
@@ -425,7 +479,7 @@ mod tests {
         let mark = Mark::new().unwrap();
         let one = shared(&mark, Part::Data);
         one.file.set_len(page_size() as u64).unwrap();
-        assert!(!detached(one.at(0).addr(), || ()));
+        assert!(!detached(one.at(0).addr(), || true));
         assert_eq!(mark.word().load(Ordering::SeqCst) & BIT, 0);
     }
 }

@@ -12,6 +12,7 @@ use caliburn_log::format::SEGMENT_DATA;
 use caliburn_os::host;
 use caliburn_os::map::Reservation;
 use caliburn_os::mappings;
+use caliburn_os::rescue::Stretch;
 use caliburn_os::simulated::unless;
 use caliburn_os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::BTreeSet;
@@ -373,6 +374,8 @@ impl Shared {
 
     fn forget_region(&self, region: &Arc<RegionState>, left: bool) {
         self.storage.note_touched(region);
+        // Its file may be closed from now on.
+        region.stretch.get().into_iter().flatten().for_each(Stretch::end);
         {
             let mut regions = self.storage.regions.write().expect("no panic under this lock");
             self.storage.table.remove(region);

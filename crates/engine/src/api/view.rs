@@ -69,10 +69,10 @@ impl fmt::Debug for View<'_> {
 }
 
 struct Inner {
+    /// What is shared of the memory, unless it is persistent. Gone before the file and the memory are.
+    stretch: Option<Stretch>,
     shared: Arc<Shared>,
     region: Arc<RegionState>,
-    /// What is shared of the memory, unless it is persistent. Gone before it.
-    stretch: Option<Stretch>,
     memory: Reservation,
     /// Bytes that it shows.
     len: usize,

@@ -32,6 +32,8 @@ const COPIED: usize = 256 << 10;
 /// What the engine keeps of a mapped region.
 #[derive(Debug)]
 pub(crate) struct RegionState {
+    /// What is shared of it. Gone before the file and the memory are.
+    pub stretch: OnceLock<Option<Stretch>>,
     pub segment: Arc<SegmentState>,
     /// The segment's number, at hand for the hot path.
     pub id: SegmentId,
@@ -39,8 +41,6 @@ pub(crate) struct RegionState {
     pub start: u64,
     pub base: usize,
     pub len: AtomicUsize,
-    /// What is shared of it. Gone before the memory is.
-    pub stretch: OnceLock<Option<Stretch>>,
     pub reservation: Reservation,
     /// As long as the reservation.
     pub image: Option<Reservation>,

@@ -254,6 +254,8 @@ impl Recovery for Undo {
             }
         }
         drop(segments);
+        // A store that is in order has no use for its runs.
+        self.storage.kept()?;
         let generations = self.storage.generations.as_ref();
         let closed = generations::step(generations, |generation| {
             self.storage.end_use(generation)?;
