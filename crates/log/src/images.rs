@@ -483,12 +483,17 @@ mod tests {
 
     /// A log with two groups: the pages 0 to 2, then 10 and 11.
     fn filled(dir: &std::path::Path) -> Arc<dyn Medium> {
+        filled_with(dir, [0..3, 10..12])
+    }
+
+    /// A log with groups of pages.
+    fn filled_with(dir: &std::path::Path, groups: [std::ops::Range<u64>; 2]) -> Arc<dyn Medium> {
         let medium = Files.create(&dir.join("images")).unwrap();
         create(&*medium, STORE, 0).unwrap();
         let status = read_status(&*medium, &STORE).unwrap();
         let mut log =
             ImageLog::open(medium.clone(), STORE, status, ([0; 2], 0), false, |_, _| Ok(())).unwrap();
-        for numbers in [0..3, 10..12] {
+        for numbers in groups.into_iter().filter(|group| !group.is_empty()) {
             let pages: Vec<Page> = numbers.map(|number| Page { segment: SegmentId(1), number }).collect();
             log.make_room(pages.len() as u64).unwrap();
             let fill = |i: usize, to: &mut [u8]| {
@@ -498,6 +503,16 @@ mod tests {
             log.append(&pages, fill).unwrap();
         }
         medium
+    }
+
+    /// Where the heads of a group of so many images are.
+    fn heads(from: u64, images: usize) -> Vec<u64> {
+        let batch = batch_bytes(BATCH_MAX);
+        (0..images.div_ceil(BATCH_MAX) as u64).map(|number| IMAGES_DATA + from + number * batch).collect()
+    }
+
+    fn group_bytes(images: usize) -> u64 {
+        (images.div_ceil(BATCH_MAX) * BLOCK + images * IMAGE) as u64
     }
 
     fn found(medium: &dyn Medium) -> Vec<u64> {
@@ -511,14 +526,69 @@ mod tests {
         pages
     }
 
+    /// Flips a bit of each of some bytes.
+    fn flip(medium: &dyn Medium, places: &[u64]) {
+        for place in places {
+            let mut byte = [0];
+            medium.read_at(&mut byte, *place).unwrap();
+            medium.write_at(&[byte[0] ^ 4], *place).unwrap();
+        }
+    }
+
+    /// What is found, if each image is as it was, or the page was not stored to.
+    fn told(medium: &dyn Medium, stored: bool) -> Result<Vec<u64>, String> {
+        let (mut pages, status) = (Vec::new(), read_status(medium, &STORE).unwrap());
+        let each = |page: Page, found: Found<'_>| {
+            pages.push(page.number);
+            Ok::<bool, ImagesError>(matches!(found, Found::Image(_)) || !stored)
+        };
+        let done = each_image(medium, &STORE, status.generation.get(), each);
+        done.map(|_| pages).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn either_half_of_a_head_is_enough() {
+        for half in [0, HEAD_HALF as u64] {
+            let dir = tempfile::tempdir().unwrap();
+            let medium = filled(dir.path());
+            flip(&*medium, &[IMAGES_DATA + group_bytes(3) + half + 16]);
+            assert_eq!(found(&*medium), [0, 1, 2, 10, 11], "half at {half}");
+        }
+    }
+
+    #[test]
+    fn what_was_forced_and_is_damaged_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = filled(dir.path());
+        flip(&*medium, &[IMAGES_DATA + 16, IMAGES_DATA + HEAD_HALF as u64 + 16]);
+        let error = told(&*medium, false).unwrap_err();
+        assert!(error.contains("a batch of images is damaged"), "{error}");
+
+        let dir = tempfile::tempdir().unwrap();
+        let medium = filled(dir.path());
+        flip(&*medium, &[IMAGES_DATA + group_bytes(3) + BLOCK as u64 + 100]);
+        let error = told(&*medium, true).unwrap_err();
+        assert!(error.contains("image of page 10"), "{error}");
+        assert_eq!(told(&*medium, false).unwrap(), [0, 1, 2, 10, 11]);
+    }
+
+    /// The batches of a group are forced together: any of them may be there.
+    #[test]
+    fn behind_a_torn_image_the_others_of_its_group_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = BATCH_MAX as u64 + 2;
+        let medium = filled_with(dir.path(), [0..count, 0..0]);
+        flip(&*medium, &[IMAGES_DATA + BLOCK as u64 + 100]);
+        assert_eq!(told(&*medium, false).unwrap(), (0..count).collect::<Vec<_>>());
+    }
+
     /// Written before there were groups.
     #[test]
     fn a_log_of_the_first_version_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let medium = filled(dir.path());
-        let second = IMAGES_DATA + batch_bytes(3);
-        let blocks = STATUS_AT.map(|at| (at, IMAGES_MAGIC)).into_iter();
-        for (at, magic) in blocks.chain([(IMAGES_DATA, BATCH_MAGIC), (second, BATCH_MAGIC)]) {
+        let heads = heads(0, 3).into_iter().chain(heads(group_bytes(3), 2)).map(|at| (at, BATCH_MAGIC));
+        for (at, magic) in STATUS_AT.map(|at| (at, IMAGES_MAGIC)).into_iter().chain(heads) {
             let mut block = vec![0; BLOCK];
             medium.read_at(&mut block, at).unwrap();
             block.chunks_mut(HEAD_HALF).for_each(|half| format::seal_as(half, magic, VERSION, STORE));

@@ -314,7 +314,7 @@ impl SegmentState {
     /// the close. So it differs from copies that were made meanwhile.
     pub fn end_use(&self, closing: u64) -> Result<(), MediaError> {
         let used = self.stamped.as_ref().is_some_and(Stamped::is_used);
-        if used { self.sync_as(closing) } else { Ok(()) }
+        if unless("undo-closed-unforced", used) { self.sync_as(closing) } else { Ok(()) }
     }
 
     /// What its file says.
