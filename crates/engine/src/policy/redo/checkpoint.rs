@@ -58,7 +58,7 @@ impl Redo {
         if !planted("checkpoint-while-growing") {
             self.stage.set_checkpoint(None);
         }
-        self.kept()?;
+        self.storage.kept()?;
         force()?;
         self.set_checkpoint();
         Ok(())

@@ -187,7 +187,7 @@ impl Redo {
         if unless("checkpoint-while-forcing", !unforced.segments.is_empty()) {
             self.stage.set_checkpoint(None);
         }
-        self.kept()?;
+        self.storage.kept()?;
         for segment in unforced.segments.values() {
             let forced = self.storage.meter.segment_force.time(|| segment.sync());
             forced.map_err(|e| self.fail(e))?;
