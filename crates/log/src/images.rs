@@ -481,13 +481,10 @@ mod tests {
         vec![number as u8; IMAGE]
     }
 
-    /// A log with two groups: the pages 0 to 2, then 10 and 11.
-    fn filled(dir: &std::path::Path) -> Arc<dyn Medium> {
-        filled_with(dir, [0..3, 10..12])
-    }
+    const GROUPS: [std::ops::Range<u64>; 2] = [0..3, 10..12];
 
     /// A log with groups of pages.
-    fn filled_with(dir: &std::path::Path, groups: [std::ops::Range<u64>; 2]) -> Arc<dyn Medium> {
+    fn filled(dir: &std::path::Path, groups: [std::ops::Range<u64>; 2]) -> Arc<dyn Medium> {
         let medium = Files.create(&dir.join("images")).unwrap();
         create(&*medium, STORE, 0).unwrap();
         let status = read_status(&*medium, &STORE).unwrap();
@@ -526,13 +523,8 @@ mod tests {
         pages
     }
 
-    /// Flips a bit of each of some bytes.
-    fn flip(medium: &dyn Medium, places: &[u64]) {
-        for place in places {
-            let mut byte = [0];
-            medium.read_at(&mut byte, *place).unwrap();
-            medium.write_at(&[byte[0] ^ 4], *place).unwrap();
-        }
+    fn damage(medium: &dyn Medium, places: &[u64]) {
+        places.iter().for_each(|place| medium.write_at(&[0xA5], *place).unwrap());
     }
 
     /// What is found, if each image is as it was, or the page was not stored to.
@@ -549,24 +541,21 @@ mod tests {
     #[test]
     fn either_half_of_a_head_is_enough() {
         for half in [0, HEAD_HALF as u64] {
-            let dir = tempfile::tempdir().unwrap();
-            let medium = filled(dir.path());
-            flip(&*medium, &[IMAGES_DATA + group_bytes(3) + half + 16]);
+            let medium = filled(tempfile::tempdir().unwrap().path(), GROUPS);
+            damage(&*medium, &[IMAGES_DATA + group_bytes(3) + half + 16]);
             assert_eq!(found(&*medium), [0, 1, 2, 10, 11], "half at {half}");
         }
     }
 
     #[test]
     fn what_was_forced_and_is_damaged_is_told() {
-        let dir = tempfile::tempdir().unwrap();
-        let medium = filled(dir.path());
-        flip(&*medium, &[IMAGES_DATA + 16, IMAGES_DATA + HEAD_HALF as u64 + 16]);
+        let medium = filled(tempfile::tempdir().unwrap().path(), GROUPS);
+        damage(&*medium, &[IMAGES_DATA + 16, IMAGES_DATA + HEAD_HALF as u64 + 16]);
         let error = told(&*medium, false).unwrap_err();
         assert!(error.contains("a batch of images is damaged"), "{error}");
 
-        let dir = tempfile::tempdir().unwrap();
-        let medium = filled(dir.path());
-        flip(&*medium, &[IMAGES_DATA + group_bytes(3) + BLOCK as u64 + 100]);
+        let medium = filled(tempfile::tempdir().unwrap().path(), GROUPS);
+        damage(&*medium, &[IMAGES_DATA + group_bytes(3) + BLOCK as u64 + 100]);
         let error = told(&*medium, true).unwrap_err();
         assert!(error.contains("image of page 10"), "{error}");
         assert_eq!(told(&*medium, false).unwrap(), [0, 1, 2, 10, 11]);
@@ -575,18 +564,16 @@ mod tests {
     /// The batches of a group are forced together: any of them may be there.
     #[test]
     fn behind_a_torn_image_the_others_of_its_group_are_found() {
-        let dir = tempfile::tempdir().unwrap();
         let count = BATCH_MAX as u64 + 2;
-        let medium = filled_with(dir.path(), [0..count, 0..0]);
-        flip(&*medium, &[IMAGES_DATA + BLOCK as u64 + 100]);
+        let medium = filled(tempfile::tempdir().unwrap().path(), [0..count, 0..0]);
+        damage(&*medium, &[IMAGES_DATA + BLOCK as u64 + 100]);
         assert_eq!(told(&*medium, false).unwrap(), (0..count).collect::<Vec<_>>());
     }
 
     /// Written before there were groups.
     #[test]
     fn a_log_of_the_first_version_is_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let medium = filled(dir.path());
+        let medium = filled(tempfile::tempdir().unwrap().path(), GROUPS);
         let heads = heads(0, 3).into_iter().chain(heads(group_bytes(3), 2)).map(|at| (at, BATCH_MAGIC));
         for (at, magic) in STATUS_AT.map(|at| (at, IMAGES_MAGIC)).into_iter().chain(heads) {
             let mut block = vec![0; BLOCK];
@@ -599,8 +586,7 @@ mod tests {
 
     #[test]
     fn a_newer_version_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let medium = filled(dir.path());
+        let medium = filled(tempfile::tempdir().unwrap().path(), GROUPS);
         for at in STATUS_AT {
             let mut block = vec![0; BLOCK];
             medium.read_at(&mut block, at).unwrap();

@@ -6,6 +6,7 @@
 
 use crate::faults;
 use crate::rescue;
+use crate::simulated::unless;
 use rustix::mm::{MprotectFlags, mprotect};
 use std::cell::{Cell, UnsafeCell};
 use std::io;
@@ -28,7 +29,7 @@ pub enum Kind {
 /// The range must be mapped, and nobody may rely on storing to it if `write` is false.
 pub unsafe fn protect(start: *mut u8, len: usize, write: bool) -> io::Result<()> {
     let flags = if write { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
-    let _steady = write.then(rescue::steady);
+    let _steady = unless("opened-while-detached", write).then(rescue::steady);
     // SAFETY: passed on from the caller.
     unsafe { mprotect(start.cast(), len, flags)? };
     Ok(())

@@ -19,7 +19,7 @@
 
 use crate::lineage::{self, Mark};
 use crate::page_size;
-use crate::simulated::{planted, unless};
+use crate::simulated::{instead, planted, unless};
 use rustix::mm::{
     MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, mremap_fixed,
 };
@@ -341,7 +341,7 @@ fn detach(address: usize, hear_of_protection: fn() -> bool) -> bool {
     // SAFETY: the word of a mark, which is never unmapped.
     unsafe { &*word }.fetch_or(known.bit.load(Ordering::Relaxed), Ordering::SeqCst);
     let page = address / page_size() * page_size();
-    let let_now = (page, COUNT.load(Ordering::Relaxed));
+    let let_now = (page, instead("let-for-ever", COUNT.load(Ordering::Relaxed), 0));
     let again = LET.replace(let_now) == let_now;
     let by_page = known.part.load(Ordering::Relaxed) == Part::Page as u8;
     let (was, place) = if by_page { place_of(page) } else { (false, None) };
@@ -386,7 +386,7 @@ pub(crate) fn waited(address: usize) -> bool {
     let page = address / page_size() * page_size();
     let known = LIST.iter().filter(ours).find(|known| known.has(address));
     // Once: a page may be protected for other reasons.
-    let let_now = (page, COUNT.load(Ordering::Relaxed));
+    let let_now = (page, instead("let-for-ever", COUNT.load(Ordering::Relaxed), 0));
     known.is_some_and(|known| known.detached.load(Ordering::Relaxed)) && LET.replace(let_now) != let_now
 }
 

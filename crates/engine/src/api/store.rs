@@ -536,7 +536,9 @@ impl Life {
         for slot in shared.policy.undecided().leave()? {
             shared.undo_all(shared.sets.slots.resume(slot));
         }
-        shared.storage.failure()?;
+        if !planted("closed-when-detached") {
+            shared.storage.failure()?;
+        }
         shared.storage.save_last_order();
         match shared.sets.slots.open() {
             0 => Ok(shared.policy.close()?),

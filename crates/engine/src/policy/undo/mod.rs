@@ -255,7 +255,9 @@ impl Recovery for Undo {
         }
         drop(segments);
         // A store that is in order has no use for its runs.
-        self.storage.kept()?;
+        if !planted("closed-when-detached") {
+            self.storage.kept()?;
+        }
         let generations = self.storage.generations.as_ref();
         let closed = generations::step(generations, |generation| {
             self.storage.end_use(generation)?;

@@ -170,7 +170,9 @@ impl Undo {
                     if !planted("unmapped-not-saved") {
                         self.chunks.save_bytes(set, range.segment, at, &old).map_err(RangeError::from)?;
                     }
-                    self.storage.kept()?;
+                    if !planted("decided-when-detached") {
+                        self.storage.kept()?;
+                    }
                     put(&segment, &Range { segment: range.segment, offset: at, bytes: new })
                         .map_err(failed)?;
                     touched.insert(range.segment, segment.clone());
@@ -248,7 +250,9 @@ impl Undecided for Undo {
         if !late {
             mark()?;
         }
-        self.storage.kept().map_err(|failure| TakeUpError::Undo(failure.into()))?;
+        if !planted("decided-when-detached") {
+            self.storage.kept().map_err(|failure| TakeUpError::Undo(failure.into()))?;
+        }
         let entry = table.get_mut(global_id).expect("it was claimed");
         (entry.place, entry.slot) = (Place::Run(from), Some(set.number()));
         let forgotten = if planted("found-not-forgotten") { Ok(()) } else { self.write_file(&table) };
