@@ -62,49 +62,49 @@ fn a_transaction_of_shadow_may_meet_thousands_of_pages_without_room() {
     assert!(tx.commit(Class::Power).is_err());
 }
 
-/// Ranges of the transactions that are prepared.
-const RANGES: usize = 1200;
-
 /// A transaction that stores a value to many pages.
-fn put<'s>(store: &'s Store, a: &'s Region, value: u64) -> caliburn::Transaction<'s> {
+fn put<'s>(store: &'s Store, a: &'s Region, ranges: usize, value: u64) -> caliburn::Transaction<'s> {
     let mut tx = store.begin(Mode::Restore).unwrap();
-    (0..RANGES).for_each(|range| tx.store(a, range * 8192, &value).unwrap());
+    (0..ranges).for_each(|range| tx.store(a, range * 8192, &value).unwrap());
     tx
 }
 
 /// How many ranges have the second value.
-fn new(a: &Region) -> usize {
-    (0..RANGES).filter(|range| a.load::<u64>(range * 8192) == 2).count()
+fn new(a: &Region, ranges: usize) -> usize {
+    (0..ranges).filter(|range| a.load::<u64>(range * 8192) == 2).count()
 }
 
 /// It is undecided and nothing of it is seen, or it is committed as a whole.
-fn is_whole(path: &Path) {
+fn is_whole(path: &Path, ranges: usize) {
     let store = options(Policy::Undo).open(path).unwrap();
     let undecided = store.prepared().len();
     let a = region(&store, "a", 16 << 20);
-    assert!([(1, 0), (0, RANGES)].contains(&(undecided, new(&a))), "{undecided} undecided, {} new", new(&a));
+    let there = new(&a, ranges);
+    assert!([(1, 0), (0, ranges)].contains(&(undecided, there)), "{undecided} undecided, {there} new");
     if undecided == 1 {
         store.abort_prepared(b"g").unwrap();
-        assert_eq!(new(&a), 0, "it was aborted");
+        assert_eq!(new(&a, ranges), 0, "it was aborted");
     }
 }
 
 /// What recovery has found is committed; the undo log finds no room. Somebody makes some when the store has failed.
 #[test]
 fn what_recovery_has_found_is_committed_as_a_whole_or_stays_undecided() {
+    // What is saved of them is longer than a page, and shorter than what there is of undo logs.
+    const RANGES: usize = 200;
     for _ in 0..3 {
         let Some(disk) = support::mount_loop("xfs", 400) else { return };
         let path = disk.path.join("s");
         let store = options(Policy::Undo).create(true).open(&path).unwrap();
         let a = region(&store, "a", 16 << 20);
-        put(&store, &a, 1).commit(Class::Process).unwrap();
-        put(&store, &a, 2).prepare(b"g").unwrap();
+        put(&store, &a, RANGES, 1).commit(Class::Process).unwrap();
+        put(&store, &a, RANGES, 2).prepare(b"g").unwrap();
         drop(a);
         store.close().unwrap();
         let store = options(Policy::Undo).open(&path).unwrap();
         let b = region(&store, "b", 1 << 20);
         support::put(&store, &b, 0, 1, Class::Process);
-        punch(&path.join("undo"), (64 << 10) + 4096, 124 << 10);
+        punch(&path.join("undo"), (64 << 10) + 4096, 28 << 10);
         let filler = disk.path.join("filler");
         fill(&filler);
         std::thread::scope(|scope| {
@@ -116,20 +116,21 @@ fn what_recovery_has_found_is_committed_as_a_whole_or_stays_undecided() {
         });
         drop(b);
         let _ = store.close();
-        is_whole(&path);
+        is_whole(&path, RANGES);
     }
 }
 
 /// A store is closed with something undecided; old values find no room.
 #[test]
 fn a_store_that_finds_no_room_while_it_is_closed_is_not_in_order() {
+    const RANGES: usize = 1200;
     for spare in [256u64 << 10, 512 << 10, 1 << 20, 2 << 20] {
         let Some(disk) = support::mount_loop("xfs", 400) else { return };
         let path = disk.path.join("s");
         let store = options(Policy::Undo).create(true).open(&path).unwrap();
         let a = region(&store, "a", 16 << 20);
-        put(&store, &a, 1).commit(Class::Process).unwrap();
-        put(&store, &a, 2).prepare(b"g").unwrap();
+        put(&store, &a, RANGES, 1).commit(Class::Process).unwrap();
+        put(&store, &a, RANGES, 2).prepare(b"g").unwrap();
         let file = fs::File::open(path.join("a.segment")).unwrap();
         file.sync_all().unwrap();
         let copy = fs::File::create(disk.path.join("copy")).unwrap();
@@ -143,7 +144,7 @@ fn a_store_that_finds_no_room_while_it_is_closed_is_not_in_order() {
         drop((a, file));
         let _ = store.close();
         fs::remove_file(&filler).unwrap();
-        is_whole(&path);
+        is_whole(&path, RANGES);
     }
 }
 
