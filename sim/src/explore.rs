@@ -403,8 +403,8 @@ pub const FOUND: [&str; 2] = [
     // record not: the unfinished one came up again.
     "tx:restore:power:0+9000 tx:restore:power:9000+9000 tx:restore:power:18000+9000 tx:restore:power:27000+9000 \
      tx:restore:power:36000+9000 hold truncate tx:restore:lazy:100+9000 tx:restore:lazy:9100+9000 \
-     tx:restore:lazy:18100+9000 tx:restore:lazy:100+8 | 109k | tx:restore:power:80+100 | 55k | \
-     tx:norestore:lazy:90+200,4090+12 tend | 6s7 | tx:restore:power:80+100",
+     tx:restore:lazy:18100+9000 tx:restore:lazy:100+8 | 131k | tx:restore:power:80+100 | 65k | \
+     tx:norestore:lazy:90+200,4090+12 tend | 10s7 | tx:restore:power:80+100",
     // What the segment showed was lost on its way to the medium. The second opening was told so, and killed
     // before it had noted that; the third relied on what the segment showed.
     "tx:restore:lazy:200+4100 tx:restore:power:8176+16,8192+25,8168+8 tx:restore:async:123+9 tend | \
