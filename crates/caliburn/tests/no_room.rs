@@ -1,13 +1,11 @@
-//! A file system that has no room for a page of a file whose room was allocated: a hole that somebody punched, or a
-//! copy that shares its extents. The store fails, the program goes on, and what was acknowledged is there when the
+//! A file had room for a page, and its file system has none any more: a hole was punched, or a copy shares the
+//! extents. The store fails, the program goes on, and what was acknowledged is there when the
 //! store is opened again.
 
 mod support;
 
 use caliburn::{Class, Mode, Options, Policy, Region, Store};
 use std::fs;
-use std::io::Write;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,22 +23,6 @@ fn options(policy: Policy) -> Options {
 
 fn regions(store: &Store) -> [Region; 2] {
     ["a", "b"].map(|name| store.segment_or_create(name, LEN).unwrap().map_all().unwrap())
-}
-
-/// Takes all the room that there is.
-fn fill(filler: &Path) {
-    let mut file = fs::OpenOptions::new().append(true).create(true).open(filler).unwrap();
-    for len in [1 << 20, 4096] {
-        while file.write_all(&vec![1; len]).is_ok() {}
-    }
-    let _ = file.sync_all();
-}
-
-fn punch(path: &Path, from: u64, len: u64) {
-    use rustix::fs::{FallocateFlags, fallocate};
-    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    fallocate(file.as_fd(), flags, from, len).unwrap();
 }
 
 /// The file, and a part of it that nothing was stored to and that a transaction of the test stores to.
@@ -64,9 +46,9 @@ fn a_hole_on_a_full_disk_fails_the_store_and_not_the_process() {
         tx.commit(Class::Process).unwrap();
 
         let (name, from, len) = hole(policy);
-        punch(&path.join(name), from, len);
+        support::punch(&path.join(name), from, len);
         let filler = disk.path.join("filler");
-        fill(&filler);
+        support::fill(&filler);
         let mut ended = None;
         for turn in 0..400u64 {
             let mut tx = match store.begin(Mode::Restore) {
@@ -176,7 +158,7 @@ fn others_that_have_room_lose_nothing_either() {
         let path = disk.path.join("s");
         let store = options(Policy::Undo).create(true).open(&path).unwrap();
         let all = regions(&store);
-        punch(&path.join("a.segment"), 576 << 10, 256 << 10);
+        support::punch(&path.join("a.segment"), 576 << 10, 256 << 10);
         let over = AtomicBool::new(false);
         let lived: Vec<Lived> = std::thread::scope(|scope| {
             let live = |number: usize| {
@@ -204,7 +186,7 @@ fn others_that_have_room_lose_nothing_either() {
             let mut tx = store.begin(Mode::Restore).unwrap();
             tx.store(&all[1], 50 * 4096, &9u64).unwrap();
             let filler = disk.path.join("filler");
-            fill(&filler);
+            support::fill(&filler);
             tx.store(&all[0], 600 << 10, &9u64).unwrap();
             assert!(tx.commit(Class::Process).is_err());
             open.join().unwrap();
@@ -259,13 +241,13 @@ fn shared_extents_on_a_full_disk_lose_nothing() {
                 .map(|number| scope.spawn(move || live(store, all, number, (class, true), over)))
                 .collect();
             let copies = copies(&path);
-            fill(&filler);
+            support::fill(&filler);
             // Each time all extents are shared again; a full disk may have no room for what says so.
             for copy in 0..COPIES {
                 for (file, copies) in &copies {
                     let _ = rustix::fs::ioctl_ficlone(&copies[copy], file);
                 }
-                fill(&filler);
+                support::fill(&filler);
                 if over.load(Ordering::Relaxed) {
                     break;
                 }

@@ -6,8 +6,6 @@ mod support;
 
 use caliburn::{Class, Guard, Mode, Options, Policy, Region, Store};
 use std::fs;
-use std::io::Write;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,20 +15,6 @@ fn options(policy: Policy) -> Options {
     let mut options = support::options();
     options.policy(policy).log_bytes(32 << 20).stage_bytes(1 << 20);
     options
-}
-
-fn fill(filler: &Path) {
-    let mut file = fs::OpenOptions::new().append(true).create(true).open(filler).unwrap();
-    for len in [1 << 20, 4096] {
-        while file.write_all(&vec![1; len]).is_ok() {}
-    }
-    let _ = file.sync_all();
-}
-
-fn punch(path: &Path, from: u64, len: u64) {
-    use rustix::fs::{FallocateFlags, fallocate};
-    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-    fallocate(file.as_fd(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, len).unwrap();
 }
 
 fn region(store: &Store, name: &str, len: u64) -> Region {
@@ -55,8 +39,8 @@ fn a_transaction_of_shadow_may_meet_thousands_of_pages_without_room() {
     let mut tx = store.begin(Mode::Restore).unwrap();
     tx.write(&a, 0, &vec![1; 8 << 20]).unwrap();
     tx.commit(Class::Power).unwrap();
-    punch(&path.join("a.segment"), 64 << 10, 12 << 20);
-    fill(&disk.path.join("filler"));
+    support::punch(&path.join("a.segment"), 64 << 10, 12 << 20);
+    support::fill(&disk.path.join("filler"));
     let mut tx = store.begin(Mode::Restore).unwrap();
     let _ = tx.write(&a, 1 << 20, &vec![9; 2048 * 4096]);
     assert!(tx.commit(Class::Power).is_err());
@@ -87,7 +71,7 @@ fn is_whole(path: &Path, ranges: usize) {
     }
 }
 
-/// What recovery has found is committed; the undo log finds no room. Somebody makes some when the store has failed.
+/// What recovery found is committed, and the undo log has no room. A thread makes room after the failure.
 #[test]
 fn what_recovery_has_found_is_committed_as_a_whole_or_stays_undecided() {
     // What is saved of them is longer than a page, and shorter than what there is of undo logs.
@@ -104,9 +88,9 @@ fn what_recovery_has_found_is_committed_as_a_whole_or_stays_undecided() {
         let store = options(Policy::Undo).open(&path).unwrap();
         let b = region(&store, "b", 1 << 20);
         support::put(&store, &b, 0, 1, Class::Process);
-        punch(&path.join("undo"), (64 << 10) + 4096, 28 << 10);
+        support::punch(&path.join("undo"), (64 << 10) + 4096, 28 << 10);
         let filler = disk.path.join("filler");
-        fill(&filler);
+        support::fill(&filler);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while store.begin(Mode::Restore).is_ok() {}
@@ -137,7 +121,7 @@ fn a_store_that_finds_no_room_while_it_is_closed_is_not_in_order() {
         rustix::fs::ioctl_ficlone(&copy, &file).unwrap();
         copy.sync_all().unwrap();
         let filler = disk.path.join("filler");
-        fill(&filler);
+        support::fill(&filler);
         let file = fs::OpenOptions::new().write(true).open(&filler).unwrap();
         file.set_len(file.metadata().unwrap().len() - spare).unwrap();
         file.sync_all().unwrap();
@@ -163,7 +147,7 @@ fn a_guard_opens_nothing_meanwhile() {
         let (many, b, own) = (parts("a", 400), region(&store, "b", 4 << 20), parts("own", 32));
         let touched = many.iter().flat_map(|a| (0..1 << 20).step_by(4096).map(|page| a.load::<u8>(page)));
         assert!(touched.into_iter().all(|byte| byte == 0));
-        punch(&path.join("a.segment"), 576 << 10, 256 << 10);
+        support::punch(&path.join("a.segment"), 576 << 10, 256 << 10);
         let turns = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for number in 0..2 {
@@ -183,7 +167,7 @@ fn a_guard_opens_nothing_meanwhile() {
             }
             let mut tx = store.begin(Mode::Restore).unwrap();
             tx.store(&b, 3 << 20, &9u64).unwrap();
-            fill(&disk.path.join("filler"));
+            support::fill(&disk.path.join("filler"));
             let seen = turns.load(Ordering::SeqCst);
             while turns.load(Ordering::SeqCst) < seen + 3 {
                 std::thread::yield_now();
@@ -265,13 +249,13 @@ fn a_process_goes_on_again_and_again() {
                 store.segment_or_create("b", 1 << 20).unwrap().map_at(0..1 << 20, 0x7200_0000_0000).unwrap();
             let touched = many.iter().flat_map(|a| (0..1 << 20).step_by(4096).map(|page| a.load::<u8>(page)));
             assert!(touched.into_iter().all(|byte| byte == 0));
-            punch(&path.join("a.segment"), 576 << 10, 256 << 10);
+            support::punch(&path.join("a.segment"), 576 << 10, 256 << 10);
             support::put(&store, &b, 400 << 10, 1, Class::Process);
             if round == 2 {
                 // SAFETY: the handler ends the process, which is not to be.
                 unsafe { libc::signal(libc::SIGSEGV, other as *const () as usize) };
             }
-            fill(&filler);
+            support::fill(&filler);
             *rounds.write().unwrap() = Some(Round(store, b));
             {
                 let round = rounds.read().unwrap();

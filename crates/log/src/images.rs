@@ -502,7 +502,7 @@ mod tests {
         medium
     }
 
-    /// Where the heads of a group of so many images are.
+    /// Offsets of the heads of a group of images.
     fn heads(from: u64, images: usize) -> Vec<u64> {
         let batch = batch_bytes(BATCH_MAX);
         (0..images.div_ceil(BATCH_MAX) as u64).map(|number| IMAGES_DATA + from + number * batch).collect()

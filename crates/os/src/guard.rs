@@ -209,7 +209,7 @@ fn install() {
 /// Handlers that were in place of ours when threads had to wait in ours.
 struct Replaced(UnsafeCell<[MaybeUninit<libc::sigaction>; 8]>);
 
-// SAFETY: a place is written before anybody is told of it, by whoever has its number.
+// SAFETY: each place is written once, by the call that drew its number, before its address is published.
 unsafe impl Sync for Replaced {}
 
 static REPLACED: Replaced = Replaced(UnsafeCell::new([const { MaybeUninit::uninit() }; 8]));

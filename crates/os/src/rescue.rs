@@ -1,6 +1,6 @@
-//! Memory shared with a file, when its file system has no room for a page that is stored to. A hole that somebody
-//! punched needs room, and so does each page that a copy-on-write file system (btrfs, ZFS, XFS with shared extents)
-//! has written back. The kernel says so with SIGBUS, at the store.
+//! Shared file mappings whose file system runs out of room. A store to a punched hole needs room. So does a store
+//! to each page that a copy-on-write file system (btrfs, ZFS, XFS with shared extents) has written back. The kernel
+//! answers with SIGBUS.
 //!
 //! The handler detaches the memory from the file: it becomes private, shows what the file holds, and the store goes
 //! on. What the file holds is what it would hold if the process had been killed at that store.
@@ -97,7 +97,7 @@ static LIST: [Known; KNOWN] = [const {
 const PAGES_MAX: usize = 1 << 16;
 /// Those that were: each at the first free place from the one that its address gives.
 static PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(NEVER) }; PAGES_MAX];
-/// What a place holds that holds no page, and that a search ends at, or goes on behind.
+/// Values of a place without a page: a search ends at the first, and passes the second.
 const NEVER: usize = 0;
 const FREED: usize = 1;
 
@@ -193,7 +193,7 @@ impl Stretch {
         Stretch(free)
     }
 
-    /// Has `share` map a part of it shared, which ends after so many bytes from its beginning.
+    /// Calls `share`, which maps a part of it shared. The part ends at byte `end` of the stretch.
     ///
     /// # Errors
     /// What that returns; or something of the owner was detached before: nothing of it may be shared any more.
@@ -258,7 +258,7 @@ impl Known {
     /// Nobody stores to it.
     fn protect(&self) -> bool {
         let (base, len) = (self.base.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
-        // SAFETY: whoever listed the stretch vouches for the range; those who store there wait until it is private.
+        // SAFETY: the caller of `new` vouches for the range. Threads that store there wait until it is private.
         let done = unsafe { mprotect(ptr::with_exposed_provenance_mut(base), len, MprotectFlags::READ) };
         done.is_ok()
     }
@@ -269,7 +269,7 @@ impl Known {
         len == 0 || self.detach(base, len)
     }
 
-    /// Has so many bytes from `at` on be private.
+    /// Maps `len` bytes from `at` privately.
     fn detach(&self, at: usize, len: usize) -> bool {
         let (start, file) = (self.base.load(Ordering::Relaxed), self.file.load(Ordering::Relaxed));
         let offset = self.offset.load(Ordering::Relaxed) + (at - start) as u64;

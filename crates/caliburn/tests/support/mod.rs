@@ -243,3 +243,20 @@ pub fn forbid(call: libc::c_long, errno: i32) {
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
+
+/// Takes all the room of the file system that `filler` is on.
+pub fn fill(filler: &Path) {
+    use std::io::Write;
+    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(filler).unwrap();
+    for len in [1 << 20, 4096] {
+        while file.write_all(&vec![1; len]).is_ok() {}
+    }
+    let _ = file.sync_all();
+}
+
+/// Punches a hole in a file.
+pub fn punch(path: &Path, from: u64, len: u64) {
+    use rustix::fs::{FallocateFlags, fallocate};
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, len).unwrap();
+}
